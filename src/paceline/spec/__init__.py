@@ -1,0 +1,1 @@
+"""What is asked: frozen data, no framework, no clock."""

@@ -1,0 +1,46 @@
+"""The kinds of field that spec nouns are made of: quantities with units, counts, names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SerializationInfo
+
+from paceline.units import BANDWIDTH, BYTES, FLOPS, PRICE, SECONDS, Dimension
+
+__all__ = ["Bandwidth", "Bytes", "Count", "Flops", "Name", "Noun", "Pair", "Price", "Seconds", "Share", "as_text"]
+
+TEXT = {"quantities": "text"}
+"""The serialisation context in which quantities are written with their units."""
+
+
+class Noun(BaseModel):
+    """Frozen data: unknown fields are refused, types are not coerced, the string beneath a field documents it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def _quantity(dimension: Dimension) -> tuple[BeforeValidator, PlainSerializer, Any]:
+    def write(value: float, info: SerializationInfo) -> float | str:
+        return dimension.exact(value) if info.context == TEXT else value
+
+    schema = {"anyOf": [{"type": "string", "examples": [dimension.example]}, {"type": "number"}]}
+    return BeforeValidator(dimension.parse), PlainSerializer(write), Field(json_schema_extra={"quantity": schema})
+
+
+_SECONDS, _BYTES, _RATE, _FLOPS, _PRICE = (_quantity(d) for d in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE))
+
+Seconds = Annotated[float, *_SECONDS, Field(ge=0)]
+Bytes = Annotated[float, *_BYTES, Field(ge=0)]
+Bandwidth = Annotated[float, *_RATE, Field(gt=0)]
+Flops = Annotated[float, *_FLOPS, Field(gt=0)]
+Price = Annotated[float, *_PRICE, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Pair = tuple[int, int]
+
+
+def as_text(noun: Noun) -> dict[str, Any]:
+    """The noun as plain data for a text file: quantities with units, defaults left out."""
+    return noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)

@@ -1,0 +1,112 @@
+"""Quantities as text and back: seconds, bytes, bytes per second, flop per second, plain counts.
+
+In memory every quantity is a float in SI units (s, B, B/s, flop/s). Text carries the unit, and a unit of another
+dimension is refused: "10 Gb/s" is 1.25e9 B/s, "10 GB/s" is 1e10 B/s, and neither is a time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from paceline.errors import UnitError, nearest
+
+__all__ = ["BANDWIDTH", "BYTES", "FLOPS", "PRICE", "SECONDS", "Dimension", "format_share"]
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One kind of quantity: its name, its units with their factors to SI, and the steps used for printing."""
+
+    name: str
+    example: str
+    units: dict[str, float]
+    steps: tuple[tuple[str, float], ...]
+    """Units for printing, smallest first."""
+
+    def parse(self, given: object) -> float:
+        """The value in SI units of a text with unit; a bare number is already SI."""
+        if isinstance(given, bool) or not isinstance(given, int | float | str):
+            raise self._wrong(given)
+        value = float(given) if isinstance(given, int | float) else self._parse_text(given)
+        if not math.isfinite(value):
+            raise self._wrong(given)
+        return value
+
+    def _parse_text(self, text: str) -> float:
+        match = _NUMBER.fullmatch(text)
+        if match is None:
+            raise self._wrong(text)
+        number, unit = match.groups()
+        if unit not in self.units:
+            raise self._wrong(text, unit)
+        return float(number) * self.units[unit]
+
+    def _wrong(self, given: object, unit: str | None = None) -> UnitError:
+        close = nearest(unit, self.units) if unit else None
+        hint = f"unit {close!r}?" if close else f"units: {', '.join(u for u in self.units if u)}"
+        return UnitError(f"{given!r} is not a {self.name} such as {self.example!r}", hint=hint)
+
+    def format(self, value: float, digits: int = 3) -> str:
+        """The value with the largest unit that keeps it at least one."""
+        unit, factor = self.steps[0]
+        for unit_, factor_ in self.steps:
+            if abs(value) >= factor_ * (1 - 0.5 * 10**-digits):
+                unit, factor = unit_, factor_
+        return f"{_significant(value / factor, digits)} {unit}".strip()
+
+    def exact(self, value: float) -> str:
+        """Text that parses back to exactly this value."""
+        for unit, factor in reversed(self.steps):
+            text = f"{value / factor:.12g} {unit}".strip()
+            if abs(value) >= factor and self.parse(text) == value:
+                return text
+        return f"{value!r} {self.base}".strip()
+
+    @property
+    def base(self) -> str:
+        """The unit whose factor is one."""
+        return next(unit for unit, factor in self.units.items() if unit and factor == 1.0)
+
+
+def _significant(value: float, digits: int) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def _scaled(unit: str, factor: float, scales: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}{unit}": scale * factor for prefix, scale in scales.items()}
+
+
+def _steps(units: dict[str, float], *names: str) -> tuple[tuple[str, float], ...]:
+    return tuple((name, units[name]) for name in names)
+
+
+_TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {**_scaled("B", 1.0, _DECIMAL), **_scaled("B", 1.0, _BINARY)}
+_RATES = {
+    **{f"{unit}/s": factor for unit, factor in _BYTES.items()},
+    **{f"{unit}/s": factor / 8 for unit, factor in _scaled("b", 1.0, _DECIMAL).items()},
+    **{f"{unit}/s": factor / 8 for unit, factor in _scaled("bit", 1.0, _DECIMAL).items()},
+    **{f"{unit}ps": factor / 8 for unit, factor in _scaled("b", 1.0, _DECIMAL).items()},
+}
+_FLOPS = {**_scaled("flop/s", 1.0, _DECIMAL), **_scaled("FLOP/s", 1.0, _DECIMAL), **_scaled("FLOPS", 1.0, _DECIMAL)}
+_PRICES = {"USD/h": 1.0, "$/h": 1.0, "EUR/h": 1.0}
+
+SECONDS = Dimension("time", "1.5 ms", _TIMES, _steps(_TIMES, "ns", "us", "ms", "s", "min", "h"))
+BYTES = Dimension("size", "25 MiB", _BYTES, _steps(_BYTES, "B", "KiB", "MiB", "GiB", "TiB"))
+BANDWIDTH = Dimension("bandwidth", "25 Gb/s", _RATES, _steps(_RATES, "B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+FLOPS = Dimension("compute rate", "15.7 Tflop/s", _FLOPS, _steps(_FLOPS, "flop/s", "Gflop/s", "Tflop/s", "Pflop/s"))
+PRICE = Dimension("price", "3.06 USD/h", _PRICES, _steps(_PRICES, "USD/h"))
+
+
+def format_share(value: float) -> str:
+    """A share of one as percent."""
+    return f"{100 * value:.1f} %"
