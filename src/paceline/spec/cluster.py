@@ -35,7 +35,7 @@ class Device(Noun):
 
     name: Name
     kind: Literal["gpu", "cpu", "manycore", "other"] = "gpu"
-    peak: dict[Precision, Flops] = {}
+    peak: dict[Precision, Flops] = Field(default_factory=dict)
     """Peak dense compute rate by precision, as the vendor states it."""
     memory: Bytes | None = None
     memory_bandwidth: Bandwidth | None = None

@@ -24,8 +24,7 @@ def _quantity(dimension: Dimension) -> tuple[BeforeValidator, PlainSerializer, A
     def write(value: float, info: SerializationInfo) -> float | str:
         return dimension.exact(value) if info.context == TEXT else value
 
-    schema = {"anyOf": [{"type": "string", "examples": [dimension.example]}, {"type": "number"}]}
-    return BeforeValidator(dimension.parse), PlainSerializer(write), Field(json_schema_extra={"quantity": schema})
+    return BeforeValidator(dimension.parse), PlainSerializer(write), Field(examples=[dimension.example])
 
 
 _SECONDS, _BYTES, _RATE, _FLOPS, _PRICE = (_quantity(d) for d in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE))

@@ -193,7 +193,7 @@ class TypeEmbedding(_Layer):
 
 
 class Attention(_Layer):
-    """Multi-head self-attention with its projections: qkv_weight (3 width, width), out_weight (width, width), biases."""
+    """Multi-head self-attention with projections: qkv_weight (3 width, width), out_weight (width, width), biases."""
 
     kind: Literal["attention"] = "attention"
     heads: Count

@@ -146,8 +146,7 @@ def _problem(detail: ErrorDetails, kind: type[Noun], file: str, places: dict[Any
         return Problem(file, line, field, "an unknown field", "a field of the specification", hint)
     if detail["type"] == "missing":
         return Problem(file, line, field, "nothing", "a value (the field is required)", None)
-    expected, hint = _expected(detail)
-    return Problem(file, line, field, _shown(detail["input"]), expected, hint)
+    return Problem(file, line, field, _shown(detail["input"]), *_expected(detail))
 
 
 def _expected(detail: ErrorDetails) -> tuple[str, str | None]:
