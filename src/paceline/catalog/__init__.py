@@ -1,0 +1,1 @@
+"""Data shipped with the product: networks, devices, links, clusters, frameworks, published figures."""
