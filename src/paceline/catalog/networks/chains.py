@@ -79,8 +79,10 @@ def vgg16(name: str) -> Network:
     return graph.images(name, 224)
 
 
-def _conv_relu(graph: Graph, number: int, channels: int, kernel: int, **options: int) -> None:
-    graph.conv(f"conv{number}", channels, kernel, **options)
+def _conv_relu(
+    graph: Graph, number: int, channels: int, kernel: int, *, stride: int = 1, padding: int = 0, groups: int = 1
+) -> None:
+    graph.conv(f"conv{number}", channels, kernel, stride=stride, padding=padding, groups=groups)
     graph.relu(f"relu{number}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from paceline.catalog.networks.graph import Graph
 from paceline.spec.layers import LocalResponseNorm
@@ -83,7 +84,7 @@ def _block(graph: Graph, conv: Conv, name: str, channels: tuple[int, ...], *, th
 
 
 def _normed(graph: Graph) -> Conv:
-    def conv(name: str, channels: int, kernel: int, **options: int | str) -> str:
+    def conv(name: str, channels: int, kernel: int, **options: Any) -> str:
         graph.conv(name, channels, kernel, bias=False, **options)
         graph.batch_norm(f"{name}_bn", eps=0.001)
         return graph.relu(f"{name}_relu")
@@ -92,7 +93,7 @@ def _normed(graph: Graph) -> Conv:
 
 
 def _plain(graph: Graph) -> Conv:
-    def conv(name: str, channels: int, kernel: int, **options: int | str) -> str:
+    def conv(name: str, channels: int, kernel: int, **options: Any) -> str:
         graph.conv(name, channels, kernel, **options)
         return graph.relu(f"{name}_relu")
 

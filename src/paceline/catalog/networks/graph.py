@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
+from paceline.spec.fields import Pair
 from paceline.spec.layers import (
     Add,
     AvgPool,
@@ -20,7 +21,10 @@ from paceline.spec.layers import (
 )
 from paceline.spec.network import ImageInput, Network, TokenInput
 
-__all__ = ["Graph", "square"]
+__all__ = ["Graph", "Side", "square"]
+
+Side = int | tuple[int, int]
+P = TypeVar("P", MaxPool, AvgPool)
 
 
 class Graph:
@@ -39,30 +43,46 @@ class Graph:
         self.layers.append(layer)
         return layer.name
 
-    def conv(self, name: str, channels: int, kernel: int | tuple[int, int], **options: Any) -> str:
+    def conv(
+        self,
+        name: str,
+        channels: int,
+        kernel: Side,
+        *,
+        stride: Side = 1,
+        padding: Side = 0,
+        groups: int = 1,
+        bias: bool = True,
+        reads: str | None = None,
+    ) -> str:
         """A convolution; one number for kernel, stride or padding means a square."""
-        squared = {key: square(options.pop(key)) for key in ("stride", "padding") if key in options}
-        inputs = _reads(options)
-        return self.add(Conv2d(name=name, channels=channels, kernel=square(kernel), inputs=inputs, **squared, **options))
-
-    def max_pool(self, name: str, kernel: int, stride: int, **options: Any) -> str:
-        """A square maximum pooling."""
-        padding = square(options.pop("padding", 0))
-        inputs = _reads(options)
-        window = {"kernel": square(kernel), "stride": square(stride), "padding": padding}
-        return self.add(MaxPool(name=name, inputs=inputs, **window, **options))
-
-    def avg_pool(self, name: str, kernel: int, stride: int, **options: Any) -> str:
-        """A square mean pooling."""
-        padding = square(options.pop("padding", 0))
-        inputs = _reads(options)
-        return self.add(
-            AvgPool(name=name, kernel=square(kernel), stride=square(stride), padding=padding, inputs=inputs)
+        layer = Conv2d(
+            name=name,
+            inputs=_inputs(reads),
+            channels=channels,
+            kernel=square(kernel),
+            stride=square(stride),
+            padding=square(padding),
+            groups=groups,
+            bias=bias,
         )
+        return self.add(layer)
 
-    def linear(self, name: str, features: int, **options: Any) -> str:
+    def max_pool(
+        self, name: str, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False, reads: str | None = None
+    ) -> str:
+        """A square maximum pooling."""
+        window = square(kernel), square(stride), square(padding)
+        return self.add(_pool(MaxPool, name, window, ceil=ceil, reads=reads))
+
+    def avg_pool(self, name: str, kernel: int, stride: int, *, padding: int = 0, reads: str | None = None) -> str:
+        """A square mean pooling."""
+        window = square(kernel), square(stride), square(padding)
+        return self.add(_pool(AvgPool, name, window, ceil=False, reads=reads))
+
+    def linear(self, name: str, features: int, *, bias: bool = True, tied_to: str | None = None) -> str:
         """A matrix product on the last axis."""
-        return self.add(Linear(name=name, features=features, **options))
+        return self.add(Linear(name=name, features=features, bias=bias, tied_to=tied_to))
 
     def batch_norm(self, name: str, eps: float = 1e-5) -> str:
         """Batch normalisation."""
@@ -103,11 +123,15 @@ class Graph:
         return Network(name=name, input=given, layers=tuple(self.layers))
 
 
-def square(size: int | tuple[int, int]) -> tuple[int, int]:
+def square(size: Side) -> Pair:
     """Height and width; one number means both."""
     return (size, size) if isinstance(size, int) else size
 
 
-def _reads(options: dict[str, Any]) -> tuple[str, ...]:
-    reads = options.pop("reads", None)
+def _inputs(reads: str | None) -> tuple[str, ...]:
     return () if reads is None else (reads,)
+
+
+def _pool(kind: type[P], name: str, window: tuple[Pair, Pair, Pair], *, ceil: bool, reads: str | None) -> P:
+    kernel, stride, padding = window
+    return kind(name=name, inputs=_inputs(reads), kernel=kernel, stride=stride, padding=padding, ceil=ceil)

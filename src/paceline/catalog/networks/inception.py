@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.catalog.networks.graph import Graph
+from paceline.catalog.networks.graph import Graph, Side
 from paceline.spec.network import Network
 
 __all__ = ["inception_v3"]
-
-Kernel = int | tuple[int, int]
 
 
 def inception_v3(name: str) -> Network:
@@ -91,7 +89,7 @@ def _sides(graph: Graph, name: str, before: str) -> tuple[str, str]:
     return flat, tall
 
 
-def _branch(graph: Graph, name: str, before: str, steps: tuple[tuple[int, Kernel], ...]) -> str:
+def _branch(graph: Graph, name: str, before: str, steps: tuple[tuple[int, Side], ...]) -> str:
     """Convolutions one after the other that keep the image's size; returns the last one's name."""
     last = before
     for number, (channels, kernel) in enumerate(steps, start=1):
@@ -104,11 +102,20 @@ def _pooled(graph: Graph, name: str, before: str, channels: int) -> str:
     return _conv(graph, f"{name}_pool_proj", channels, 1)
 
 
-def _same(kernel: Kernel) -> Kernel:
+def _same(kernel: Side) -> Side:
     return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
 
 
-def _conv(graph: Graph, name: str, channels: int, kernel: Kernel, **options: Kernel | str) -> str:
-    graph.conv(name, channels, kernel, bias=False, **options)
+def _conv(
+    graph: Graph,
+    name: str,
+    channels: int,
+    kernel: Side,
+    *,
+    stride: int = 1,
+    padding: Side = 0,
+    reads: str | None = None,
+) -> str:
+    graph.conv(name, channels, kernel, stride=stride, padding=padding, bias=False, reads=reads)
     graph.batch_norm(f"{name}_bn", eps=0.001)
     return graph.relu(f"{name}_relu")

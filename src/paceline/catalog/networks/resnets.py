@@ -66,6 +66,8 @@ def _basic(graph: Graph, name: str, width: int, stride: int) -> None:
     graph.relu(f"{name}_relu")
 
 
-def _conv_norm(graph: Graph, name: str, channels: int, kernel: int, **options: int | str) -> str:
-    graph.conv(name, channels, kernel, bias=False, **options)
+def _conv_norm(
+    graph: Graph, name: str, channels: int, kernel: int, *, stride: int = 1, padding: int = 0, reads: str | None = None
+) -> str:
+    graph.conv(name, channels, kernel, stride=stride, padding=padding, bias=False, reads=reads)
     return graph.batch_norm(f"{name}_bn")
