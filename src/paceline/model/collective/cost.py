@@ -30,7 +30,8 @@ def _ring(n: Floats, p: int, a: float, b: float, g: float) -> Floats:
 
 
 def _halving_doubling(n: Floats, p: int, a: float, b: float, g: float) -> Floats:
-    return 2 * np.log2(p) * a + (p - 1) / p * n * (2 * b + g)
+    cost: Floats = 2 * np.log2(p) * a + (p - 1) / p * n * (2 * b + g)
+    return cost
 
 
 def _recursive_doubling(n: Floats, p: int, a: float, b: float, g: float) -> Floats:
