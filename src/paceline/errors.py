@@ -82,8 +82,7 @@ class UnknownName(InputError):
         known = sorted(known)
         close = nearest(name, known)
         message = f"no {kind} is called {name!r}"
-        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known) or 'none yet'}"
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=f"did you mean {close!r}?" if close else f"known: {_listed(known)}")
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,11 @@ class SpecError(InputError):
         count = len(lines)
         head = f"{path} has {count} problem{'s' if count != 1 else ''}"
         super().__init__("\n".join([head, *(f"  {line}" for line in lines)]))
+
+
+def _listed(names: list[str], most: int = 24) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else "none yet"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 from paceline.errors import UnitError, nearest
 
@@ -45,7 +46,7 @@ class Dimension:
         number, unit = match.groups()
         if unit not in self.units:
             raise self._wrong(text, unit)
-        return float(number) * self.units[unit]
+        return _scale(number, self.units[unit])
 
     def _wrong(self, given: object, unit: str | None = None) -> UnitError:
         close = nearest(unit, self.units) if unit else None
@@ -61,17 +62,24 @@ class Dimension:
         return f"{_significant(value / factor, digits)} {unit}".strip()
 
     def exact(self, value: float) -> str:
-        """Text that parses back to exactly this value."""
-        for unit, factor in reversed(self.steps):
-            text = f"{value / factor:.12g} {unit}".strip()
-            if abs(value) >= factor and self.parse(text) == value:
-                return text
-        return f"{value!r} {self.base}".strip()
+        """The shortest text that parses back to exactly this value."""
+        units = {**dict(reversed(self.steps)), **self.units}
+        texts = [f"{value / factor:.12g} {unit}" for unit, factor in units.items() if unit and abs(value) >= factor]
+        same = [text for text in texts if self.parse(text) == value]
+        return min(same, key=len, default=f"{value!r} {self.base}")
 
     @property
     def base(self) -> str:
         """The unit whose factor is one."""
         return next(unit for unit, factor in self.units.items() if unit and factor == 1.0)
+
+
+def _scale(number: str, factor: float) -> float:
+    """The product rounded once, so that "60 us" is the float nearest to 60e-6."""
+    value = float(number)
+    if value == 0 or not math.isfinite(value):
+        return abs(value)
+    return float(Decimal(number) * Decimal(repr(factor)))
 
 
 def _significant(value: float, digits: int) -> str:
