@@ -62,11 +62,11 @@ class Dimension:
         return f"{_significant(value / factor, digits)} {unit}".strip()
 
     def exact(self, value: float) -> str:
-        """The shortest text that parses back to exactly this value."""
+        """The text with the shortest number that parses back to exactly this value."""
         units = {**dict(reversed(self.steps)), **self.units}
         texts = [f"{value / factor:.12g} {unit}" for unit, factor in units.items() if unit and abs(value) >= factor]
         same = [text for text in texts if self.parse(text) == value]
-        return min(same, key=len, default=f"{value!r} {self.base}")
+        return min(same, key=lambda text: text.index(" "), default=f"{value!r} {self.base}")
 
     @property
     def base(self) -> str:
@@ -106,7 +106,7 @@ _RATES = {
     **{f"{unit}ps": factor / 8 for unit, factor in _scaled("b", 1.0, _DECIMAL).items()},
 }
 _FLOPS = {**_scaled("flop/s", 1.0, _DECIMAL), **_scaled("FLOP/s", 1.0, _DECIMAL), **_scaled("FLOPS", 1.0, _DECIMAL)}
-_PRICES = {"USD/h": 1.0, "$/h": 1.0, "EUR/h": 1.0}
+_PRICES = {"USD/h": 1.0, "$/h": 1.0}
 
 SECONDS = Dimension("time", "1.5 ms", _TIMES, _steps(_TIMES, "ns", "us", "ms", "s", "min", "h"))
 BYTES = Dimension("size", "25 MiB", _BYTES, _steps(_BYTES, "B", "KiB", "MiB", "GiB", "TiB"))

@@ -15,7 +15,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.fields import TEXT
 from paceline.spec.network import LayerCost, Network, layer_costs
 
-__all__ = ["SECTIONS", "describe", "describe_cluster", "describe_network", "section"]
+__all__ = ["SECTIONS", "describe", "describe_network", "section"]
 
 Document = dict[str, Any]
 
@@ -67,20 +67,22 @@ def section(name: str) -> list[Document]:
 
 
 def describe(name: str) -> Document:
-    """One device, link, cluster or framework, with every figure and its source."""
+    """One device, link, cluster or framework, with every figure and its source; or a cluster's file."""
+    if name.endswith(".toml"):
+        return _cluster(cluster(name))
     if name in device_names():
         return _with_figures("device", device_record(name))
     if name in link_names():
         return _with_figures("link", link_record(name))
     if name in cluster_names():
         given = cluster_file(name)
-        return {**describe_cluster(cluster(name)), "title": given.title, "source": given.source}
+        return {**_cluster(cluster(name)), "title": given.title, "source": given.source}
     if name in record_names():
         return {"section": "framework", **framework_record(name).model_dump(mode="json", context=TEXT)}
     raise UnknownName("entry of the catalog", name, [*SECTIONS, *(n for names in SECTIONS.values() for n in names())])
 
 
-def describe_cluster(found: Cluster) -> Document:
+def _cluster(found: Cluster) -> Document:
     """Hosts with their devices and links; equal devices of a host are counted."""
     hosts = []
     for host in found.hosts:

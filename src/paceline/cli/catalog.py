@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from paceline.catalog.clusters import cluster
-from paceline.catalog.describe import SECTIONS, describe, describe_cluster, section
+from paceline.catalog.describe import SECTIONS, describe, section
 from paceline.cli.output import emit, json_option, table
 
 
@@ -29,7 +27,7 @@ def command(name: str | None, as_json: bool) -> None:
       paceline catalog my_lab.toml     is this file right, and what does it describe?
     """
     parts = SECTIONS if name is None else [name] if name in SECTIONS else []
-    found: dict[str, Any] = {part: section(part) for part in parts} if parts else _one(str(name))
+    found: dict[str, Any] = {part: section(part) for part in parts} if parts else describe(str(name))
     if as_json:
         emit(found, "catalog")
     elif parts:
@@ -37,10 +35,6 @@ def command(name: str | None, as_json: bool) -> None:
             table(part, ("name", "title"), [(item["name"], item["title"]) for item in found[part]])
     else:
         _show(found)
-
-
-def _one(name: str) -> dict[str, Any]:
-    return describe_cluster(cluster(str(Path(name)))) if name.endswith(".toml") else describe(name)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +9,6 @@ import click
 from paceline.catalog.describe import describe_network
 from paceline.catalog.networks import network, network_names
 from paceline.cli.output import emit, json_option, table
-from paceline.spec.load import load_noun
-from paceline.spec.network import Network
 from paceline.units import BYTES
 
 COLUMNS = ("layer", "kind", "shape", ">parameters", ">multiply-adds", ">activations", ">gradients")
@@ -34,7 +31,7 @@ def command(name: str | None, batch: int, as_json: bool) -> None:
       paceline networks my_network.toml       the same for a network of one's own
     """
     names = network_names() if name is None else (name,)
-    found = [describe_network(_find(item), batch) for item in names]
+    found = [describe_network(network(item), batch) for item in names]
     if as_json:
         emit({"networks": found} if name is None else found[0], "networks")
     elif name is None:
@@ -43,10 +40,6 @@ def command(name: str | None, batch: int, as_json: bool) -> None:
         rows = [*found[0]["layers"], {**found[0], "name": "total", "kind": "", "shape": []}]
         shown = [(row["name"], row["kind"], _shape(row["shape"]), *_costs(row)) for row in rows]
         table(f"{name}, batch {batch}", COLUMNS, shown)
-
-
-def _find(name: str) -> Network:
-    return load_noun(Path(name), Network) if name.endswith(".toml") else network(name)
 
 
 def _name(item: dict[str, Any]) -> tuple[str, str, str]:
