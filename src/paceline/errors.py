@@ -58,6 +58,10 @@ class InputError(PacelineError):
 class UnitError(InputError, ValueError):
     """A quantity with the wrong unit or none; a ValueError too, so that pydantic reports it with its field."""
 
+    def __init__(self, given: object, *, expected: str, hint: str | None = None) -> None:
+        super().__init__(f"{given!r} is not {expected}", hint=hint)
+        self.expected = expected
+
 
 class Unsupported(InputError):
     """The question is valid, but nothing measured or known supports an answer; says what would."""

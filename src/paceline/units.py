@@ -50,8 +50,8 @@ class Dimension:
 
     def _wrong(self, given: object, unit: str | None = None) -> UnitError:
         close = nearest(unit, self.units) if unit else None
-        hint = f"unit {close!r}?" if close else f"units: {', '.join(u for u in self.units if u)}"
-        return UnitError(f"{given!r} is not a {self.name} such as {self.example!r}", hint=hint)
+        hint = f"did you mean {close!r}?" if close else f"units: {', '.join(unit for unit, _ in self.steps)}"
+        return UnitError(given, expected=f"a {self.name} such as {self.example!r}", hint=hint)
 
     def format(self, value: float, digits: int = 3) -> str:
         """The value with the largest unit that keeps it at least one."""

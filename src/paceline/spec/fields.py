@@ -8,7 +8,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from paceline.units import BANDWIDTH, BYTES, FLOPS, PRICE, SECONDS, Dimension
 
-__all__ = ["Bandwidth", "Bytes", "Count", "Flops", "Name", "Noun", "Pair", "Price", "Seconds", "Share", "as_text"]
+__all__ = [
+    "Bandwidth",
+    "Bytes",
+    "Count",
+    "Flops",
+    "Label",
+    "Name",
+    "Noun",
+    "Pair",
+    "Price",
+    "Seconds",
+    "Share",
+    "as_text",
+]
 
 TEXT = {"quantities": "text"}
 """The serialisation context in which quantities are written with their units."""
@@ -37,6 +50,9 @@ Price = Annotated[float, *_PRICE, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+LABEL_WORDS = "letters, digits, dots, dashes and underscores, at most 100, the first a letter or digit"
+"""What a label may hold, for people; labels become names of directories."""
 Pair = tuple[int, int]
 
 
