@@ -1,0 +1,1 @@
+"""What happened: runs, steps, spans, failures; data only."""

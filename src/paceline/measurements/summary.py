@@ -1,0 +1,122 @@
+"""Medians with bootstrap intervals over launches, comparisons, phases; never a bare mean.
+
+Launches are the sample. Throughput of a launch is all its samples over all its time (harmonic). A case's throughput
+is the median over its launches, with a percentile bootstrap interval; two cases are compared by the ratio of their
+medians with its interval and by a rank test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.measurements.run import PHASES
+
+__all__ = ["Comparison", "Interval", "compare", "median_interval", "phases_of", "speedup_interval"]
+
+RESAMPLES = 4000
+"""Bootstrap resamples; the interval's own error is then below a tenth of its width."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the interval around it."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """Full width relative to the value."""
+        return (self.high - self.low) / self.value if self.value else float("inf")
+
+    @property
+    def half(self) -> float:
+        """Half the relative width, for 'value ± half'."""
+        return self.width / 2
+
+
+def median_interval(sample: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Median of launches and its bootstrap interval; one launch alone has no interval (it is infinite)."""
+    values = np.asarray(sample, dtype=np.float64)
+    middle = float(np.median(values))
+    if values.size < 2:
+        return Interval(middle, float("-inf"), float("inf"))
+    low, high = _bounds(_resampled_medians(values, seed), confidence)
+    return Interval(middle, low, high)
+
+
+def speedup_interval(
+    sample: Sequence[float], base: Sequence[float], *, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Ratio of two medians over launches, with the bootstrap interval of the ratio."""
+    top, bottom = np.asarray(sample, dtype=np.float64), np.asarray(base, dtype=np.float64)
+    value = float(np.median(top) / np.median(bottom))
+    if min(top.size, bottom.size) < 2:
+        return Interval(value, float("-inf"), float("inf"))
+    ratios = _resampled_medians(top, seed) / _resampled_medians(bottom, seed + 1)
+    return Interval(value, *_bounds(ratios, confidence))
+
+
+def _resampled_medians(values: Floats, seed: int) -> Floats:
+    picks = np.random.default_rng(seed).integers(0, values.size, size=(RESAMPLES, values.size))
+    medians: Floats = np.median(values[picks], axis=1)
+    return medians
+
+
+def _bounds(estimates: Floats, confidence: float) -> tuple[float, float]:
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(estimates, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two groups of launches: the ratio of their medians, and whether a difference is shown."""
+
+    ratio: Interval
+    p_value: float
+    """Two-sided Mann-Whitney rank test."""
+    launches: tuple[int, int]
+    verdict: Literal["faster", "slower", "no difference shown", "too few launches"]
+
+
+def compare(sample: Sequence[float], base: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Comparison:
+    """Is the first group's throughput different from the base's, and by how much?"""
+    from scipy.stats import mannwhitneyu
+
+    ratio = speedup_interval(sample, base, confidence=confidence, seed=seed)
+    counts = (len(sample), len(base))
+    p_value = float(mannwhitneyu(sample, base, alternative="two-sided").pvalue)
+    verdict: Literal["faster", "slower", "no difference shown", "too few launches"]
+    if min(counts) < 4:
+        verdict = "too few launches"
+    elif p_value > 1 - confidence or ratio.low <= 1 <= ratio.high:
+        verdict = "no difference shown"
+    else:
+        verdict = "faster" if ratio.value > 1 else "slower"
+    return Comparison(ratio, p_value, counts, verdict)
+
+
+def phases_of(passes: dict[str, float]) -> dict[str, float]:
+    """Seconds of each exposed phase, by differences between passes; `other` makes them sum to the clean step.
+
+    forward pass; compute = forward + backward; exchange adds gradient exchange; resident adds the update;
+    copied adds copying the batch to the device; full adds reading it. A pass that did not run adds nothing.
+    """
+    order = (("forward", "forward"), ("compute", "backward"), ("exchange", "aggregate"), ("resident", "update"))
+    result = dict.fromkeys((*PHASES, "other"), 0.0)
+    reached = 0.0
+    for pass_name, phase in (*order, ("copied", "h2d"), ("full", "io")):
+        if pass_name in passes:
+            result[phase] = max(0.0, passes[pass_name] - reached)
+            reached = max(reached, passes[pass_name])
+    result["other"] = passes["clean"] - sum(result.values())
+    return result
