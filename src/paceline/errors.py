@@ -123,6 +123,7 @@ def _listed(names: list[str], most: int = 24) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like this one, if any is alike enough."""
-    found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name most like this one, if any is alike enough; upper and lower case are the same."""
+    lowered = {item.lower(): item for item in known}
+    found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[found[0]] if found else None

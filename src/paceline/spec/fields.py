@@ -57,5 +57,19 @@ Pair = tuple[int, int]
 
 
 def as_text(noun: Noun) -> dict[str, Any]:
-    """The noun as plain data for a text file: quantities with units, defaults left out."""
-    return noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)
+    """The noun as plain data for a text file: quantities with units, defaults left out, kinds kept."""
+    data: dict[str, Any] = noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)
+    _keep_kinds(noun, data)
+    return data
+
+
+def _keep_kinds(value: Any, data: Any) -> None:
+    """A `kind` tells a union its member, so it is written although it is the member's default."""
+    if isinstance(value, Noun):
+        if "kind" in type(value).model_fields:
+            data["kind"] = dict(value)["kind"]
+        for name in data:
+            _keep_kinds(getattr(value, name), data[name])
+    elif isinstance(value, tuple):
+        for item, plain in zip(value, data, strict=True):
+            _keep_kinds(item, plain)

@@ -67,14 +67,23 @@ def read_text(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: not a file", hint="give the path of a TOML file")
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: larger than {MAX_BYTES} bytes", hint="is it the right file?")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start} is not UTF-8 text", hint="save the file as UTF-8") from None
+        data = path.read_bytes()[: MAX_BYTES + 1]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{str(path)!r}: {reason}", hint="give the path of a TOML file") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES} bytes", hint="is it the right file?")
+    return _decoded(data, str(path))
+
+
+def _decoded(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        given = f"byte 0x{data[error.start]:02x}"
+        problem = Problem(file, line, "encoding", given, "UTF-8 text", "save the file as UTF-8")
+        raise SpecError(file, [problem]) from None
 
 
 def load_study(path: Path, known: Known) -> Study:
