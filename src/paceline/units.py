@@ -64,7 +64,8 @@ class Dimension:
     def exact(self, value: float) -> str:
         """The text with the shortest number that parses back to exactly this value."""
         units = {**dict(reversed(self.steps)), **self.units}
-        texts = [f"{value / factor:.12g} {unit}" for unit, factor in units.items() if unit and abs(value) >= factor]
+        scaled = [(value / factor, unit) for unit, factor in units.items() if unit and abs(value) >= factor]
+        texts = [f"{number:.12g} {unit}" for number, unit in scaled if math.isfinite(number)]
         same = [text for text in texts if self.parse(text) == value]
         return min(same, key=lambda text: text.index(" "), default=f"{value!r} {self.base}")
 
