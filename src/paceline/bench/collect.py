@@ -51,7 +51,8 @@ def read_report(path: Path, rank: int, *, dilation: float = 1.0) -> RankReport:
     """The rank's events; a last line cut off by a kill is left out."""
     report = RankReport(rank)
     for event in _events(path):
-        _READERS.get(event["event"], lambda *_: None)(report, event, dilation)
+        if event["event"] in _READERS:
+            _READERS[event["event"]](report, event, dilation)
     return report
 
 
