@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.bench.launch import Ticket, launch_case
 from paceline.bench.job import Launcher
+from paceline.bench.launch import Ticket, launch_case
 from paceline.bench.machine import calibration_seconds
 from paceline.measurements.run import Environment, Run, RunData, Step
 from paceline.measurements.sql import launch_throughputs

@@ -160,7 +160,9 @@ def _disk(what: str, path: Path) -> Check:
         status="ok" if good else "bad",
         saw=f"{BYTES.format(usage.free)} free" + ("" if writable else ", not writable"),
         expected=f"at least {BYTES.format(need)}, writable",
-        fix="" if good else f"free space, or choose another place ({'--store' if what == 'store' else 'PACELINE_HOME'})",
+        fix=""
+        if good
+        else f"free space, or choose another place ({'--store' if what == 'store' else 'PACELINE_HOME'})",
     )
 
 

@@ -3,7 +3,7 @@
 A framework hands in a Session; everything else is the same for all. Standard library only, Python 3.9 syntax only,
 because it runs inside every framework's own environment.
 
-Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pass`, `spans`, `done`.
+Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pass`, `spans`, `error`, `done`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import statistics
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, TextIO
+from collections.abc import Callable
+from typing import Any, TextIO
 
 from paceline.bench.frameworks.meeting import Meeting, join
 
 __all__ = ["Events", "Job", "Session", "main", "settled"]
 
-Job = Dict[str, Any]
+Job = dict[str, Any]
 LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
 """The pass that does everything the case's input asks for."""
 MAX_WARMUP = 200
@@ -34,8 +35,8 @@ MISMATCH_EXIT = 78
 class Session:
     """What a framework's worker provides. Subclass it; a method that has no meaning for a framework stays as it is."""
 
-    versions: Dict[str, str]
-    labels: List[str]
+    versions: dict[str, str]
+    labels: list[str]
 
     def step(self, upto: str) -> None:
         """One step up to and including a pass's part: forward, compute, exchange, resident, copied or full."""
@@ -44,15 +45,15 @@ class Session:
     def sync(self) -> None:
         """Wait until everything asked of the device is done."""
 
-    def mark(self) -> Dict[str, float]:
+    def mark(self) -> dict[str, float]:
         """Run one whole step with the framework's own timers: seconds by phase."""
         return {}
 
-    def trace(self, step: int) -> List[Dict[str, Any]]:
+    def trace(self, step: int) -> list[dict[str, Any]]:
         """Run one whole step with hooks: spans of layers and gradients."""
         return []
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Whatever is worth keeping about this session, such as the loss or the wrapper's choices."""
         return {}
 
@@ -72,7 +73,7 @@ class Events:
         self._file.flush()
 
 
-def main(make_session: Callable[[Job, int], Session], verify: Optional[Callable[..., None]] = None) -> None:
+def main(make_session: Callable[[Job, int], Session], verify: Callable[..., None] | None = None) -> None:
     """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
     _die_with_parent()
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
@@ -89,9 +90,9 @@ def main(make_session: Callable[[Job, int], Session], verify: Optional[Callable[
         session.close()
         events.write("done")
     except BaseException as error:
+        events.write("error", kind=type(error).__name__, message=str(error)[:2000], at=time.time())
         traceback.print_exc()
         code = OUT_OF_MEMORY_EXIT if _is_out_of_memory(error) else 1
-        events.write("error", kind=type(error).__name__, message=str(error)[:2000])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -121,11 +122,11 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
     meeting.barrier()
 
 
-def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> Dict[str, Any]:
+def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, Any]:
     """Warm up until times settle, then time whole steps without any instrument."""
     meeting.barrier()
     start = time.perf_counter()
-    rows: List[List[float]] = []
+    rows: list[list[float]] = []
     dropped = None
     while dropped is None:
         _timed(session, last, 5 if rows else job["warmup"], start, rows)
@@ -138,12 +139,12 @@ def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> Dict
     steps = meeting.agree(max(5, min(job["steps"], fitting)))
     meeting.barrier()
     start_of_timed = time.perf_counter()
-    timed: List[List[float]] = []
+    timed: list[list[float]] = []
     _timed(session, last, steps, start_of_timed, timed)
     return {"warmup": dropped, "warmup_rows": rows, "rows": timed}
 
 
-def _timed(session: Session, upto: str, count: int, start: float, rows: List[List[float]]) -> None:
+def _timed(session: Session, upto: str, count: int, start: float, rows: list[list[float]]) -> None:
     """Time steps one by one, synchronised, from one end to the next."""
     clock, step, sync = time.perf_counter, session.step, session.sync
     begin = clock()
@@ -155,22 +156,22 @@ def _timed(session: Session, upto: str, count: int, start: float, rows: List[Lis
         begin = end
 
 
-def _split_passes(job: Job, session: Session, meeting: Meeting, last: str) -> Dict[str, List[List[float]]]:
+def _split_passes(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, list[list[float]]]:
     """Partial steps in turn, so that a drifting machine touches all passes alike."""
     names = job["passes"]
-    rows: Dict[str, List[List[float]]] = {name: [] for name in names}
+    rows: dict[str, list[list[float]]] = {name: [] for name in names}
     start = time.perf_counter()
     for turn in range(job["phase_steps"] + 1):
         for name in names:
             meeting.barrier()
-            found: List[List[float]] = []
+            found: list[list[float]] = []
             _timed(session, name, 1, start, found)
             if turn:
                 rows[name] += found
     return rows
 
 
-def settled(seconds: List[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> Optional[int]:
+def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
     """Steps to drop as warm-up, or None while times have not settled.
 
     Settled: the medians of the last two windows differ by at most `tolerance`, and `least` steps were seen.
@@ -183,7 +184,7 @@ def settled(seconds: List[float], *, least: int, window: int = 5, tolerance: flo
     return None
 
 
-def _means(marks: List[Dict[str, float]]) -> Dict[str, float]:
+def _means(marks: list[dict[str, float]]) -> dict[str, float]:
     names = {name for mark in marks for name in mark}
     return {name: statistics.mean(mark.get(name, 0.0) for mark in marks) for name in sorted(names)}
 

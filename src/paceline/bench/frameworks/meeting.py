@@ -10,7 +10,7 @@ import hmac
 import json
 import socket
 import time
-from typing import Any, List, Optional
+from typing import Any
 
 __all__ = ["Meeting", "join"]
 
@@ -43,7 +43,7 @@ class _Peer:
 class Meeting:
     """All ranks of a launch; every method must be called by all of them, in the same order."""
 
-    def __init__(self, rank: int, peers: List[_Peer]) -> None:
+    def __init__(self, rank: int, peers: list[_Peer]) -> None:
         self.rank = rank
         self._peers = peers
 
@@ -64,7 +64,7 @@ class Meeting:
             return self._peers[0].receive()
         return value
 
-    def gather(self, value: Json) -> Optional[List[Json]]:
+    def gather(self, value: Json) -> list[Json] | None:
         """Every rank's value, in order of ranks, on rank 0; None elsewhere."""
         if self.rank == 0:
             values = [value, *(peer.receive() for peer in self._peers)]
@@ -74,7 +74,7 @@ class Meeting:
         self.barrier()
         return values
 
-    def clock_offsets(self) -> List[List[float]]:
+    def clock_offsets(self) -> list[list[float]]:
         """For each rank, what to add to its clock to get rank 0's, and how uncertain that is; on rank 0.
 
         Each rank asks rank 0 for its time; the quickest of the round trips bounds the error by half its length.
@@ -84,12 +84,12 @@ class Meeting:
                 for _ in range(PINGS):
                     peer.receive()
                     peer.send(time.monotonic())
-            mine: List[float] = [0.0, 0.0]
+            mine: list[float] = [0.0, 0.0]
         else:
             mine = self._offset()
         return self.gather(mine) or []
 
-    def _offset(self) -> List[float]:
+    def _offset(self) -> list[float]:
         best = [0.0, float("inf")]
         for _ in range(PINGS):
             sent = time.monotonic()
@@ -117,8 +117,8 @@ def join(rank: int, ranks: int, *, address: str, port: int, token: str, timeout:
     return Meeting(rank, [peer])
 
 
-def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> List[_Peer]:
-    peers: "dict[int, _Peer]" = {}
+def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> list[_Peer]:
+    peers: dict[int, _Peer] = {}
     deadline = time.monotonic() + timeout
     with socket.create_server((address, port), backlog=ranks) as server:
         while len(peers) < ranks - 1:

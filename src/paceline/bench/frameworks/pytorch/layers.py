@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 __all__ = ["Graph", "build"]
 
-Spec = Dict[str, Any]
+Spec = dict[str, Any]
 
 
 class Graph(nn.Module):
@@ -37,7 +38,7 @@ class Graph(nn.Module):
                 del known[source]
         return known[self.order[-1][0]]
 
-    def named_tensors(self) -> Dict[str, nn.Parameter]:
+    def named_tensors(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Paceline's names, in the order of declaration."""
         names = {_key(name): name for name, _ in self.order}
         found = {}
@@ -51,23 +52,23 @@ def _key(name: str) -> str:
     return name.replace(".", "__")
 
 
-def _last_uses(order: List[Any]) -> Dict[int, List[str]]:
+def _last_uses(order: list[Any]) -> dict[int, list[str]]:
     """Outputs that nobody needs after a position, so that memory is given back as autograd allows."""
     last = {source: position for position, (_, inputs) in enumerate(order) for source in inputs}
-    uses: Dict[int, List[str]] = {}
+    uses: dict[int, list[str]] = {}
     for source, position in last.items():
         uses.setdefault(position, []).append(source)
     return uses
 
 
-def _shape_of(network: Spec, name: str) -> List[int]:
+def _shape_of(network: Spec, name: str) -> list[int]:
     if name == "input":
         given = network["input"]
         return [given["channels"], given["height"], given["width"]] if given["kind"] == "image" else [given["length"]]
     return next(layer["shape"] for layer in network["layers"] if layer["name"] == name)
 
 
-def build(layer: Spec, inputs: List[List[int]], *, dropout: bool = True) -> nn.Module:
+def build(layer: Spec, inputs: list[list[int]], *, dropout: bool = True) -> nn.Module:
     """The module of one layer."""
     rate = layer.get("rate", 0.0) if dropout else 0.0
     return _BUILDERS[layer["kind"]]({**layer, "rate": rate}, inputs[0])
@@ -136,7 +137,7 @@ class _Attention(nn.Module):
         return F.linear(mixed.transpose(1, 2).reshape(batch, length, width), self.out_weight, self.out_bias)
 
 
-def _conv(layer: Spec, shape: List[int]) -> nn.Module:
+def _conv(layer: Spec, shape: list[int]) -> nn.Module:
     return nn.Conv2d(
         shape[0],
         layer["channels"],
@@ -148,8 +149,8 @@ def _conv(layer: Spec, shape: List[int]) -> nn.Module:
     )
 
 
-def _pool(kind: Any) -> Callable[[Spec, List[int]], nn.Module]:
-    def make(layer: Spec, shape: List[int]) -> nn.Module:
+def _pool(kind: Any) -> Callable[[Spec, list[int]], nn.Module]:
+    def make(layer: Spec, shape: list[int]) -> nn.Module:
         sizes = [tuple(layer[name]) for name in ("kernel", "stride", "padding")]
         module: nn.Module = kind(*sizes, ceil_mode=layer["ceil"])
         return module
@@ -157,7 +158,7 @@ def _pool(kind: Any) -> Callable[[Spec, List[int]], nn.Module]:
     return make
 
 
-_BUILDERS: Dict[str, Callable[[Spec, List[int]], nn.Module]] = {
+_BUILDERS: dict[str, Callable[[Spec, list[int]], nn.Module]] = {
     "conv2d": _conv,
     "linear": lambda layer, shape: nn.Linear(shape[-1], layer["features"], bias=layer["bias"]),
     "batch_norm": lambda layer, shape: nn.BatchNorm2d(shape[0], eps=layer["eps"]),

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from datetime import timedelta
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ class TorchSession(Session):
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
-        self.labels: List[str] = []
+        self.labels: list[str] = []
         self.device = _device(job)
         torch.set_num_threads(job["threads"])
         torch.manual_seed(job["seed"])
@@ -51,7 +51,7 @@ class TorchSession(Session):
         dist.init_process_group(backend, timeout=timedelta(seconds=self.job["timeout"]))
         if not self.overlap:
             return net
-        options: Dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if strategy["bucket"] is not None:
             options["bucket_cap_mb"] = max(strategy["bucket"] / 2**20, 1e-6)
         ids = [self.device.index] if self.device.type == "cuda" else None
@@ -118,7 +118,7 @@ class TorchSession(Session):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def mark(self) -> Dict[str, float]:
+    def mark(self) -> dict[str, float]:
         """Native timers: the host's clock around each part, with the device drained before each reading."""
         clock = [self._now()]
         if self.job["input"] != "resident":
@@ -139,7 +139,7 @@ class TorchSession(Session):
         self.sync()
         return time.perf_counter()
 
-    def _ddp_timers(self) -> Dict[str, float]:
+    def _ddp_timers(self) -> dict[str, float]:
         """DDP's own logger, which times its reducer: seconds of communication, and how much of it was hidden."""
         if not isinstance(self.model, DistributedDataParallel):
             return {}
@@ -151,9 +151,9 @@ class TorchSession(Session):
         }
         return {name: data[key] / 1e9 for name, key in names.items() if data.get(key)}
 
-    def trace(self, step: int) -> List[Dict[str, Any]]:
+    def trace(self, step: int) -> list[dict[str, Any]]:
         """Spans of each layer's forward and of each gradient's way to being ready."""
-        spans: List[Dict[str, Any]] = []
+        spans: list[dict[str, Any]] = []
         origin = self._now()
         handles = self._hooks(spans, step, origin)
         try:
@@ -164,8 +164,8 @@ class TorchSession(Session):
                 handle.remove()
         return spans
 
-    def _hooks(self, spans: List[Dict[str, Any]], step: int, origin: float) -> List[Any]:
-        began: Dict[str, float] = {}
+    def _hooks(self, spans: list[dict[str, Any]], step: int, origin: float) -> list[Any]:
+        began: dict[str, float] = {}
         last = [0.0]
         handles = []
 
@@ -187,7 +187,7 @@ class TorchSession(Session):
             handles.append(ready)
         return handles
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What the session did."""
         wrapper = type(self.model).__name__ if self.job["ranks"] > 1 else "none"
         return {"loss": float(self.loss), "wrapper": wrapper, "device": str(self.device)}
@@ -203,8 +203,8 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _buckets(gradients: List[Tensor], limit: float) -> List[List[Tensor]]:
-    buckets: List[List[Tensor]] = []
+def _buckets(gradients: list[Tensor], limit: float) -> list[list[Tensor]]:
+    buckets: list[list[Tensor]] = []
     filled = float("inf")
     for gradient in gradients:
         if filled + _size(gradient) > limit:
@@ -221,7 +221,7 @@ def _device(job: Job) -> torch.device:
     return torch.device("cpu")
 
 
-def _batch(job: Job, index: int, dtype: torch.dtype) -> "tuple[Tensor, Tensor]":
+def _batch(job: Job, index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A synthetic batch that depends on the seed and the index alone."""
     generator = torch.Generator().manual_seed(job["seed"] * 1_000_003 + index)
     given, size, classes = job["network"]["input"], job["batch"], job["network"]["classes"]
