@@ -17,7 +17,17 @@ from paceline.spec.load import read_text
 
 __all__ = ["published_series", "read_campaigns"]
 
-COLUMNS = ("source_id", "framework", "comm", "model", "hardware", "interconnect", "devices", "batch_per_device", "value")
+COLUMNS = (
+    "source_id",
+    "framework",
+    "comm",
+    "model",
+    "hardware",
+    "interconnect",
+    "devices",
+    "batch_per_device",
+    "value",
+)
 RATES = re.compile(r"^(img|images|samples|sentences|sequences|tokens)/s( total| per gpu)?$")
 TIMES = re.compile(r"(?<![\w.])\d+\s?x\s?(?=[A-Z])")
 
@@ -71,7 +81,9 @@ def read_campaigns(path: Path) -> tuple[Series, ...]:
 
 def _row(file: str, line: int, row: dict[str, str | None]) -> dict[str, str | float | None] | None:
     """One throughput; other units (efficiencies, hours) are left out."""
-    text = {key: (value or "").strip() for key, value in row.items() if isinstance(key, str) and not isinstance(value, list)}
+    text = {
+        key: (value or "").strip() for key, value in row.items() if isinstance(key, str) and not isinstance(value, list)
+    }
     unit = text.get("unit", "img/s").lower() or "img/s"
     if not RATES.match(unit):
         return None
