@@ -47,7 +47,7 @@ class Study(Noun):
     """Fill host after host, or take one device of each host in turn."""
     input: Annotated[tuple[InputMode, ...], Field(min_length=1)] = ("resident",)
     """Where batches come from: already on the device, copied from host memory, or read from files."""
-    strategy: tuple[Strategy, ...] = (Strategy(),)
+    strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy(),)
     protocol: Protocol = Protocol()
 
 
@@ -145,22 +145,34 @@ def expand(study: Study, known: Known) -> tuple[Case, ...]:
     """Every case of the study, each once, in the order of its lists."""
     for misfit in misfits(study, known):
         raise InputError(f"{misfit.field}: got {misfit.given}, expected {misfit.expected}", hint=misfit.hint)
-    product = itertools.product(
-        study.networks, study.clusters, study.frameworks, study.strategy, study.batch, study.input, study.devices
-    )
     cases = [
+        first.model_copy(
+            update={"strategy": strategy, "batch": _per_device(study, batch, ranks), "input": source, "ranks": ranks}
+        )
+        for first in _first_cases(study, known)
+        for strategy, batch, source, ranks in itertools.product(study.strategy, study.batch, study.input, study.devices)
+    ]
+    return tuple({case.id: case for case in cases}.values())
+
+
+def _first_cases(study: Study, known: Known) -> list[Case]:
+    """One case for each network, cluster and framework; the others differ from it in values checked already."""
+    return [
         Case(
             network=known.network(network),
             cluster=known.cluster(cluster),
             framework=known.framework(framework),
-            strategy=strategy,
-            ranks=ranks,
-            batch=batch if study.scaling == "weak" else batch // ranks,
+            strategy=study.strategy[0],
+            ranks=study.devices[0],
+            batch=study.batch[0],
             scaling=study.scaling,
             placement=study.placement,
-            input=source,
+            input=study.input[0],
             threads=study.protocol.threads,
         )
-        for network, cluster, framework, strategy, batch, source, ranks in product
+        for network, cluster, framework in itertools.product(study.networks, study.clusters, study.frameworks)
     ]
-    return tuple({case.id: case for case in cases}.values())
+
+
+def _per_device(study: Study, batch: int, ranks: int) -> int:
+    return batch if study.scaling == "weak" else batch // ranks
