@@ -35,20 +35,25 @@ class Study(Noun):
     title: str = ""
     """A sentence for people."""
     networks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """`paceline networks` lists them; a path is relative to the study's file."""
     frameworks: Annotated[tuple[Name, ...], Field(min_length=1)]
     """`pytorch` for the framework's usual way to run, or `pytorch/fsdp2` to name one."""
     clusters: Annotated[tuple[Name, ...], Field(min_length=1)] = ("local",)
+    """`paceline catalog clusters` lists them; a path is relative to the study's file."""
     devices: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
     """Numbers of ranks, one per device."""
     batch: Annotated[tuple[Count, ...], Field(min_length=1)]
     """Samples of a step: per device if scaling is weak, of all devices together if it is strong."""
     scaling: Literal["weak", "strong"] = "weak"
+    """Whether work grows with the devices or is shared by them."""
     placement: Literal["packed", "spread"] = "packed"
     """Fill host after host, or take one device of each host in turn."""
     input: Annotated[tuple[InputMode, ...], Field(min_length=1)] = ("resident",)
     """Where batches come from: already on the device, copied from host memory, or read from files."""
     strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy(),)
+    """Ways to aggregate gradients that are compared."""
     protocol: Protocol = Protocol()
+    """How every case is measured."""
 
 
 class Case(Noun):
