@@ -34,10 +34,11 @@ def command(
     if not changes:
         raise InputError("nothing to change", hint="for example --set link.bandwidth=100Gb/s")
     question = question_of(**asked)
-    given = {"calibration": calibration_of(calibration), "knee_gain": knee}
-    counts = counts_of(devices, "--devices")
-    before = predict_curve(question, counts, **given)
-    after = predict_curve(changed(question, parse_changes(changes)), counts, **given)
+    known, counts = calibration_of(calibration), counts_of(devices, "--devices")
+    before, after = (
+        predict_curve(one, counts, calibration=known, knee_gain=knee)
+        for one in (question, changed(question, parse_changes(changes)))
+    )
     if as_json:
         emit({"changes": list(changes), "before": before.as_dict(), "after": after.as_dict()}, "whatif")
     else:
