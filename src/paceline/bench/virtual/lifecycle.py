@@ -10,18 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paceline.bench.virtual.hosts import state
 from paceline.bench.virtual.layout import Layout, lay_out
-from paceline.bench.virtual.links.delay import needs_delay, start_delays
-from paceline.bench.virtual.links.shaping import connect
+from paceline.bench.virtual.links.delay import needs_delay, start_delays, stop_delays
+from paceline.bench.virtual.links.shaping import connect, shape
 from paceline.bench.virtual.links.verify import LinkCheck, measure_trips, verify_links
 from paceline.errors import InputError, LaunchFailed, Unsupported
 from paceline.spec.cluster import Cluster
 
-__all__ = ["VirtualCluster", "bring_up", "opened", "take_down"]
+__all__ = ["VirtualCluster", "bring_up", "check_machine", "opened", "reshape", "take_down"]
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "chrt": "util-linux"}
 _START_S = 30.0
@@ -40,6 +40,8 @@ class VirtualCluster:
     layout: Layout
     processes: state.Processes
     checks: tuple[LinkCheck, ...]
+    owned: bool
+    """Whether it goes with the process that made it."""
 
     def pid_of(self, host: str) -> int:
         """The first process of a host, which gives its namespaces."""
@@ -105,10 +107,23 @@ def _build(cluster: Cluster, home: Path, *, dilation: float, owner: int) -> Virt
     if needs_delay(layout) and len(layout.seats) > 1:
         _delay_links(layout, processes)
     checks = verify_links(layout, hosts)
-    _record(home, cluster, layout, checks)
+    up = VirtualCluster(home.name, home, cluster, layout, processes, checks, owned=bool(owner))
+    _record(up)
     if not owner:
         os.kill(processes.holder, signal.SIGUSR1)
-    return VirtualCluster(home.name, home, cluster, layout, processes, checks)
+    return up
+
+
+def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
+    """The same hosts with their links played faster or slower, proved again."""
+    layout = lay_out(up.cluster, instance=up.home.name, dilation=dilation)
+    shape(layout, keeper=up.processes.keeper, hosts=up.processes.hosts)
+    if needs_delay(layout) and len(layout.seats) > 1:
+        stop_delays(keeper=up.processes.keeper, hosts=up.processes.hosts)
+        _delay_links(layout, up.processes)
+    changed = replace(up, layout=layout, checks=verify_links(layout, up.processes.hosts))
+    _record(changed)
+    return changed
 
 
 def _delay_links(layout: Layout, processes: state.Processes) -> None:
@@ -146,27 +161,32 @@ def _await_processes(home: Path, holder: subprocess.Popen[bytes]) -> state.Proce
     return processes
 
 
-def _record(home: Path, cluster: Cluster, layout: Layout, checks: tuple[LinkCheck, ...]) -> None:
+def _record(up: VirtualCluster) -> None:
     data = {
-        "cluster": cluster.model_dump(mode="json"),
-        "dilation": layout.dilation,
-        "checks": [asdict(check) for check in checks],
+        "cluster": up.cluster.model_dump(mode="json"),
+        "dilation": up.layout.dilation,
+        "checks": [asdict(check) for check in up.checks],
+        "owned": up.owned,
     }
-    part = home / "cluster.json.part"
+    part = up.home / "cluster.json.part"
     part.write_text(json.dumps(data))
-    part.rename(home / "cluster.json")
+    part.rename(up.home / "cluster.json")
 
 
 def opened(name: str) -> VirtualCluster:
     """A cluster that is up, by name."""
     home = state.find(name)
-    data = json.loads((home / "cluster.json").read_text())
+    try:
+        data = json.loads((home / "cluster.json").read_text())
+    except FileNotFoundError:
+        raise LaunchFailed(f"virtual cluster {name!r} is still being made, or going down") from None
     cluster = Cluster.model_validate_json(json.dumps(data["cluster"]))
     layout = lay_out(cluster, instance=home.name, dilation=data["dilation"])
     processes = state.read_processes(home)
     if processes is None:
         raise LaunchFailed(f"virtual cluster {name!r} is going down")
-    return VirtualCluster(home.name, home, cluster, layout, processes, tuple(LinkCheck(**c) for c in data["checks"]))
+    checks = tuple(LinkCheck(**check) for check in data["checks"])
+    return VirtualCluster(home.name, home, cluster, layout, processes, checks, owned=data["owned"])
 
 
 def take_down(home: Path, *, patience_s: float = 15.0) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.bench.frameworks.harness import Job
+from paceline.bench.frameworks.pytorch.layers import Graph
 from paceline.bench.frameworks.pytorch.worker import TorchSession
 from paceline.bench.virtual.devices.clock import DeviceClock, KeepingUp, real_time
 
@@ -19,7 +19,7 @@ class EmulatedSession(TorchSession):
     """The usual session around a network whose compute is time on a device's clock."""
 
     def __init__(self, job: Job, rank: int) -> None:
-        self.emulation: Dict[str, Any] = job["emulation"][rank]
+        self.emulation: dict[str, Any] = job["emulation"][rank]
         self._fit_memory()
         self.clock = DeviceClock(self.emulation, dilation=job["dilation"], seed=job["seed"] * 1009 + rank)
         self.real_time = real_time()
@@ -34,7 +34,7 @@ class EmulatedSession(TorchSession):
         if limit is not None and needed > limit:
             raise MemoryError(f"out of memory: training needs {needed} bytes, the emulated device has {limit:.0f}")
 
-    def build(self, network: Dict[str, Any]) -> nn.Module:
+    def build(self, network: dict[str, Any]) -> Graph:
         """The network's tensors, with waits in place of kernels."""
         return EmulatedGraph(network, self.emulation["layers"], clock=self.clock, value=float(self.rank + 1))
 
@@ -52,16 +52,16 @@ class EmulatedSession(TorchSession):
         output: Tensor = self.model(self.batch)
         return output
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What the session did, and whether the machine kept up."""
         return {**super().facts(), "keeping_up": self.keeping_up.report(), "real_time": self.real_time}
 
 
-class EmulatedGraph(nn.Module):
+class EmulatedGraph(Graph):
     """A network's layers in order of execution, one after the other on the device."""
 
-    def __init__(self, network: Dict[str, Any], times: List[List[float]], *, clock: DeviceClock, value: float) -> None:
-        super().__init__()
+    def __init__(self, network: dict[str, Any], times: list[list[float]], *, clock: DeviceClock, value: float) -> None:
+        nn.Module.__init__(self)
         self.order = [(layer["name"], layer["inputs"]) for layer in network["layers"]]
         self.parts = nn.ModuleDict()
         for layer, (forward, backward) in zip(network["layers"], times):
@@ -75,19 +75,13 @@ class EmulatedGraph(nn.Module):
             carried = part(carried)
         return carried
 
-    def named_tensors(self) -> Dict[str, nn.Parameter]:
-        """Trainable tensors by Paceline's names, in the order of declaration."""
-        found = {}
-        for name, _ in self.order:
-            for tensor, parameter in self.parts[_key(name)].named_parameters():
-                found[f"{name}.{tensor}"] = parameter
-        return found
-
 
 class EmulatedLayer(nn.Module):
     """One layer: its tensors, and how long it takes."""
 
-    def __init__(self, layer: Dict[str, Any], forward: float, backward: float, clock: DeviceClock, value: float) -> None:
+    def __init__(
+        self, layer: dict[str, Any], forward: float, backward: float, clock: DeviceClock, value: float
+    ) -> None:
         super().__init__()
         for tensor in layer["tensors"]:
             name = tensor["name"][len(layer["name"]) + 1 :]
@@ -108,7 +102,7 @@ class _Wait(torch.autograd.Function):
         return carried.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         layer: EmulatedLayer = ctx.layer
         layer.clock.run(layer.times[1])
         value = layer.value

@@ -13,7 +13,7 @@ import glob
 import os
 import random
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 __all__ = ["DeviceClock", "KeepingUp", "real_time"]
 
@@ -25,7 +25,7 @@ _TIMER_SLACK = 29
 class DeviceClock:
     """The time line of one emulated device, in real seconds (already dilated)."""
 
-    def __init__(self, emulation: Dict[str, Any], *, dilation: float, seed: int) -> None:
+    def __init__(self, emulation: dict[str, Any], *, dilation: float, seed: int) -> None:
         self._emulation, self._dilation = emulation, dilation
         self._draw = random.Random(seed)
         self._free_at = 0.0
@@ -65,19 +65,14 @@ class KeepingUp:
         self._clock = clock
         self._begin = self._sample()
 
-    def _sample(self) -> Tuple[float, float, float, float, float]:
-        idle, total = _machine_ticks()
-        return time.perf_counter(), self._clock.late_s, _queued_s(), idle, total
+    def _sample(self) -> tuple[float, float, dict[str, float]]:
+        return time.perf_counter(), self._clock.late_s, _queued_s()
 
-    def report(self) -> Dict[str, float]:
-        """Shares of the time since the beginning: host late, threads ready but not running, machine idle."""
-        now = self._sample()
-        elapsed, late, queued, idle, total = (after - before for after, before in zip(now, self._begin))
-        return {
-            "late_share": late / elapsed,
-            "queued_share": queued / elapsed,
-            "idle_share": idle / total if total else 1.0,
-        }
+    def report(self) -> dict[str, float]:
+        """Shares of the time since the beginning: host late, and its worst thread ready to run but kept waiting."""
+        (begin, late_before, queued_before), (end, late, queued) = self._begin, self._sample()
+        waits = [seconds - queued_before.get(thread, 0.0) for thread, seconds in queued.items()]
+        return {"late_share": (late - late_before) / (end - begin), "queued_share": max(waits) / (end - begin)}
 
 
 def real_time(priority: int = 10) -> bool:
@@ -89,17 +84,10 @@ def real_time(priority: int = 10) -> bool:
     return False
 
 
-def _queued_s() -> float:
-    """Seconds that threads of this process were ready to run and did not."""
-    total = 0
+def _queued_s() -> dict[str, float]:
+    """Seconds that each thread of this process was ready to run and did not."""
+    waits = {}
     for path in glob.glob("/proc/self/task/*/schedstat"):
         with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
-            total += int(file.read().split()[1])
-    return total / 1e9
-
-
-def _machine_ticks() -> Tuple[float, float]:
-    """Idle and all processor time of the machine since it started."""
-    with open("/proc/stat", encoding="ascii") as file:
-        ticks: List[float] = [float(word) for word in file.readline().split()[1:9]]
-    return ticks[3] + ticks[4], sum(ticks)
+            waits[path] = int(file.read().split()[1]) / 1e9
+    return waits

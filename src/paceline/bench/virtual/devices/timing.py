@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, Emulation, Precision
 from paceline.spec.network import LayerCost, Network, layer_costs
+from paceline.spec.study import Case
 
-__all__ = ["ATTAINABLE", "LayerTime", "device_times", "needed_memory", "update_time"]
+__all__ = ["ATTAINABLE", "LayerTime", "device_times", "emulation_document", "needed_memory", "update_time"]
 
 ATTAINABLE = 0.5
 """Share of a device's peak that its kernels are taken to reach when nothing measured says otherwise."""
@@ -44,6 +47,31 @@ def device_times(device: Device, network: Network, *, batch: int, precision: Pre
         LayerTime(cost.name, forward * share * scale, backward * share * scale)
         for cost, share in zip(costs, shares, strict=True)
     )
+
+
+def emulation_document(devices: Sequence[Device], case: Case) -> list[dict[str, Any]]:
+    """What each rank's worker needs to pretend, as JSON data in order of ranks; all devices must be emulated."""
+    real = next((device for device in devices if device.emulation is None), None)
+    if real is not None:
+        raise Unsupported(
+            f"device {real.name!r} is real and others of this case are emulated",
+            hint="give every device of the cluster an `emulation`, or none",
+        )
+    return [_document(device, case) for device in devices]
+
+
+def _document(device: Device, case: Case) -> dict[str, Any]:
+    emulation, precision = device.emulation or Emulation(), case.strategy.precision
+    times = device_times(device, case.network, batch=case.batch, precision=precision)
+    return {
+        "layers": [[time.forward, time.backward] for time in times],
+        "update": update_time(device, case.network, precision=precision),
+        "needed_bytes": needed_memory(case.network, batch=case.batch, precision=precision),
+        "memory_bytes": device.memory,
+        "jitter": emulation.jitter,
+        "straggle": emulation.straggle,
+        "straggle_factor": emulation.straggle_factor,
+    }
 
 
 def _work(costs: tuple[LayerCost, ...]) -> list[float]:

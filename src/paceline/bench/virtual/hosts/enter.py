@@ -15,6 +15,7 @@ def on_host(pid: int, command: Sequence[str], *, directory: Path | None = None) 
     """The command, run on the host whose first process is `pid`: its processes, network, name and mounts."""
     where = [f"--wdns={directory}"] if directory else []
     return [
+        *("setpriv", "--pdeathsig", "KILL", "--"),
         *("nsenter", f"--target={pid}", "--net", "--uts", "--mount", "--pid", *where, "--"),
         *("setpriv", "--pdeathsig", "KILL", "--", *command),
     ]

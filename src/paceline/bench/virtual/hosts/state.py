@@ -52,9 +52,10 @@ def is_alive(home: Path) -> bool:
 
 
 def listing() -> list[Path]:
-    """Directories of the clusters that are up, by name."""
+    """Directories of the clusters that are up and complete, by name."""
     root = state_directory()
-    return sorted(path for path in root.iterdir() if is_alive(path)) if root.is_dir() else []
+    homes = sorted(root.iterdir()) if root.is_dir() else []
+    return [home for home in homes if (home / "cluster.json").exists() and is_alive(home)]
 
 
 def find(name: str) -> Path:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,3 +94,15 @@ def duty_cycle(pid: int, *, share: float, period_s: float = 0.02) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+def main(share: str, *command: str) -> int:
+    """Run a command by duty cycle and end as it ends."""
+    process = subprocess.Popen(command)
+    duty_cycle(process.pid, share=float(share))
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -18,7 +18,7 @@ from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.layout import INTERFACE, Layout, Seat, path_latency
 from paceline.errors import EnvironmentFailed, LaunchFailed
 
-__all__ = ["compiled_helper", "needs_delay", "start_delays"]
+__all__ = ["compiled_helper", "needs_delay", "start_delays", "stop_delays"]
 
 
 def needs_delay(layout: Layout) -> bool:
@@ -52,7 +52,7 @@ def _compile(source: bytes, program: Path) -> None:
 def start_delays(layout: Layout, *, keeper: int, hosts: dict[str, int], floor_s: float) -> None:
     """Send arriving packets through the helper, which holds each as long as its path asks, less the bare one-way time."""
     arguments: list[str] = []
-    _stop(keeper)
+    stop_delays(keeper=keeper, hosts=hosts)
     for seat in layout.seats:
         for queue, (delay_s, sources) in enumerate(_groups(layout, seat)):
             _queue_packets(hosts[seat.name], queue, sources)
@@ -72,28 +72,28 @@ def _groups(layout: Layout, seat: Seat) -> list[tuple[float, list[Seat]]]:
 
 
 def _queue_packets(host: int, queue: int, sources: list[Seat]) -> None:
-    tool = shutil.which("iptables-legacy") or shutil.which("iptables")
-    if tool is None:
-        raise EnvironmentFailed("links with latency need iptables", hint="install it: apt install iptables")
-    lines = ["*mangle", *(["-F INPUT"] if queue == 0 else [])]
+    lines = ["*mangle"]
     for source in sources:
         match = f"-A INPUT -i {INTERFACE} -s {source.address}"
         lines.append(f"{match} -j NFQUEUE --queue-num {queue}")
-    restore = [tool.replace("iptables-legacy", "iptables-legacy-restore") if "legacy" in tool else f"{tool}-restore"]
-    done = subprocess.run(
-        on_network(host, [*restore, "--noflush", "--wait", "10"]),
-        input="\n".join([*lines, "COMMIT", ""]),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    _restore(host, lines)
+
+
+def _restore(host: int, lines: list[str]) -> None:
+    tool = shutil.which("iptables-legacy-restore") or shutil.which("iptables-restore")
+    if tool is None:
+        raise EnvironmentFailed("links with latency need iptables", hint="install it: apt install iptables")
+    command = on_network(host, [tool, "--noflush", "--wait", "10"])
+    text = "\n".join([*lines, "COMMIT", ""])
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
         raise LaunchFailed(f"packets cannot be queued for delay: {done.stderr.strip()}", hint="kernel without NFQUEUE?")
 
 
-def _stop(keeper: int) -> None:
-    """End the helper of this cluster, if it runs: a child of the keeper by its program."""
+def stop_delays(*, keeper: int, hosts: dict[str, int]) -> None:
+    """Let packets pass unhindered again: no queues, and no helper (a child of the keeper, known by its program)."""
+    for host in hosts.values():
+        _restore(host, ["*mangle", "-F INPUT"])
     program = compiled_helper()
     for child in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
