@@ -87,8 +87,8 @@ class Cluster(Noun):
     @model_validator(mode="after")
     def _unique(self) -> Cluster:
         names = [host.name for host in self.hosts]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two hosts are called {twice!r}")
         return self
 
