@@ -50,7 +50,7 @@ def _compile(source: bytes, program: Path) -> None:
 
 
 def start_delays(layout: Layout, *, keeper: int, hosts: dict[str, int], floor_s: float) -> None:
-    """Send arriving packets through the helper, which holds each as long as its path asks, less the bare one-way time."""
+    """Send arriving packets through the helper, which holds each as long as its path asks, less the bare time."""
     arguments: list[str] = []
     stop_delays(keeper=keeper, hosts=hosts)
     for seat in layout.seats:

@@ -67,7 +67,7 @@ def verify_links(layout: Layout, hosts: dict[str, int]) -> tuple[LinkCheck, ...]
     if wrong:
         raise LaunchFailed(
             "the virtual cluster's links are not what was asked:\n  " + "\n  ".join(map(str, wrong)),
-            hint="the machine is busy or too slow for these links; try again on a quiet machine, or a larger --dilation",
+            hint="the machine is busy or too slow for these links; try on a quiet machine, or a larger --dilation",
         )
     return checks
 
@@ -92,7 +92,7 @@ def _paths(layout: Layout) -> list[tuple[Seat, Seat]]:
 
 
 def _best(measure: Callable[[], LinkCheck]) -> LinkCheck:
-    """The first measurement that holds, else the one nearest to what was asked: a busy moment is not the link's fault."""
+    """The first measurement that holds, else the nearest to what was asked: a busy moment is not the link's fault."""
     tried: list[LinkCheck] = []
     for _ in range(_ATTEMPTS):
         tried.append(measure())
