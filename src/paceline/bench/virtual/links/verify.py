@@ -6,7 +6,7 @@ import functools
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,7 +17,7 @@ from paceline.bench.virtual.layout import Layout, Seat, path_latency, path_rate
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
 
-__all__ = ["TOLERANCE", "LinkCheck", "measure_trips", "verify_links"]
+__all__ = ["TOLERANCE", "LinkCheck", "measure_streams", "measure_trip", "measure_trips", "verify_links"]
 
 TOLERANCE = 0.05
 SHORTEST_TRIP_S = 2e-4
@@ -134,6 +134,24 @@ def measure_trips(layout: Layout, hosts: dict[str, int]) -> tuple[float, float]:
         trips = [_median_trip(hosts[one.name], other.address) for one, other in pairs]
     asked = statistics.median(path_latency(one, other) for one, other in pairs)
     return asked, statistics.median(trips) / 2
+
+
+def measure_streams(
+    layout: Layout, hosts: dict[str, int], pairs: Sequence[tuple[str, str]], *, seconds: float
+) -> list[float]:
+    """Bytes per second of streams that run at the same time, each from one host to another, in the machine's time."""
+    with _serving(layout, hosts):
+        started = []
+        for source, target in pairs:
+            words = ("rate", layout.seat(target).address, str(PORT), str(seconds))
+            started.append(subprocess.Popen(_command(hosts[source], *words), stdout=subprocess.PIPE, text=True))
+        return [float(process.communicate(timeout=seconds * 10 + 60)[0]) for process in started]
+
+
+def measure_trip(layout: Layout, hosts: dict[str, int], source: str, target: str) -> float:
+    """Median seconds of a round trip between two hosts, in the machine's time."""
+    with _serving(layout, hosts):
+        return _median_trip(hosts[source], layout.seat(target).address)
 
 
 def _median_trip(host: int, address: str) -> float:
