@@ -50,17 +50,18 @@ def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every virtual cluster of this user.")
+@click.option("--all", "everything", is_flag=True, help="Every one that no running study made for itself.")
 def down(names: tuple[str, ...], everything: bool) -> None:
     """Take virtual clusters down, also ones that a crash left behind; nothing else is touched."""
     from paceline.bench.virtual.hosts import state
-    from paceline.bench.virtual.lifecycle import take_down
+    from paceline.bench.virtual.lifecycle import opened, take_down
     from paceline.errors import InputError
 
     if not names and not everything:
         raise InputError("which cluster?", hint="give its name, or --all; `paceline cluster list` shows them")
     swept = state.sweep(older_than_s=0.0)
-    chosen = state.listing() if everything else [state.find(name) for name in names if name not in swept]
+    listed = [home for home in state.listing() if not opened(home.name).owned]
+    chosen = listed if everything else [state.find(name) for name in names if name not in swept]
     for home in chosen:
         take_down(home)
     say(f"down: {', '.join([*swept, *(home.name for home in chosen)]) or 'nothing was up'}")
@@ -69,7 +70,7 @@ def down(names: tuple[str, ...], everything: bool) -> None:
 @command.command(name="list")
 @json_option
 def list_clusters(as_json: bool) -> None:
-    """List virtual clusters that are up."""
+    """List virtual clusters that are up; those of a running study go with it."""
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
 
@@ -114,10 +115,12 @@ def _hosts(wish: Wish) -> Cluster:
     from paceline.errors import InputError
 
     if wish.on == "virtual":
-        homes = state.listing()
-        if len(homes) != 1:
-            raise InputError(f"{len(homes)} virtual clusters are up", hint="bring the one to inspect up, others down")
-        return opened(homes[0].name).cluster
+        found = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
+        chosen = [item for item in found if not wish.hosts or item.name in wish.hosts]
+        if len(chosen) != 1:
+            names = ", ".join(item.name for item in found) or "none"
+            raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
+        return chosen[0].cluster
     if wish.hosts:
         return named_hosts(wish.hosts)
     return named_hosts(slurm_nodes() if wish.on.startswith("slurm") else ["localhost"])

@@ -14,14 +14,13 @@ from typing import Literal
 
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.layout import Layout, Seat, path_latency, path_rate
+from paceline.bench.virtual.links.delay import LEAST_LATENCY_S
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
 
 __all__ = ["TOLERANCE", "LinkCheck", "measure_streams", "measure_trip", "measure_trips", "verify_links"]
 
 TOLERANCE = 0.05
-SHORTEST_TRIP_S = 2e-4
-"""Round trips asked below this are not refused: the machine's own way between two processes is about as long."""
 PORT = 5199
 _RATE_S = 0.4
 _TRIPS = 60
@@ -76,7 +75,7 @@ def _checks(layout: Layout, hosts: dict[str, int]) -> Iterator[LinkCheck]:
     for source, target in _paths(layout):
         yield _best(functools.partial(_check_rate, layout, hosts, source, target))
     for source, target in {tuple(sorted(path, key=lambda seat: seat.name)) for path in _paths(layout)}:
-        if path_latency(source, target) > 0:
+        if path_latency(source, target) >= LEAST_LATENCY_S:
             yield _best(functools.partial(_check_trip, layout, hosts, source, target))
 
 
@@ -123,7 +122,7 @@ def _check_trip(layout: Layout, hosts: dict[str, int], source: Seat, target: Sea
         kind="round_trip",
         asked=asked / layout.dilation,
         measured=measured / layout.dilation,
-        binding=asked >= SHORTEST_TRIP_S and not (source.link.jitter or target.link.jitter),
+        binding=not (source.link.jitter or target.link.jitter or source.link.loss or target.link.loss),
     )
 
 
