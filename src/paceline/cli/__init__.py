@@ -19,6 +19,8 @@ VERBS: dict[str, str] = {
     "networks": "List the networks that ship with Paceline, or the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
     "run": "Measure every case of a study and store what happened.",
+    "cluster": "Bring virtual clusters up and down on this machine; inspect real ones.",
+    "bench-collectives": "Measure all-reduce and its relatives by size and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
     "query": "Ask all stored runs a question in SQL.",
