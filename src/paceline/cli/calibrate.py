@@ -43,9 +43,10 @@ def command(
         return
     found = calibrate_store(Store(store), study)
     write_calibration(found.calibration, output)
-    for label, profile in found.profiles.items() if profiles else ():
+    if profiles is not None:
         profiles.mkdir(parents=True, exist_ok=True)
-        write_profile(profile, profiles / (re.sub(r"[^A-Za-z0-9.-]+", "-", label) + ".profile"))
+        for label, profile in found.profiles.items():
+            write_profile(profile, profiles / (re.sub(r"[^A-Za-z0-9.-]+", "-", label) + ".profile"))
     if as_json:
         emit(_document(found, output), "calibrate")
     else:
@@ -81,6 +82,7 @@ def _show(found: Calibrated, output: Path) -> None:
     ]  # fmt: skip
     table("\nruns that were fitted", ["case", ">ranks", ">measured", ">fitted", ">off"], judged)
     known = found.calibration
-    say(f"\nfixed {SECONDS.format(known.fixed_per_gradient.value)} per gradient, slowdown "
-        f"{format_share(known.slowdown.value)} of hidden communication, crowding {format_share(known.crowding)} a rank")  # fmt: skip
+    fixed, slow, crowd = known.fixed_per_gradient.value, known.slowdown.value, known.crowding
+    say(f"\nfixed {SECONDS.format(fixed)} per gradient, slowdown {format_share(slow)} of hidden communication")
+    say(f"crowding {format_share(crowd)} for each further rank of a host")
     say(f"wrote {output}")

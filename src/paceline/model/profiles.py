@@ -83,9 +83,10 @@ def _layers(rows: list[Row], forward: float, backward: float) -> tuple[tuple[Pro
     """Layers in forward order, scaled to the clean passes, and their names in the order of readiness."""
     ahead = sorted((row for row in rows if row[0] == "forward"), key=lambda row: row[3])
     behind = sorted((row for row in rows if row[0] == "backward"), key=lambda row: row[3])
-    gradients: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[Row]] = defaultdict(list)
     for row in behind:
-        gradients[row[1].rpartition(".")[0]].append(row)
+        found[row[1].rpartition(".")[0]].append(row)
+    gradients = dict(found)
     scale_f = forward / sum(row[2] for row in ahead)
     scale_b = backward / sum(row[2] for row in behind)
     names = [row[1] for row in ahead]
@@ -95,11 +96,10 @@ def _layers(rows: list[Row], forward: float, backward: float) -> tuple[tuple[Pro
         ProfiledLayer(
             name=name,
             forward=seconds.get(name, 0.0),
-            backward=sum(row[2] for row in gradients[name]) * scale_b,
-            gradients=tuple(float(row[4] or 0) for row in gradients[name]),
+            backward=sum(row[2] for row in gradients.get(name, [])) * scale_b,
+            gradients=tuple(float(row[4] or 0) for row in gradients.get(name, [])),
         )
         for name in [*names, *missing]
     )
-    with_gradients = list(gradients)
-    plain = [layer.name for layer in reversed(layers) if layer.name not in with_gradients]
-    return layers, tuple([*plain, *(name for name in with_gradients if gradients[name])])
+    plain = [layer.name for layer in reversed(layers) if layer.name not in gradients]
+    return layers, (*plain, *gradients)
