@@ -40,17 +40,19 @@ launches = 2
 max_launches = 2
 warmup = 3
 steps = 20
-launch_budget = "4 s"
-phase_steps = 6
+launch_budget = "3 s"
+phase_steps = 5
 threads = 1
 """
 
 
 def measure(network: str, store: Path) -> None:
-    """Run the network on one rank, and on two with every bucket size."""
+    """Run the network on one rank, and on two with every bucket size; what is stored already is kept."""
     buckets = "".join(f'[[strategy]]\nname = "{size}"\nbucket = "{size}"\n' for size in BUCKETS)
     for devices, strategies in (("[1]", ""), ("[2]", buckets)):
         path = store / f"{network}-{devices[1]}.toml"
+        if Store(store).read_all(study=f"ddp-{network}-{devices[1]}"):
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         text = STUDY.format(network=network, devices=devices, batch=NETWORKS[network], strategies=strategies)
         path.write_text(text.replace(f'"ddp-{network}"', f'"ddp-{network}-{devices[1]}"'), encoding="utf-8")
