@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -72,8 +73,8 @@ def bring_up(cluster: Cluster, *, name: str | None = None, dilation: float = 1.0
     """
     check_machine()
     state.sweep()
-    name = name or (f"{cluster.name}-{secrets.token_hex(3)}" if owner else cluster.name)
-    home = _claim(name)
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", cluster.name)
+    home = _claim(name or (f"{plain}-{secrets.token_hex(3)}" if owner else plain))
     try:
         return _build(cluster, home, dilation=dilation, owner=owner)
     except BaseException:
