@@ -24,6 +24,10 @@ VERBS: dict[str, str] = {
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
     "query": "Ask all stored runs a question in SQL.",
+    "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
+    "whatif": "Predict with something changed, side by side.",
+    "calibrate": "Fit the model to stored runs and collective sweeps.",
+    "validate": "Predict published figures that were left out, and print how far off that was.",
 }
 """Every verb and its one line of help; the verb's module is `paceline.cli.<verb>`."""
 

@@ -67,6 +67,12 @@ def _ray(wish: Wish) -> Launcher:
     return RemoteLauncher(Ray(wish.options), hosts=wish.hosts)
 
 
+def _kubernetes(wish: Wish) -> Launcher:
+    from paceline.bench.launchers.kubernetes import Kubernetes
+
+    return RemoteLauncher(Kubernetes(wish.options))
+
+
 LAUNCHERS: dict[str, Callable[[Wish], Launcher]] = {
     "local": _local,
     "virtual": _virtual,
@@ -78,6 +84,7 @@ LAUNCHERS: dict[str, Callable[[Wish], Launcher]] = {
     "slurm-array": _slurm("array"),
     "slurm-het": _slurm("hetjob"),
     "ray": _ray,
+    "kubernetes": _kubernetes,
 }
 
 

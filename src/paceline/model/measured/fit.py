@@ -67,8 +67,7 @@ def maximise(packed: Packed, mean: Floats, precision: Floats, *, start: Floats |
         damping = np.clip(np.where(better, damping * 0.4, damping * 4), 1e-8, 1e6)
         if float(np.max(np.abs(step) * better[:, None])) < 1e-6 and better.any():
             break
-    covariance: Floats = np.linalg.inv(hessian)
-    return u, covariance
+    return u, np.asarray(np.linalg.inv(hessian), dtype=np.float64)
 
 
 def _guess(packed: Packed, mean: Floats) -> Floats:

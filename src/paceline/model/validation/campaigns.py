@@ -35,11 +35,11 @@ TIMES = re.compile(r"(?<![\w.])\d+\s?x\s?(?=[A-Z])")
 @cache
 def published_series() -> tuple[Series, ...]:
     """Every shipped series."""
-    found = []
-    for name in campaign_names():
-        for entry in published(name)["series"]:
-            found.append(_shipped(name.removeprefix("throughput-"), entry))
-    return tuple(found)
+    return tuple(
+        _shipped(name.removeprefix("throughput-"), entry)
+        for name in campaign_names()
+        for entry in published(name)["series"]
+    )
 
 
 def _shipped(campaign: str, entry: dict[str, object]) -> Series:
