@@ -98,7 +98,17 @@ def test_a_profile_predicts_its_own_step(tmp_path):
     assert steps(replace(question, batch=16), (1,))[0] == pytest.approx(2 * 0.083 + 0.003, rel=0.01)
 
 
-def test_a_profile_of_an_unknown_device_is_refused_elsewhere():
+def test_a_profile_moves_to_another_device_by_rooflines():
+    where = catalog.cluster("v100-10gbe-8x4")
+    known = profile(network="lenet", device="p100-pcie")
+    moved = predict_curve(ask(cluster=where, network=None, profile=known, batch=8), (1,))
+    assert moved.predictions[0].step_s.value < known.step
+    assert "ratio of rooflines" in moved.basis[0]
+    other = predict_curve(ask(cluster=where, network=None, profile=profile(network="lenet", device="host-cpu")), (1,))
+    assert "jitter alone" in other.basis[0]
+
+
+def test_a_profile_of_an_unknown_network_is_refused_elsewhere():
     with pytest.raises(Unsupported, match="cannot say how they compare"):
         predict_curve(ask(network=None, profile=profile(device="something"), batch=8), (2,))
 
