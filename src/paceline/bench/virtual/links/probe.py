@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 
+__all__ = ["exchanges", "main", "rate", "serve"]
+
 _ASK = struct.Struct("!c")
 _TIME = struct.Struct("!d")
 _RATE = struct.Struct("!dd")
