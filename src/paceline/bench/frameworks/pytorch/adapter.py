@@ -20,8 +20,9 @@ class PyTorch:
     def refusal(self, case: Case) -> str | None:
         """Only what DDP does itself."""
         strategy = case.strategy
-        if strategy.aggregation not in (None, "allreduce"):
-            return f"DDP aggregates by all-reduce, not {strategy.aggregation}"
+        usual = "sharded" if case.framework.endswith("/fsdp2") else "allreduce"
+        if strategy.aggregation not in (None, usual):
+            return f"{case.framework} aggregates by {usual}, not {strategy.aggregation}"
         if strategy.transport not in (None, "gloo", "nccl"):
             return f"DDP runs over gloo or nccl here, not {strategy.transport}"
         if strategy.compression not in ("none", "float16"):

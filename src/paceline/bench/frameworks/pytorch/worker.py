@@ -45,12 +45,14 @@ class TorchSession(Session):
         self.versions = {"torch": torch.__version__, "gloo": "bundled"}
         self.loss = torch.zeros(())
 
-    def _distribute(self, net: nn.Module) -> nn.Module:
+    def _distribute(self, net: Graph) -> nn.Module:
         strategy = self.job["strategy"]
         backend = strategy["transport"] or ("nccl" if self.device.type == "cuda" else "gloo")
         dist.init_process_group(backend, timeout=timedelta(seconds=self.job["timeout"]))
         if not self.overlap:
             return net
+        if self.job["mode"] == "fsdp2":
+            return self._shard(net)
         options: dict[str, Any] = {}
         if strategy["bucket"] is not None:
             options["bucket_cap_mb"] = max(strategy["bucket"] / 2**20, 1e-6)
@@ -61,6 +63,18 @@ class TorchSession(Session):
 
             wrapped.register_comm_hook(None, fp16_compress_hook)
         return wrapped
+
+    def _shard(self, net: Graph) -> nn.Module:
+        """FSDP2: each layer that has parameters is a unit of its own."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.job["ranks"],))
+        for part in net.parts.values():
+            if any(True for _ in part.parameters()):
+                fully_shard(part, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        return net
 
     def build(self, network: dict[str, Any]) -> Graph:
         """The network as modules of this framework."""
