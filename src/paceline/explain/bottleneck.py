@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.explain.across import compare_cases
+from paceline.explain.advice.across import compare_cases
 from paceline.explain.evidence import CaseEvidence
-from paceline.explain.finding import Finding
-from paceline.explain.rules import RULES
+from paceline.explain.advice.finding import Finding
+from paceline.explain.advice.rules import RULES
 
 __all__ = ["WORTH_SAYING", "find_bottlenecks"]
 

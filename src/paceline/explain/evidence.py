@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,15 +48,20 @@ class CaseEvidence:
     def policy(self) -> Policy | None:
         """What the framework does with its gradients under this strategy; None for one the catalog does not know."""
         try:
-            return resolve(self.run.framework, Strategy.model_validate(self.run.case.get("strategy", {})))
+            return resolve(self.run.framework, self.strategy)
         except (UnknownName, ValidationError):
             return None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that was asked for."""
+        return Strategy.model_validate_json(json.dumps(self.run.case.get("strategy", {})))
 
     @cached_property
     def cluster(self) -> Cluster | None:
         """The cluster it was asked to run on."""
         try:
-            return Cluster.model_validate(self.run.case.get("cluster", {}))
+            return Cluster.model_validate_json(json.dumps(self.run.case.get("cluster", {})))
         except ValidationError:
             return None
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.explain.evidence import CaseEvidence
-from paceline.model.fusion import bucket_bytes, buckets_of_size, optimal_buckets
-from paceline.model.iteration import exposed_fifo, exposed_none
+from paceline.model.iteration.fusion import bucket_bytes, buckets_of_size, optimal_buckets
+from paceline.model.iteration.recurrence import exposed_fifo, exposed_none
 
 __all__ = ["Exchange", "exchange_of"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from paceline.explain.evidence import CaseEvidence
 from paceline.explain.exchange import Exchange, exchange_of
-from paceline.explain.finding import Trial
+from paceline.explain.advice.finding import Trial
 from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import SECONDS
 

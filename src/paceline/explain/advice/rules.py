@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from paceline.explain.evidence import CaseEvidence
 from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange, exchange_of
-from paceline.explain.finding import Change, Finding, Trial
+from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.stragglers import find_stragglers
 from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
@@ -30,9 +31,9 @@ def gain_of(evidence: CaseEvidence, saved_s: float) -> Interval:
     return median_interval([min(1.0, max(0.0, saved_s / step)) for step in steps])
 
 
-def make(evidence: CaseEvidence, cause: str, title: str, **rest: object) -> Finding:
+def make(measured: CaseEvidence, cause: str, title: str, **rest: Any) -> Finding:
     """A finding of this case."""
-    return Finding(cause, title, case_id=evidence.run.case_id, case=evidence.label, **rest)  # type: ignore[arg-type]
+    return Finding(cause, title, case_id=measured.run.case_id, case=measured.label, **rest)
 
 
 def slow_rank(evidence: CaseEvidence) -> Finding | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.explain.evidence import CaseEvidence
-from paceline.explain.finding import Change, Finding, Trial
-from paceline.explain.rules import gain_of, make
+from paceline.explain.advice.finding import Change, Finding, Trial
+from paceline.explain.advice.rules import gain_of, make
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval
 from paceline.units import SECONDS, format_share
