@@ -34,11 +34,12 @@ class Planted:
 
 
 def _hosts(*, rate: str, count: int = 2, latency: str = "0.1 ms", forward: int = 40, backward: int = 80) -> str:
+    times = f'forward = "{forward} ms", backward = "{backward} ms"'
     return f"""
 [[host]]
 name = "node"
 count = {count}
-devices = [{{ name = "accelerator", kind = "gpu", emulation = {{ forward = "{forward} ms", backward = "{backward} ms" }} }}]
+devices = [{{ name = "accelerator", kind = "gpu", emulation = {{ {times} }} }}]
 inside = {{ name = "bus", bandwidth = "12 GB/s" }}
 link = {{ name = "ethernet", bandwidth = "{rate}", latency = "{latency}" }}
 """
@@ -74,8 +75,8 @@ CASES = (
     Planted(
         "tiny buckets",
         "small_buckets",
-        _virtual(_hosts(rate="10 Gb/s", latency="1.5 ms"), 'bucket = "0 B"'),
-        _virtual(_hosts(rate="10 Gb/s", latency="1.5 ms"), 'bucket = "512 KiB"'),
+        _virtual(_hosts(rate="1 Gb/s", latency="1.5 ms"), 'bucket = "0 B"'),
+        _virtual(_hosts(rate="1 Gb/s", latency="1.5 ms"), 'bucket = "512 KiB"'),
     ),
     Planted(
         "slow input",
@@ -101,7 +102,9 @@ CASES = (
     Planted(
         "parameter-server hot spot",
         "server_hot_spot",
-        _virtual(SERVED, 'aggregation = "parameter_server"\nservers = 1\noverlap = false', devices="[4]", worker="server"),
+        _virtual(
+            SERVED, 'aggregation = "parameter_server"\nservers = 1\noverlap = false', devices="[4]", worker="server"
+        ),
         _virtual(SERVED, "overlap = false", devices="[4]"),
         ranks=4,
     ),

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from planted_cases import CASES, Planted, Side, threads_of
+
 from paceline.bench import adapters
 from paceline.bench.campaign import Campaign, Finished, run_campaign
 from paceline.bench.doctor import diagnose
@@ -27,7 +29,6 @@ from paceline.catalog import known
 from paceline.measurements.store import Store
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
-from planted_cases import CASES, Planted, Side, threads_of
 
 FOLDER = Path(__file__).parent
 
@@ -91,7 +92,9 @@ def measure(case: Planted, which: str, store: Store) -> None:
             for event in run_campaign(campaign, store):
                 if isinstance(event, Finished):
                     failure = f": {event.run.failure.message}" if event.run.failure else ""
-                    print(f"{case.name}, {which}, launch {event.run.launch + 1}: {event.run.outcome}{failure}", flush=True)
+                    print(
+                        f"{case.name}, {which}, launch {event.run.launch + 1}: {event.run.outcome}{failure}", flush=True
+                    )
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from paceline.bench.frameworks.harness import Job, main
 from paceline.bench.frameworks.pytorch.worker import TorchSession
 from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession

@@ -21,6 +21,9 @@ VERBS: dict[str, str] = {
     "run": "Measure every case of a study and store what happened.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
+    "explain": "Say where the step goes, why cases differ and what would help most.",
+    "report": "Write one self-contained HTML page about a study.",
+    "export": "Write results for other tools: traces, tables, logs.",
     "query": "Ask all stored runs a question in SQL.",
 }
 """Every verb and its one line of help; the verb's module is `paceline.cli.<verb>`."""
@@ -63,6 +66,7 @@ def program() -> None:
       paceline doctor                               is this machine fit to measure?
       paceline run examples/studies/demo.toml       measure a network on 1 and 2 ranks
       paceline show demo                            what was found
+      paceline report demo                          the same as a page with plots and advice
 
     Every command takes --json for machines and -h for an explanation with examples.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.explain.advice.across import compare_cases
-from paceline.explain.evidence import CaseEvidence
 from paceline.explain.advice.finding import Finding
 from paceline.explain.advice.rules import RULES
+from paceline.explain.evidence import CaseEvidence
 
 __all__ = ["WORTH_SAYING", "find_bottlenecks"]
 

@@ -141,5 +141,3 @@ def layers_of(evidence: CaseEvidence, rank: int = 0) -> tuple[LayerTime, ...]:
         )
         for name, times in forward.items()
     )
-
-

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from paceline.explain.advice.finding import Trial
 from paceline.explain.evidence import CaseEvidence
 from paceline.explain.exchange import Exchange, exchange_of
-from paceline.explain.advice.finding import Trial
 from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import SECONDS
 
@@ -103,13 +104,12 @@ def explain_gap(slow: CaseEvidence, fast: CaseEvidence) -> Gap:
 
 
 def _bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
-    bars = [
+    return [
         _phase_bar("input", ("io", "h2d"), slow, fast, Trial(input="resident")),
         _phase_bar("kernels", ("forward", "backward"), slow, fast, None),
         *_exchange_bars(slow, fast),
         _phase_bar("update", ("update",), slow, fast, None),
     ]
-    return bars
 
 
 def _phase_bar(cause: str, names: tuple[str, ...], slow: CaseEvidence, fast: CaseEvidence, trial: Trial | None) -> Bar:
@@ -160,7 +160,10 @@ def _changed(now: Exchange, then: Exchange, cause: str, case: CaseEvidence) -> t
         "fusion": f"{now.num_exchanges} exchanges against {then.num_exchanges}: "
         f"exposed {SECONDS.format(now.exposed)} becomes {SECONDS.format(then.exposed)}",
     }
-    changes = {"overlap": {"overlap": then.overlap}, "fusion": {"bucket": round(then.bucket_limit)}}
+    changes: dict[str, dict[str, Any]] = {
+        "overlap": {"overlap": then.overlap},
+        "fusion": {"bucket": round(then.bucket_limit)},
+    }
     bar = Bar(cause, now.exposed - then.exposed, words[cause] + " (model)", trial=Trial(strategy=changes[cause]))
     return then, bar
 

@@ -22,6 +22,8 @@ from paceline.model.scaling import predict_curve
 
 __all__ = ["Residual", "Series", "TermResidual", "predict_series"]
 
+REACH = 4
+"""A curve is predicted up to this many times the largest number of ranks that was measured."""
 PHASE_TERMS = {
     "io": ("io",),
     "h2d": ("h2d",),
@@ -119,7 +121,8 @@ def _curve(cases: list[CaseEvidence]) -> Curve | None:
         input=smallest.run.input,
     )
     measured = {case.run.ranks for case in cases}
-    more = {2**power for power in range(10) if 2**power <= smallest.cluster.num_devices}
+    far = min(smallest.cluster.num_devices, REACH * max(measured))
+    more = {2**power for power in range(10) if 2**power <= far}
     return predict_curve(question, tuple(sorted(measured | more)))
 
 

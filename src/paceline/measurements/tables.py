@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 
@@ -33,7 +34,8 @@ def rank_steps(store: Store, runs: Sequence[str], *, passes: Sequence[str] = ())
         store,
         runs,
         table="steps",
-        query="""SELECT parse_path(filename)[-2], pass_name, rank, step, seconds FROM read_parquet($files, filename = true)
+        query="""SELECT parse_path(filename)[-2], pass_name, rank, step, seconds
+           FROM read_parquet($files, filename = true)
            WHERE NOT warmup AND (len($passes) = 0 OR pass_name IN (SELECT unnest($passes))) ORDER BY ALL""",
         passes=list(passes),
     )
@@ -55,11 +57,11 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
     return {run: tuple(spans) for run, spans in found.items()}
 
 
-def _ask(store: Store, runs: Sequence[str], *, table: str, query: str, **given: object) -> list[tuple[object, ...]]:
+def _ask(store: Store, runs: Sequence[str], *, table: str, query: str, **given: object) -> list[Any]:
     files = [str(store.runs.absolute() / run / f"{table}.parquet") for run in runs]
     if not files:
         return []
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET enable_progress_bar = false")
-        rows: list[tuple[object, ...]] = connection.execute(query, {"files": files, **given}).fetchall()
+        rows: list[Any] = connection.execute(query, {"files": files, **given}).fetchall()
     return rows

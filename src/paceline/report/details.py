@@ -73,8 +73,8 @@ def _method(runs: list[Run]) -> str:
     drifted = sum(run.drift is not None and abs(run.drift) > 0.05 for run in runs)
     warm = f"{min(dropped)} to {max(dropped)} steps of each launch were dropped as warm-up. " if dropped else ""
     return (
-        f"{len(runs)} launches, {len(runs) - len(good)} of them failed. {warm}Throughput is the median over launches of "
-        "all samples over all time, with a bootstrap interval; a step is as long as its slowest rank. Phases are "
+        f"{len(runs)} launches, {len(runs) - len(good)} of them failed. {warm}Throughput is the median over launches "
+        "of all samples over all time, with a bootstrap interval; a step is as long as its slowest rank. Phases are "
         "differences between passes that each add one part of the step. "
         f"The machine's own speed was more than 5 % off its median before {drifted} launches."
     )

@@ -83,7 +83,11 @@ def _measured(item: Series, number: int) -> Figure:
 
 def _ideal(item: Series, number: int) -> Figure:
     ranks, rate = _points(item)[0][:2]
-    last = max([point[0] for point in _points(item)] + [p.devices for p in item.curve.predictions] if item.curve else [p[0] for p in _points(item)])
+    last = max(
+        [point[0] for point in _points(item)] + [p.devices for p in item.curve.predictions]
+        if item.curve
+        else [p[0] for p in _points(item)]
+    )
     return {
         "type": "scatter",
         "mode": "lines",
@@ -151,7 +155,15 @@ def efficiency(series: Sequence[Series]) -> Figure:
 
 
 def _line(*, y: float) -> Figure:
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"color": "@muted", "dash": "dot", "width": 1}}
+    return {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": y,
+        "y1": y,
+        "line": {"color": "@muted", "dash": "dot", "width": 1},
+    }
 
 
 def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
@@ -162,7 +174,9 @@ def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
     for name in (*PHASES, "other"):
         values = [1e3 * item.part(name).seconds for item in shown]
         if any(values):
-            traces.append(_bar(labels, values, name=f"exposed {name}" if name == "aggregate" else name, role=f"@{name}"))
+            traces.append(
+                _bar(labels, values, name=f"exposed {name}" if name == "aggregate" else name, role=f"@{name}")
+            )
     hidden = [1e3 * (item.hidden_s or 0.0) for item in shown]
     if any(hidden):
         bar = _bar(labels, hidden, name="hidden aggregate", role="@aggregate")
@@ -215,7 +229,11 @@ def timeline(spans: Sequence[Span]) -> Figure:
     order = [f"rank {rank} {PHASES[phase]}" for rank, phase in rows]
     figure["layout"] |= {"barmode": "overlay", "height": 150 + 34 * len(rows), "dragmode": "zoom"}
     figure["layout"]["yaxis"] |= {
-        "automargin": True, "type": "category", "categoryorder": "array", "categoryarray": order, "fixedrange": True,
+        "automargin": True,
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": order,
+        "fixedrange": True,
     }
     return figure
 
@@ -234,10 +252,19 @@ def waterfall(gap: Gap) -> Figure:
     bases.append(0.0)
     heights.append(1e3 * gap.fast_step_s.value)
     roles.append("@total")
-    texts = [f"{height:+.2f}" if 0 < index < len(labels) - 1 else f"{height:.2f}" for index, height in enumerate(heights)]
+    texts = [
+        f"{height:+.2f}" if 0 < index < len(labels) - 1 else f"{height:.2f}" for index, height in enumerate(heights)
+    ]
     trace = {
-        "type": "bar", "x": labels, "y": heights, "base": bases, "marker": {"color": roles}, "text": texts,
-        "textposition": "outside", "cliponaxis": False, "hovertemplate": "%{x}: %{text} ms<extra></extra>",
+        "type": "bar",
+        "x": labels,
+        "y": heights,
+        "base": bases,
+        "marker": {"color": roles},
+        "text": texts,
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{x}: %{text} ms<extra></extra>",
     }
     figure = _figure([trace], x="", y="milliseconds of a step")
     figure["layout"]["showlegend"] = False
@@ -253,7 +280,12 @@ def tornado(items: Sequence[Sensitivity]) -> Figure:
         ("halved", "@gain", [item.halved_s for item in shown]),
         ("doubled", "@loss", [item.doubled_s for item in shown]),
     ):
-        bar = _bar(labels, [1e3 * (value - item.base_s) for value, item in zip(values, shown, strict=True)], name=name, role=role)
+        bar = _bar(
+            labels,
+            [1e3 * (value - item.base_s) for value, item in zip(values, shown, strict=True)],
+            name=name,
+            role=role,
+        )
         traces.append({**bar, "hovertemplate": f"{name}: %{{x:+.3g}} ms<extra></extra>"})
     figure = _figure(traces, x="change of the step in milliseconds", y="")
     figure["layout"] |= {"barmode": "overlay", "height": 140 + 36 * len(shown)}
@@ -272,8 +304,10 @@ def residual_bars(series: Sequence[Series]) -> Figure:
         ):
             traces.append(
                 {
-                    "type": "bar", "name": plot_text(f"{name}: {item.case}"),
-                    "x": [term.phase for term in item.terms], "y": [1e3 * value for value in values],
+                    "type": "bar",
+                    "name": plot_text(f"{name}: {item.case}"),
+                    "x": [term.phase for term in item.terms],
+                    "y": [1e3 * value for value in values],
                     "marker": {"color": role, "line": {"color": LINES[index], "width": 1}},
                     "hovertemplate": f"{name} %{{x}}: %{{y:.3g}} ms<extra></extra>",
                 }
@@ -284,7 +318,12 @@ def residual_bars(series: Sequence[Series]) -> Figure:
 def _figure(traces: list[Figure], *, x: str, y: str, log: bool = False) -> Figure:
     axis: Figure = {"title": {"text": x}, "gridcolor": "@grid", "zerolinecolor": "@grid", "automargin": True}
     if log:
-        axis |= {"type": "log", "dtick": "D1", "tickvals": [2**power for power in range(14)], "ticktext": [f"{2**power}" for power in range(14)]}
+        axis |= {
+            "type": "log",
+            "dtick": "D1",
+            "tickvals": [2**power for power in range(14)],
+            "ticktext": [f"{2**power}" for power in range(14)],
+        }
         axis.pop("dtick")
     other: Figure = {"title": {"text": y}, "gridcolor": "@grid", "zerolinecolor": "@grid", "automargin": True}
     if log:

@@ -28,7 +28,11 @@ def findings_section(findings: Sequence[Finding]) -> Markup:
     if not findings:
         return element("p", "No single change is predicted to save 5 % or more of the time per sample.")
     more = len(findings) - MOST
-    note = element("p", f"{more} more are not shown; `paceline explain --json` has all.", class_="quiet") if more > 0 else None
+    note = (
+        element("p", f"{more} more are not shown; `paceline explain --json` has all.", class_="quiet")
+        if more > 0
+        else None
+    )
     return join(element("ol", *(_item(finding) for finding in findings[:MOST]), class_="findings"), note)
 
 
@@ -47,6 +51,10 @@ def _item(finding: Finding) -> Markup:
         measured,
         element("p", f"{KINDS[finding.change.kind]}: ", element("code", finding.change.what), class_="change"),
         warning,
-        element("details", element("summary", "Evidence"), element("ul", *(element("li", line) for line in finding.evidence))),
+        element(
+            "details",
+            element("summary", "Evidence"),
+            element("ul", *(element("li", line) for line in finding.evidence)),
+        ),
         data_cause=finding.cause,
     )

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from an explanation: summary first, every setting at the end, nothing from the network."""
+"""One self-contained HTML page: summary first, every setting at the end, nothing from the network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def render_page(explanation: Explanation) -> str:
 def _body(page: Page, sections: list[tuple[str, str, Markup]]) -> Markup:
     explanation = page.explanation
     links = [element("li", element("a", title, href=f"#{name}")) for name, title, _ in sections]
-    about = f"Campaign {explanation.campaign}, started {explanation.started_at[:19].replace('T', ' ')} UTC, launcher {explanation.launcher}."
+    when = explanation.started_at[:19].replace("T", " ")
+    about = f"Campaign {explanation.campaign}, started {when} UTC, launcher {explanation.launcher}."
     return element(
         "body",
         element("a", "Skip to the summary", href="#summary", class_="skip"),
@@ -74,5 +75,3 @@ def file_name(study: str) -> str:
     """A name for the page's file that cannot leave its directory, whatever the study is called."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")
     return f"{plain or 'study'}.html"
-
-

@@ -40,7 +40,9 @@ class Page:
         entries = [element("option", label, value=key) for key, (label, _) in zip(keys, options, strict=True)]
         label = element("label", f"{what}: ", for_=f"{name}-choice")
         chooser = element("select", *entries, id=f"{name}-choice", data_target=name, data_what=what)
-        place = element("div", id=name, class_="plot", role="img", aria_label=f"{what}: {options[0][0]}", data_figure=keys[0])
+        place = element(
+            "div", id=name, class_="plot", role="img", aria_label=f"{what}: {options[0][0]}", data_figure=keys[0]
+        )
         return join(element("div", label, chooser, class_="tools"), place)
 
 
@@ -54,14 +56,24 @@ def all_sections(page: Page) -> list[tuple[str, str, Markup]]:
         content = build(page)
         if content is not None:
             heading = element("h2", title, id=f"{name}-title")
-            built.append((name, title, element("section", heading, content, id=name, aria_labelledby=f"{name}-title", class_=name)))
+            built.append(
+                (
+                    name,
+                    title,
+                    element("section", heading, content, id=name, aria_labelledby=f"{name}-title", class_=name),
+                )
+            )
     return built
 
 
 def _summary(page: Page) -> Markup:
     sentences = [element("p", sentence) for sentence in page.explanation.summary]
     failed = [case for case in page.explanation.cases if case.evidence.result.num_failed]
-    note = element("p", f"{len(failed)} cases had launches that failed; they are listed below.", class_="bad") if failed else None
+    note = (
+        element("p", f"{len(failed)} cases had launches that failed; they are listed below.", class_="bad")
+        if failed
+        else None
+    )
     return join(*sentences, note)
 
 
@@ -70,13 +82,29 @@ def _scaling(page: Page) -> Markup | None:
     figure = figures.scaling(series)
     if not figure["data"]:
         return None
-    throughput = page.plot("scaling-plot", figure, "Samples per second over ranks; the table of results holds the numbers")
+    throughput = page.plot(
+        "scaling-plot", figure, "Samples per second over ranks; the table of results holds the numbers"
+    )
     relative = figures.efficiency(series)
     efficiency = page.plot("efficiency-plot", relative, "Efficiency over ranks") if relative["data"] else None
     missing = sorted({item.why_not for item in series if item.why_not})
-    words = "Points are medians over launches with 95 % intervals; dotted is ideal, dashed is what the model predicts from one rank."
-    note = element("p", "No prediction for some curves: " + "; ".join(missing) + ".", class_="quiet") if missing else None
-    plots = element("div", element("div", element("h3", "Throughput"), throughput), efficiency and element("div", element("h3", "Efficiency"), efficiency), class_="pair") if efficiency else throughput
+    words = (
+        "Points are medians over launches with 95 % intervals; dotted is ideal, "
+        "dashed is what the model predicts from one rank."
+    )
+    note = (
+        element("p", "No prediction for some curves: " + "; ".join(missing) + ".", class_="quiet") if missing else None
+    )
+    plots = (
+        element(
+            "div",
+            element("div", element("h3", "Throughput"), throughput),
+            efficiency and element("div", element("h3", "Efficiency"), efficiency),
+            class_="pair",
+        )
+        if efficiency
+        else throughput
+    )
     return join(element("p", words, class_="quiet"), plots, note)
 
 
@@ -84,10 +112,24 @@ def _phases(page: Page) -> Markup | None:
     found = [case.breakdown for case in page.explanation.cases if case.breakdown is not None]
     if not found:
         return None
-    more = element("p", f"The plot shows {figures.MOST_BARS} of {len(found)} cases; the table all.", class_="quiet") if len(found) > figures.MOST_BARS else None
-    words = "What is exposed sums to the step; `other` is the rest, negative where the passes that split the step ran slower than the clean one."
-    plot = page.plot("phases-plot", figures.phase_bars(found), "Phases of a step by case; the table below holds the numbers")
-    return join(element("p", words, class_="quiet"), plot, more, _folded("Shares and seconds of every case", breakdown_table(found)))
+    more = (
+        element("p", f"The plot shows {figures.MOST_BARS} of {len(found)} cases; the table all.", class_="quiet")
+        if len(found) > figures.MOST_BARS
+        else None
+    )
+    words = (
+        "What is exposed sums to the step; `other` is the rest, "
+        "negative where the passes that split the step ran slower than the clean one."
+    )
+    plot = page.plot(
+        "phases-plot", figures.phase_bars(found), "Phases of a step by case; the table below holds the numbers"
+    )
+    return join(
+        element("p", words, class_="quiet"),
+        plot,
+        more,
+        _folded("Shares and seconds of every case", breakdown_table(found)),
+    )
 
 
 def _timeline(page: Page) -> Markup | None:
@@ -100,15 +142,30 @@ def _timeline(page: Page) -> Markup | None:
         return None
     buttons = [
         element("button", title, type="button", data_zoom=kind, data_target="timeline-plot")
-        for kind, title in (("in", "Zoom in"), ("out", "Zoom out"), ("left", "Earlier"), ("right", "Later"), ("all", "Whole step"))
+        for kind, title in (
+            ("in", "Zoom in"),
+            ("out", "Zoom out"),
+            ("left", "Earlier"),
+            ("right", "Later"),
+            ("all", "Whole step"),
+        )
     ]
-    words = "Drag to zoom, double-click for the whole. Measured steps carry hooks on every layer, which make them longer than clean ones."
-    return join(element("p", words, class_="quiet"), page.choice("timeline-plot", options, "Step"), element("div", *buttons, class_="tools"))
+    words = (
+        "Drag to zoom, double-click for the whole. "
+        "Measured steps carry hooks on every layer, which make them longer than clean ones."
+    )
+    return join(
+        element("p", words, class_="quiet"),
+        page.choice("timeline-plot", options, "Step"),
+        element("div", *buttons, class_="tools"),
+    )
 
 
 def _interesting(cases: Sequence[CaseExplanation]) -> list[CaseExplanation]:
     """Cases with several ranks first, the slowest exchange first."""
-    return sorted(cases, key=lambda case: (case.evidence.run.ranks == 1, -case.evidence.result.phases.get("aggregate", 0.0)))
+    return sorted(
+        cases, key=lambda case: (case.evidence.run.ranks == 1, -case.evidence.result.phases.get("aggregate", 0.0))
+    )
 
 
 def _gaps(page: Page) -> Markup | None:
@@ -118,7 +175,9 @@ def _gaps(page: Page) -> Markup | None:
     options = [(f"{gap.slow} against {gap.fast}", figures.waterfall(gap)) for gap in gaps]
     words = "Green shortens the slower step towards the faster one, red lengthens it; the bars sum to the measured gap."
     tables = [
-        element("div", gap_table(gap), data_follows="gap-plot-choice", data_figure=f"gap-plot-{number}", hidden=number > 0)
+        element(
+            "div", gap_table(gap), data_follows="gap-plot-choice", data_figure=f"gap-plot-{number}", hidden=number > 0
+        )
         for number, gap in enumerate(gaps)
     ]
     return join(element("p", words, class_="quiet"), page.choice("gap-plot", options, "Gap"), *tables)
@@ -135,17 +194,29 @@ def _whatif(page: Page) -> Markup | None:
         return None
     options = [(case.evidence.label, figures.tornado(case.sensitivities)) for case in cases]
     words = "One quantity at a time halved and doubled, the step predicted again by the model."
-    return join(element("p", words, class_="quiet"), page.choice("tornado-plot", options, "Case"), _whatif_table(cases[0]))
+    return join(
+        element("p", words, class_="quiet"), page.choice("tornado-plot", options, "Case"), _whatif_table(cases[0])
+    )
 
 
 def _whatif_table(case: CaseExplanation) -> Markup | None:
     if not case.what_ifs:
         return None
     rows = [
-        element("tr", element("td", item.change), element("td", f"{1e3 * item.predicted_step_s:.2f}", class_="num"), element("td", f"{1e3 * item.saved_s:+.2f}", class_="num"))
+        element(
+            "tr",
+            element("td", item.change),
+            element("td", f"{1e3 * item.predicted_step_s:.2f}", class_="num"),
+            element("td", f"{1e3 * item.saved_s:+.2f}", class_="num"),
+        )
         for item in case.what_ifs
     ]
-    head = element("tr", element("th", "change", scope="col"), element("th", "predicted step, ms", scope="col", class_="num"), element("th", "saved, ms", scope="col", class_="num"))
+    head = element(
+        "tr",
+        element("th", "change", scope="col"),
+        element("th", "predicted step, ms", scope="col", class_="num"),
+        element("th", "saved, ms", scope="col", class_="num"),
+    )
     caption = element("caption", f"What if: {case.evidence.label}")
     return _scroll(element("table", caption, element("thead", head), element("tbody", *rows)), "What if")
 
@@ -156,8 +227,15 @@ def _residuals(page: Page) -> Markup | None:
         return None
     all_of = [residual for item in found for residual in item.residuals]
     inside = sum(residual.inside for residual in all_of)
-    words = f"{inside} of {len(all_of)} measured steps lie in the model's 90 % interval. Where a bar differs, do not trust that term."
-    return join(element("p", words), page.plot("residual-plot", figures.residual_bars(found), "Measured and predicted phases"), _folded("Numbers", residual_table(all_of)))
+    words = (
+        f"{inside} of {len(all_of)} measured steps lie in the model's 90 % interval. "
+        "Where a bar differs, do not trust that term."
+    )
+    return join(
+        element("p", words),
+        page.plot("residual-plot", figures.residual_bars(found), "Measured and predicted phases"),
+        _folded("Numbers", residual_table(all_of)),
+    )
 
 
 def _results(page: Page) -> Markup | None:
@@ -170,7 +248,6 @@ def _folded(title: str, content: Markup) -> Markup:
 
 def _scroll(content: Markup, what: str) -> Markup:
     return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=what)
-
 
 
 SECTIONS: tuple[Section, ...] = (

@@ -18,7 +18,9 @@ from paceline.units import SECONDS, format_share
 __all__ = ["breakdown_table", "gap_table", "residual_table", "results_table", "straggler_table"]
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Markup | str | float | None]], *, caption: str = "") -> Markup:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[Markup | str | float | None]], *, caption: str = ""
+) -> Markup:
     """A table; columns whose name starts with '>' hold numbers."""
     numeric = [column.startswith(">") for column in columns]
     head = [
@@ -63,7 +65,10 @@ def _result(case: CaseExplanation) -> list[Markup | str]:
         number(rate.value if rate else None, f"{rate.value:,.1f}" if rate else "none"),
         element("td", half(rate) if rate else "", class_="num"),
         number(step.value if step else None, SECONDS.format(step.value) if step else ""),
-        number(result.speedup.value if result.speedup else None, f"{result.speedup.value:.2f} x{base}" if result.speedup else ""),
+        number(
+            result.speedup.value if result.speedup else None,
+            f"{result.speedup.value:.2f} x{base}" if result.speedup else "",
+        ),
         number(result.efficiency, format_share(result.efficiency) if result.efficiency is not None else ""),
         element("td", str(result.num_launches - result.num_failed), class_="num"),
         element("td", failed),
@@ -77,8 +82,13 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
     rows: list[list[Markup | str | float | None]] = []
     for item in breakdowns:
         parts = [item.part(name) for name in names]
-        cells: list[Markup | str | float | None] = [item.label, number(item.step_s.value, SECONDS.format(item.step_s.value))]
-        cells += [number(part.seconds, f"{format_share(part.share)} ({SECONDS.format(part.seconds)})") for part in parts]
+        cells: list[Markup | str | float | None] = [
+            item.label,
+            number(item.step_s.value, SECONDS.format(item.step_s.value)),
+        ]
+        cells += [
+            number(part.seconds, f"{format_share(part.share)} ({SECONDS.format(part.seconds)})") for part in parts
+        ]
         cells.append(SECONDS.format(item.hidden_s) if item.hidden_s is not None else "")
         rows.append(cells)
     return table(columns, rows)
@@ -86,13 +96,15 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
 
 def gap_table(gap: Gap) -> Markup:
     """Causes of a gap with their evidence; the last row is their sum."""
-    rows = [
+    rows: list[list[Markup | str | float | None]] = [
         [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds:+.2f}"), _range(bar.interval), bar.evidence]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)
     rows.append(["sum: the measured gap", number(total, f"{1e3 * total:+.2f}"), "", ""])
-    return table(["cause", ">ms of the slower step", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}")
+    return table(
+        ["cause", ">ms of the slower step", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}"
+    )
 
 
 def _range(interval: Interval | None) -> str:

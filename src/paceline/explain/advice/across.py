@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from paceline.explain.evidence import CaseEvidence
 from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.advice.rules import gain_of, make
+from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval
 from paceline.units import SECONDS, format_share
@@ -51,20 +51,20 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
     per_sample, fixed = np.polyfit(batches, steps, 1)
     if fixed <= 0 or per_sample <= 0 or case.result.step_s is None:
         return None
-    batch = case.run.batch
+    batch, step = case.run.batch, case.result.step_s.value
     wanted = _enough(batch, fixed / per_sample)
     if wanted <= batch:
         return None
     after = fixed / wanted + per_sample
-    gain = 1 - after / (case.result.step_s.value / batch)
-    spread = gain_of(case, case.result.step_s.value * max(0.0, gain))
+    gain = 1 - after / (step / batch)
+    spread = gain_of(case, step * max(0.0, gain))
     return make(
         case,
         "small_batch",
         f"A batch of {batch} is too small to fill the device",
         evidence=(
-            f"{SECONDS.format(fixed)} of the {SECONDS.format(case.result.step_s.value)} step do not depend on the batch",
-            f"a sample takes {SECONDS.format(case.result.step_s.value / batch)}, at batch {wanted} about {SECONDS.format(after)}",
+            f"{SECONDS.format(fixed)} of the {SECONDS.format(step)} step do not depend on the batch",
+            f"a sample takes {SECONDS.format(step / batch)}, at batch {wanted} about {SECONDS.format(after)}",
             f"fitted through batches {', '.join(str(int(value)) for value in batches)}",
         ),
         gain=Interval(max(0.0, float(gain)), spread.low, spread.high),
@@ -101,7 +101,9 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
             f"{SECONDS.format(other)} belong to no phase",
         ),
         gain=gain_of(case, before + other),
-        change=Change("code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"),
+        change=Change(
+            "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""A finding: a cause with its evidence, what removing it would gain, and the exact change; and a trial that shows it."""
+"""A finding: a cause with its evidence, what removing it would gain, the exact change, and a trial that shows it."""
 
 from __future__ import annotations
 

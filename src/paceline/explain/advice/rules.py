@@ -6,13 +6,14 @@ about the exchange ask the model what the same gradients would cost otherwise (s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.evidence import CaseEvidence
 from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange, exchange_of
-from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.stragglers import find_stragglers
 from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
@@ -84,7 +85,7 @@ def oversubscribed_threads(evidence: CaseEvidence) -> Finding | None:
 
 def _crowding_loss(factor: float) -> float:
     """Share of compute lost to threads that wait for a core; each further thread per core adds less."""
-    return 1 - 1 / factor**0.5
+    return 1 - 1 / math.sqrt(factor)
 
 
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
@@ -148,7 +149,8 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
         "The link between the ranks is the bottleneck",
         evidence=(
             *_exchange_facts(evidence, exchange),
-            f"bytes move at {BANDWIDTH.format(rate)} per rank; ten times that would expose {SECONDS.format(faster.exposed)}",
+            f"bytes move at {BANDWIDTH.format(rate)} per rank; "
+            f"ten times that would expose {SECONDS.format(faster.exposed)}",
         ),
         gain=gain_of(evidence, settings.exposed - faster.exposed),
         change=Change("purchase", f"a link of {BANDWIDTH.format(rate * LINK_FACTOR)} or more between the hosts"),
@@ -203,7 +205,10 @@ def slow_input(evidence: CaseEvidence) -> Finding | None:
     if not waits:
         return None
     samples = [phases_of(passes) for passes in evidence.launches.passes]
-    shares = [(item["io"] + item["h2d"]) / passes["clean"] for item, passes in zip(samples, evidence.launches.passes, strict=True)]
+    shares = [
+        (item["io"] + item["h2d"]) / passes["clean"]
+        for item, passes in zip(samples, evidence.launches.passes, strict=True)
+    ]
     return make(
         evidence,
         "slow_input",
