@@ -9,6 +9,8 @@ import click
 from paceline.catalog.describe import SECTIONS, describe, section
 from paceline.cli.output import emit, json_option, table
 
+__all__ = ["command"]
+
 
 @click.command()
 @click.argument("name", required=False)

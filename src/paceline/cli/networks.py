@@ -11,6 +11,8 @@ from paceline.catalog.networks import network, network_names
 from paceline.cli.output import emit, json_option, table
 from paceline.units import BYTES
 
+__all__ = ["command"]
+
 COLUMNS = ("layer", "kind", "shape", ">parameters", ">multiply-adds", ">activations", ">gradients")
 
 

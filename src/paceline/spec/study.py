@@ -35,20 +35,25 @@ class Study(Noun):
     title: str = ""
     """A sentence for people."""
     networks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """`paceline networks` lists them; a path is relative to the study's file."""
     frameworks: Annotated[tuple[Name, ...], Field(min_length=1)]
     """`pytorch` for the framework's usual way to run, or `pytorch/fsdp2` to name one."""
     clusters: Annotated[tuple[Name, ...], Field(min_length=1)] = ("local",)
+    """`paceline catalog clusters` lists them; a path is relative to the study's file."""
     devices: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
     """Numbers of ranks, one per device."""
     batch: Annotated[tuple[Count, ...], Field(min_length=1)]
     """Samples of a step: per device if scaling is weak, of all devices together if it is strong."""
     scaling: Literal["weak", "strong"] = "weak"
+    """Whether work grows with the devices or is shared by them."""
     placement: Literal["packed", "spread"] = "packed"
     """Fill host after host, or take one device of each host in turn."""
     input: Annotated[tuple[InputMode, ...], Field(min_length=1)] = ("resident",)
     """Where batches come from: already on the device, copied from host memory, or read from files."""
-    strategy: tuple[Strategy, ...] = (Strategy(),)
+    strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy(),)
+    """Ways to aggregate gradients that are compared."""
     protocol: Protocol = Protocol()
+    """How every case is measured."""
 
 
 class Case(Noun):
@@ -145,22 +150,34 @@ def expand(study: Study, known: Known) -> tuple[Case, ...]:
     """Every case of the study, each once, in the order of its lists."""
     for misfit in misfits(study, known):
         raise InputError(f"{misfit.field}: got {misfit.given}, expected {misfit.expected}", hint=misfit.hint)
-    product = itertools.product(
-        study.networks, study.clusters, study.frameworks, study.strategy, study.batch, study.input, study.devices
-    )
     cases = [
+        first.model_copy(
+            update={"strategy": strategy, "batch": _per_device(study, batch, ranks), "input": source, "ranks": ranks}
+        )
+        for first in _first_cases(study, known)
+        for strategy, batch, source, ranks in itertools.product(study.strategy, study.batch, study.input, study.devices)
+    ]
+    return tuple({case.id: case for case in cases}.values())
+
+
+def _first_cases(study: Study, known: Known) -> list[Case]:
+    """One case for each network, cluster and framework; the others differ from it in values checked already."""
+    return [
         Case(
             network=known.network(network),
             cluster=known.cluster(cluster),
             framework=known.framework(framework),
-            strategy=strategy,
-            ranks=ranks,
-            batch=batch if study.scaling == "weak" else batch // ranks,
+            strategy=study.strategy[0],
+            ranks=study.devices[0],
+            batch=study.batch[0],
             scaling=study.scaling,
             placement=study.placement,
-            input=source,
+            input=study.input[0],
             threads=study.protocol.threads,
         )
-        for network, cluster, framework, strategy, batch, source, ranks in product
+        for network, cluster, framework in itertools.product(study.networks, study.clusters, study.frameworks)
     ]
-    return tuple({case.id: case for case in cases}.values())
+
+
+def _per_device(study: Study, batch: int, ranks: int) -> int:
+    return batch if study.scaling == "weak" else batch // ranks
