@@ -1,14 +1,15 @@
-"""The table of planted causes: what `explain` names first, what it predicts, and what removing the cause really gained."""
+"""The table of planted causes: what `explain` names first, what it predicts, what removing the cause gained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from planted_cases import Planted
+
 from paceline.explain.advice.finding import Finding
 from paceline.explain.explanation import Explanation, explain_campaign
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
-from planted_cases import Planted
 
 __all__ = ["print_table"]
 

@@ -92,6 +92,8 @@ def break_down(evidence: CaseEvidence) -> Breakdown | None:
 
 def _around(value: float, sample: list[float]) -> Interval:
     """The interval over launches, about a value that may be a remainder."""
+    if len(sample) > 1 and min(sample) == max(sample):
+        return Interval(value, min(value, sample[0]), max(value, sample[0]))
     found = median_interval(sample)
     return Interval(value, min(found.low, value), max(found.high, value))
 

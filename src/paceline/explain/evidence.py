@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from paceline.catalog.frameworks import Policy, resolve
 from paceline.errors import UnknownName
-from paceline.measurements.results import CaseResult, Launches, campaign_results, load_launches
+from paceline.measurements.results import CaseResult, Launches, load_launches, results_of
 from paceline.measurements.run import Run, Span
 from paceline.measurements.store import Store
 from paceline.measurements.tables import RankStep, rank_steps, read_spans
@@ -23,14 +23,14 @@ from paceline.spec.strategy import Strategy
 __all__ = ["CaseEvidence", "case_label", "load_evidence"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CaseEvidence:
-    """One case of a campaign with everything that was measured of it."""
+    """One case of a campaign with everything that was measured of it; equal to itself alone."""
 
     result: CaseResult
     launches: Launches
     rank_steps: tuple[RankStep, ...]
-    """Timed steps of every rank in the passes that split the step."""
+    """Timed steps of every rank in the passes without exchange, where each rank's time is its own."""
     spans: tuple[Span, ...]
     """Layers and gradients inside the traced steps of one launch."""
 
@@ -79,17 +79,19 @@ class CaseEvidence:
         named = self.cluster.hosts[self.placed[rank].host].name
         return self.run.environment.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
 
-    def rank_seconds(self, pass_name: str) -> dict[int, list[float]]:
-        """Each rank's own times of one pass, all launches together."""
-        found: dict[int, list[float]] = defaultdict(list)
+    @cached_property
+    def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
+        """Seconds by pass, rank and launch."""
+        found: dict[str, dict[int, dict[str, list[float]]]] = {}
         for step in self.rank_steps:
-            if step.pass_name == pass_name:
-                found[step.rank].append(step.seconds)
-        return dict(found)
+            ranks = found.setdefault(step.pass_name, {})
+            ranks.setdefault(step.rank, {}).setdefault(step.run, []).append(step.seconds)
+        return found
 
     def rank_median(self, pass_name: str) -> dict[int, float]:
-        """Each rank's median of one pass."""
-        return {rank: median(seconds) for rank, seconds in sorted(self.rank_seconds(pass_name).items())}
+        """Each rank's median of one pass, all launches together."""
+        times = self.rank_times.get(pass_name, {})
+        return {rank: median(s for found in times[rank].values() for s in found) for rank in sorted(times)}
 
 
 def case_label(run: Run) -> str:
@@ -103,10 +105,10 @@ def case_label(run: Run) -> str:
 def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
     """Every case of a campaign, in the order of its results."""
     launches = load_launches(store, campaign)
-    results = {result.run.case_id: result for result in campaign_results(store, campaign)}
+    results = {result.run.case_id: result for result in results_of(launches)}
     by_case = {item.first.case_id: item for item in launches}
     good = [run.id for item in launches for run in item.runs if run.outcome == "ok"]
-    steps = _by_run(rank_steps(store, good))
+    steps = _by_run(rank_steps(store, good, passes=("forward", "compute")))
     traced = [next((r.id for r in item.runs if r.outcome == "ok"), None) for item in launches]
     spans = read_spans(store, [name for name in traced if name])
     return tuple(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from statistics import median
 
 import numpy as np
@@ -63,18 +64,22 @@ class Exchange:
     @property
     def communication(self) -> float:
         """Seconds of all exchanges, hidden or not."""
-        return float(self._bucket_costs().sum())
+        return float(self.cost(self.bucket_sizes).sum())
 
     @property
     def exposed(self) -> float:
         """Seconds by which the exchanges outlast backward."""
-        costs = self._bucket_costs()
-        if not self.overlap:
-            return float(exposed_none(costs))
-        return float(exposed_fifo(np.asarray(self.ready)[list(self.last)], costs))
+        return _exposed(self.bucket_ready, self.cost(self.bucket_sizes), overlap=self.overlap)
 
-    def _bucket_costs(self) -> Floats:
-        return self.cost(bucket_bytes(np.asarray(self.sizes), np.asarray(self.last)))
+    @cached_property
+    def bucket_sizes(self) -> Floats:
+        """Bytes of each bucket."""
+        return bucket_bytes(np.asarray(self.sizes), np.asarray(self.last))
+
+    @cached_property
+    def bucket_ready(self) -> Floats:
+        """When each bucket is ready."""
+        return np.asarray(self.ready)[list(self.last)]
 
     def rebucketed(self, limit: float) -> Exchange:
         """The same gradients in buckets of up to this size."""
@@ -89,7 +94,7 @@ class Exchange:
     @property
     def bucket_limit(self) -> float:
         """Bytes of the largest bucket."""
-        return float(bucket_bytes(np.asarray(self.sizes), np.asarray(self.last)).max())
+        return float(self.bucket_sizes.max())
 
     def bound(self) -> float:
         """Exposed seconds of the best possible bundling, whatever its sizes."""
@@ -98,6 +103,7 @@ class Exchange:
         return replace(self, last=tuple(int(index) for index in last)).exposed
 
 
+@lru_cache(maxsize=4096)
 def exchange_of(evidence: CaseEvidence) -> Exchange | None:
     """The exchange of a case; None with one rank, without spans or with a policy that nobody knows."""
     policy, result = evidence.policy, evidence.result
@@ -160,20 +166,29 @@ def _bundled(exchange: Exchange, evidence: CaseEvidence) -> Exchange:
 
 def _fitted(exchange: Exchange, measured: float) -> Exchange:
     """With seconds per byte such that the exposed time is the measured one; start-up shrinks if it alone exceeds it."""
+    sizes, ready = exchange.bucket_sizes, exchange.bucket_ready
+
+    def exposed(startup: float, per_byte: float) -> float:
+        return _exposed(ready, startup + sizes * per_byte, overlap=exchange.overlap)
+
     if exchange.exposed >= measured:
-        startup = _bisect(lambda x: replace(exchange, startup=x).exposed, measured, (0.0, exchange.startup))
-        return replace(exchange, startup=startup)
+        bounds = (0.0, exchange.startup)
+        return replace(exchange, startup=_bisect(lambda x: exposed(x, exchange.per_byte), measured, bounds))
     high = exchange.per_byte
-    while replace(exchange, per_byte=high).exposed < measured and high < 1.0:
+    while exposed(exchange.startup, high) < measured and high < 1.0:
         high *= 2
-    per_byte = _bisect(lambda x: replace(exchange, per_byte=x).exposed, measured, (exchange.per_byte, high))
-    return replace(exchange, per_byte=per_byte)
+    bounds = (exchange.per_byte, high)
+    return replace(exchange, per_byte=_bisect(lambda x: exposed(exchange.startup, x), measured, bounds))
+
+
+def _exposed(ready: Floats, costs: Floats, *, overlap: bool) -> float:
+    return float(exposed_fifo(ready, costs) if overlap else exposed_none(costs))
 
 
 def _bisect(grows: Callable[[float], float], target: float, bounds: tuple[float, float]) -> float:
     """Where a growing function reaches the target; the nearer bound if it does not."""
     low, high = bounds
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if grows(middle) < target else (low, middle)
     return (low + high) / 2

@@ -60,18 +60,22 @@ class Gap:
         return self.slow_step_s.value - self.fast_step_s.value
 
 
-def find_gaps(cases: Sequence[CaseEvidence]) -> tuple[Gap, ...]:
-    """For each network and size that several frameworks or strategies ran: every slower one against the fastest."""
+def find_gaps(cases: Sequence[CaseEvidence], *, most: int = 50) -> tuple[Gap, ...]:
+    """For each network and size that several frameworks or strategies ran: slower ones against the fastest.
+
+    The largest ratios first, so many at most.
+    """
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
         run = case.run
         if case.result.step_s is not None and case.result.phases:
             groups[run.network, run.cluster, run.ranks, run.batch, run.launcher].append(case)
-    gaps = []
+    pairs = []
     for group in groups.values():
-        ordered = sorted(group, key=_step)
-        gaps += [explain_gap(slow, ordered[0]) for slow in ordered[1:] if _differs(slow, ordered[0])]
-    return tuple(sorted(gaps, key=lambda gap: -gap.seconds / gap.slow_step_s.value))
+        fastest = min(group, key=_step)
+        pairs += [(slow, fastest) for slow in group if slow is not fastest and _differs(slow, fastest)]
+    pairs.sort(key=lambda pair: _step(pair[1]) / _step(pair[0]))
+    return tuple(explain_gap(slow, fast) for slow, fast in pairs[:most])
 
 
 def _step(case: CaseEvidence) -> float:

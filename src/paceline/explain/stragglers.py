@@ -6,14 +6,13 @@ persistent if it is the slowest in most steps by more than the noise, transient 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Literal
 
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.summary import Interval, median_interval
-from paceline.measurements.tables import RankStep
 
 __all__ = ["Straggler", "find_stragglers"]
 
@@ -43,32 +42,29 @@ class Straggler:
     """Seconds of each day of training during which the other ranks wait for it."""
 
 
+@lru_cache(maxsize=4096)
 def find_stragglers(evidence: CaseEvidence) -> tuple[Straggler, ...]:
     """Ranks that hold up the others, the costliest first."""
     step = evidence.result.step_s
     if evidence.run.ranks < 2 or step is None:
         return ()
-    compute = evidence.rank_seconds("compute")
-    if len(compute) < 2:
+    medians = evidence.rank_median("compute")
+    if len(medians) < 2:
         return ()
-    found = [_judge(evidence, rank, step.value) for rank in compute]
+    found = [_judge(evidence, rank, step.value, medians) for rank in medians]
     return tuple(sorted((item for item in found if item), key=lambda item: -item.cost_s.value))
 
 
-def _judge(evidence: CaseEvidence, rank: int, step_s: float) -> Straggler | None:
-    medians = evidence.rank_median("compute")
+def _judge(evidence: CaseEvidence, rank: int, step_s: float, medians: dict[int, float]) -> Straggler | None:
     others = median(value for other, value in medians.items() if other != rank)
-    persistent = medians[rank] - others
-    costs = _cost_by_launch(evidence, rank)
     share = _share_slowest(evidence, rank)
-    if persistent > NOTICEABLE * step_s and share > 0.7:
-        kind: Literal["persistent", "transient"] = "persistent"
-    else:
-        costs = [_transient_cost(steps) for steps in _launch_times(evidence, rank).values()]
-        kind = "transient"
-    cost = median_interval(costs)
-    if cost.value < NOTICEABLE * step_s:
+    kind: Literal["persistent", "transient"] = "transient"
+    costs = [_transient_cost(steps) for steps in evidence.rank_times["compute"][rank].values()]
+    if medians[rank] - others > NOTICEABLE * step_s and share > 0.7:
+        kind, costs = "persistent", _cost_by_launch(evidence, rank)
+    if not costs or median(costs) < NOTICEABLE * step_s:
         return None
+    cost = median_interval(costs)
     return Straggler(
         rank=rank,
         host=evidence.host_of(rank),
@@ -81,18 +77,10 @@ def _judge(evidence: CaseEvidence, rank: int, step_s: float) -> Straggler | None
     )
 
 
-def _launch_times(evidence: CaseEvidence, rank: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
-    for step in evidence.rank_steps:
-        if step.pass_name == "compute" and step.rank == rank:
-            found[step.run].append(step.seconds)
-    return found
-
-
 def _cost_by_launch(evidence: CaseEvidence, rank: int) -> list[float]:
     """In each launch, the rank's median compute beyond that of the slowest of the others."""
-    mine = _launch_times(evidence, rank)
-    others = [_launch_times(evidence, other) for other in evidence.rank_median("compute") if other != rank]
+    times = evidence.rank_times["compute"]
+    mine, others = times[rank], [found for other, found in times.items() if other != rank]
     return [
         max(0.0, median(times) - max(median(other[run]) for other in others if run in other))
         for run, times in mine.items()
@@ -107,12 +95,13 @@ def _transient_cost(seconds: list[float]) -> float:
 
 
 def _share_slowest(evidence: CaseEvidence, rank: int) -> float:
-    steps: dict[tuple[str, int], list[RankStep]] = defaultdict(list)
-    for step in evidence.rank_steps:
-        if step.pass_name == "compute":
-            steps[step.run, step.step].append(step)
-    slowest = [max(group, key=lambda item: item.seconds).rank for group in steps.values()]
-    return slowest.count(rank) / len(slowest)
+    times = evidence.rank_times["compute"]
+    won = [
+        all(mine >= found[run][step] for found in times.values() if step < len(found.get(run, ())))
+        for run, seconds in times[rank].items()
+        for step, mine in enumerate(seconds)
+    ]
+    return sum(won) / len(won)
 
 
 def _phase(evidence: CaseEvidence, rank: int) -> Literal["forward", "backward"]:

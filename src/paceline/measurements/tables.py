@@ -12,7 +12,7 @@ import duckdb
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
 
-__all__ = ["RankStep", "rank_steps", "read_spans"]
+__all__ = ["PassTime", "RankStep", "pass_times", "rank_steps", "read_spans"]
 
 _SPAN_COLUMNS = "rank, step, phase, name, start_s, seconds, size_bytes, source"
 
@@ -26,6 +26,32 @@ class RankStep:
     rank: int
     step: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """One pass of one launch: its timed steps, each as long as its slowest rank."""
+
+    run: str
+    pass_name: str
+    num_steps: int
+    median_s: float
+    total_s: float
+
+
+def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
+    """Every pass of these runs."""
+    rows = _ask(
+        store,
+        runs,
+        table="steps",
+        query="""WITH slowest AS (
+                     SELECT parse_path(filename)[-2] AS run, pass_name, step, max(seconds) AS seconds
+                     FROM read_parquet($files, filename = true) WHERE NOT warmup GROUP BY ALL)
+                 SELECT run, pass_name, count(*), median(seconds), sum(seconds)
+                 FROM slowest GROUP BY ALL ORDER BY ALL""",
+    )
+    return [PassTime(*row) for row in rows]
 
 
 def rank_steps(store: Store, runs: Sequence[str], *, passes: Sequence[str] = ()) -> list[RankStep]:

@@ -27,9 +27,12 @@ LINK_FACTOR = 10.0
 
 
 def gain_of(evidence: CaseEvidence, saved_s: float) -> Interval:
-    """The share of the step that some saved seconds are, with the spread of the launches' own steps."""
-    steps = evidence.launches.steps
-    return median_interval([min(1.0, max(0.0, saved_s / step)) for step in steps])
+    """The share of the step that some saved seconds are; its interval is that of the step."""
+    step = evidence.result.step_s
+    assert step is not None
+    value, low, high = (min(1.0, max(0.0, saved_s / seconds)) for seconds in (step.value, step.high, step.low))
+    unknown = not math.isfinite(step.low)
+    return Interval(value, float("-inf"), float("inf")) if unknown else Interval(value, low, high)
 
 
 def make(measured: CaseEvidence, cause: str, title: str, **rest: Any) -> Finding:
