@@ -16,8 +16,10 @@ from paceline.spec.study import Case
 LINK = Link(name="ethernet", bandwidth=125e6, latency=1e-4)
 
 
-def cluster(hosts: int = 4, name: str = "made") -> Cluster:
+def cluster(hosts: int = 4, name: str = "made", *, one_host: bool = False) -> Cluster:
     device = Device(name="accelerator")
+    if one_host:
+        return Cluster(name=name, hosts=(Host(name="node", devices=(device,) * hosts, inside=LINK, link=LINK),))
     return Cluster(
         name=name,
         hosts=tuple(Host(name=f"node{n}", devices=(device,), inside=LINK, link=LINK) for n in range(hosts)),
@@ -51,6 +53,7 @@ class Made:
     threads: int = 1
     cores: int = 2
     steps: int = 6
+    one_host: bool = False
 
 
 def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str = "made-1", title: str = "") -> Store:
@@ -79,7 +82,7 @@ def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str =
 def _case(made: Made) -> Case:
     return Case(
         network=known().network(made.network),
-        cluster=cluster(max(4, made.ranks)),
+        cluster=cluster(max(4, made.ranks), one_host=made.one_host),
         framework=made.framework,
         strategy=Strategy.model_validate(made.strategy),
         ranks=made.ranks,

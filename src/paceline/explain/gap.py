@@ -144,11 +144,11 @@ def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
     if one is None or other is None:
         return [Bar("exchange", total, f"exposed: {SECONDS.format(ours)} against {SECONDS.format(theirs)}")]
     bars, now = [], one
-    if now.overlap != other.overlap:
-        now, bar = _changed(now, replace(now, overlap=other.overlap), "overlap", slow)
-        bars.append(bar)
     if now.last != other.last and len(now.sizes) == len(other.sizes):
-        now, bar = _changed(now, replace(now, last=other.last), "fusion", slow)
+        now, bar = _changed(now, replace(now, last=other.last), "fusion")
+        bars.append(bar)
+    if now.overlap != other.overlap:
+        now, bar = _changed(now, replace(now, overlap=other.overlap), "overlap")
         bars.append(bar)
     served = [case.policy is not None and case.policy.aggregation == "parameter_server" for case in (slow, fast)]
     rest = total - sum(bar.seconds for bar in bars)
@@ -158,7 +158,7 @@ def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
     return bars
 
 
-def _changed(now: Exchange, then: Exchange, cause: str, case: CaseEvidence) -> tuple[Exchange, Bar]:
+def _changed(now: Exchange, then: Exchange, cause: str) -> tuple[Exchange, Bar]:
     words = {
         "overlap": f"exposed {SECONDS.format(now.exposed)} as it is, {SECONDS.format(then.exposed)} if overlap changed",
         "fusion": f"{now.num_exchanges} exchanges against {then.num_exchanges}: "
