@@ -1,4 +1,4 @@
-# make demo | make test | make check | make setup | make docs | make lock
+# make demo | make test | make test-cluster | make check | make setup | make docs | make lock
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,6 +8,7 @@ SETUP := $(VENV)/.ready
 help:
 	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, say what was found"
 	@echo "make test    set everything up, run every check and test"
+	@echo "make test-cluster   as root: install real engines (Slurm, MPI, sshd, Ray) and run every test of many hosts"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make docs    write docs/reference anew from the code"
 	@echo "make lock    pin dependencies anew"
@@ -34,6 +35,21 @@ check: setup
 test: check
 	$(BIN)/pytest
 
+CLUSTER_PACKAGES := slurm-wlm munge openmpi-bin mpich openssh-server openssh-client iperf3 iputils-ping iptables \
+  iproute2 util-linux gcc libc6-dev
+RAY_ENV := $(VENV)/ray
+
+test-cluster: setup $(RAY_ENV)/.ready
+	@test "$$(id -u)" = 0 || { echo "make test-cluster needs root: it makes network namespaces"; exit 2; }
+	dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1 || \
+	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(CLUSTER_PACKAGES); }
+	PACELINE_TEST_CLUSTER=1 PACELINE_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python $(BIN)/pytest tests/integration/cluster
+
+$(RAY_ENV)/.ready: | $(SETUP)
+	$(PYTHON) -m venv $(RAY_ENV)
+	$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/ray.txt
+	@touch $@
+
 docs: setup
 	$(BIN)/python tools/reference.py
 
@@ -41,4 +57,4 @@ lock: setup
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 
-.PHONY: help setup demo check test docs lock
+.PHONY: help setup demo check test test-cluster docs lock

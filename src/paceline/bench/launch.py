@@ -23,7 +23,7 @@ from paceline.measurements.run import Environment, Failure, Run, RunData
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
-__all__ = ["Ticket", "launch_case"]
+__all__ = ["Ticket", "launch_case", "launch_folder", "watch"]
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
@@ -68,7 +68,7 @@ def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine:
         reports: list[RankReport] = []
         failure: Failure | None = Failure(phase="launch", reason="unsupported", message=refused)
     else:
-        with _folder() as folder:
+        with launch_folder() as folder:
             try:
                 order = _order(case, adapter, launcher, folder, threads=threads)
             except LaunchFailed as error:
@@ -81,7 +81,8 @@ def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def launch_folder() -> Iterator[Path]:
+    """A folder for the files of one launch, gone after it."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-launch-"))
     try:
         yield folder
@@ -117,7 +118,7 @@ def _carry_out(
     except LaunchFailed as error:
         return [], Failure(phase="launch", reason="crash", message=str(error))
     try:
-        ending = _watch(launch, processes, protocol.timeout)
+        ending = watch(launch, processes, protocol.timeout)
     finally:
         launch.stop()
     dilation = order.meet.dilation
@@ -128,7 +129,7 @@ def _carry_out(
     return reports, failure
 
 
-def _watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
+def watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
     """Wait until all ranks ended, one failed and the others had their grace, or time is up."""
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()

@@ -19,12 +19,18 @@ VERBS: dict[str, str] = {
     "networks": "List the networks that ship with Paceline, or the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
     "run": "Measure every case of a study and store what happened.",
+    "cluster": "Bring virtual clusters up and down on this machine; inspect real ones.",
+    "bench-collectives": "Measure all-reduce and its relatives by size and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
     "explain": "Say where the step goes, why cases differ and what would help most.",
     "report": "Write one self-contained HTML page about a study.",
     "export": "Write results for other tools: traces, tables, logs.",
     "query": "Ask all stored runs a question in SQL.",
+    "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
+    "whatif": "Predict with something changed, side by side.",
+    "calibrate": "Fit the model to stored runs and collective sweeps.",
+    "validate": "Predict published figures that were left out, and print how far off that was.",
 }
 """Every verb and its one line of help; the verb's module is `paceline.cli.<verb>`."""
 

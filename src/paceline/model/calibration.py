@@ -35,6 +35,8 @@ class Calibration:
     """How often gradients pass through memory once more."""
     slowdown: Known = Known(0.1, 0.6)
     """Share of overlapped communication time that compute loses."""
+    crowding: float = 0.0
+    """Share by which compute slows for each further rank of the same host (memory, cores, clock)."""
     reach: Known = Known(0.6, 0.4)
     """Share of a link's stated bandwidth that collectives reach, where no sweep says it."""
     latency: Known = Known(3.0, 0.7)
@@ -43,7 +45,6 @@ class Calibration:
     """Seconds of a hop's software path beside the link's own latency, where no sweep says it."""
     jitter: float | None = None
     """Standard deviation of a step as a share of it; none means what the profile says."""
-    update_s: float | None = None
 
 
 CATALOG_ONLY = Calibration(source="catalog figures only: wide interval")

@@ -14,6 +14,9 @@ __all__ = ["MemoryUse", "check_fits", "memory_of"]
 RESERVED = 0.8e9
 """Bytes that context, kernels and the allocator keep for themselves on an accelerator."""
 
+IN_PLACE = ("relu", "dropout", "flatten")
+"""Layers whose output takes the place of their input, so that nothing more is kept."""
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -45,7 +48,7 @@ def memory_of(network: Network, batch: int, *, width: int = 4, shards: tuple[int
         weights=parameters * width / divide[0],
         gradients=parameters * width / divide[1],
         optimizer=parameters * (4.0 + master) / divide[2],
-        activations=float(sum(cost.activation_bytes(batch, width) for cost in costs)),
+        activations=float(sum(cost.activation_bytes(batch, width) for cost in costs if cost.kind not in IN_PLACE)),
         reserved=RESERVED,
     )
 

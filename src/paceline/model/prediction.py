@@ -114,8 +114,8 @@ class Curve:
 
 def knee_of(devices: Floats, throughput: Floats, *, gain: float) -> int | None:
     """The last count after which a doubling gains less than `gain` (0.5: half of what was added), by interpolation."""
-    order = np.argsort(devices)
-    count, rate = devices[order], throughput[order]
+    count, first = np.unique(devices, return_index=True)
+    rate = throughput[first]
     for index in range(len(count) - 1):
         slope = np.log(rate[index + 1] / rate[index]) / np.log(count[index + 1] / count[index])
         if 2.0**slope - 1.0 < gain:

@@ -66,7 +66,7 @@ def predict_curve(
 def _spreads(largest: int, calibration: Calibration, works: dict[str, StepWork]) -> dict[str, float]:
     """Standard deviation of the log of every uncertain input."""
     bandwidth, latency = calibration.reach.spread, calibration.latency.spread
-    swept = seconds_at(calibration.collectives, "allreduce", max(2, largest), np.array([1e6]))
+    swept = seconds_at(calibration.collectives, "all_reduce", max(2, largest), np.array([1e6]))
     if swept is not None:
         bandwidth = latency = swept[1]
     return {

@@ -88,7 +88,8 @@ class VirtualLauncher:
         return spawn({p.name: (self._command(p), {**inherited(), **p.env}, p.log) for p in processes})
 
     def _command(self, process: Process) -> list[str]:
-        assert self._up is not None and self._case is not None
+        assert self._up is not None
+        assert self._case is not None
         host = self._case.cluster.hosts[process.host].name
         argv = on_host(self._up.pid_of(host), process.argv, directory=process.log.parent)
         device = None if process.rank is None else _placement(self._case)[process.rank].device

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.spec.cluster import Cluster, Placed
 
-__all__ = ["ALGORITHMS", "Fabric", "allreduce", "bus_factor", "fabric_of", "gather_or_scatter", "parameter_server"]
+__all__ = ["ALGORITHMS", "Fabric", "allreduce", "fabric_of", "gather_or_scatter", "parameter_server"]
 
 Floats = NDArray[np.float64]
 Cost = Callable[[Floats, int, float, float, float], Floats]
@@ -30,7 +30,8 @@ def _ring(n: Floats, p: int, a: float, b: float, g: float) -> Floats:
 
 
 def _halving_doubling(n: Floats, p: int, a: float, b: float, g: float) -> Floats:
-    return 2 * np.log2(p) * a + (p - 1) / p * n * (2 * b + g)
+    cost: Floats = 2 * np.log2(p) * a + (p - 1) / p * n * (2 * b + g)
+    return cost
 
 
 def _recursive_doubling(n: Floats, p: int, a: float, b: float, g: float) -> Floats:
@@ -182,11 +183,3 @@ def parameter_server(fabric: Fabric, size: Floats, *, servers: int) -> Floats:
     worker = 2 * n * port * fabric.local
     server = 2 * fabric.ranks * n * port / servers
     return np.maximum(worker, server) + 2 * fabric.between_latency
-
-
-def bus_factor(operation: str, ranks: int) -> float:
-    """Bus bandwidth = bytes / seconds times this."""
-    once = (ranks - 1) / ranks
-    return {"allreduce": 2 * once, "reduce_scatter": once, "all_gather": once, "all_to_all": once, "broadcast": 1.0}[
-        operation
-    ]

@@ -128,7 +128,8 @@ def _add_distributed(
     exposed = _exposed(ranks, policy, lead, last=last, comm=comm, factors=factors)
     hidden = np.maximum(comm.sum(axis=-1) - exposed, 0.0)
     terms["aggregate"] = exposed
-    terms["slowdown"] = hidden * np.minimum(calibration.slowdown.value * factors.slowdown, 0.9)
+    crowded = calibration.crowding * (ranks.fabric.local - 1) * factors.compute * ranks.accumulate * lead.compute
+    terms["slowdown"] = hidden * np.minimum(calibration.slowdown.value * factors.slowdown, 0.9) + crowded
     per_gradient = calibration.fixed_per_gradient.value * lead.num_gradients
     copies = calibration.fixed_copies.value * lead.total_bytes * ranks.memory_per_byte
     terms["fixed"] = factors.fixed * (per_gradient + copies)
@@ -154,7 +155,7 @@ def _exposed(ranks: Ranks, policy: Policy, lead: StepWork, *, last: Ints, comm: 
 def _comm(fabric: Fabric, policy: Policy, calibration: Calibration, *, sizes: Floats, factors: Factors) -> Floats:
     """Seconds of each bucket's exchange, draws first."""
     if policy.aggregation != "parameter_server":
-        name = "reduce_scatter" if policy.shard_stage == 3 else "allreduce"
+        name = "reduce_scatter" if policy.shard_stage == 3 else "all_reduce"
         swept = seconds_at(calibration.collectives, name, fabric.ranks, sizes)
         if swept is not None:
             times = 3.0 if policy.shard_stage == 3 else 1.0

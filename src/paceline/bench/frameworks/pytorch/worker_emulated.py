@@ -65,7 +65,7 @@ class EmulatedGraph(Graph):
         self.order = [(layer["name"], layer["inputs"]) for layer in network["layers"]]
         self.parts = nn.ModuleDict()
         for layer, (forward, backward) in zip(network["layers"], times):
-            self.parts[_key(layer["name"])] = EmulatedLayer(layer, forward, backward, clock, value)
+            self.parts[_key(layer["name"])] = EmulatedLayer(layer, (forward, backward), clock, value)
         self.anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -79,14 +79,12 @@ class EmulatedGraph(Graph):
 class EmulatedLayer(nn.Module):
     """One layer: its tensors, and how long it takes."""
 
-    def __init__(
-        self, layer: dict[str, Any], forward: float, backward: float, clock: DeviceClock, value: float
-    ) -> None:
+    def __init__(self, layer: dict[str, Any], times: tuple[float, float], clock: DeviceClock, value: float) -> None:
         super().__init__()
         for tensor in layer["tensors"]:
             name = tensor["name"][len(layer["name"]) + 1 :]
             self.register_parameter(name, nn.Parameter(torch.zeros(tensor["shape"])))
-        self.times, self.clock, self.value = (forward, backward), clock, value
+        self.times, self.clock, self.value = times, clock, value
 
     def forward(self, carried: Tensor) -> Tensor:
         """Wait as long as the layer takes; its gradients appear when its backward has waited too."""

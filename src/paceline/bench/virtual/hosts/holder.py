@@ -11,6 +11,7 @@ process of every host and with the last of them the namespaces, interfaces and s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -31,6 +32,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 def main(directory: str, owner: str) -> int:
     """Hold the cluster described in `directory` until its keeper ends, it is asked to stop, or its owner dies."""
+    if os.fork():
+        return 0
+    os.setsid()
     home = Path(directory)
     hosts: list[str] = json.loads((home / "hosts.json").read_text())
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -143,10 +147,8 @@ def _wait(keeper: int, *, owner: int) -> None:
 
 def _remove(home: Path, keeper: int) -> None:
     """Kill everything inside, wait until it is gone, remove control groups and the state."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(keeper, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     os.waitpid(keeper, 0)
     remove_groups(home.name)
     shutil.rmtree(home, ignore_errors=True)

@@ -18,12 +18,17 @@ from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.layout import INTERFACE, Layout, Seat, path_latency
 from paceline.errors import EnvironmentFailed, LaunchFailed
 
-__all__ = ["compiled_helper", "needs_delay", "start_delays", "stop_delays"]
+__all__ = ["LEAST_LATENCY_S", "compiled_helper", "needs_delay", "start_delays", "stop_delays"]
+
+
+LEAST_LATENCY_S = 1e-4
+"""One-way times below this are shorter than the machine's own way between two processes."""
 
 
 def needs_delay(layout: Layout) -> bool:
-    """Whether any link asks for latency, jitter or loss."""
-    return any(seat.link.latency or seat.link.jitter or seat.link.loss for seat in layout.seats)
+    """Whether any link asks for jitter, loss, or more latency than the machine has anyway."""
+    links = [seat.link for seat in layout.seats]
+    return any(link.latency >= LEAST_LATENCY_S or link.jitter or link.loss for link in links)
 
 
 def compiled_helper() -> Path:
@@ -50,7 +55,7 @@ def _compile(source: bytes, program: Path) -> None:
 
 
 def start_delays(layout: Layout, *, keeper: int, hosts: dict[str, int], floor_s: float) -> None:
-    """Send arriving packets through the helper, which holds each as long as its path asks, less the bare one-way time."""
+    """Send arriving packets through the helper, which holds each as long as its path asks, less the bare time."""
     arguments: list[str] = []
     stop_delays(keeper=keeper, hosts=hosts)
     for seat in layout.seats:

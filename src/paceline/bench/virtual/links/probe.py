@@ -29,7 +29,7 @@ _DROPPED = 5
 def serve(address: str, port: int) -> None:
     """Answer measurements, several at once."""
     with socket.create_server((address, port), backlog=64) as server:
-        print("ready", flush=True)
+        _say("ready")
         while True:
             peer, _ = server.accept()
             threading.Thread(target=_answer, args=(peer,), daemon=True).start()
@@ -101,15 +101,20 @@ def _receive(peer: socket.socket, size: int) -> bytes:
     return data
 
 
+def _say(value: object) -> None:
+    sys.stdout.write(f"{value}\n")
+    sys.stdout.flush()
+
+
 def main(verb: str, address: str, port: str, *rest: str) -> int:
     """One verb of the module's description."""
     if verb == "serve":
         serve(address, int(port))
     elif verb == "rate":
-        print(rate(address, int(port), float(rest[0])))
+        _say(rate(address, int(port), float(rest[0])))
     else:
         for sent, served, received in exchanges(address, int(port), int(rest[0])):
-            print(received - sent if verb == "trips" else f"{sent:.9f} {served:.9f} {received:.9f}")
+            _say(received - sent if verb == "trips" else f"{sent:.9f} {served:.9f} {received:.9f}")
     return 0
 
 

@@ -60,7 +60,7 @@ def _host_lines(seat: Seat, segment: int) -> list[str]:
         f"link set {INTERFACE} gso_max_size {segment} gso_max_segs {max(1, segment // PAYLOAD)}",
         f"address replace {seat.address}/24 dev {INTERFACE}",
         f"link set {INTERFACE} up",
-        # The congestion control of a route, because a namespace may not choose its default; cubic fills a bucket evenly.
+        # Congestion control by route, because a namespace may not choose its default; cubic fills a bucket evenly.
         f"route change {network} dev {INTERFACE} proto kernel scope link src {seat.address} congctl cubic",
     ]
 
