@@ -33,7 +33,7 @@ class Planted:
     removed_batch: int | None = None
 
 
-def _hosts(*, rate: str, count: int = 2, latency: str = "0.1 ms", forward: int = 40, backward: int = 80) -> str:
+def _hosts(*, rate: str, count: int = 2, latency: str = "0 ms", forward: int = 40, backward: int = 80) -> str:
     times = f'forward = "{forward} ms", backward = "{backward} ms"'
     return f"""
 [[host]]

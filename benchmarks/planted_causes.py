@@ -68,7 +68,8 @@ def write_study(case: Planted, which: str, folder: Path) -> Path:
     protocol = f"""
 [protocol]
 launches = {LAUNCHES}
-max_launches = {LAUNCHES}
+max_launches = {LAUNCHES + 1}
+width = 0.1
 warmup = 3
 steps = 15
 launch_budget = "3 s"
@@ -82,13 +83,13 @@ timeout = "90 s"
 
 
 def measure(case: Planted, which: str, store: Store) -> None:
-    """Run one side of a case, going on where an earlier attempt stopped."""
+    """Run one side of a case."""
     side: Side = getattr(case, which)
     adapters.ADAPTERS["pytorch"] = PlantedPyTorch(side.worker) if side.worker else PyTorch()
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(make_launcher(Wish(on=side.on))) as launcher:
         study, cases = load_cases(write_study(case, which, Path(folder)), known())
         checks = diagnose(store.root, ranks=case.ranks, threads=study.protocol.threads)
-        with open_campaign(study, cases, store, resume=True, launcher=launcher.name) as name:
+        with open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name:
             campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
             for event in run_campaign(campaign, store):
                 if isinstance(event, Finished):

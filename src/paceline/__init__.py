@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.measurements.frame import load_runs
+    from pathlib import Path
+
+    import pyarrow as pa
 
 __all__ = ["__version__", "load_runs"]
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """Load what needs DuckDB and Arrow only when it is used, so that importing the package stays light."""
-    if name == "load_runs":
-        from paceline.measurements.frame import load_runs
+def load_runs(store: Path | str | None = None, *, study: str | None = None, campaign: str | None = None) -> pa.Table:
+    """One row per stored launch as an Arrow table; `.to_pandas()` makes a data frame. See `measurements.frame`."""
+    from paceline.measurements import frame
 
-        return load_runs
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return frame.load_runs(store, study=study, campaign=campaign)

@@ -96,7 +96,10 @@ def opened(browser: Browser, written: Written) -> Iterator[Opened]:
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith(("file:", "blob:", "data:")) else complaints.append(request.url))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("file:", "blob:", "data:")) else complaints.append(request.url),
+    )
     page.goto(written.page.as_uri())
     page.wait_for_selector("html[data-ready=yes]")
     yield Opened(page, complaints)

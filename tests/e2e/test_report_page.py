@@ -78,7 +78,9 @@ def test_axe_finds_nothing_serious(browser: Browser, written: Written, scheme: s
     page.wait_for_selector("html[data-ready=yes]")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     found = Axe().run(page).response["violations"]
-    serious = [(item["id"], item["nodes"][0]["html"][:200]) for item in found if item["impact"] in ("serious", "critical")]
+    serious = [
+        (item["id"], item["nodes"][0]["html"][:200]) for item in found if item["impact"] in ("serious", "critical")
+    ]
     assert serious == []
     context.close()
 

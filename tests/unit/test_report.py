@@ -17,7 +17,11 @@ from paceline.report.words import explanation_lines
 from tests.made import Made, write
 
 HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
-CASES = [Made(ranks=1), Made(ranks=2, aggregate=0.03), Made(ranks=2, aggregate=0.06, strategy={"name": "s", "overlap": False})]
+CASES = [
+    Made(ranks=1),
+    Made(ranks=2, aggregate=0.03),
+    Made(ranks=2, aggregate=0.06, strategy={"name": "s", "overlap": False}),
+]
 
 
 @pytest.fixture

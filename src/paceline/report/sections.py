@@ -118,7 +118,7 @@ def _phases(page: Page) -> Markup | None:
         else None
     )
     words = (
-        "What is exposed sums to the step; `other` is the rest, "
+        "What is exposed sums to the step; “other” is the rest, "
         "negative where the passes that split the step ran slower than the clean one."
     )
     plot = page.plot(
@@ -176,7 +176,11 @@ def _gaps(page: Page) -> Markup | None:
     words = "Green shortens the slower step towards the faster one, red lengthens it; the bars sum to the measured gap."
     tables = [
         element(
-            "div", gap_table(gap), data_follows="gap-plot-choice", data_figure=f"gap-plot-{number}", hidden=number > 0
+            "div",
+            _scroll(gap_table(gap), "Causes"),
+            data_follows="gap-plot-choice",
+            data_figure=f"gap-plot-{number}",
+            hidden=number > 0,
         )
         for number, gap in enumerate(gaps)
     ]

@@ -3,7 +3,6 @@
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const figures = read("figures");
   const root = document.documentElement;
-  const narrow = () => window.innerWidth < 640;
 
   function colour(role) {
     const band = role.endsWith("-band");
@@ -23,7 +22,7 @@
   function layoutOf(figure, width) {
     const text = getComputedStyle(root).getPropertyValue("--text").trim();
     const legends = figure.data.filter((t) => t.showlegend !== false && t.name).length;
-    const rows = width < 640 ? legends : Math.ceil(legends / 2);
+    const rows = width < 640 ? 1.4 * legends : Math.ceil(legends / 2);
     const layout = painted(figure.layout);
     const legendRoom = layout.showlegend === false ? 0 : Math.min(24 * rows, 240);
     return Object.assign(layout, {
@@ -36,12 +35,31 @@
       hoverlabel: { align: "left" },
     });
   }
+  function wrapped(text, size) {
+    const lines = [""];
+    for (const word of text.split(" ")) {
+      if ((lines.at(-1) + " " + word).length > size && lines.at(-1)) lines.push("");
+      lines[lines.length - 1] = (lines.at(-1) + " " + word).trim();
+    }
+    return lines.join("<br>");
+  }
+  function fitted(data, layout, width) {
+    if (width >= 640) return;
+    if (layout.yaxis && layout.yaxis.type === "category") {
+      const names = [...new Set(data.flatMap((trace) => trace.y))];
+      Object.assign(layout.yaxis, { tickvals: names, ticktext: names.map((name) => wrapped(name, 18)), tickfont: { size: 9 } });
+      layout.height *= 1.15;
+    }
+    for (const trace of data) if (trace.name) trace.name = wrapped(trace.name, 40);
+  }
   function draw(node, width) {
     const figure = figures[node.dataset.figure];
     if (!figure) return;
     const space = width || node.clientWidth;
     const config = { displaylogo: false, responsive: false, displayModeBar: false, staticPlot: Boolean(width) };
-    Plotly.react(node, painted(figure.data), layoutOf(figure, space), config).then(() => describe(node));
+    const data = painted(figure.data), layout = layoutOf(figure, space);
+    fitted(data, layout, space);
+    Plotly.react(node, data, layout, config).then(() => describe(node));
   }
   function describe(node) {
     node.querySelectorAll("svg").forEach((svg) => svg.setAttribute("aria-hidden", "true"));
