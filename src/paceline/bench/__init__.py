@@ -1,0 +1,1 @@
+"""From spec to measurements: environments, launchers, frameworks, and the one loop over cases."""

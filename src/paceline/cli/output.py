@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["emit", "json_option", "table"]
+from paceline.measurements.store import default_store
 
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["emit", "json_option", "say", "store_option", "table"]
+
+store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_store,
+    show_default="$PACELINE_STORE or ./results",
+    help="Directory where runs are kept.",
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
@@ -33,6 +42,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     for row in rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     console().print(shown)
+
+
+def say(text: str) -> None:
+    """Print one line of text."""
+    click.echo(text)
 
 
 def console() -> Console:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from paceline.errors import InputError
 from paceline.measurements.store import SPANS, STEPS, Store
 
-__all__ = ["VIEWS", "ask", "connect"]
+__all__ = ["VIEWS", "ask", "connect", "launch_throughputs"]
 
 VIEWS = {
     "runs": "one row per launch: what was asked, the outcome, the environment",
@@ -119,6 +119,13 @@ def ask(store: Store, query: str) -> pa.Table:
     finally:
         connection.close()
     return table
+
+
+def launch_throughputs(store: Store, campaign: str) -> dict[str, float]:
+    """Samples per second of each successful launch of a campaign, by run."""
+    with connect(store) as connection:
+        rows = connection.execute("SELECT id, samples_per_s FROM launches WHERE campaign = ?", [campaign]).fetchall()
+    return dict(rows)
 
 
 _READING: tuple[Any, ...] = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)

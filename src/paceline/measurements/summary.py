@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.measurements.run import PHASES
 
-__all__ = ["Comparison", "Interval", "compare", "median_interval", "phases_of", "settled", "speedup_interval"]
+__all__ = ["Comparison", "Interval", "compare", "median_interval", "phases_of", "speedup_interval"]
 
 RESAMPLES = 4000
 """Bootstrap resamples; the interval's own error is then below a tenth of its width."""
@@ -103,19 +103,6 @@ def compare(sample: Sequence[float], base: Sequence[float], *, confidence: float
     else:
         verdict = "faster" if ratio.value > 1 else "slower"
     return Comparison(ratio, p_value, counts, verdict)
-
-
-def settled(seconds: Sequence[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
-    """Steps to drop as warm-up, or None while times have not settled.
-
-    Settled: the medians of the last two windows differ by less than `tolerance`, and `least` steps were seen.
-    """
-    for end in range(max(least, 2 * window), len(seconds) + 1):
-        recent = float(np.median(seconds[end - window : end]))
-        before = float(np.median(seconds[end - 2 * window : end - window]))
-        if abs(recent - before) <= tolerance * min(recent, before):
-            return end
-    return None
 
 
 def phases_of(passes: dict[str, float]) -> dict[str, float]:

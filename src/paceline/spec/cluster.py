@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
 
-__all__ = ["Cluster", "Device", "Emulation", "Host", "Link", "Placed", "Precision", "place"]
+__all__ = ["Cluster", "Device", "DeviceKind", "Emulation", "Host", "Link", "Placed", "Precision", "place"]
 
+DeviceKind = Literal["gpu", "cpu", "manycore", "other"]
 Precision = Literal["float64", "float32", "tf32", "float16", "bfloat16", "float8"]
 
 
@@ -34,7 +35,7 @@ class Device(Noun):
     """One accelerator or one processor that computes; an unknown figure is absent, never guessed."""
 
     name: Name
-    kind: Literal["gpu", "cpu", "manycore", "other"] = "gpu"
+    kind: DeviceKind = "gpu"
     peak: dict[Precision, Flops] = Field(default_factory=dict)
     """Peak dense compute rate by precision, as the vendor states it."""
     memory: Bytes | None = None

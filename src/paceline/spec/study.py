@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -94,7 +94,7 @@ class Known:
     cluster: Callable[[str], Cluster]
     framework: Callable[[str], str]
     """The full name of a framework and its mode, or UnknownName."""
-    names: dict[str, Collection[str]]
+    names: Mapping[str, Collection[str]]
 
 
 def expand(study: Study, known: Known) -> tuple[Case, ...]:

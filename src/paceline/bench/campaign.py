@@ -1,0 +1,176 @@
+"""The one loop over cases: interleaved random order, repeat, stop rule, budget, resume.
+
+A campaign is one pass through a study. Launches go in rounds: each round launches every case that is not done once, in
+a new random order, so that a drifting machine hurts all alike. A case is done when its interval is narrow enough, when
+it had its launches, when it failed twice, or when the budget ends.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from paceline.bench.job import Launcher
+from paceline.bench.launch import Ticket, launch_case
+from paceline.bench.machine import calibration_seconds
+from paceline.measurements.run import Environment, Run, RunData, Step
+from paceline.measurements.sql import launch_throughputs
+from paceline.measurements.store import Store
+from paceline.measurements.summary import median_interval
+from paceline.spec.protocol import Protocol
+from paceline.spec.study import Case, Study
+
+__all__ = ["Campaign", "CaseState", "Event", "Finished", "Launched", "Stopped", "run_campaign"]
+
+MAX_FAILURES = 2
+StopReason = Literal["settled", "launches", "failed", "budget"]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch is about to start."""
+
+    case: Case
+    launch: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A launch was stored."""
+
+    run: Run
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A case is done, and why."""
+
+    case: Case
+    reason: StopReason
+    launches: int
+
+
+Event = Launched | Finished | Stopped
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One pass through a study."""
+
+    id: str
+    study: Study
+    cases: tuple[Case, ...]
+    launcher: Launcher
+    machine: Environment
+
+
+@dataclass
+class CaseState:
+    """What the loop knows about one case."""
+
+    case: Case
+    launched: int = 0
+    throughputs: list[float] = field(default_factory=list)
+    failures: int = 0
+    drifted: int = 0
+    stopped: StopReason | None = None
+
+    @property
+    def steady(self) -> int:
+        """Launches that count: successful, and not while the machine had drifted."""
+        return len(self.throughputs) - self.drifted
+
+
+def run_campaign(campaign: Campaign, store: Store) -> Iterator[Event]:
+    """Measure what the store does not hold yet, telling each event as it happens."""
+    protocol = campaign.study.protocol
+    states = _resumed(campaign, store)
+    calibrations = [run.calibration_s for run in store.read_all(campaign=campaign.id) if run.calibration_s]
+    generator = random.Random(f"{campaign.id}-{sum(state.launched for state in states)}")
+    deadline = time.monotonic() + protocol.budget if protocol.budget else None
+    while active := [state for state in states if state.stopped is None]:
+        generator.shuffle(active)
+        for state in active:
+            if deadline is not None and time.monotonic() > deadline:
+                state.stopped = "budget"
+                yield Stopped(state.case, "budget", state.launched)
+                continue
+            yield Launched(state.case, state.launched)
+            data = _launch(campaign, state, calibrations)
+            store.write(data)
+            _account(state, data, protocol)
+            yield Finished(data.run)
+            state.stopped = _stop_reason(state, protocol)
+            if state.stopped:
+                yield Stopped(state.case, state.stopped, state.launched)
+
+
+def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
+    """Each case with what the store already holds of this campaign."""
+    states = {case.id: CaseState(case) for case in campaign.cases}
+    stored = launch_throughputs(store, campaign.id)
+    for run in store.read_all(campaign=campaign.id):
+        state = states.get(run.case_id)
+        if state is None:
+            continue
+        state.launched = max(state.launched, run.launch + 1)
+        if run.outcome == "ok":
+            state.throughputs.append(stored[run.id])
+            state.drifted += _drifted(run, campaign.study.protocol)
+        else:
+            state.failures += 1
+    for state in states.values():
+        state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
+    return list(states.values())
+
+
+def _launch(campaign: Campaign, state: CaseState, calibrations: list[float]) -> RunData:
+    now = calibration_seconds()
+    calibrations.append(now)
+    usual = float(np.median(calibrations))
+    ticket = Ticket(
+        campaign=campaign.id,
+        study=campaign.study.name,
+        case=state.case,
+        launch=state.launched,
+        calibration_s=now,
+        drift=now / usual - 1,
+    )
+    return launch_case(ticket, campaign.study.protocol, campaign.launcher, campaign.machine)
+
+
+def _account(state: CaseState, data: RunData, protocol: Protocol) -> None:
+    state.launched += 1
+    if data.run.outcome == "ok":
+        state.throughputs.append(throughput(data.steps, data.run.ranks * data.run.batch))
+        state.drifted += _drifted(data.run, protocol)
+    else:
+        state.failures += 1
+
+
+def _drifted(run: Run, protocol: Protocol) -> bool:
+    return run.drift is not None and abs(run.drift) > protocol.width
+
+
+def throughput(steps: tuple[Step, ...], samples: int) -> float:
+    """Samples per second of a launch: all samples over all time, each step as long as its slowest rank."""
+    slowest: dict[int, float] = {}
+    for step in steps:
+        if step.pass_name == "clean" and not step.warmup:
+            slowest[step.step] = max(step.seconds, slowest.get(step.step, 0.0))
+    return samples * len(slowest) / sum(slowest.values())
+
+
+def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:
+    if state.failures >= MAX_FAILURES:
+        return "failed"
+    if state.steady >= protocol.launches:
+        interval = median_interval(state.throughputs, confidence=protocol.confidence, seed=protocol.seed)
+        if interval.width <= protocol.width:
+            return "settled"
+    return "launches" if state.launched >= protocol.max_launches else None

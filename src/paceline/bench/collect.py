@@ -1,0 +1,185 @@
+"""From what the ranks wrote to a stored run: events become steps and spans, a missing end becomes a failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
+from paceline.bench.job import Process
+from paceline.measurements.run import Failure, Span, Step
+
+__all__ = ["Ending", "RankReport", "explain_failure", "read_report"]
+
+TAIL_BYTES = 4000
+Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
+Reason = Literal["crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output"]
+
+
+@dataclass
+class RankReport:
+    """What one rank wrote, as far as it came."""
+
+    rank: int
+    phase: Phase = "launch"
+    done: bool = False
+    error: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    warmup: dict[str, int] = field(default_factory=dict)
+    timers: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a launch ended: exit codes by process, and who was first to fail."""
+
+    codes: dict[str, int | None]
+    first_failed: str | None = None
+    timed_out: bool = False
+    cancelled: bool = False
+    oom_killed: bool = False
+
+
+def read_report(path: Path, rank: int, *, dilation: float = 1.0) -> RankReport:
+    """The rank's events; a last line cut off by a kill is left out."""
+    report = RankReport(rank)
+    for event in _events(path):
+        if event["event"] in _READERS:
+            _READERS[event["event"]](report, event, dilation)
+    return report
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event
+
+
+def _read_phase(report: RankReport, event: dict[str, Any], dilation: float) -> None:
+    report.phase = event["phase"]
+
+
+def _read_facts(report: RankReport, event: dict[str, Any], dilation: float) -> None:
+    report.versions.update(event.get("versions", {}))
+    report.labels = (*report.labels, *event.get("labels", ()))
+    report.timers.update({name: value / dilation for name, value in event.get("timers", {}).items()})
+    report.facts.update(event.get("facts", {}))
+
+
+def _read_pass(report: RankReport, event: dict[str, Any], dilation: float) -> None:
+    name, dropped = event["name"], event["warmup"]
+    report.warmup[name] = dropped
+    for warmup, rows in ((True, event.get("warmup_rows", [])), (False, event["rows"])):
+        report.steps += [
+            Step(name, report.rank, index, warmup, start / dilation, seconds / dilation)
+            for index, (start, seconds) in enumerate(rows)
+        ]
+
+
+def _read_spans(report: RankReport, event: dict[str, Any], dilation: float) -> None:
+    report.spans += [
+        Span(
+            rank=report.rank,
+            step=span["step"],
+            phase=span["phase"],
+            name=span["name"],
+            start_s=span["start_s"] / dilation,
+            seconds=span["seconds"] / dilation,
+            size_bytes=span.get("size_bytes"),
+        )
+        for span in event["spans"]
+    ]
+
+
+def _read_error(report: RankReport, event: dict[str, Any], dilation: float) -> None:
+    report.error = f"{event['kind']}: {event['message']}"
+
+
+def _read_done(report: RankReport, event: dict[str, Any], dilation: float) -> None:
+    report.done = True
+
+
+_READERS = {
+    "phase": _read_phase,
+    "facts": _read_facts,
+    "pass": _read_pass,
+    "spans": _read_spans,
+    "error": _read_error,
+    "done": _read_done,
+}
+
+
+def explain_failure(processes: list[Process], reports: list[RankReport], ending: Ending) -> Failure | None:
+    """Why the launch has no result, or None if every rank came to its end."""
+    codes = [ending.codes.get(process.name) for process in processes if process.rank is not None]
+    if all(report.done for report in reports) and not any(codes) and not ending.timed_out and not ending.cancelled:
+        return None
+    process = _culprit(processes, reports, ending)
+    report = reports[process.rank] if process.rank is not None else reports[0]
+    code = ending.codes.get(process.name)
+    reason = _reason(code, ending)
+    return Failure(
+        phase=report.phase,
+        reason=reason,
+        message=_message(reason, process.name, report, code),
+        rank=process.rank,
+        exit_code=code,
+        log_tail=tail(process.log),
+    )
+
+
+def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending) -> Process:
+    """The process that failed first, else one that did not come to its end."""
+    if ending.first_failed is not None:
+        return next(process for process in processes if process.name == ending.first_failed)
+    unfinished = [p for p in processes if p.rank is not None and not reports[p.rank].done]
+    return (unfinished or processes)[0]
+
+
+def _reason(code: int | None, ending: Ending) -> Reason:
+    if ending.cancelled:
+        return "cancelled"
+    if code == OUT_OF_MEMORY_EXIT or (code == -9 and ending.oom_killed):
+        return "out_of_memory"
+    if ending.timed_out:
+        return "timeout"
+    if code == MISMATCH_EXIT:
+        return "mismatch"
+    if code is not None and code < 0:
+        return "killed"
+    return "crash" if code else "no_output"
+
+
+def _message(reason: Reason, name: str, report: RankReport, code: int | None) -> str:
+    words = {
+        "timeout": f"{name} was still in {report.phase} when the time ran out",
+        "cancelled": f"stopped by the user while {name} was in {report.phase}",
+        "killed": f"{name} was ended by signal {-(code or 0)} in {report.phase}",
+        "no_output": f"{name} ended without saying so",
+        "out_of_memory": f"{name} ran out of memory in {report.phase}",
+    }
+    if reason in words:
+        return words[reason]
+    first = report.error.splitlines()[0] if report.error else f"exit code {code}"
+    return f"{name}: {first[:300]}"
+
+
+def tail(path: Path) -> str:
+    """The end of a log."""
+    if not path.exists():
+        return ""
+    data = path.read_bytes()[-TAIL_BYTES:]
+    return data.decode("utf-8", errors="replace")

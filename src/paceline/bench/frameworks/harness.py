@@ -1,0 +1,213 @@
+"""The worker's side of a launch: agree on the passes, time them, write events.
+
+A framework hands in a Session; everything else is the same for all. Standard library only, Python 3.9 syntax only,
+because it runs inside every framework's own environment.
+
+Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pass`, `spans`, `done`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from paceline.bench.frameworks.meeting import Meeting, join
+
+__all__ = ["Events", "Job", "Session", "main", "settled"]
+
+Job = dict[str, Any]
+LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
+"""The pass that does everything the case's input asks for."""
+MAX_WARMUP = 200
+OUT_OF_MEMORY_EXIT = 77
+MISMATCH_EXIT = 78
+
+
+class Session:
+    """What a framework's worker provides. Subclass it; a method that has no meaning for a framework stays as it is."""
+
+    versions: dict[str, str]
+    labels: list[str]
+
+    def step(self, upto: str) -> None:
+        """One step up to and including a pass's part: forward, compute, exchange, resident, copied or full."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Wait until everything asked of the device is done."""
+
+    def mark(self) -> dict[str, float]:
+        """Run one whole step with the framework's own timers: seconds by phase."""
+        return {}
+
+    def trace(self, step: int) -> list[dict[str, Any]]:
+        """Run one whole step with hooks: spans of layers and gradients."""
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        """Whatever is worth keeping about this session, such as the loss or the wrapper's choices."""
+        return {}
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+
+
+class Events:
+    """The rank's event file: one JSON value per line, flushed at once."""
+
+    def __init__(self, path: str) -> None:
+        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def write(self, event: str, **content: Any) -> None:
+        """Append one event."""
+        self._file.write(json.dumps({"event": event, **content}) + "\n")
+        self._file.flush()
+
+
+def main(make_session: Callable[[Job, int], Session], verify: Callable[..., None] | None = None) -> None:
+    """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
+    _die_with_parent()
+    job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
+    rank = int(os.environ["PACELINE_RANK"])
+    events = Events(os.environ["PACELINE_EVENTS"])
+    _pin()
+    code = 0
+    try:
+        events.write("phase", phase="setup")
+        meeting = _meet(job, rank)
+        session = make_session(job, rank)
+        events.write("facts", versions=session.versions, labels=session.labels, pid=os.getpid())
+        _run(job, rank, session, meeting, events)
+        session.close()
+        events.write("done")
+    except BaseException as error:
+        traceback.print_exc()
+        code = OUT_OF_MEMORY_EXIT if _is_out_of_memory(error) else 1
+        events.write("error", kind=type(error).__name__, message=str(error)[:2000])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _meet(job: Job, rank: int) -> Meeting:
+    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
+    token = os.environ["PACELINE_TOKEN"]
+    return join(rank, job["ranks"], address=address, port=int(port), token=token)
+
+
+def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events) -> None:
+    offsets = meeting.clock_offsets()
+    events.write("phase", phase="measure")
+    if rank == 0 and job["ranks"] > 1:
+        events.write("facts", facts={"clock_offsets_s": offsets})
+    last = LAST_PASS[job["input"]]
+    clean = _clean_pass(job, session, meeting, last)
+    events.write("pass", name="clean", **clean)
+    if job["phases"]:
+        for name, rows in _split_passes(job, session, meeting, last).items():
+            events.write("pass", name=name, warmup=0, rows=rows)
+        marks = [session.mark() for _ in range(job["phase_steps"])]
+        events.write("facts", timers=_means(marks))
+        events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
+    events.write("facts", facts=session.facts())
+    meeting.barrier()
+
+
+def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, Any]:
+    """Warm up until times settle, then time whole steps without any instrument."""
+    meeting.barrier()
+    start = time.perf_counter()
+    rows: list[list[float]] = []
+    dropped = None
+    while dropped is None:
+        _timed(session, last, 5 if rows else job["warmup"], start, rows)
+        seen = [seconds for _, seconds in rows]
+        mine = settled(seen, least=job["warmup"])
+        late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > job["launch_budget"]
+        dropped = meeting.agree(len(rows) if mine is not None or late else None)
+    typical = statistics.median(seconds for _, seconds in rows[-5:])
+    fitting = int(job["launch_budget"] / max(typical, 1e-9))
+    steps = meeting.agree(max(5, min(job["steps"], fitting)))
+    meeting.barrier()
+    start_of_timed = time.perf_counter()
+    timed: list[list[float]] = []
+    _timed(session, last, steps, start_of_timed, timed)
+    return {"warmup": dropped, "warmup_rows": rows, "rows": timed}
+
+
+def _timed(session: Session, upto: str, count: int, start: float, rows: list[list[float]]) -> None:
+    """Time steps one by one, synchronised, from one end to the next."""
+    clock, step, sync = time.perf_counter, session.step, session.sync
+    begin = clock()
+    for _ in range(count):
+        step(upto)
+        sync()
+        end = clock()
+        rows.append([begin - start, end - begin])
+        begin = end
+
+
+def _split_passes(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, list[list[float]]]:
+    """Partial steps in turn, so that a drifting machine touches all passes alike."""
+    names = job["passes"]
+    rows: dict[str, list[list[float]]] = {name: [] for name in names}
+    start = time.perf_counter()
+    for turn in range(job["phase_steps"] + 1):
+        for name in names:
+            meeting.barrier()
+            found: list[list[float]] = []
+            _timed(session, name, 1, start, found)
+            if turn:
+                rows[name] += found
+    return rows
+
+
+def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
+    """Steps to drop as warm-up, or None while times have not settled.
+
+    Settled: the medians of the last two windows differ by at most `tolerance`, and `least` steps were seen.
+    """
+    for end in range(max(least, 2 * window), len(seconds) + 1):
+        recent = statistics.median(seconds[end - window : end])
+        before = statistics.median(seconds[end - 2 * window : end - window])
+        if abs(recent - before) <= tolerance * min(recent, before):
+            return end
+    return None
+
+
+def _means(marks: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for mark in marks for name in mark}
+    return {name: statistics.mean(mark.get(name, 0.0) for mark in marks) for name in sorted(names)}
+
+
+def _pin() -> None:
+    """Stay on the cores that the launcher gave to this rank."""
+    cores = os.environ.get("PACELINE_CORES")
+    if cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+
+
+def _die_with_parent() -> None:
+    """Be killed when the process that started this rank dies, however it dies."""
+    set_parent_death_signal = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+        parent = os.environ.get("PACELINE_PARENT")
+        if parent and os.getppid() != int(parent):
+            os._exit(1)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "failed to allocate")
+    return isinstance(error, MemoryError) or any(word in text for word in words)

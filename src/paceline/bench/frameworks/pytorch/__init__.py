@@ -1,0 +1,1 @@
+"""PyTorch: single process, DistributedDataParallel over Gloo and NCCL."""

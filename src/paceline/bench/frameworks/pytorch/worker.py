@@ -1,0 +1,237 @@
+"""The measured PyTorch process: one rank, plain for one device, DistributedDataParallel for more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.bench.frameworks.harness import Job, Session, main
+from paceline.bench.frameworks.pytorch.layers import Graph
+
+__all__ = ["TorchSession"]
+
+POOL = 4
+"""Host batches among which the copied input rotates, so that no cache holds just one."""
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class TorchSession(Session):
+    """Eager PyTorch as its documentation teaches it: SGD with momentum, gradients averaged by DDP."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank = job, rank
+        self.labels: list[str] = []
+        self.device = _device(job)
+        torch.set_num_threads(job["threads"])
+        torch.manual_seed(job["seed"])
+        network = job["network"]
+        dtype = DTYPES[job["strategy"]["precision"]]
+        self.net = Graph(network).to(self.device, dtype)
+        self.overlap = job["strategy"]["overlap"] is not False
+        self.model: nn.Module = self._distribute(self.net) if job["ranks"] > 1 else self.net
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
+        self.pool = [_batch(job, rank * POOL + index, dtype) for index in range(POOL)]
+        self.batch, self.targets = (tensor.to(self.device, copy=True) for tensor in self.pool[0])
+        self.turn = 0
+        self.versions = {"torch": torch.__version__, "gloo": "bundled"}
+        self.loss = torch.zeros(())
+
+    def _distribute(self, net: nn.Module) -> nn.Module:
+        strategy = self.job["strategy"]
+        backend = strategy["transport"] or ("nccl" if self.device.type == "cuda" else "gloo")
+        dist.init_process_group(backend, timeout=timedelta(seconds=self.job["timeout"]))
+        if not self.overlap:
+            return net
+        options: dict[str, Any] = {}
+        if strategy["bucket"] is not None:
+            options["bucket_cap_mb"] = max(strategy["bucket"] / 2**20, 1e-6)
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(net, device_ids=ids, **options)
+        if strategy["compression"] == "float16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            wrapped.register_comm_hook(None, fp16_compress_hook)
+        return wrapped
+
+    def step(self, upto: str) -> None:
+        """One step, as far as asked."""
+        if upto in ("copied", "full"):
+            self._copy_batch()
+        exchange = upto not in ("forward", "compute")
+        with self._quiet(exchange):
+            loss = self._forward()
+            if upto == "forward":
+                return
+            self._backward(loss, exchange)
+        if upto not in ("compute", "exchange"):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = loss.detach()
+
+    def _forward(self) -> Tensor:
+        logits = self.model(self.batch)
+        return F.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
+
+    def _backward(self, loss: Tensor, exchange: bool) -> None:
+        loss.backward()
+        if exchange and not self.overlap and self.job["ranks"] > 1:
+            self._average_gradients()
+
+    def _quiet(self, exchange: bool) -> contextlib.AbstractContextManager[None]:
+        """Without gradient exchange, unless it is asked for."""
+        if exchange or not isinstance(self.model, DistributedDataParallel):
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[None] = self.model.no_sync()
+        return context
+
+    def _average_gradients(self) -> None:
+        """Exchange after the backward pass, in buckets of the asked size: no overlap."""
+        gradients = [p.grad for p in reversed(list(self.net.parameters())) if p.grad is not None]
+        limit = self.job["strategy"]["bucket"]
+        limit = 25 * 2**20 if limit is None else limit
+        for bucket in _buckets(gradients, limit):
+            flat = torch.cat([gradient.flatten() for gradient in bucket]) if len(bucket) > 1 else bucket[0].flatten()
+            dist.all_reduce(flat)
+            flat /= self.job["ranks"]
+            offset = 0
+            for gradient in bucket:
+                gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+                offset += gradient.numel()
+
+    def _copy_batch(self) -> None:
+        source = self.pool[self.turn % POOL]
+        self.turn += 1
+        self.batch.copy_(source[0])
+        self.targets.copy_(source[1])
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def mark(self) -> dict[str, float]:
+        """Native timers: the host's clock around each part, with the device drained before each reading."""
+        clock = [self._now()]
+        if self.job["input"] != "resident":
+            self._copy_batch()
+        clock.append(self._now())
+        loss = self._forward()
+        clock.append(self._now())
+        self._backward(loss, exchange=True)
+        clock.append(self._now())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        clock.append(self._now())
+        names = ("h2d", "forward", "backward_and_aggregate", "update")
+        marks = {name: end - begin for name, begin, end in zip(names, clock, clock[1:])}
+        return {**marks, **self._ddp_timers()}
+
+    def _now(self) -> float:
+        self.sync()
+        return time.perf_counter()
+
+    def _ddp_timers(self) -> dict[str, float]:
+        """DDP's own logger, which times its reducer: seconds of communication, and how much of it was hidden."""
+        if not isinstance(self.model, DistributedDataParallel):
+            return {}
+        data = self.model._get_ddp_logging_data()
+        names = {
+            "ddp_backward_compute": "backward_compute_time",
+            "ddp_communication": "backward_comm_time",
+            "ddp_overlap": "backward_compute_comm_overlap_time",
+        }
+        return {name: data[key] / 1e9 for name, key in names.items() if data.get(key)}
+
+    def trace(self, step: int) -> list[dict[str, Any]]:
+        """Spans of each layer's forward and of each gradient's way to being ready."""
+        spans: list[dict[str, Any]] = []
+        origin = self._now()
+        handles = self._hooks(spans, step, origin)
+        try:
+            self.step("resident")
+            self.sync()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return spans
+
+    def _hooks(self, spans: list[dict[str, Any]], step: int, origin: float) -> list[Any]:
+        began: dict[str, float] = {}
+        last = [0.0]
+        handles = []
+
+        def add(phase: str, name: str, start: float, size: int) -> None:
+            now = self._now()
+            seconds = now - start
+            entry = {"step": step, "phase": phase, "name": name, "start_s": start - origin, "seconds": seconds}
+            spans.append({**entry, "size_bytes": size})
+            last[0] = now
+
+        for name, _ in self.net.order:
+            part = self.net.parts[name.replace(".", "__")]
+            handles.append(part.register_forward_pre_hook(lambda m, a, n=name: began.__setitem__(n, self._now())))
+            handles.append(part.register_forward_hook(lambda m, a, o, n=name: add("forward", n, began[n], _size(o))))
+        for name, tensor in self.net.named_tensors().items():
+            ready = tensor.register_post_accumulate_grad_hook(
+                lambda p, n=name: add("backward", n, last[0], p.numel() * p.element_size())
+            )
+            handles.append(ready)
+        return handles
+
+    def facts(self) -> dict[str, Any]:
+        """What the session did."""
+        wrapper = type(self.model).__name__ if self.job["ranks"] > 1 else "none"
+        return {"loss": float(self.loss), "wrapper": wrapper, "device": str(self.device)}
+
+    def close(self) -> None:
+        """Leave together: a rank that exits early would break the others."""
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _buckets(gradients: list[Tensor], limit: float) -> list[list[Tensor]]:
+    buckets: list[list[Tensor]] = []
+    filled = float("inf")
+    for gradient in gradients:
+        if filled + _size(gradient) > limit:
+            buckets.append([])
+            filled = 0.0
+        buckets[-1].append(gradient)
+        filled += _size(gradient)
+    return buckets
+
+
+def _device(job: Job) -> torch.device:
+    if job["accelerator"] == "cuda":
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return torch.device("cpu")
+
+
+def _batch(job: Job, index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A synthetic batch that depends on the seed and the index alone."""
+    generator = torch.Generator().manual_seed(job["seed"] * 1_000_003 + index)
+    given, size, classes = job["network"]["input"], job["batch"], job["network"]["classes"]
+    if given["kind"] == "image":
+        shape = (size, given["channels"], given["height"], given["width"])
+        return torch.randn(shape, generator=generator).to(dtype), torch.randint(classes, (size,), generator=generator)
+    tokens = torch.randint(given["vocabulary"], (size, given["length"]), generator=generator)
+    rows = job["network"]["layers"][-1]["shape"][:-1]
+    return tokens, torch.randint(classes, (size, *rows), generator=generator)
+
+
+if __name__ == "__main__":
+    main(TorchSession)

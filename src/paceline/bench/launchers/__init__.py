@@ -1,0 +1,1 @@
+"""Where processes are started: this machine, and through engines that exist elsewhere."""

@@ -1,0 +1,26 @@
+"""Data shipped with the product: networks, devices, links, clusters, frameworks, published figures."""
+
+from paceline.catalog.clusters import cluster, cluster_names
+from paceline.catalog.devices import device, device_names
+from paceline.catalog.frameworks import FrameworkRecord, Policy, framework, framework_names, policy, resolve
+from paceline.catalog.links import link, link_names
+from paceline.catalog.names import known
+from paceline.catalog.networks import network, network_names
+
+__all__ = [
+    "FrameworkRecord",
+    "Policy",
+    "cluster",
+    "cluster_names",
+    "device",
+    "device_names",
+    "framework",
+    "framework_names",
+    "known",
+    "link",
+    "link_names",
+    "network",
+    "network_names",
+    "policy",
+    "resolve",
+]

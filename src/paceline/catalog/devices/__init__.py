@@ -1,0 +1,73 @@
+"""Devices by name, from one record each; an unknown figure is absent, never guessed."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from paceline.catalog.figures import Figure
+from paceline.errors import UnknownName
+from paceline.spec.cluster import Device, DeviceKind, Precision
+from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds
+from paceline.spec.load import load_noun
+
+__all__ = ["DeviceFigures", "DeviceRecord", "device", "device_names", "device_record"]
+
+FOLDER = Path(__file__).parent
+
+
+class DeviceFigures(Noun):
+    """What is known of a device."""
+
+    peak: dict[Precision, Figure[Flops]] = Field(default_factory=dict)
+    """Peak dense compute rate by precision, without structured sparsity."""
+    memory: Figure[Bytes] | None = None
+    memory_bandwidth: Figure[Bandwidth] | None = None
+    launch_overhead: Figure[Seconds] | None = None
+    price: Figure[Price] | None = None
+
+
+class DeviceRecord(Noun):
+    """A device and where each of its figures comes from."""
+
+    name: Name
+    title: Name
+    kind: DeviceKind
+    year: int | None = None
+    """Year in which it was announced."""
+    figure: DeviceFigures = DeviceFigures()
+
+
+@cache
+def _records() -> dict[str, DeviceRecord]:
+    found = [load_noun(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    return {record.name: record for record in found}
+
+
+def device_names() -> tuple[str, ...]:
+    """Every device."""
+    return tuple(_records())
+
+
+def device_record(name: str) -> DeviceRecord:
+    """The record of a device, with sources."""
+    if name not in _records():
+        raise UnknownName("device", name, _records())
+    return _records()[name]
+
+
+def device(name: str) -> Device:
+    """The device of this name, as a study's cluster holds it."""
+    record = device_record(name)
+    figures = record.figure
+    return Device(
+        name=record.name,
+        kind=record.kind,
+        peak={precision: figure.value for precision, figure in figures.peak.items()},
+        memory=figures.memory.value if figures.memory else None,
+        memory_bandwidth=figures.memory_bandwidth.value if figures.memory_bandwidth else None,
+        launch_overhead=figures.launch_overhead.value if figures.launch_overhead else None,
+        price=figures.price.value if figures.price else None,
+    )

@@ -1,0 +1,30 @@
+"""A figure of the catalog: a quantity with its unit and the document that states it."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from pydantic import field_validator
+
+from paceline.errors import UnitError
+from paceline.spec.fields import Name, Noun
+
+__all__ = ["Figure"]
+
+Q = TypeVar("Q")
+
+
+class Figure(Noun, Generic[Q]):
+    """One quantity; without unit or source it is refused."""
+
+    value: Q
+    source: Name
+    """Title and year of the document, or the measurement, that states it."""
+    note: str = ""
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _with_unit(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            raise UnitError(f"{given!r} has no unit", hint='write text such as "900 GB/s"')
+        return given

@@ -1,0 +1,58 @@
+"""Links by name, from one record each; rates are per direction."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from paceline.catalog.figures import Figure
+from paceline.errors import UnknownName
+from paceline.spec.cluster import Link
+from paceline.spec.fields import Bandwidth, Name, Noun, Seconds
+from paceline.spec.load import load_noun
+
+__all__ = ["LinkFigures", "LinkRecord", "link", "link_names", "link_record"]
+
+FOLDER = Path(__file__).parent
+
+
+class LinkFigures(Noun):
+    """What is known of a link."""
+
+    bandwidth: Figure[Bandwidth]
+    """Rate of one direction, as stated; what programs reach is lower."""
+    latency: Figure[Seconds] | None = None
+    """One-way time of an empty message; absent counts as zero until it is measured."""
+
+
+class LinkRecord(Noun):
+    """A link and where each of its figures comes from."""
+
+    name: Name
+    title: Name
+    figure: LinkFigures
+
+
+@cache
+def _records() -> dict[str, LinkRecord]:
+    found = [load_noun(path, LinkRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    return {record.name: record for record in found}
+
+
+def link_names() -> tuple[str, ...]:
+    """Every link."""
+    return tuple(_records())
+
+
+def link_record(name: str) -> LinkRecord:
+    """The record of a link, with sources."""
+    if name not in _records():
+        raise UnknownName("link", name, _records())
+    return _records()[name]
+
+
+def link(name: str) -> Link:
+    """The link of this name, as a study's cluster holds it."""
+    figures = link_record(name).figure
+    latency = figures.latency.value if figures.latency else 0.0
+    return Link(name=name, bandwidth=figures.bandwidth.value, latency=latency)

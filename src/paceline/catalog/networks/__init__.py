@@ -1,0 +1,52 @@
+"""The networks that ship with Paceline, by name; a table of functions that write them down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from paceline.catalog.networks.chains import alexnet, alexnet_bvlc, lenet, vgg16
+from paceline.catalog.networks.googlenets import googlenet, googlenet_bvlc
+from paceline.catalog.networks.inception import inception_v3
+from paceline.catalog.networks.resnets import resnet50, resnet_cifar
+from paceline.catalog.networks.transformers import BERT_BASE, GPT2, GPT2_TINY, bert, gpt2
+from paceline.errors import UnknownName
+from paceline.spec.network import Network
+
+__all__ = ["NETWORKS", "network", "network_names"]
+
+NETWORKS: dict[str, Callable[[str], Network]] = {
+    "lenet": lenet,
+    "alexnet": alexnet,
+    "alexnet-bvlc": alexnet_bvlc,
+    "alexnet-64px": partial(alexnet, size=64),
+    "vgg16": vgg16,
+    "googlenet": googlenet,
+    "googlenet-bvlc": googlenet_bvlc,
+    "googlenet-64px": partial(googlenet, size=64),
+    "inception-v3": inception_v3,
+    "resnet50": resnet50,
+    "resnet50-v1": partial(resnet50, first_strides=True),
+    "resnet50-64px": partial(resnet50, size=64),
+    "resnet20": partial(resnet_cifar, depth=20),
+    "resnet44": partial(resnet_cifar, depth=44),
+    "gpt2": partial(gpt2, size=GPT2),
+    "gpt2-tiny": partial(gpt2, size=GPT2_TINY),
+    "bert-base": partial(bert, size=BERT_BASE, length=128),
+    "bert-base-512": partial(bert, size=BERT_BASE, length=512),
+}
+"""Name and builder. The `-64px` siblings read 64 x 64 images, so that a few processor cores train them; the
+parameters of resnet50-64px and googlenet-64px stay those of the full network, alexnet-64px has a smaller fc6."""
+
+
+@cache
+def network(name: str) -> Network:
+    """The network of this name."""
+    if name not in NETWORKS:
+        raise UnknownName("network", name, NETWORKS)
+    return NETWORKS[name](name)
+
+
+def network_names() -> tuple[str, ...]:
+    """Every network, smaller relatives beside the full ones."""
+    return tuple(NETWORKS)

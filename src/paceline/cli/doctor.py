@@ -1,0 +1,42 @@
+"""`paceline doctor`: is this machine fit to measure?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from paceline.bench.doctor import diagnose
+from paceline.bench.machine import describe_machine
+from paceline.cli.output import emit, json_option, say, store_option, table
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks you mean to run here.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of each rank; an even share if not given.")
+@store_option
+@json_option
+def command(ranks: int, threads: int | None, store: Path, as_json: bool) -> None:
+    """Look for what would spoil a measurement here: what it saw, what it should be, how to fix it.
+
+    `paceline run` does the same first and stores the answer with every run. Exits 1 if something is bad.
+
+    \b
+    Examples:
+      paceline doctor
+      paceline doctor --ranks 8 --threads 1
+    """
+    checks = diagnose(store, ranks=ranks, threads=threads)
+    bad = any(check.status == "bad" for check in checks)
+    if as_json:
+        machine = describe_machine().model_dump(mode="json", exclude={"checks"})
+        emit({"machine": machine, "ok": not bad, "checks": [c.model_dump(mode="json") for c in checks]}, "doctor")
+    else:
+        table("", ["", "what", "saw", "expected"], [(c.status, c.name, c.saw, c.expected) for c in checks])
+        for check in checks:
+            if check.fix:
+                say(f"fix {check.name}: {check.fix}")
+    sys.exit(1 if bad else 0)

@@ -1,0 +1,46 @@
+"""`paceline query`: SQL over all stored runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from paceline.cli.output import emit, json_option, store_option, table
+from paceline.measurements.sql import ask
+from paceline.measurements.store import Store
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("sql")
+@store_option
+@json_option
+def command(sql: str, store: Path, as_json: bool) -> None:
+    """Ask all stored runs one SELECT.
+
+    \b
+    Views:
+      runs      one row per launch: what was asked, outcome, failure, environment
+      launches  one row per successful launch: timed_steps, step_s, samples_per_s
+      steps     every step: run, pass_name, rank, step, warmup, start_s, seconds
+      spans     layers and gradients inside steps: run, rank, step, phase, name, start_s, seconds, size_bytes
+
+    \b
+    Examples:
+      paceline query "SELECT network, ranks, median(samples_per_s) FROM launches GROUP BY ALL ORDER BY ALL"
+      paceline query "SELECT failure.reason, count(*) FROM runs WHERE outcome = 'failed' GROUP BY ALL"
+      paceline query "DESCRIBE runs"
+    """
+    answer = ask(Store(store), sql)
+    rows = answer.to_pylist()
+    if as_json:
+        emit({"columns": answer.column_names, "rows": json.loads(json.dumps(rows, default=str))}, "query")
+    else:
+        table("", answer.column_names, [[_cell(value) for value in row.values()] for row in rows])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else ("" if value is None else str(value))

@@ -1,0 +1,81 @@
+"""`paceline run`: measure every case of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from paceline.bench.adapters import adapter_of
+from paceline.bench.campaign import Campaign, run_campaign
+from paceline.bench.doctor import diagnose
+from paceline.bench.environments import find_environment, prepare
+from paceline.bench.launchers.local import LocalLauncher
+from paceline.bench.machine import describe_machine
+from paceline.bench.opening import open_campaign
+from paceline.catalog import known
+from paceline.cli.output import emit, json_option, store_option, table
+from paceline.cli.progress import Display
+from paceline.cli.results import results_document, show_results
+from paceline.measurements.store import Store
+from paceline.spec.load import load_cases
+from paceline.spec.study import Case
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("study_file", metavar="STUDY", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on with the newest campaign that asked for the same.")
+@click.option("--dry-run", is_flag=True, help="Say what would be measured, and stop.")
+@store_option
+@json_option
+def command(study_file: Path, resume: bool, dry_run: bool, store: Path, as_json: bool) -> None:
+    """Measure every case of STUDY, a TOML file, and store what happened.
+
+    Cases are launched in turn and in random order, each at least `protocol.launches` times, until the interval of its
+    throughput is narrow enough. A launch that fails is stored with its reason, and the study goes on. Interrupt at any
+    time: what is finished is kept, and --resume goes on from there.
+
+    \b
+    Examples:
+      paceline run examples/studies/demo.toml
+      paceline run examples/studies/demo.toml --dry-run
+      paceline run my.toml --resume --store /shared/results
+    """
+    study, cases = load_cases(study_file, known())
+    if dry_run:
+        _say_plan(study.name, cases, as_json)
+        return
+    place = Store(store)
+    place.clean()
+    checks = diagnose(store, ranks=max(case.ranks for case in cases), threads=study.protocol.threads)
+    launcher = LocalLauncher()
+    with (
+        Display(quiet=as_json) as display,
+        open_campaign(study, cases, place, resume=resume, launcher=launcher.name) as name,
+    ):
+        display.checks(checks)
+        _prepare_all(cases, display)
+        campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
+        display.follow(run_campaign(campaign, place), study.protocol, cases)
+    if as_json:
+        emit(results_document(place, name), "run")
+    else:
+        show_results(place, name)
+
+
+def _prepare_all(cases: tuple[Case, ...], display: Display) -> None:
+    names = {adapter_of(case.framework).environment(case.framework.split("/")[1]) for case in cases}
+    for name in sorted(names):
+        if find_environment(name) is None:
+            with display.making(name) as progress:
+                prepare(name, progress)
+
+
+def _say_plan(name: str, cases: tuple[Case, ...], as_json: bool) -> None:
+    if as_json:
+        rows = [{"id": case.id, "label": case.label, **case.canonical} for case in cases]
+        emit({"study": name, "cases": rows}, "run.plan")
+    else:
+        table(f"{name}: {len(cases)} cases", ["case", "what"], [(case.id, case.label) for case in cases])

@@ -1,0 +1,180 @@
+"""What a campaign found, case by case: throughput, scaling with its base, phases, failures; all with intervals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median
+
+from paceline.errors import InputError, UnknownName
+from paceline.measurements.run import Run
+from paceline.measurements.sql import connect
+from paceline.measurements.store import Store
+from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval
+
+__all__ = ["CaseResult", "Launches", "campaign_results", "find_campaign", "load_launches"]
+
+
+@dataclass(frozen=True)
+class Launches:
+    """All launches of one case in one campaign."""
+
+    runs: tuple[Run, ...]
+    throughputs: tuple[float, ...]
+    """Samples per second of each successful launch."""
+    steps: tuple[float, ...]
+    """Median step of each successful launch, in seconds."""
+    passes: tuple[dict[str, float], ...]
+    """Median seconds by pass, of each successful launch that was split."""
+    num_steps: int
+
+    @property
+    def first(self) -> Run:
+        """The run that says what was asked."""
+        return self.runs[0]
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One row of the results."""
+
+    run: Run
+    """A run of the case, for everything that was asked."""
+    num_launches: int
+    num_failed: int
+    num_drifted: int
+    num_steps: int
+    throughput: Interval | None
+    """Samples per second of all ranks together; None if every launch failed."""
+    step_s: Interval | None
+    speedup: Interval | None
+    """Against the base case; None if there is none."""
+    base_ranks: int | None
+    efficiency: float | None
+    phases: dict[str, float]
+    """Exposed seconds by phase, median over launches; they sum to the step."""
+    instrument_overhead: float | None
+    """How much longer the step took in the instrumented pass, as a share of it."""
+    native: dict[str, float]
+    """Seconds by the framework's own timers, for comparison."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Phases as shares that sum to one."""
+        total = sum(self.phases.values())
+        return {name: value / total for name, value in self.phases.items()} if total else {}
+
+
+def find_campaign(store: Store, study: str | None) -> str:
+    """The newest campaign of a study, or of all; a campaign's own id is taken as it is."""
+    campaigns = store.read_campaigns()
+    if not campaigns:
+        raise InputError(f"no runs in {store.root}", hint="`paceline run examples/studies/demo.toml` measures some")
+    ids = [str(document["campaign"]) for document in campaigns]
+    if study is None:
+        return ids[-1]
+    if study in ids:
+        return study
+    found = [str(document["campaign"]) for document in campaigns if document["study"] == study]
+    if not found:
+        raise UnknownName("study or campaign", study, {str(document["study"]) for document in campaigns})
+    return found[-1]
+
+
+def load_launches(store: Store, campaign: str) -> list[Launches]:
+    """The launches of a campaign by case, cases in the order of their first launch."""
+    cases: dict[str, list[Run]] = defaultdict(list)
+    for run in store.read_all(campaign=campaign):
+        cases[run.case_id].append(run)
+    with connect(store) as connection:
+        rows = connection.execute(
+            "SELECT id, samples_per_s, step_s, timed_steps FROM launches WHERE campaign = ? ORDER BY launch", [campaign]
+        ).fetchall()
+        passes = connection.execute(
+            """WITH slowest AS (
+                   SELECT run, pass_name, step, max(steps.seconds) AS seconds FROM steps JOIN runs ON runs.id = run
+                   WHERE campaign = ? AND outcome = 'ok' AND NOT steps.warmup GROUP BY ALL)
+               SELECT run, pass_name, median(seconds) FROM slowest GROUP BY ALL""",
+            [campaign],
+        ).fetchall()
+    by_run: dict[str, dict[str, float]] = defaultdict(dict)
+    for run_id, name, seconds in passes:
+        by_run[run_id][name] = seconds
+    return [_launches(runs, {row[0]: row[1:] for row in rows}, by_run) for runs in cases.values()]
+
+
+def _launches(
+    runs: list[Run], rows: dict[str, tuple[float, float, int]], by_run: dict[str, dict[str, float]]
+) -> Launches:
+    good = [rows[run.id] for run in runs if run.id in rows]
+    split = [by_run[run.id] for run in runs if len(by_run.get(run.id, {})) > 1]
+    return Launches(
+        runs=tuple(runs),
+        throughputs=tuple(row[0] for row in good),
+        steps=tuple(row[1] for row in good),
+        passes=tuple(split),
+        num_steps=int(sum(row[2] for row in good)),
+    )
+
+
+def campaign_results(store: Store, campaign: str, *, confidence: float = 0.95) -> list[CaseResult]:
+    """One row per case, fewest ranks first within what else is equal."""
+    launches = load_launches(store, campaign)
+    launches.sort(key=lambda item: (*_series(item.first), item.first.ranks))
+    bases: dict[tuple[object, ...], Launches] = {}
+    for item in launches:
+        if item.throughputs:
+            bases.setdefault(_series(item.first), item)
+    return [_result(item, bases.get(_series(item.first)), confidence) for item in launches]
+
+
+def _series(run: Run) -> tuple[object, ...]:
+    """What stays equal along a scaling curve."""
+    size = run.batch * run.ranks if run.scaling == "strong" else run.batch
+    return (run.network, run.cluster, run.framework, run.strategy, run.input, run.scaling, size)
+
+
+def _result(item: Launches, base: Launches | None, confidence: float) -> CaseResult:
+    good = bool(item.throughputs)
+    speedup = speedup_interval(item.throughputs, base.throughputs, confidence=confidence) if good and base else None
+    base_ranks = base.first.ranks if base else None
+    efficiency = speedup.value * base_ranks / item.first.ranks if speedup and base_ranks else None
+    split = [phases_of(passes) for passes in item.passes]
+    return CaseResult(
+        run=next((run for run in item.runs if run.outcome == "ok"), item.first),
+        num_launches=len(item.runs),
+        num_failed=sum(run.outcome == "failed" for run in item.runs),
+        num_drifted=sum(_drifted(run) for run in item.runs),
+        num_steps=item.num_steps,
+        throughput=median_interval(item.throughputs, confidence=confidence) if good else None,
+        step_s=median_interval(item.steps, confidence=confidence) if good else None,
+        speedup=speedup,
+        base_ranks=base_ranks,
+        efficiency=efficiency,
+        phases=_median_phases(split, item.steps),
+        instrument_overhead=_overhead(item.passes),
+        native=_median_timers(item.runs),
+    )
+
+
+def _drifted(run: Run) -> bool:
+    return run.drift is not None and abs(run.drift) > 0.05
+
+
+def _median_phases(split: list[dict[str, float]], steps: tuple[float, ...]) -> dict[str, float]:
+    """Median of each phase; `other` is what then is missing to the median step, so that they sum to it."""
+    if not split:
+        return {}
+    middle = {name: median(phases[name] for phases in split) for name in split[0] if name != "other"}
+    return {**middle, "other": median(steps) - sum(middle.values())}
+
+
+def _overhead(passes: tuple[dict[str, float], ...]) -> float | None:
+    last = ("full", "copied", "resident")
+    ratios = [item[next(name for name in last if name in item)] / item["clean"] - 1 for item in passes]
+    return median(ratios) if ratios else None
+
+
+def _median_timers(runs: tuple[Run, ...]) -> dict[str, float]:
+    names = {name for run in runs for name in run.timers}
+    return {name: median(run.timers[name] for run in runs if name in run.timers) for name in sorted(names)}
