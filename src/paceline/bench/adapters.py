@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from paceline.bench.frameworks.jax.adapter import Jax
+from paceline.bench.frameworks.mxnet.adapter import Mxnet
 from paceline.bench.frameworks.pytorch.adapter import PyTorch
+from paceline.bench.frameworks.tensorflow.adapter import TensorFlow
 from paceline.bench.job import Adapter
 from paceline.errors import Unsupported
 
 __all__ = ["ADAPTERS", "adapter_of"]
 
-ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (PyTorch(),)}
+ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (PyTorch(), TensorFlow(), Jax(), Mxnet())}
 
 
 def adapter_of(framework: str) -> Adapter:

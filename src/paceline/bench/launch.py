@@ -16,14 +16,14 @@ from pathlib import Path
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import Ending, RankReport, explain_failure, read_report
-from paceline.bench.environments import RECIPES, environment_python, find_environment, worker_path
+from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
 from paceline.bench.job import Adapter, Launch, Launcher, Order, Process, job_document, threads_of
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import Environment, Failure, Run, RunData
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
-__all__ = ["Ticket", "launch_case"]
+__all__ = ["Ticket", "launch_case", "order_for", "watch"]
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
@@ -67,7 +67,7 @@ def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine:
         failure: Failure | None = Failure(phase="launch", reason="unsupported", message=refused)
     else:
         with _folder() as folder:
-            order = _order(case, adapter, launcher, folder, threads=threads)
+            order = order_for(case, adapter, launcher, folder, threads=threads)
             reports, failure = _carry_out(order, adapter, launcher, protocol)
     outcome = _Outcome(reports, failure, time.monotonic() - begin, started_at)
     return _run_data(ticket, launcher, outcome, machine.model_copy(update={"threads": threads}))
@@ -82,7 +82,8 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _order(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
+def order_for(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
+    """What one launch of a case needs to know."""
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
@@ -95,7 +96,7 @@ def _order(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, th
         meet=launcher.meeting_point(case),
         token=secrets.token_hex(16),
         threads=threads,
-        env=RECIPES[name].env,
+        env=environment_variables(name),
     )
 
 
@@ -110,7 +111,7 @@ def _carry_out(
     except LaunchFailed as error:
         return [], Failure(phase="launch", reason="crash", message=str(error))
     try:
-        ending = _watch(launch, processes, protocol.timeout)
+        ending = watch(launch, processes, protocol.timeout)
     finally:
         launch.stop()
     dilation = document.get("dilation", 1.0)
@@ -118,7 +119,7 @@ def _carry_out(
     return reports, explain_failure(processes, reports, ending)
 
 
-def _watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
+def watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
     """Wait until all ranks ended, one failed and the others had their grace, or time is up."""
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()

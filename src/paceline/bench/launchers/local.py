@@ -27,8 +27,8 @@ class LocalLauncher:
     name = "local"
 
     def meeting_point(self, case: Case) -> MeetingPoint:
-        """Free ports on loopback."""
-        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS), "lo")
+        """Free ports on loopback: those that all frameworks use, and one for each rank."""
+        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS + case.ranks), "lo")
 
     def start(self, processes: Sequence[Process]) -> Launch:
         """Start each in a session of its own, so that it can be ended with all its children."""

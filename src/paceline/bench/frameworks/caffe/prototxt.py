@@ -30,12 +30,12 @@ def train_prototxt(network: Plain, *, batch: int, training: bool = True) -> str:
     return "\n".join([*parts, ""])
 
 
-def solver_prototxt(net_path: str, *, rate: float, seed: int) -> str:
+def solver_prototxt(net_path: str, *, rate: float, momentum: float, seed: int) -> str:
     """A plain stochastic gradient descent solver for a network file."""
     lines = [
         f'train_net: "{net_path}"',
         f"base_lr: {rate}",
-        'lr_policy: "fixed" momentum: 0 weight_decay: 0 max_iter: 100000000 display: 0 snapshot: 0',
+        f'lr_policy: "fixed" momentum: {momentum} weight_decay: 0 max_iter: 100000000 display: 0 snapshot: 0',
         f'solver_mode: CPU type: "SGD" random_seed: {seed}',
     ]
     return "\n".join([*lines, ""])
@@ -88,7 +88,11 @@ def _batch_norm(layer: Plain, _: Shapes, __: int) -> str:
     name = layer["name"]
     params = f"batch_norm_param {{ use_global_stats: false eps: {layer['eps']} }}"
     norm = _text(name + "_norm", "BatchNorm", layer["inputs"], params=params)
-    return norm + "\n" + _text(name + "_scale", "Scale", [name + "_norm"], top=name, params="scale_param { bias_term: true }")
+    return (
+        norm
+        + "\n"
+        + _text(name + "_scale", "Scale", [name + "_norm"], top=name, params="scale_param { bias_term: true }")
+    )
 
 
 def _local_response_norm(layer: Plain, _: Shapes, __: int) -> str:
@@ -140,7 +144,9 @@ def _cut(layer: Plain, top: str, extra: list[int]) -> list[str]:
 
 def _global_avg_pool(layer: Plain, _: Shapes, __: int) -> str:
     name = layer["name"]
-    pooled = _text(name + "_pool", "Pooling", layer["inputs"], params="pooling_param { pool: AVE global_pooling: true }")
+    pooled = _text(
+        name + "_pool", "Pooling", layer["inputs"], params="pooling_param { pool: AVE global_pooling: true }"
+    )
     return pooled + "\n" + _text(name, "Flatten", [name + "_pool"])
 
 

@@ -121,7 +121,10 @@ class ChainerNetwork(chainer.Chain):  # type: ignore[misc]
 
     def _attention(self, layer: Plain, x: Any) -> Any:
         batch, length, width = x.shape
-        own = {role: self.parameter(f"{layer['name']}.{role}") for role in ("qkv_weight", "qkv_bias", "out_weight", "out_bias")}
+        own = {
+            role: self.parameter(f"{layer['name']}.{role}")
+            for role in ("qkv_weight", "qkv_bias", "out_weight", "out_bias")
+        }
         qkv = ops.linear(x, own["qkv_weight"], own["qkv_bias"], n_batch_axes=2)
         qkv = ops.transpose(ops.reshape(qkv, (batch, length, 3, layer["heads"], -1)), (2, 0, 3, 1, 4))
         scores = ops.matmul(qkv[0], qkv[1], transb=True) * (width // layer["heads"]) ** -0.5

@@ -184,7 +184,8 @@ class _Own(layers.Layer):  # type: ignore[misc]
         super().__init__()
         self._plain = layer
         self.variables_by_role = {
-            tensor["name"].rsplit(".", 1)[1]: self.add_weight(shape=tuple(tensor["shape"])) for tensor in layer["tensors"]
+            tensor["name"].rsplit(".", 1)[1]: self.add_weight(shape=tuple(tensor["shape"]))
+            for tensor in layer["tensors"]
         }
 
 

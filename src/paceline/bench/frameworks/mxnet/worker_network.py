@@ -81,9 +81,7 @@ def _attribute(tensor: str) -> str:
 
 def _conv(layer: Plain, shape: Any) -> Any:
     sizes = {"strides": tuple(layer["stride"]), "padding": tuple(layer["padding"]), "groups": layer["groups"]}
-    return nn.Conv2D(
-        layer["channels"], tuple(layer["kernel"]), in_channels=shape[0], use_bias=layer["bias"], **sizes
-    )
+    return nn.Conv2D(layer["channels"], tuple(layer["kernel"]), in_channels=shape[0], use_bias=layer["bias"], **sizes)
 
 
 def _pool(block: Any, **options: Any) -> Any:
@@ -161,10 +159,15 @@ OPERATIONS = {
 def _attention(ops: Any, layer: Plain, free: dict[str, Any], x: Any) -> Any:
     length, width = layer["shape"]
     heads, size = layer["heads"], width // layer["heads"]
-    own = {role: free[_attribute(f"{layer['name']}.{role}")] for role in ("qkv_weight", "qkv_bias", "out_weight", "out_bias")}
+    own = {
+        role: free[_attribute(f"{layer['name']}.{role}")]
+        for role in ("qkv_weight", "qkv_bias", "out_weight", "out_bias")
+    }
     qkv = ops.FullyConnected(x, own["qkv_weight"], own["qkv_bias"], num_hidden=3 * width, flatten=False)
     parts = ops.transpose(ops.reshape(qkv, (-1, length, 3, heads, size)), (2, 0, 3, 1, 4))
-    query, key, value = (ops.reshape(ops.slice_axis(parts, axis=0, begin=i, end=i + 1), (-1, length, size)) for i in range(3))
+    query, key, value = (
+        ops.reshape(ops.slice_axis(parts, axis=0, begin=i, end=i + 1), (-1, length, size)) for i in range(3)
+    )
     scores = ops.batch_dot(query, key, transpose_b=True) * size**-0.5
     if layer["causal"]:
         index = ops.arange(length)

@@ -129,9 +129,7 @@ def _local_response_norm(layer: Plain, _: Any) -> Any:
 
 BLOCKS = {
     "conv2d": _conv,
-    "linear": lambda layer, shape: nn.Linear(
-        shape[-1], layer["features"], bias_attr=None if layer["bias"] else False
-    ),
+    "linear": lambda layer, shape: nn.Linear(shape[-1], layer["features"], bias_attr=None if layer["bias"] else False),
     "batch_norm": lambda layer, shape: nn.BatchNorm2D(shape[0], epsilon=layer["eps"]),
     "layer_norm": lambda layer, shape: nn.LayerNorm(shape[-1], epsilon=layer["eps"]),
     "local_response_norm": _local_response_norm,

@@ -34,8 +34,8 @@ class TorchSession(Session):
         torch.set_num_threads(job["threads"])
         torch.manual_seed(job["seed"])
         network = job["network"]
-        dtype = DTYPES[job["strategy"]["precision"]]
-        self.net = Graph(network).to(self.device, dtype)
+        dtype = self.dtype = DTYPES[job["strategy"]["precision"]]
+        self.net = Graph(network, dropout=not job.get("proof")).to(self.device, dtype)
         self.overlap = job["strategy"]["overlap"] is not False
         self.model: nn.Module = self._distribute(self.net) if job["ranks"] > 1 else self.net
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
@@ -186,6 +186,32 @@ class TorchSession(Session):
             )
             handles.append(ready)
         return handles
+
+    def feed(self, inputs: Any, targets: Any) -> None:
+        """Make this the resident batch."""
+        floating = inputs.dtype.kind == "f"
+        self.batch = torch.from_numpy(inputs).to(self.device, self.dtype if floating else torch.int64)
+        self.targets = torch.from_numpy(targets).to(self.device)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set all trainable tensors."""
+        mine = self.net.named_tensors()
+        with torch.no_grad():
+            for name, array in tensors.items():
+                mine[name].copy_(torch.from_numpy(array))
+
+    def tensors(self) -> dict[str, Any]:
+        """All trainable tensors as they are now."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.net.named_tensors().items()}
+
+    def reveal(self) -> tuple[Any, float, dict[str, Any]]:
+        """Logits, loss and gradients of the resident batch, without exchange."""
+        logits = self.net(self.batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
+        tensors = self.net.named_tensors()
+        gradients = torch.autograd.grad(loss, list(tensors.values()))
+        found = {name: gradient.cpu().numpy() for name, gradient in zip(tensors, gradients, strict=True)}
+        return logits.detach().cpu().numpy(), float(loss), found
 
     def facts(self) -> dict[str, Any]:
         """What the session did."""

@@ -1,0 +1,50 @@
+"""How a case becomes TensorFlow processes."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.bench.frameworks.policy_adapter import PolicyAdapter
+from paceline.bench.job import Order, Process, rank_processes
+from paceline.spec.cluster import Placed
+
+__all__ = ["TensorFlow", "cluster_config"]
+
+WORKER = "paceline.bench.frameworks.tensorflow.worker"
+RANK_PORTS = 4
+"""Index of the first of the ports that belong to ranks."""
+PS_WORKER = "paceline.bench.frameworks.tensorflow.worker_ps"
+
+
+class TensorFlow(PolicyAdapter):
+    """MultiWorkerMirroredStrategy over gRPC, or a chief that drives workers and one parameter server."""
+
+    name = "tensorflow"
+    module = WORKER
+    choices = {"transport": ("grpc", "nccl"), "algorithm": ("ring",), "bucket": ()}
+
+    def processes(self, order: Order) -> list[Process]:
+        """One worker per rank; with a parameter server, that too."""
+        if order.case.framework.endswith("/parameter_server"):
+            return rank_processes(order, PS_WORKER, lambda placed: {"PACELINE_PORTS": _ports(order)})
+        return super().processes(order)
+
+    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+        """The cluster as TensorFlow wants to read it."""
+        return cluster_config(order, placed) if order.case.ranks > 1 else {}
+
+
+def _address(order: Order, placed: Placed) -> str:
+    host = order.case.cluster.hosts[placed.host]
+    return order.meet.address if placed.host == order.placement[0].host else host.address or host.name
+
+
+def _ports(order: Order) -> str:
+    return ",".join(str(port) for port in order.meet.ports)
+
+
+def cluster_config(order: Order, placed: Placed) -> dict[str, str]:
+    """TF_CONFIG of a rank."""
+    workers = [f"{_address(order, other)}:{order.meet.ports[RANK_PORTS + other.rank]}" for other in order.placement]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": placed.rank}}
+    return {"TF_CONFIG": json.dumps(config), "GRPC_FAIL_FAST": "use_caller"}
