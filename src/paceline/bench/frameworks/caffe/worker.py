@@ -114,7 +114,7 @@ class LayerwiseExchange:
         from mpi4py import MPI
 
         self._net, self._ranks, self._world = net, ranks, MPI.COMM_WORLD
-        self._in_place = MPI.IN_PLACE
+        self._in_place, self._finalize = MPI.IN_PLACE, MPI.Finalize
         names = list(net._layer_names)
         self._stretches = _stretches(names, set(net.params))
         self._work: Any = queue.Queue()
@@ -143,7 +143,7 @@ class LayerwiseExchange:
         """End the thread."""
         self._work.put(None)
         self._thread.join()
-        self._world.Barrier()
+        self._finalize()
 
 
 def _stretches(names: list[str], trained: set[str]) -> list[tuple[str, str]]:

@@ -84,6 +84,13 @@ class ChainerSession(ArraySession):
         """What the session did."""
         return {"loss": float(self.loss.array), "wrapper": type(self.communicator).__name__}
 
+    def close(self) -> None:
+        """Leave together, as MPI demands."""
+        if self.communicator is not None:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+
 
 if __name__ == "__main__":
     main(ChainerSession)

@@ -31,11 +31,15 @@ class JaxSession(ArraySession):
         self.versions = {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
         self.mesh = jax.make_mesh((self.ranks,), ("ranks",))
         self.whole, self.split = NamedSharding(self.mesh, Spec()), NamedSharding(self.mesh, Spec("ranks"))
-        self.net = JaxNetwork(self.job["network"], training=self.training)
+        self.net = self.build()
         self.names = list(tensor_shapes(self.job["network"]))
         self.key = jax.random.key(self.job["seed"])
         self.passes = {name: self._compiled(name) for name in ("forward", "compute", "exchange", "update")}
         self.result: Any = None
+
+    def build(self) -> Any:
+        """The network as a function of its parameters."""
+        return JaxNetwork(self.job["network"], training=self.training)
 
     def _compiled(self, part: str) -> Any:
         if part in ("forward", "compute"):

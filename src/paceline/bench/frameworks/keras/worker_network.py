@@ -28,7 +28,7 @@ class KerasNetwork:
     """
 
     def __init__(self, network: Plain, *, training: bool = True) -> None:
-        self._network = network
+        self.network = network
         self._shapes = input_shapes(network)
         self._training = training
         self.channels_first = keras.config.image_data_format() == "channels_first"

@@ -33,16 +33,18 @@ class MxnetSession(ArraySession):
         self.names = list(tensor_shapes(self.job["network"]))
         self.criterion = gluon.loss.SoftmaxCrossEntropyLoss()
         self.criterion.hybridize(static_alloc=True, static_shape=True)
-        self.store = mx.kv.create(self._kind())
-        self.trainer = self._trainer()
+        self.store = self.connect()
+        self.trainer = self.trainer_of(self.net.collect_params())
         self.loss = nd.zeros((1,))
 
-    def _kind(self) -> str:
-        return str(self.job["mode"]) if self.ranks > 1 else "local"
+    def connect(self) -> Any:
+        """The kvstore of the mode; one rank keeps it in its process."""
+        return mx.kv.create(self.job["mode"] if self.ranks > 1 else "local")
 
-    def _trainer(self) -> Any:
+    def trainer_of(self, parameters: Any) -> Any:
+        """Pushes gradients to the store and pulls what it makes of them."""
         options = {"learning_rate": RATE, "momentum": MOMENTUM}
-        return gluon.Trainer(self.net.collect_params(), "sgd", options, kvstore=self.store)
+        return gluon.Trainer(parameters, "sgd", options, kvstore=self.store)
 
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in MXNet's memory."""

@@ -105,6 +105,13 @@ class SingaSession(ArraySession):
         wrapper = "none" if self.world is None else "mpi4py all-reduce"
         return {"loss": float(tensor.to_numpy(self.loss).sum()), "wrapper": wrapper}
 
+    def close(self) -> None:
+        """Leave together, as MPI demands."""
+        if self.world is not None:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+
 
 def _zeros_like(value: Any, place: Any) -> Any:
     made = tensor.Tensor(value.shape, place)

@@ -24,9 +24,9 @@ class TensorFlowSession(ArraySession):
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.random.set_seed(self.job["seed"])
         self.versions = {"tensorflow": tf.__version__}
-        self.strategy = _strategy(self.job) if self.ranks > 1 else tf.distribute.get_strategy()
+        self.strategy = self.join()
         with self.strategy.scope():
-            self.net = TensorFlowNetwork(self.job["network"], training=self.training)
+            self.net = self.build()
             self.names = list(tensor_shapes(self.job["network"]))
             self.variables = [self.net.tensors[name] for name in self.names]
             self.optimizer = tf.keras.optimizers.SGD(RATE, momentum=MOMENTUM)
@@ -35,6 +35,14 @@ class TensorFlowSession(ArraySession):
             name: tf.function(getattr(self, "_" + name)) for name in ("forward", "compute", "exchange", "update")
         }
         self.loss = tf.constant(0.0)
+
+    def build(self) -> Any:
+        """The network, with variables by name."""
+        return TensorFlowNetwork(self.job["network"], training=self.training)
+
+    def join(self) -> Any:
+        """The strategy that holds the ranks together."""
+        return _strategy(self.job) if self.ranks > 1 else tf.distribute.get_strategy()
 
     def arrange(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Images channels last."""
