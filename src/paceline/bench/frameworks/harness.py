@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -76,6 +77,7 @@ class Events:
 def main(make_session: Callable[[Job, int], Session]) -> None:
     """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
     _die_with_parent()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves its stack in the log
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
     rank = int(os.environ["PACELINE_RANK"])
     events = Events(os.environ["PACELINE_EVENTS"])

@@ -31,6 +31,7 @@ class DeepSpeedSession(ArraySession):
         torch.set_num_threads(self.job["threads"])
         torch.manual_seed(self.job["seed"])
         self.versions = {"deepspeed": deepspeed.__version__, "torch": torch.__version__}
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference only, and compiled at first use
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         self.stage = int(self.job["mode"].removeprefix("zero"))
         self.twin = Graph(self.job["network"], dropout=self.training)

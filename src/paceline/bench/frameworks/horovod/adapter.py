@@ -30,7 +30,7 @@ class Horovod(PolicyAdapter):
         if order.case.strategy.transport == "mpi":
             return mpi_processes(order, worker, env={**self._tuning(order), "HOROVOD_CONTROLLER": "mpi"})
         ranks = rank_processes(order, worker, lambda placed: self.rank_env(order, placed))
-        return ranks if order.case.ranks == 1 else [_rendezvous(order), *ranks]
+        return [_rendezvous(order), *ranks]
 
     def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
         """What horovodrun would set."""

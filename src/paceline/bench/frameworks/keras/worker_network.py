@@ -19,6 +19,8 @@ from paceline.bench.frameworks.graph import (
 __all__ = ["KerasNetwork"]
 
 LOWEST = -1e30
+EMPTY: dict[str, Any] = {"kernel_initializer": "zeros"}
+"""Weights are loaded afterwards; drawing them would only cost time."""
 
 
 class KerasNetwork:
@@ -91,13 +93,13 @@ class KerasNetwork:
             raise UnsupportedLayer(f"TensorFlow has no gradient of grouped convolutions on CPU ({layer['name']})")
         if any(layer["padding"]):
             x = layers.ZeroPadding2D(tuple(layer["padding"]))(x)
-        options = {"strides": tuple(layer["stride"]), "groups": layer["groups"], "use_bias": layer["bias"]}
+        options = {"strides": tuple(layer["stride"]), "groups": layer["groups"], "use_bias": layer["bias"], **EMPTY}
         return self._keep(layer, layers.Conv2D(layer["channels"], tuple(layer["kernel"]), **options))(x)
 
     def _linear(self, layer: Plain, x: Any) -> Any:
         if layer.get("tied_to"):
             return self._keep(layer, _Tied(layer, self._layers[layer["tied_to"]]))(x)
-        return self._keep(layer, layers.Dense(layer["features"], use_bias=layer["bias"]))(x)
+        return self._keep(layer, layers.Dense(layer["features"], use_bias=layer["bias"], **EMPTY))(x)
 
     def _batch_norm(self, layer: Plain, x: Any) -> Any:
         return self._keep(layer, layers.BatchNormalization(axis=self._axis, epsilon=layer["eps"]))(x)
@@ -154,7 +156,7 @@ class KerasNetwork:
         return ops.pad(x[:, ::stride, ::stride, :], [(0, 0), (0, 0), (0, 0), (extra, extra)])
 
     def _embedding(self, layer: Plain, tokens: Any) -> Any:
-        return self._keep(layer, layers.Embedding(layer["rows"], layer["width"]))(tokens)
+        return self._keep(layer, layers.Embedding(layer["rows"], layer["width"], "zeros"))(tokens)
 
     def _position_embedding(self, layer: Plain, x: Any) -> Any:
         return self._keep(layer, _Rows(layer, layer["shape"][0]))(x)
@@ -184,7 +186,7 @@ class _Own(layers.Layer):  # type: ignore[misc]
         super().__init__()
         self._plain = layer
         self.variables_by_role = {
-            tensor["name"].rsplit(".", 1)[1]: self.add_weight(shape=tuple(tensor["shape"]))
+            tensor["name"].rsplit(".", 1)[1]: self.add_weight(shape=tuple(tensor["shape"]), initializer="zeros")
             for tensor in layer["tensors"]
         }
 
