@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.job import Process
+from paceline.bench.virtual.devices.dilation import judge
 from paceline.measurements.run import Failure, Span, Step
 
-__all__ = ["Ending", "RankReport", "explain_failure", "read_report"]
+__all__ = ["Ending", "RankReport", "explain_failure", "read_report", "unfaithful"]
 
 TAIL_BYTES = 4000
 Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
-Reason = Literal["crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output"]
+Reason = Literal[
+    "crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output", "unsustained"
+]
 
 
 @dataclass
@@ -27,6 +30,7 @@ class RankReport:
     phase: Phase = "launch"
     done: bool = False
     error: str = ""
+    error_at: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     warmup: dict[str, int] = field(default_factory=dict)
@@ -38,10 +42,11 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a launch ended: exit codes by process, and who was first to fail."""
+    """How a launch ended: exit codes by process before any was stopped, and who was first to fail."""
 
     codes: dict[str, int | None]
-    first_failed: str | None = None
+    first_failed: tuple[str, ...] = ()
+    """Processes that had failed when the first failure was seen."""
     timed_out: bool = False
     cancelled: bool = False
     oom_killed: bool = False
@@ -106,6 +111,7 @@ def _read_spans(report: RankReport, event: dict[str, Any], dilation: float) -> N
 
 def _read_error(report: RankReport, event: dict[str, Any], dilation: float) -> None:
     report.error = f"{event['kind']}: {event['message']}"
+    report.error_at = event["at"]
 
 
 def _read_done(report: RankReport, event: dict[str, Any], dilation: float) -> None:
@@ -141,12 +147,34 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
     )
 
 
+def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:
+    """A failure if the machine could not keep up with the devices it emulated: such times are no result."""
+    found = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
+    if not found:
+        return None
+    faithfulness = judge(found, dilation=dilation)
+    if faithfulness.holds:
+        return None
+    message = f"the machine could not keep up: off by up to {100 * faithfulness.error:.1f} % ({faithfulness})"
+    return Failure(phase="measure", reason="unsustained", message=message)
+
+
 def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending) -> Process:
-    """The process that failed first, else one that did not come to its end."""
-    if ending.first_failed is not None:
-        return next(process for process in processes if process.name == ending.first_failed)
+    """The process that failed first, else one that did not come to its end.
+
+    Of several that failed between two looks, one that was killed had no say and comes first, then the earliest error:
+    the others often fail only because a peer is gone.
+    """
+    failed = [process for process in processes if process.name in ending.first_failed]
+    if failed:
+        return min(failed, key=lambda process: _blame(process, reports, ending))
     unfinished = [p for p in processes if p.rank is not None and not reports[p.rank].done]
     return (unfinished or processes)[0]
+
+
+def _blame(process: Process, reports: list[RankReport], ending: Ending) -> tuple[bool, float]:
+    error_at = reports[process.rank].error_at if process.rank is not None else 0.0
+    return (ending.codes[process.name] or 0) > 0, error_at
 
 
 def _reason(code: int | None, ending: Ending) -> Reason:

@@ -26,6 +26,8 @@ from paceline.bench.recipes import RECIPES, Progress, Recipe, Workshop
 from paceline.errors import EnvironmentFailed, UnknownName
 
 __all__ = [
+    "RECIPES",
+    "Recipe",
     "environment_python",
     "environment_variables",
     "find_environment",

@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.bench.adapters import adapter_of
-from paceline.bench.collect import Ending, RankReport, explain_failure, read_report
+from paceline.bench.collect import Ending, RankReport, explain_failure, read_report, unfaithful
 from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
-from paceline.bench.job import Adapter, Launch, Launcher, Order, Process, job_document, threads_of
+from paceline.bench.job import Adapter, Launch, Launcher, MeetingPoint, Order, Process, job_document, threads_of
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import Environment, Failure, Run, RunData
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
-__all__ = ["Ticket", "launch_case", "order_for", "watch"]
+__all__ = ["Ticket", "launch_case", "launch_folder", "order_for", "watch"]
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
@@ -53,28 +53,36 @@ class _Outcome:
     failure: Failure | None
     seconds: float
     started_at: str
+    place: MeetingPoint
 
 
 def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine: Environment) -> RunData:
     """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
     case = ticket.case
-    threads = threads_of(case, machine.cores)
+    threads = threads_of(case, machine.cores, one_machine=launcher.one_machine)
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     adapter = adapter_of(case.framework)
+    place = MeetingPoint("", ())
     refused = adapter.refusal(case)
     if refused:
         reports: list[RankReport] = []
         failure: Failure | None = Failure(phase="launch", reason="unsupported", message=refused)
     else:
-        with _folder() as folder:
-            order = order_for(case, adapter, launcher, folder, threads=threads)
-            reports, failure = _carry_out(order, adapter, launcher, protocol)
-    outcome = _Outcome(reports, failure, time.monotonic() - begin, started_at)
+        with launch_folder() as folder:
+            try:
+                order = order_for(case, adapter, launcher, folder, threads=threads)
+            except LaunchFailed as error:
+                reports, failure = [], Failure(phase="launch", reason="crash", message=str(error))
+            else:
+                reports, failure = _carry_out(order, adapter, launcher, protocol)
+                place = order.meet
+    outcome = _Outcome(reports, failure, time.monotonic() - begin, started_at, place)
     return _run_data(ticket, launcher, outcome, machine.model_copy(update={"threads": threads}))
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def launch_folder() -> Iterator[Path]:
+    """A folder for the files of one launch, gone after it."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-launch-"))
     try:
         yield folder
@@ -114,9 +122,12 @@ def _carry_out(
         ending = watch(launch, processes, protocol.timeout)
     finally:
         launch.stop()
-    dilation = document.get("dilation", 1.0)
+    dilation = order.meet.dilation
     reports = [read_report(order.events_path(rank), rank, dilation=dilation) for rank in range(order.case.ranks)]
-    return reports, explain_failure(processes, reports, ending)
+    failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=dilation)
+    if failure is not None and failure.reason == "unsustained":
+        launcher.slow_down(order.case)
+    return reports, failure
 
 
 def watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
@@ -124,19 +135,18 @@ def watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()
     deadline = time.monotonic() + timeout
-    first_failed, codes = None, launch.poll()
-    while any(codes[name] is None for name in ranks):
-        failed = next((name for name, code in codes.items() if code), None)
-        if failed and first_failed is None:
-            first_failed = failed
+    first_failed: tuple[str, ...] = ()
+    while True:
+        codes = launch.poll()
+        if not first_failed and any(codes.values()):
+            first_failed = tuple(name for name, code in codes.items() if code)
             deadline = min(deadline, time.monotonic() + STRAGGLER_GRACE_S)
-        if time.monotonic() > deadline:
-            timed_out = first_failed is None
+        ended = all(codes[name] is not None for name in ranks)
+        late = time.monotonic() > deadline
+        if ended or late:
+            timed_out = late and not first_failed
             return Ending(codes, first_failed, timed_out=timed_out, oom_killed=_oom_kills() > kills_before)
         time.sleep(POLL_S)
-        codes = launch.poll()
-    first_failed = first_failed or next((name for name in sorted(ranks) if codes[name]), None)
-    return Ending(codes, first_failed, oom_killed=_oom_kills() > kills_before)
 
 
 def _oom_kills() -> int:
@@ -173,8 +183,9 @@ def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: En
         timers=first.timers,
         calibration_s=ticket.calibration_s,
         drift=ticket.drift,
+        dilation=outcome.place.dilation,
         labels=first.labels,
-        facts={**first.facts, "pid": os.getpid()},
+        facts={**first.facts, **outcome.place.facts, "pid": os.getpid()},
     )
     steps = tuple(step for report in reports for step in report.steps)
     spans = tuple(span for report in reports for span in report.spans)

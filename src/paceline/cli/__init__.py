@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 import click
@@ -17,7 +18,10 @@ VERBS: dict[str, str] = {
     "doctor": "Look for what would spoil a measurement on this machine, and say how to fix it.",
     "networks": "List the networks that ship with Paceline, or the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
+    "frameworks": "List frameworks and whether they can run here; install them; prove that they compute the same.",
     "run": "Measure every case of a study and store what happened.",
+    "cluster": "Bring virtual clusters up and down on this machine; inspect real ones.",
+    "bench-collectives": "Measure all-reduce and its relatives by size and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
     "query": "Ask all stored runs a question in SQL.",
@@ -69,6 +73,7 @@ def program() -> None:
 
 def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         program(standalone_mode=False)
     except click.ClickException as error:

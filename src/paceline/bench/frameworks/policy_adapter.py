@@ -10,8 +10,10 @@ from paceline.catalog.frameworks import policy
 from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
 
-__all__ = ["PolicyAdapter", "mpi_processes"]
+__all__ = ["PolicyAdapter", "mpi_processes", "rank_endpoint"]
 
+RANK_PORTS = 4
+"""Index of the first of the ports that belong to ranks."""
 FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchrony", "servers", "shard_stage")
 
 
@@ -77,6 +79,14 @@ class PolicyAdapter:
     def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
         """Variables by which this framework's ranks find each other."""
         return {}
+
+
+def rank_endpoint(order: Order, placed: Placed) -> str:
+    """Address and port where a rank may listen: a port of its own, or one at a distance on a host of its own."""
+    ports, host = order.meet.ports, order.case.cluster.hosts[placed.host]
+    own = ports[RANK_PORTS + placed.rank] if len(ports) > RANK_PORTS else ports[-1] + 100 + placed.local_rank
+    at_first = placed.host == order.placement[0].host
+    return f"{order.meet.address if at_first else host.address or host.name}:{own}"
 
 
 def mpi_processes(

@@ -14,7 +14,9 @@ def serve() -> None:
 
     hosts = parse_hosts(os.environ["PACELINE_HOSTS"])
     slots = get_host_assignments(hosts, sum(host.slots for host in hosts))
-    server = RendezvousHTTPServer((os.environ["PACELINE_ADDRESS"], int(os.environ["PACELINE_PORT"])), RendezvousHandler, 0)
+    server = RendezvousHTTPServer(
+        (os.environ["PACELINE_ADDRESS"], int(os.environ["PACELINE_PORT"])), RendezvousHandler, 0
+    )
     server.init(slots)
     server.serve_forever()
 

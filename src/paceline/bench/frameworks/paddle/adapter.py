@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.bench.frameworks.policy_adapter import PolicyAdapter
+from paceline.bench.frameworks.policy_adapter import PolicyAdapter, rank_endpoint
 from paceline.bench.job import Order
 from paceline.spec.cluster import Placed
 
 __all__ = ["Paddle"]
-
-RANK_PORTS = 4
 
 
 class Paddle(PolicyAdapter):
@@ -22,7 +20,7 @@ class Paddle(PolicyAdapter):
         if order.case.ranks == 1:
             return {}
         meet = order.meet
-        endpoints = [f"{meet.address}:{meet.ports[RANK_PORTS + other.rank]}" for other in order.placement]
+        endpoints = [rank_endpoint(order, other) for other in order.placement]
         return {
             "PADDLE_MASTER": f"{meet.address}:{meet.ports[1]}",
             "PADDLE_DISTRI_BACKEND": "gloo",

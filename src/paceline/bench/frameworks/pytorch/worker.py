@@ -35,7 +35,7 @@ class TorchSession(Session):
         torch.manual_seed(job["seed"])
         network = job["network"]
         dtype = self.dtype = DTYPES[job["strategy"]["precision"]]
-        self.net = Graph(network, dropout=not job.get("proof")).to(self.device, dtype)
+        self.net = self.build(network).to(self.device, dtype)
         self.overlap = job["strategy"]["overlap"] is not False
         self.model: nn.Module = self._distribute(self.net) if job["ranks"] > 1 else self.net
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
@@ -62,6 +62,14 @@ class TorchSession(Session):
             wrapped.register_comm_hook(None, fp16_compress_hook)
         return wrapped
 
+    def build(self, network: dict[str, Any]) -> Graph:
+        """The network as modules of this framework."""
+        return Graph(network, dropout=not self.job.get("proof"))
+
+    def update(self) -> None:
+        """The optimiser's turn."""
+        self.optimizer.step()
+
     def step(self, upto: str) -> None:
         """One step, as far as asked."""
         if upto in ("copied", "full"):
@@ -73,7 +81,7 @@ class TorchSession(Session):
                 return
             self._backward(loss, exchange)
         if upto not in ("compute", "exchange"):
-            self.optimizer.step()
+            self.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
 
@@ -128,7 +136,7 @@ class TorchSession(Session):
         clock.append(self._now())
         self._backward(loss, exchange=True)
         clock.append(self._now())
-        self.optimizer.step()
+        self.update()
         self.optimizer.zero_grad(set_to_none=True)
         clock.append(self._now())
         names = ("h2d", "forward", "backward_and_aggregate", "update")
@@ -259,5 +267,14 @@ def _batch(job: Job, index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return tokens, torch.randint(classes, (size, *rows), generator=generator)
 
 
+def make_session(job: Job, rank: int) -> TorchSession:
+    """The session of a real device, or of one that is emulated."""
+    if job["emulation"]:
+        from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
+
+        return EmulatedSession(job, rank)
+    return TorchSession(job, rank)
+
+
 if __name__ == "__main__":
-    main(TorchSession)
+    main(make_session)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 
-from paceline.bench.frameworks.policy_adapter import PolicyAdapter
+from paceline.bench.frameworks.policy_adapter import PolicyAdapter, rank_endpoint
 from paceline.bench.job import Order, Process, rank_processes
 from paceline.spec.cluster import Placed
 
 __all__ = ["TensorFlow", "cluster_config"]
 
 WORKER = "paceline.bench.frameworks.tensorflow.worker"
-RANK_PORTS = 4
-"""Index of the first of the ports that belong to ranks."""
 PS_WORKER = "paceline.bench.frameworks.tensorflow.worker_ps"
 
 
@@ -34,17 +32,12 @@ class TensorFlow(PolicyAdapter):
         return cluster_config(order, placed) if order.case.ranks > 1 else {}
 
 
-def _address(order: Order, placed: Placed) -> str:
-    host = order.case.cluster.hosts[placed.host]
-    return order.meet.address if placed.host == order.placement[0].host else host.address or host.name
-
-
 def _ports(order: Order) -> str:
     return ",".join(str(port) for port in order.meet.ports)
 
 
 def cluster_config(order: Order, placed: Placed) -> dict[str, str]:
     """TF_CONFIG of a rank."""
-    workers = [f"{_address(order, other)}:{order.meet.ports[RANK_PORTS + other.rank]}" for other in order.placement]
+    workers = [rank_endpoint(order, other) for other in order.placement]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": placed.rank}}
     return {"TF_CONFIG": json.dumps(config), "GRPC_FAIL_FAST": "use_caller"}

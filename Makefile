@@ -1,0 +1,60 @@
+# make demo | make test | make test-cluster | make check | make setup | make docs | make lock
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3.11
+SETUP := $(VENV)/.ready
+
+help:
+	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, say what was found"
+	@echo "make test    set everything up, run every check and test"
+	@echo "make test-cluster   as root: install real engines (Slurm, MPI, sshd, Ray) and run every test of many hosts"
+	@echo "make check   formatting, lint, types, direction of imports"
+	@echo "make docs    write docs/reference anew from the code"
+	@echo "make lock    pin dependencies anew"
+
+setup: $(SETUP)
+
+$(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: apt-get install python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "this Python cannot make virtual environments: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup
+	$(BIN)/paceline run examples/studies/demo.toml
+
+check: setup
+	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest
+
+CLUSTER_PACKAGES := slurm-wlm munge openmpi-bin mpich openssh-server openssh-client iperf3 iputils-ping iptables \
+  iproute2 util-linux gcc libc6-dev
+RAY_ENV := $(VENV)/ray
+
+test-cluster: setup $(RAY_ENV)/.ready
+	@test "$$(id -u)" = 0 || { echo "make test-cluster needs root: it makes network namespaces"; exit 2; }
+	dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1 || \
+	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(CLUSTER_PACKAGES); }
+	PACELINE_TEST_CLUSTER=1 PACELINE_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python $(BIN)/pytest tests/integration/cluster
+
+$(RAY_ENV)/.ready: | $(SETUP)
+	$(PYTHON) -m venv $(RAY_ENV)
+	$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/ray.txt
+	@touch $@
+
+docs: setup
+	$(BIN)/python tools/reference.py
+
+lock: setup
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
+
+.PHONY: help setup demo check test test-cluster docs lock
