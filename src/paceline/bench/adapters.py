@@ -12,6 +12,7 @@ from paceline.bench.frameworks.keras.adapter import Keras
 from paceline.bench.frameworks.mxnet.adapter import Mxnet
 from paceline.bench.frameworks.paddle.adapter import Paddle
 from paceline.bench.frameworks.pytorch.adapter import PyTorch
+from paceline.bench.frameworks.script.adapter import OwnScript
 from paceline.bench.frameworks.singa.adapter import Singa
 from paceline.bench.frameworks.tensorflow.adapter import TensorFlow
 from paceline.bench.job import Adapter
@@ -33,6 +34,7 @@ _TABLE: tuple[Adapter, ...] = (
     Caffe(),
     CaffeMpi(),
     Singa(),
+    OwnScript(),
 )
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _TABLE}
 

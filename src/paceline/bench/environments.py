@@ -132,7 +132,8 @@ def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
     try:
         progress(f"creating the {recipe.name} environment")
         workshop.run([sys.executable, "-m", "venv", str(building)])
-        workshop.pip(*recipe.requirements)
+        if recipe.requirements:
+            workshop.pip(*recipe.requirements)
         for step in recipe.steps:
             step(workshop)
         progress("trying it out")

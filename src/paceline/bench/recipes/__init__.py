@@ -31,6 +31,12 @@ _TABLE = (
         smoke="import torch, torch.distributed; assert torch.ones(2).sum() == 2",
     ),
     Recipe(
+        name="script",
+        requirements=(),
+        lock=FRAMEWORKS / "script" / "lock.txt",
+        smoke="pass",
+    ),
+    Recipe(
         name="tensorflow",
         requirements=("tensorflow-cpu==2.21.0",),
         lock=FRAMEWORKS / "tensorflow" / "lock.txt",

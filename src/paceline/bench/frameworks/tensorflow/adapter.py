@@ -24,7 +24,7 @@ class TensorFlow(PolicyAdapter):
     def processes(self, order: Order) -> list[Process]:
         """One worker per rank; with a parameter server, that too."""
         if order.case.framework.endswith("/parameter_server"):
-            return rank_processes(order, PS_WORKER, lambda placed: {"PACELINE_PORTS": _ports(order)})
+            return rank_processes(order, PS_WORKER, lambda placed: _server_cluster(order))
         return super().processes(order)
 
     def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
@@ -32,8 +32,13 @@ class TensorFlow(PolicyAdapter):
         return cluster_config(order, placed) if order.case.ranks > 1 else {}
 
 
-def _ports(order: Order) -> str:
-    return ",".join(str(port) for port in order.meet.ports)
+def _server_cluster(order: Order) -> dict[str, str]:
+    """The chief, one parameter server beside it, and a worker in every rank."""
+    workers = [rank_endpoint(order, placed) for placed in order.placement]
+    servers = [f"{order.meet.address}:{order.meet.ports[3]}"]
+    chief = [f"{order.meet.address}:{order.meet.ports[2]}"]
+    cluster = {"chief": chief, "ps": servers, "worker": workers}
+    return {"PACELINE_CLUSTER": json.dumps(cluster), "GRPC_FAIL_FAST": "use_caller"}
 
 
 def cluster_config(order: Order, placed: Placed) -> dict[str, str]:
