@@ -18,6 +18,7 @@ VERBS: dict[str, str] = {
     "doctor": "Look for what would spoil a measurement on this machine, and say how to fix it.",
     "networks": "List the networks that ship with Paceline, or the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
+    "frameworks": "List frameworks and whether they can run here; install them; prove that they compute the same.",
     "run": "Measure every case of a study and store what happened.",
     "cluster": "Bring virtual clusters up and down on this machine; inspect real ones.",
     "bench-collectives": "Measure all-reduce and its relatives by size and ranks.",
