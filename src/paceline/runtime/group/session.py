@@ -1,0 +1,115 @@
+"""One view of the group at work: its wire, its balance, its gradient exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.runtime.balance import Balance
+from paceline.runtime.group.batchnorm import WireHolder
+from paceline.runtime.group.reducer import FIRST_LIMIT, Reducer
+from paceline.runtime.group.schedule import LinkCost, schedule_buckets
+from paceline.runtime.group.wire import Wire
+from paceline.runtime.members.board import BoardStore
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.view import View
+from paceline.runtime.state import exchange
+from paceline.runtime.training import Training
+
+__all__ = ["GroupSession"]
+
+ARRANGE_AFTER = (4, 16)
+"""Committed steps of a view after which buckets are arranged anew from the times seen."""
+
+
+class GroupSession:
+    """What exists from one change of the group to the next."""
+
+    def __init__(self, member: Member, view: View, training: Training, *, holder: WireHolder, synced: bool) -> None:
+        self.view, self._training, self._holder = view, training, holder
+        self.rank, self.size = view.place(member.peer.id), len(view.peers)
+        self.wire = self._connect(member, "gradients ")
+        self._extra = self._connect(member, "layers ") if synced else None
+        holder.wire, holder.broken = self._extra, None
+        source = self._share_state()
+        self.balance = self._balance(source, synced)
+        limit = training.settings.bucket or FIRST_LIMIT
+        self.reducer = Reducer(training.parameters, self.wire, limit=limit)
+        self._link = self._measure_link(source)
+        self._committed = 0
+        self._reported: tuple[tuple[int, ...], torch.Tensor, Callable[[], None]] | None = None
+
+    def exchange(self, shares: tuple[int, ...], compute: float) -> None:
+        """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
+        self.reducer.flush()
+        slots = torch.zeros(self.size, dtype=torch.float64)
+        slots[self.rank] = compute
+        wait = self.wire.all_reduce(slots)
+        self.reducer.finish()
+        if self._reported is not None:
+            known, seconds, arrived = self._reported
+            arrived()
+            self.balance.learn(known, seconds.tolist())
+        self._reported = (shares, slots, wait)
+
+    def after_commit(self) -> None:
+        """Arrange the buckets when enough was seen."""
+        self._committed += 1
+        if self._link is not None and self._committed in ARRANGE_AFTER:
+            self._arrange(self._link)
+
+    def link_plain(self) -> list[float] | None:
+        """The measured cost of an all-reduce."""
+        return [self._link.alpha, self._link.beta] if self._link else None
+
+    def close(self) -> None:
+        """Leave this view."""
+        self.reducer.close()
+        self._holder.wire = None
+        for wire in (self.wire, self._extra):
+            if wire is not None:
+                wire.leave()
+
+    def _connect(self, member: Member, prefix: str) -> Wire:
+        store = BoardStore(member, self.view.number, prefix)
+        address, interrupted = member.peer.address, member.interrupted
+        return Wire(store, self.rank, self.size, address=address, interrupted=interrupted)
+
+    def _share_state(self) -> dict[str, Any]:
+        """Everybody becomes what the most advanced is; the report of that one."""
+        reports = self.view.reports
+        source = max(range(self.size), key=lambda index: (reports[index]["step"], -index))
+        report = reports[source]
+        if any(other["mark"] != report["mark"] for other in reports):
+            mine = self._training.tensors() if source == self.rank else None
+            tensors = exchange(report["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
+            if source != self.rank:
+                self._training.take(report, tensors)
+        return report
+
+    def _balance(self, source: dict[str, Any], synced: bool) -> Balance:
+        chunks = [report["chunk"] for report in self.view.reports]
+        ids = [peer.id for peer in self.view.peers]
+        fixed = not self._training.settings.balance
+        balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed)
+        balance.assume(source["costs"])
+        return balance
+
+    def _measure_link(self, source: dict[str, Any]) -> LinkCost | None:
+        if self.size == 1 or self._training.settings.bucket is not None:
+            return None
+        if source["link"] is not None:
+            return LinkCost(*source["link"])
+        return self.wire.probe(sum(self.reducer.sizes))
+
+    def _arrange(self, link: LinkCost) -> None:
+        """The best buckets for the mean of the times at which gradients were ready; the same on every rank."""
+        ready = torch.tensor(self.reducer.ready_seconds, dtype=torch.float64)
+        self.wire.all_reduce(ready)()
+        seconds: Sequence[float] = (ready / self.size).tolist()
+        order = sorted(range(len(seconds)), key=lambda index: (seconds[index], -index))
+        sizes = [self.reducer.sizes[index] for index in order]
+        buckets = schedule_buckets(sizes, [seconds[index] for index in order], link)
+        self.reducer.arrange([[order[i] for i in bucket] for bucket in buckets])
