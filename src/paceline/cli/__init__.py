@@ -20,6 +20,8 @@ VERBS: dict[str, str] = {
     "run": "Measure every case of a study and store what happened.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
+    "plan": "Choose strategy and batch split for a cluster of unequal devices, and say why.",
+    "train": "Run a training script on the devices of a cluster, as one group that balances itself.",
     "query": "Ask all stored runs a question in SQL.",
 }
 """Every verb and its one line of help; the verb's module is `paceline.cli.<verb>`."""

@@ -20,9 +20,11 @@ GAIN = 0.01
 class Balance:
     """The split of one view's batches."""
 
-    def __init__(self, ids: Sequence[str], *, chunks: Sequence[int | None], least: int = 0, fixed: bool = False) -> None:
+    def __init__(
+        self, ids: Sequence[str], *, chunks: Sequence[int | None], least: int = 0, fixed: bool = False
+    ) -> None:
         self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
-        self._estimates = {id: Estimate() for id in self._ids}
+        self._estimates = {name: Estimate() for name in self._ids}
         self._shares: dict[int, tuple[int, ...]] = {}
 
     def shares(self, total: int) -> tuple[int, ...]:
@@ -35,8 +37,8 @@ class Balance:
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
         """Take in what a step cost each rank; drop shares that would be clearly beaten."""
-        for id, samples, time in zip(self._ids, shares, seconds, strict=True):  # noqa: A001
-            self._estimates[id].observe(samples, time)
+        for name, samples, time in zip(self._ids, shares, seconds, strict=True):
+            self._estimates[name].observe(samples, time)
         costs = self.costs()
         self._shares = {total: kept for total, kept in self._shares.items() if _still_good(costs, kept, total)}
 
@@ -45,19 +47,19 @@ class Balance:
         known = [estimate.plain() for estimate in self._estimates.values() if estimate.known]
         average = [sum(column) / len(known) for column in zip(*known, strict=True)]
         return [
-            estimate.cost(chunk=chunk, least=self._least) if estimate.known else Cost(*average, chunk, self._least)
+            estimate.cost(chunk=chunk, least=self._least) if estimate.known else Cost(average[0], average[1], chunk, self._least)
             for estimate, chunk in zip(self._estimates.values(), self._chunks, strict=True)
         ]
 
     def plain(self) -> dict[str, Any]:
         """The estimates as JSON data."""
-        return {id: estimate.plain() for id, estimate in self._estimates.items() if estimate.known}
+        return {name: estimate.plain() for name, estimate in self._estimates.items() if estimate.known}
 
     def assume(self, estimates: dict[str, Sequence[float]]) -> None:
         """Start from what an earlier view had learnt."""
-        for id, numbers in estimates.items():  # noqa: A001
-            if id in self._estimates:
-                self._estimates[id].assume(numbers)
+        for name, numbers in estimates.items():
+            if name in self._estimates:
+                self._estimates[name].assume(numbers)
 
 
 def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int) -> bool:

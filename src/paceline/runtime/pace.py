@@ -67,7 +67,12 @@ class _Attempt:
 
 
 def join(
-    model: nn.Module, optimizer: torch.optim.Optimizer, dataset: Samples, *, global_batch: int, settings: Settings | None = None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Samples,
+    *,
+    global_batch: int,
+    settings: Settings | None = None,
 ) -> Pace:
     """Take part in the training of a model with whoever else was launched; alone it is a plain loop."""
     if global_batch < 1:
@@ -81,7 +86,13 @@ class Pace:
     """One process's part in a training run."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, dataset: Samples, *, global_batch: int, settings: Settings
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Samples,
+        *,
+        global_batch: int,
+        settings: Settings,
     ) -> None:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._holder = WireHolder()
@@ -102,7 +113,9 @@ class Pace:
         self._enter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._session is not None:
             self._session.close()
         self._member.leave()
@@ -236,7 +249,9 @@ class Pace:
                 previous.close()
             view = view or self._member.next_view(report)
             try:
-                self._session = GroupSession(self._member, view, self._training, holder=self._holder, synced=self._synced)
+                self._session = GroupSession(
+                    self._member, view, self._training, holder=self._holder, synced=self._synced
+                )
                 break
             except Broken as error:
                 self._session = None

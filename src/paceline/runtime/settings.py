@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class Settings:
     """Further objects whose state is kept and shared, such as a learning rate schedule."""
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Puts samples together into a batch; torch's default if absent."""
-    patience: Patience = Patience()
+    patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
@@ -52,6 +52,9 @@ class Settings:
         if self.batchnorm not in ("warn", "sync"):
             raise InputError(f"batchnorm is {self.batchnorm!r}, expected 'warn' or 'sync'")
         if self.batchnorm == "sync" and self.chunk is not None:
-            raise InputError("BatchNorm over the whole batch needs the share in one pass: chunk and batchnorm='sync' exclude each other")
+            raise InputError(
+                "batchnorm='sync' normalises a rank's share in one pass, chunk takes it in several",
+                hint="leave one of them out, or use GroupNorm",
+            )
         if self.reduction not in ("mean", "sum"):
             raise InputError(f"reduction is {self.reduction!r}, expected 'mean' or 'sum'")

@@ -38,7 +38,11 @@ def pack(state: Any, tensors: list[Tensor]) -> Any:
     """The state as JSON data; its tensors are appended to the list."""
     if isinstance(state, Tensor):
         tensors.append(state.detach())
-        return {"tensor": len(tensors) - 1, "shape": list(state.shape), "dtype": str(state.dtype).removeprefix("torch.")}
+        return {
+            "tensor": len(tensors) - 1,
+            "shape": list(state.shape),
+            "dtype": str(state.dtype).removeprefix("torch."),
+        }
     if isinstance(state, dict):
         return {"table": [[key, pack(value, tensors)] for key, value in state.items()]}
     if isinstance(state, list | tuple):
@@ -74,7 +78,8 @@ def exchange(packed: Any, mine: Sequence[Tensor] | None, broadcast: Callable[[Te
 def _exchange_alike(tensors: list[Tensor], broadcast: Callable[[Tensor], None], *, receive: bool) -> None:
     """Many small tensors as a few large ones."""
     while tensors:
-        piece, filled = [], 0
+        piece: list[Tensor] = []
+        filled = 0
         while tensors and (not piece or filled + tensors[0].numel() <= PIECE):
             piece.append(tensors.pop(0))
             filled += piece[-1].numel()
@@ -125,6 +130,8 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
             try:
                 content: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
             except Exception as error:  # torch raises many kinds for a damaged file
-                raise StoreError(f"cannot read the checkpoint {place}: {error}", hint="remove it to start anew") from error
+                raise StoreError(
+                    f"cannot read the checkpoint {place}: {error}", hint="remove it to start anew"
+                ) from error
             return content
     return None

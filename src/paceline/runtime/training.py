@@ -21,7 +21,13 @@ class Training:
     """The state that all ranks hold alike after every committed step."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings, *, num_samples: int, global_batch: int
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: Settings,
+        *,
+        num_samples: int,
+        global_batch: int,
     ) -> None:
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self._identity = {"num_samples": num_samples, "seed": settings.seed}

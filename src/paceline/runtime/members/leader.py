@@ -74,7 +74,7 @@ class Leader:
         while self.leading:
             try:
                 kind, id, content = self._events.get(timeout=TICK)  # noqa: A001
-                {"join": self._join, "say": self._say, "lost": self._lose}[kind](id, content)
+                self._hear(kind, id, content)
             except queue.Empty:
                 pass
             now = time.monotonic()
@@ -86,6 +86,14 @@ class Leader:
                 last_beat = now
                 self._beat(now)
             self._form_if_ready(now)
+
+    def _hear(self, kind: str, id: str, content: Any) -> None:  # noqa: A002
+        if kind == "join":
+            self._join(id, content)
+        elif kind == "say":
+            self._say(id, content)
+        else:
+            self._lose(id, content)
 
     def _join(self, id: str, follower: _Follower) -> None:  # noqa: A002
         old = self._followers.get(id)

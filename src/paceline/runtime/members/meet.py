@@ -1,8 +1,8 @@
 """Where the processes of a job find each other, from what their launcher left in the environment.
 
-    PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
-    torchrun                           its store carries rank 0's port, and a secret if none was given
-    mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the meeting point
+PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
+torchrun                           its store carries rank 0's port, and a secret if none was given
+mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the meeting point
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Launched:
     secret: bytes | None
     torchrun: bool = False
     roster: Path | None = None
+    late: bool = False
+    """Started again after the job began: it never leads from the beginning."""
 
 
 def launched(env: Mapping[str, str] = os.environ) -> Launched:
@@ -51,7 +53,7 @@ def launched(env: Mapping[str, str] = os.environ) -> Launched:
         host, _, port = env["PACELINE_JOIN"].rpartition(":")
         if not host or not port.isdigit():
             raise InputError(f"PACELINE_JOIN is {env['PACELINE_JOIN']!r}, expected host:port")
-        return Launched(rank, size, host, int(port), secret, roster=roster)
+        return Launched(rank, size, host, int(port), secret, roster=roster, late="PACELINE_LATE" in env)
     if size == 1:
         return Launched(0, 1, "127.0.0.1", 0, secret, roster=roster)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
@@ -80,7 +82,8 @@ def meet(start: Launched, patience: Patience) -> Member:
     identity = f"rank{start.rank}-{secrets.token_hex(3)}"
     peer = Peer(identity, start.rank, address, server.getsockname()[1])
     member = Member(server, secret, peer=peer, patience=patience)
-    member.start(place, first=start.size if start.rank == 0 else None, roster=start.roster)
+    first = start.size if start.rank == 0 and not start.late else None
+    member.start(place, first=first, roster=start.roster)
     return member
 
 

@@ -66,7 +66,9 @@ class Member:
             with self._changed:
                 self._changed.wait_for(lambda: self._fresh() or self._lost, timeout=1.0)
                 if self._lost:
-                    raise TrainingLost(self._lost, hint="is the job still running, and does this process hold its secret?")
+                    raise TrainingLost(
+                        self._lost, hint="is the job still running, and does this process hold its secret?"
+                    )
                 if self._fresh():
                     return self._take()
 
