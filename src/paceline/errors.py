@@ -60,6 +60,10 @@ class InputError(PacelineError):
 class UnitError(InputError, ValueError):
     """A quantity with the wrong unit or none; a ValueError too, so that pydantic reports it with its field."""
 
+    def __init__(self, given: object, *, expected: str, hint: str | None = None) -> None:
+        super().__init__(f"{given!r} is not {expected}", hint=hint)
+        self.expected = expected
+
 
 class Unsupported(InputError):
     """The question is valid, but nothing measured or known supports an answer; says what would."""
@@ -88,8 +92,7 @@ class UnknownName(InputError):
         known = sorted(known)
         close = nearest(name, known)
         message = f"no {kind} is called {name!r}"
-        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known) or 'none yet'}"
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=f"did you mean {close!r}?" if close else f"known: {_listed(known)}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,13 @@ class SpecError(InputError):
         super().__init__("\n".join([head, *(f"  {line}" for line in lines)]))
 
 
+def _listed(names: list[str], most: int = 24) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else "none yet"
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like this one, if any is alike enough."""
-    found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name most like this one, if any is alike enough; upper and lower case are the same."""
+    lowered = {item.lower(): item for item in known}
+    found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[found[0]] if found else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 from paceline.errors import UnitError, nearest
 
@@ -45,12 +46,12 @@ class Dimension:
         number, unit = match.groups()
         if unit not in self.units:
             raise self._wrong(text, unit)
-        return float(number) * self.units[unit]
+        return _scale(number, self.units[unit])
 
     def _wrong(self, given: object, unit: str | None = None) -> UnitError:
         close = nearest(unit, self.units) if unit else None
-        hint = f"unit {close!r}?" if close else f"units: {', '.join(u for u in self.units if u)}"
-        return UnitError(f"{given!r} is not a {self.name} such as {self.example!r}", hint=hint)
+        hint = f"did you mean {close!r}?" if close else f"units: {', '.join(unit for unit, _ in self.steps)}"
+        return UnitError(given, expected=f"a {self.name} such as {self.example!r}", hint=hint)
 
     def format(self, value: float, digits: int = 3) -> str:
         """The value with the largest unit that keeps it at least one."""
@@ -61,12 +62,12 @@ class Dimension:
         return f"{_significant(value / factor, digits)} {unit}".strip()
 
     def exact(self, value: float) -> str:
-        """Text that parses back to exactly this value."""
-        for unit, factor in reversed(self.steps):
-            text = f"{value / factor:.12g} {unit}".strip()
-            if abs(value) >= factor and self.parse(text) == value:
-                return text
-        return f"{value!r} {self.base}".strip()
+        """The text with the shortest number that parses back to exactly this value."""
+        units = {**dict(reversed(self.steps)), **self.units}
+        scaled = [(value / factor, unit) for unit, factor in units.items() if unit and abs(value) >= factor]
+        texts = [f"{number:.12g} {unit}" for number, unit in scaled if math.isfinite(number)]
+        same = [text for text in texts if self.parse(text) == value]
+        return min(same, key=lambda text: text.index(" "), default=f"{value!r} {self.base}")
 
     @property
     def base(self) -> str:
@@ -74,10 +75,19 @@ class Dimension:
         return next(unit for unit, factor in self.units.items() if unit and factor == 1.0)
 
 
+def _scale(number: str, factor: float) -> float:
+    """The product rounded once, so that "60 us" is the float nearest to 60e-6."""
+    value = float(number)
+    if value == 0 or not math.isfinite(value):
+        return abs(value)
+    return float(Decimal(number) * Decimal(repr(factor)))
+
+
 def _significant(value: float, digits: int) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:.{decimals}f}"
 
 
@@ -98,7 +108,7 @@ _RATES = {
     **{f"{unit}ps": factor / 8 for unit, factor in _scaled("b", 1.0, _DECIMAL).items()},
 }
 _FLOPS = {**_scaled("flop/s", 1.0, _DECIMAL), **_scaled("FLOP/s", 1.0, _DECIMAL), **_scaled("FLOPS", 1.0, _DECIMAL)}
-_PRICES = {"USD/h": 1.0, "$/h": 1.0, "EUR/h": 1.0}
+_PRICES = {"USD/h": 1.0, "$/h": 1.0}
 
 SECONDS = Dimension("time", "1.5 ms", _TIMES, _steps(_TIMES, "ns", "us", "ms", "s", "min", "h"))
 BYTES = Dimension("size", "25 MiB", _BYTES, _steps(_BYTES, "B", "KiB", "MiB", "GiB", "TiB"))

@@ -27,6 +27,7 @@ class RankReport:
     phase: Phase = "launch"
     done: bool = False
     error: str = ""
+    error_at: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     warmup: dict[str, int] = field(default_factory=dict)
@@ -38,10 +39,11 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a launch ended: exit codes by process, and who was first to fail."""
+    """How a launch ended: exit codes by process before any was stopped, and who was first to fail."""
 
     codes: dict[str, int | None]
-    first_failed: str | None = None
+    first_failed: tuple[str, ...] = ()
+    """Processes that had failed when the first failure was seen."""
     timed_out: bool = False
     cancelled: bool = False
     oom_killed: bool = False
@@ -106,6 +108,7 @@ def _read_spans(report: RankReport, event: dict[str, Any], dilation: float) -> N
 
 def _read_error(report: RankReport, event: dict[str, Any], dilation: float) -> None:
     report.error = f"{event['kind']}: {event['message']}"
+    report.error_at = event["at"]
 
 
 def _read_done(report: RankReport, event: dict[str, Any], dilation: float) -> None:
@@ -142,11 +145,21 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
 
 
 def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending) -> Process:
-    """The process that failed first, else one that did not come to its end."""
-    if ending.first_failed is not None:
-        return next(process for process in processes if process.name == ending.first_failed)
+    """The process that failed first, else one that did not come to its end.
+
+    Of several that failed between two looks, one that was killed had no say and comes first, then the earliest error:
+    the others often fail only because a peer is gone.
+    """
+    failed = [process for process in processes if process.name in ending.first_failed]
+    if failed:
+        return min(failed, key=lambda process: _blame(process, reports, ending))
     unfinished = [p for p in processes if p.rank is not None and not reports[p.rank].done]
     return (unfinished or processes)[0]
+
+
+def _blame(process: Process, reports: list[RankReport], ending: Ending) -> tuple[bool, float]:
+    error_at = reports[process.rank].error_at if process.rank is not None else 0.0
+    return (ending.codes[process.name] or 0) > 0, error_at
 
 
 def _reason(code: int | None, ending: Ending) -> Reason:

@@ -123,19 +123,18 @@ def _watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()
     deadline = time.monotonic() + timeout
-    first_failed, codes = None, launch.poll()
-    while any(codes[name] is None for name in ranks):
-        failed = next((name for name, code in codes.items() if code), None)
-        if failed and first_failed is None:
-            first_failed = failed
+    first_failed: tuple[str, ...] = ()
+    while True:
+        codes = launch.poll()
+        if not first_failed and any(codes.values()):
+            first_failed = tuple(name for name, code in codes.items() if code)
             deadline = min(deadline, time.monotonic() + STRAGGLER_GRACE_S)
-        if time.monotonic() > deadline:
-            timed_out = first_failed is None
+        ended = all(codes[name] is not None for name in ranks)
+        late = time.monotonic() > deadline
+        if ended or late:
+            timed_out = late and not first_failed
             return Ending(codes, first_failed, timed_out=timed_out, oom_killed=_oom_kills() > kills_before)
         time.sleep(POLL_S)
-        codes = launch.poll()
-    first_failed = first_failed or next((name for name in sorted(ranks) if codes[name]), None)
-    return Ending(codes, first_failed, oom_killed=_oom_kills() > kills_before)
 
 
 def _oom_kills() -> int:

@@ -26,5 +26,5 @@ class Figure(Noun, Generic[Q]):
     @classmethod
     def _with_unit(cls, given: Any) -> Any:
         if not isinstance(given, str):
-            raise UnitError(f"{given!r} has no unit", hint='write text such as "900 GB/s"')
+            raise UnitError(given, expected="a quantity with its unit, such as '900 GB/s'")
         return given

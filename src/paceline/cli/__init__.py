@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 import click
@@ -71,6 +72,7 @@ def program() -> None:
 
 def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         program(standalone_mode=False)
     except click.ClickException as error:

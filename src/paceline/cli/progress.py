@@ -52,6 +52,15 @@ class Display:
     ) -> None:
         self._progress.stop()
 
+    @contextlib.contextmanager
+    def interruptible(self, command: str) -> Iterator[None]:
+        """Say how to go on if the user stops here."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.console.print(f"\nWhat is finished is kept; go on with:\n  {escape(command)}")
+            raise
+
     def checks(self, checks: tuple[Check, ...]) -> None:
         """Say what the doctor would say of this study, if it is not all well."""
         for check in checks:

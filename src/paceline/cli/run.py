@@ -58,7 +58,8 @@ def command(study_file: Path, resume: bool, dry_run: bool, store: Path, as_json:
         display.checks(checks)
         _prepare_all(cases, display)
         campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
-        display.follow(run_campaign(campaign, place), study.protocol, cases)
+        with display.interruptible(f"paceline run {study_file} --resume"):
+            display.follow(run_campaign(campaign, place), study.protocol, cases)
     if as_json:
         emit(results_document(place, name), "run")
     else:

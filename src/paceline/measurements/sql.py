@@ -113,7 +113,7 @@ def ask(store: Store, query: str) -> pa.Table:
             raise InputError(
                 "expected one SELECT statement", hint="stored runs are never edited; see `paceline query -h`"
             )
-        table: pa.Table = connection.execute(statements[0]).to_arrow_table()
+        table: pa.Table = connection.sql(query).to_arrow_table()
     except duckdb.Error as error:
         raise InputError(f"the query failed: {_first_lines(str(error))}", hint=_views_hint()) from None
     finally:

@@ -39,12 +39,15 @@ class Device(Noun):
     peak: dict[Precision, Flops] = Field(default_factory=dict)
     """Peak dense compute rate by precision, as the vendor states it."""
     memory: Bytes | None = None
+    """Size of its own memory."""
     memory_bandwidth: Bandwidth | None = None
+    """Rate of its own memory, as the vendor states it."""
     launch_overhead: Seconds | None = None
     """Time that starting one kernel takes when nothing hides it."""
     price: Price | None = None
     """Rent of one device."""
     emulation: Emulation | None = None
+    """Given if a rank only pretends to be this device."""
     quota: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of its compute it may really use; below 1 the launcher throttles the rank."""
 
@@ -54,10 +57,13 @@ class Link(Noun):
 
     name: Name
     bandwidth: Bandwidth
+    """Rate of one direction."""
     latency: Seconds = 0.0
     """One-way time of an empty message."""
     jitter: Seconds = 0.0
+    """Standard deviation of the latency."""
     loss: Share = 0.0
+    """Share of packets that are lost."""
 
 
 class Host(Noun):
@@ -65,6 +71,7 @@ class Host(Noun):
 
     name: Name
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
+    """In the order in which ranks are placed on them."""
     inside: Link
     """Between two devices of this host."""
     link: Link
@@ -76,6 +83,7 @@ class Host(Noun):
     disk: Bandwidth | None = None
     """Rate at which it reads training data; all its devices share it."""
     cores: Count | None = None
+    """Processor cores that its ranks share."""
 
 
 class Cluster(Noun):
@@ -87,8 +95,8 @@ class Cluster(Noun):
     @model_validator(mode="after")
     def _unique(self) -> Cluster:
         names = [host.name for host in self.hosts]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two hosts are called {twice!r}")
         return self
 

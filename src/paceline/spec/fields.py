@@ -8,7 +8,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from paceline.units import BANDWIDTH, BYTES, FLOPS, PRICE, SECONDS, Dimension
 
-__all__ = ["Bandwidth", "Bytes", "Count", "Flops", "Name", "Noun", "Pair", "Price", "Seconds", "Share", "as_text"]
+__all__ = [
+    "Bandwidth",
+    "Bytes",
+    "Count",
+    "Flops",
+    "Label",
+    "Name",
+    "Noun",
+    "Pair",
+    "Price",
+    "Seconds",
+    "Share",
+    "as_text",
+]
 
 TEXT = {"quantities": "text"}
 """The serialisation context in which quantities are written with their units."""
@@ -37,9 +50,26 @@ Price = Annotated[float, *_PRICE, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+LABEL_WORDS = "letters, digits, dots, dashes and underscores, at most 100, the first a letter or digit"
+"""What a label may hold, for people; labels become names of directories."""
 Pair = tuple[int, int]
 
 
 def as_text(noun: Noun) -> dict[str, Any]:
-    """The noun as plain data for a text file: quantities with units, defaults left out."""
-    return noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)
+    """The noun as plain data for a text file: quantities with units, defaults left out, kinds kept."""
+    data: dict[str, Any] = noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)
+    _keep_kinds(noun, data)
+    return data
+
+
+def _keep_kinds(value: Any, data: Any) -> None:
+    """A `kind` tells a union its member, so it is written although it is the member's default."""
+    if isinstance(value, Noun):
+        if "kind" in type(value).model_fields:
+            data["kind"] = dict(value)["kind"]
+        for name in data:
+            _keep_kinds(getattr(value, name), data[name])
+    elif isinstance(value, tuple):
+        for item, plain in zip(value, data, strict=True):
+            _keep_kinds(item, plain)

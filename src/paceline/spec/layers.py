@@ -51,11 +51,17 @@ class Conv2d(_Layer):
 
     kind: Literal["conv2d"] = "conv2d"
     channels: Count
+    """Channels of the output."""
     kernel: tuple[Count, Count]
+    """Height and width of the window."""
     stride: tuple[Count, Count] = (1, 1)
+    """Steps of the window, down and across."""
     padding: tuple[Padding, Padding] = (0, 0)
+    """Zeros on both sides, above and below, left and right."""
     groups: Count = 1
+    """Groups of channels that do not see each other."""
     bias: bool = True
+    """Whether a trainable number is added to each channel."""
 
 
 class Linear(_Layer):
@@ -63,7 +69,9 @@ class Linear(_Layer):
 
     kind: Literal["linear"] = "linear"
     features: Count
+    """Size of the output's last axis."""
     bias: bool = True
+    """Whether a trainable number is added to each feature."""
     tied_to: Name | None = None
     """The embedding whose table is this layer's weight; it then has no weight of its own."""
 
@@ -73,6 +81,7 @@ class BatchNorm(_Layer):
 
     kind: Literal["batch_norm"] = "batch_norm"
     eps: float = 1e-5
+    """Added to the variance."""
 
 
 class LayerNorm(_Layer):
@@ -80,6 +89,7 @@ class LayerNorm(_Layer):
 
     kind: Literal["layer_norm"] = "layer_norm"
     eps: float = 1e-5
+    """Added to the variance."""
 
 
 class LocalResponseNorm(_Layer):
@@ -87,9 +97,13 @@ class LocalResponseNorm(_Layer):
 
     kind: Literal["local_response_norm"] = "local_response_norm"
     size: Count = 5
+    """Channels that are summed over."""
     alpha: float = 1e-4
+    """Weight of the sum."""
     beta: float = 0.75
+    """Exponent."""
     k: float = 1.0
+    """Added to the sum."""
 
 
 class Relu(_Layer):
@@ -109,12 +123,16 @@ class Gelu(_Layer):
 
     kind: Literal["gelu"] = "gelu"
     approximate: bool = False
+    """Use the tanh approximation."""
 
 
 class _Pool(_Layer):
     kernel: tuple[Count, Count]
+    """Height and width of the window."""
     stride: tuple[Count, Count]
+    """Steps of the window, down and across."""
     padding: tuple[Padding, Padding] = (0, 0)
+    """Added on both sides, above and below, left and right."""
     ceil: bool = False
     """Round the output size up; a window must still start inside the image or its left padding."""
 
@@ -142,6 +160,7 @@ class Dropout(_Layer):
 
     kind: Literal["dropout"] = "dropout"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of the elements."""
 
 
 class Flatten(_Layer):
@@ -167,7 +186,9 @@ class PadShortcut(_Layer):
 
     kind: Literal["pad_shortcut"] = "pad_shortcut"
     channels: Count
+    """Channels of the output."""
     stride: Count = 2
+    """Every how manyth pixel is kept."""
 
 
 class Embedding(_Layer):
@@ -175,7 +196,9 @@ class Embedding(_Layer):
 
     kind: Literal["embedding"] = "embedding"
     rows: Count
+    """Size of the vocabulary."""
     width: Count
+    """Numbers of each row."""
 
 
 class PositionEmbedding(_Layer):
@@ -183,6 +206,7 @@ class PositionEmbedding(_Layer):
 
     kind: Literal["position_embedding"] = "position_embedding"
     rows: Count
+    """Longest text."""
 
 
 class TypeEmbedding(_Layer):
@@ -190,6 +214,7 @@ class TypeEmbedding(_Layer):
 
     kind: Literal["type_embedding"] = "type_embedding"
     rows: Count = 2
+    """Kinds of segment."""
 
 
 class Attention(_Layer):
@@ -197,7 +222,9 @@ class Attention(_Layer):
 
     kind: Literal["attention"] = "attention"
     heads: Count
+    """Parts into which the width is split."""
     causal: bool = False
+    """Each position sees only those before it and itself."""
 
 
 class FirstToken(_Layer):

@@ -7,7 +7,6 @@ extent of values that span lines. What it cannot place falls back to the enclosi
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 
 __all__ = ["line_of", "locate"]
@@ -18,6 +17,9 @@ _KEY = re.compile(
     r"""^\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*="""
 )
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+
+_LONG_QUOTES = ('"""', "'''")
+_TOKEN = re.compile(r"""\"{3}|'{3}|"(?:[^"\\]|\\.)*"|'[^']*'|\#.*|[\[\]{}]""")
 
 
 def locate(text: str) -> dict[Path, int]:
@@ -63,23 +65,38 @@ def _table_path(parts: Path, is_array: bool, counts: dict[Path, int]) -> Path:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, a value that spans several lines joined to its first."""
-    lines = text.splitlines()
+    """Lines with their numbers, those that continue a value left out."""
+    lines = text.split("\n")
     at = 0
     while at < len(lines):
-        end = at + 1
-        if _KEY.match(lines[at]):
-            end = _value_end(lines, at)
         yield at + 1, lines[at]
-        at = end
+        at = _value_end(lines, at) if _KEY.match(lines[at]) else at + 1
 
 
 def _value_end(lines: list[str], at: int) -> int:
-    """The line after a key's value: the fewest lines that parse as one assignment."""
-    for end in range(at + 1, len(lines) + 1):
-        try:
-            tomllib.loads("\n".join(lines[at:end]))
-        except tomllib.TOMLDecodeError:
-            continue
-        return end
+    """The line after a key's value, found by brackets and quotes that are still open."""
+    depth, quote = 0, ""
+    for number in range(at, len(lines)):
+        depth, quote = _after(lines[number], depth, quote)
+        if depth <= 0 and not quote:
+            return number + 1
     return at + 1
+
+
+def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
+    """Open brackets and the open long quote after a line."""
+    at = 0
+    while True:
+        if quote:
+            end = line.find(quote, at)
+            if end < 0:
+                return depth, quote
+            at, quote = end + len(quote), ""
+        token = _TOKEN.search(line, at)
+        if token is None or token.group().startswith("#"):
+            return depth, quote
+        at = token.end()
+        if token.group() in _LONG_QUOTES:
+            quote = token.group()
+        else:
+            depth += (token.group() in "[{") - (token.group() in "]}")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-import math
 import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from paceline.errors import InputError, Problem, SpecError, UnknownName, nearest
+from paceline.errors import InputError, Problem, SpecError, UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Noun, as_text
 from paceline.spec.lines import line_of, locate
 from paceline.spec.network import Network
-from paceline.spec.study import Case, Known, Study, expand
+from paceline.spec.problems import problems
+from paceline.spec.study import Case, Known, Study, expand, misfits
 
 __all__ = ["dump", "load_cases", "load_noun", "load_study", "parse_noun", "read_text"]
 
@@ -52,44 +52,69 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
 def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str) -> N:
     """The noun that plain data describes, or every problem of it."""
     try:
-        return kind.model_validate_json(json.dumps(data, default=str))
+        return kind.model_validate_json(json.dumps(data, default=_date))
     except ValidationError as error:
-        places = locate(text)
-        problems = [_problem(detail, kind, file, places) for detail in error.errors()]
-        raise SpecError(file, _distinct(problems)) from None
+        raise SpecError(file, problems(error, kind, text=text, file=file)) from None
+
+
+def _date(value: datetime.date | datetime.time) -> dict[str, str]:
+    """TOML has dates, no noun has: wrapped, so that none passes as text."""
+    return {"date": str(value)}
 
 
 def read_text(path: Path) -> str:
     """The file's text, or one clear error."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} is larger than {MAX_BYTES} bytes", hint="is it the right file?")
-        return path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a file", hint="give the path of a TOML file")
+        data = path.read_bytes()[: MAX_BYTES + 1]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(path)!r}: {reason}", hint="give the path of a TOML file") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES} bytes", hint="is it the right file?")
+    return _decoded(data, str(path))
+
+
+def _decoded(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start} is not UTF-8 text", hint="save the file as UTF-8") from None
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}", hint="give the path of a TOML file") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        given = f"byte 0x{data[error.start]:02x}"
+        problem = Problem(file, line, "encoding", given, "UTF-8 text", "save the file as UTF-8")
+        raise SpecError(file, [problem]) from None
 
 
 def load_study(path: Path, known: Known) -> Study:
-    """A study whose every name is known; problems of fields and names are reported together."""
+    """A study whose every name is known; problems of fields and of names are reported together."""
     text = read_text(path)
-    study = parse_noun(text, Study, str(path))
-    known = _with_files(known, path.parent)
-    places = locate(text)
-    problems = list(_unknown_names(study, known, str(path), places))
-    if problems:
-        raise SpecError(path, problems)
+    data = parse_toml(text, str(path))
+    found = _unknown_names(data, _with_files(known, path.parent), str(path), locate(text))
+    try:
+        study = validate(data, Study, text=text, file=str(path))
+    except SpecError as error:
+        both = [*error.problems, *found]
+        raise SpecError(path, sorted(both, key=lambda problem: problem.line or 0)) from None
+    if found:
+        raise SpecError(path, found)
     return study
 
 
 def load_cases(path: Path, known: Known) -> tuple[Study, tuple[Case, ...]]:
     """A study and the cases it expands into."""
     study = load_study(path, known)
-    try:
-        return study, expand(study, _with_files(known, path.parent))
-    except InputError as error:
-        raise InputError(f"{path}: {error.message}", hint=error.hint) from None
+    known = _with_files(known, path.parent)
+    found = misfits(study, known)
+    if found:
+        places = locate(read_text(path))
+        lines = [line_of((misfit.field,), places) for misfit in found]
+        wrong = [
+            Problem(str(path), line, misfit.field, misfit.given, misfit.expected, misfit.hint)
+            for line, misfit in zip(lines, found, strict=True)
+        ]
+        raise SpecError(path, wrong)
+    return study, expand(study, known)
 
 
 def dump(noun: Noun) -> str:
@@ -115,120 +140,24 @@ def _with_files(known: Known, folder: Path) -> Known:
     return replace(known, network=network, cluster=cluster)
 
 
-def _unknown_names(study: Study, known: Known, file: str, places: dict[Any, int]) -> list[Problem]:
-    lookups = (("networks", known.network), ("clusters", known.cluster), ("frameworks", known.framework))
-    problems = []
-    for field, lookup in lookups:
-        for index, name in enumerate(getattr(study, field)):
+def _unknown_names(data: dict[str, Any], known: Known, file: str, places: dict[Any, int]) -> list[Problem]:
+    """Names in the file that mean nothing, whatever else is wrong with it."""
+    lookups = {"networks": known.network, "clusters": known.cluster, "frameworks": known.framework}
+    found: list[Problem] = []
+    for field, lookup in lookups.items():
+        given = data.get(field)
+        for index, name in enumerate(given if isinstance(given, list) else []):
+            if not isinstance(name, str) or not name:
+                continue
+            line, place = line_of((field, index), places), f"{field}[{index}]"
             try:
                 lookup(name)
             except UnknownName as error:
-                line = line_of((field, index), places)
-                kind = f"a known {field[:-1]}"
-                problems.append(Problem(file, line, f"{field}[{index}]", repr(name), kind, error.hint))
+                found.append(Problem(file, line, place, repr(name), f"a known {field[:-1]}", error.hint))
             except SpecError as error:
-                problems.extend(error.problems)
+                found.extend(error.problems)
             except InputError as error:
-                line = line_of((field, index), places)
-                problems.append(Problem(file, line, f"{field}[{index}]", repr(name), error.message, error.hint))
-    return problems
-
-
-def _problem(detail: ErrorDetails, kind: type[Noun], file: str, places: dict[Any, int]) -> Problem:
-    loc = tuple(part for part in detail["loc"] if part not in ("[key]", "function-after", "function-before"))
-    place = _without_tags(loc, kind)
-    line = line_of(place, places)
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "file"
-    if detail["type"] == "extra_forbidden":
-        known = _fields_at(kind, loc[:-1])
-        close = nearest(str(loc[-1]), known)
-        hint = f"did you mean {close!r}?" if close else f"fields: {', '.join(sorted(known))}"
-        return Problem(file, line, field, "an unknown field", "a field of the specification", hint)
-    if detail["type"] == "missing":
-        return Problem(file, line, field, "nothing", "a value (the field is required)", None)
-    return Problem(file, line, field, _shown(detail["input"]), *_expected(detail))
-
-
-def _expected(detail: ErrorDetails) -> tuple[str, str | None]:
-    cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, InputError):
-        return cause.message, cause.hint
-    if isinstance(cause, ValueError):
-        return str(cause), None
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    hint = None
-    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
-        close = nearest(detail["input"], re.findall(r"'([^']+)'", message))
-        hint = f"did you mean {close!r}?" if close else None
-    return message, hint
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    text = json.dumps(value, default=str, ensure_ascii=True)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _distinct(problems: list[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
-
-
-def _without_tags(loc: tuple[str | int, ...], kind: type[Noun]) -> tuple[str | int, ...]:
-    """The path as the file has it: the tags by which unions name their member left out."""
-    place: tuple[str | int, ...] = ()
-    for index, part in enumerate(loc):
-        before = loc[index - 1] if index else None
-        if isinstance(part, str) and (isinstance(before, int) or before == "input") and part in _tags(kind):
-            continue
-        place = (*place, part)
-    return place
-
-
-def _tags(kind: type[Noun]) -> set[str]:
-    return {tag for model in _models(kind, set()) for tag in _kind_of(model)}
-
-
-def _kind_of(model: type[BaseModel]) -> tuple[str, ...]:
-    field = model.model_fields.get("kind")
-    return tuple(str(arg) for arg in get_args(field.annotation)) if field else ()
-
-
-def _models(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
-    """Every noun that a type mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if annotation not in seen:
-            seen.add(annotation)
-            for field in annotation.model_fields.values():
-                _models(field.annotation, seen)
-    else:
-        for arg in get_args(annotation):
-            _models(arg, seen)
-    return seen
-
-
-def _fields_at(kind: type[Noun], loc: tuple[str | int, ...]) -> set[str]:
-    """Names of the fields that may stand at a place."""
-    models: set[type[BaseModel]] = {kind}
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        tagged = {model for model in models if part in _kind_of(model)}
-        if tagged:
-            models = tagged
-            continue
-        found: set[type[BaseModel]] = set()
-        for model in models:
-            field = model.model_fields.get(part)
-            found |= _direct_models(field.annotation) if field else set()
-        models = found or models
-    return {name for model in models for name in model.model_fields}
-
-
-def _direct_models(annotation: Any) -> set[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {annotation}
-    found: set[type[BaseModel]] = set()
-    for arg in get_args(annotation):
-        found |= _direct_models(arg)
+                found.append(
+                    Problem(file, line, place, repr(name), "a readable file", f"{error.message}: {error.hint}")
+                )
     return found

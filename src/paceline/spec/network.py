@@ -39,7 +39,9 @@ class TokenInput(Noun):
 
     kind: Literal["tokens"] = "tokens"
     length: Count
+    """Tokens of one sample."""
     vocabulary: Count
+    """Different tokens."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,7 +98,9 @@ class Network(Noun):
 
     name: Name
     input: Annotated[ImageInput | TokenInput, Field(discriminator="kind")]
+    """What one sample is."""
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    """Each `[[layers]]` of the file, in order of execution."""
 
     @field_validator("layers")
     @classmethod

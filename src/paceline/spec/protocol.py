@@ -27,6 +27,7 @@ class Protocol(Noun):
     width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Full relative width of the throughput's confidence interval at which a case stops."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    """Probability with which intervals hold the true value."""
     phases: bool = True
     """Run the instrumented passes, which split the step into phases."""
     phase_steps: Count = 20

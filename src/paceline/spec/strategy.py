@@ -21,7 +21,9 @@ class Strategy(Noun):
     algorithm: (
         Literal["ring", "halving_doubling", "recursive_doubling", "tree", "double_tree", "hierarchical"] | None
     ) = None
+    """How the collective moves data; see the explanation of its cost."""
     transport: Literal["gloo", "nccl", "mpi", "grpc", "zmq"] | None = None
+    """The library that carries the messages."""
     overlap: bool | None = None
     """Exchange gradients while the backward pass still runs (wait-free back-propagation)."""
     bucket: Bytes | None = None
@@ -31,6 +33,7 @@ class Strategy(Noun):
     compression: Literal["none", "float16", "powersgd", "1bit"] = "none"
     """What is done to gradients before they are exchanged."""
     synchrony: Literal["synchronous", "asynchronous"] | None = None
+    """Whether every rank waits for the gradients of all others before it updates."""
     accumulate: Count = 1
     """Batches whose gradients are summed before one exchange."""
     servers: Annotated[int, Field(ge=0)] | None = None

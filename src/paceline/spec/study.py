@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -13,12 +14,15 @@ from pydantic import Field
 
 from paceline.errors import InputError
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.fields import Count, Label, Name, Noun
 from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Case", "InputMode", "Known", "Study", "expand"]
+__all__ = ["Case", "InputMode", "Known", "Misfit", "Study", "expand", "misfits"]
+
+MAX_CASES = 100_000
+"""More is taken for a slip of the pen."""
 
 InputMode = Literal["resident", "copied", "files"]
 
@@ -26,25 +30,30 @@ InputMode = Literal["resident", "copied", "files"]
 class Study(Noun):
     """What is asked, as the file says it; networks and clusters are catalog names or paths ending in .toml."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    name: Label
     """Letters, digits, dots, dashes; runs of one study are found by it."""
     title: str = ""
     """A sentence for people."""
     networks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """`paceline networks` lists them; a path is relative to the study's file."""
     frameworks: Annotated[tuple[Name, ...], Field(min_length=1)]
     """`pytorch` for the framework's usual way to run, or `pytorch/fsdp2` to name one."""
     clusters: Annotated[tuple[Name, ...], Field(min_length=1)] = ("local",)
+    """`paceline catalog clusters` lists them; a path is relative to the study's file."""
     devices: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
     """Numbers of ranks, one per device."""
     batch: Annotated[tuple[Count, ...], Field(min_length=1)]
     """Samples of a step: per device if scaling is weak, of all devices together if it is strong."""
     scaling: Literal["weak", "strong"] = "weak"
+    """Whether work grows with the devices or is shared by them."""
     placement: Literal["packed", "spread"] = "packed"
     """Fill host after host, or take one device of each host in turn."""
     input: Annotated[tuple[InputMode, ...], Field(min_length=1)] = ("resident",)
     """Where batches come from: already on the device, copied from host memory, or read from files."""
-    strategy: tuple[Strategy, ...] = (Strategy(),)
+    strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy(),)
+    """Ways to aggregate gradients that are compared."""
     protocol: Protocol = Protocol()
+    """How every case is measured."""
 
 
 class Case(Noun):
@@ -97,43 +106,78 @@ class Known:
     names: Mapping[str, Collection[str]]
 
 
+@dataclass(frozen=True)
+class Misfit:
+    """A field of a study whose values are right by themselves but not together with the others."""
+
+    field: str
+    given: str
+    expected: str
+    hint: str | None = None
+
+
+def misfits(study: Study, known: Known) -> tuple[Misfit, ...]:
+    """What keeps the study from becoming cases."""
+    lists = (study.networks, study.clusters, study.frameworks, study.strategy, study.batch, study.input, study.devices)
+    total = math.prod(len(values) for values in lists)
+    if total > MAX_CASES:
+        return (Misfit("devices", f"lists that make {total} cases", f"at most {MAX_CASES}", "split the study"),)
+    return (*_too_few_devices(study, known), *_uneven_batches(study))
+
+
+def _too_few_devices(study: Study, known: Known) -> list[Misfit]:
+    found = []
+    for name in study.clusters:
+        have = known.cluster(name).num_devices
+        if max(study.devices) > have:
+            expected = f"at most {have}, which cluster {name!r} has"
+            found.append(Misfit("devices", str(max(study.devices)), expected, "or name a larger cluster"))
+    return found
+
+
+def _uneven_batches(study: Study) -> list[Misfit]:
+    if study.scaling == "weak":
+        return []
+    pairs = itertools.product(study.batch, study.devices)
+    uneven = [(batch, ranks) for batch, ranks in pairs if batch % ranks]
+    return [
+        Misfit("batch", str(batch), f"a multiple of {ranks} devices", "strong scaling splits the batch evenly")
+        for batch, ranks in uneven[:10]
+    ]
+
+
 def expand(study: Study, known: Known) -> tuple[Case, ...]:
     """Every case of the study, each once, in the order of its lists."""
-    product = itertools.product(
-        study.networks, study.clusters, study.frameworks, study.strategy, study.batch, study.input, study.devices
-    )
+    for misfit in misfits(study, known):
+        raise InputError(f"{misfit.field}: got {misfit.given}, expected {misfit.expected}", hint=misfit.hint)
     cases = [
+        first.model_copy(
+            update={"strategy": strategy, "batch": _per_device(study, batch, ranks), "input": source, "ranks": ranks}
+        )
+        for first in _first_cases(study, known)
+        for strategy, batch, source, ranks in itertools.product(study.strategy, study.batch, study.input, study.devices)
+    ]
+    return tuple({case.id: case for case in cases}.values())
+
+
+def _first_cases(study: Study, known: Known) -> list[Case]:
+    """One case for each network, cluster and framework; the others differ from it in values checked already."""
+    return [
         Case(
             network=known.network(network),
             cluster=known.cluster(cluster),
             framework=known.framework(framework),
-            strategy=strategy,
-            ranks=ranks,
-            batch=_per_device(study, batch, ranks),
+            strategy=study.strategy[0],
+            ranks=study.devices[0],
+            batch=study.batch[0],
             scaling=study.scaling,
             placement=study.placement,
-            input=source,
+            input=study.input[0],
             threads=study.protocol.threads,
         )
-        for network, cluster, framework, strategy, batch, source, ranks in product
+        for network, cluster, framework in itertools.product(study.networks, study.clusters, study.frameworks)
     ]
-    _fits(cases)
-    return tuple({case.id: case for case in cases}.values())
 
 
 def _per_device(study: Study, batch: int, ranks: int) -> int:
-    if study.scaling == "weak":
-        return batch
-    if batch % ranks:
-        raise InputError(f"a global batch of {batch} does not split evenly over {ranks} devices")
-    return batch // ranks
-
-
-def _fits(cases: list[Case]) -> None:
-    for case in cases:
-        if case.ranks > case.cluster.num_devices:
-            have = case.cluster.num_devices
-            raise InputError(
-                f"{case.ranks} devices asked, cluster {case.cluster.name!r} has {have}",
-                hint=f"lower `devices` to at most {have}, or name a larger cluster",
-            )
+    return batch if study.scaling == "weak" else batch // ranks

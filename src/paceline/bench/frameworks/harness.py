@@ -3,7 +3,7 @@
 A framework hands in a Session; everything else is the same for all. Standard library only, Python 3.9 syntax only,
 because it runs inside every framework's own environment.
 
-Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pass`, `spans`, `done`.
+Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pass`, `spans`, `error`, `done`.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def main(make_session: Callable[[Job, int], Session], verify: Callable[..., None
         session.close()
         events.write("done")
     except BaseException as error:
+        events.write("error", kind=type(error).__name__, message=str(error)[:2000], at=time.time())
         traceback.print_exc()
         code = OUT_OF_MEMORY_EXIT if _is_out_of_memory(error) else 1
-        events.write("error", kind=type(error).__name__, message=str(error)[:2000])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -22,14 +22,23 @@ class DeviceEntry(Noun):
 
     name: Name
     count: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many of them the host has."""
     kind: DeviceKind | None = None
+    """Needed if the catalog does not know the name."""
     peak: dict[Precision, Flops] | None = None
+    """Peak dense compute rate by precision."""
     memory: Bytes | None = None
+    """Size of its own memory."""
     memory_bandwidth: Bandwidth | None = None
+    """Rate of its own memory."""
     launch_overhead: Seconds | None = None
+    """Time that starting one kernel takes when nothing hides it."""
     price: Price | None = None
+    """Rent of one device."""
     emulation: Emulation | None = None
+    """Given if a rank only pretends to be this device."""
     quota: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of its compute it may really use; below 1 the launcher throttles the rank."""
 
 
 class LinkEntry(Noun):
@@ -37,9 +46,13 @@ class LinkEntry(Noun):
 
     name: Name
     bandwidth: Bandwidth | None = None
+    """Rate of one direction; needed if the catalog does not know the name."""
     latency: Seconds | None = None
+    """One-way time of an empty message."""
     jitter: Seconds | None = None
+    """Standard deviation of the latency."""
     loss: Share | None = None
+    """Share of packets that are lost."""
 
 
 class HostEntry(Noun):
@@ -47,7 +60,9 @@ class HostEntry(Noun):
 
     name: Name
     count: Annotated[int, Field(ge=1, le=65536)] = 1
+    """How many equal hosts there are."""
     devices: Annotated[tuple[Annotated[DeviceEntry, BeforeValidator(_named)], ...], Field(min_length=1)]
+    """Names or tables; ranks are placed on them in this order."""
     inside: Annotated[LinkEntry, BeforeValidator(_named)]
     """Between two devices of this host."""
     link: Annotated[LinkEntry, BeforeValidator(_named)]
@@ -59,6 +74,7 @@ class HostEntry(Noun):
     disk: Bandwidth | None = None
     """Rate at which it reads training data."""
     cores: Count | None = None
+    """Processor cores that its ranks share."""
 
     @model_validator(mode="after")
     def _one_address(self) -> HostEntry:
@@ -76,3 +92,4 @@ class ClusterFile(Noun):
     source: str = ""
     """The document that describes it; the catalog's own clusters must have one."""
     host: Annotated[tuple[HostEntry, ...], Field(min_length=1)]
+    """Each `[[host]]` of the file, in the order in which ranks are placed."""

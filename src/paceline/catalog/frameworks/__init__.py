@@ -16,7 +16,16 @@ from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
 from paceline.spec.load import load_noun
 from paceline.spec.strategy import Strategy
 
-__all__ = ["FrameworkRecord", "Policy", "framework", "framework_names", "framework_record", "policy", "resolve"]
+__all__ = [
+    "FrameworkRecord",
+    "Policy",
+    "framework",
+    "framework_names",
+    "framework_record",
+    "policy",
+    "record_names",
+    "resolve",
+]
 
 FOLDER = Path(__file__).parent
 
@@ -95,6 +104,11 @@ def _records() -> dict[str, FrameworkRecord]:
 def framework_names() -> tuple[str, ...]:
     """Every framework with its mode, as `framework` returns it."""
     return tuple(f"{record.name}/{mode}" for record in _records().values() for mode in record.mode)
+
+
+def record_names() -> tuple[str, ...]:
+    """Every framework, without modes."""
+    return tuple(_records())
 
 
 def framework_record(name: str) -> FrameworkRecord:

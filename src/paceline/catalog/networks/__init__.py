@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 
 from paceline.catalog.networks.chains import alexnet, alexnet_bvlc, lenet, vgg16
 from paceline.catalog.networks.googlenets import googlenet, googlenet_bvlc
@@ -11,6 +12,7 @@ from paceline.catalog.networks.inception import inception_v3
 from paceline.catalog.networks.resnets import resnet50, resnet_cifar
 from paceline.catalog.networks.transformers import BERT_BASE, GPT2, GPT2_TINY, bert, gpt2
 from paceline.errors import UnknownName
+from paceline.spec.load import load_noun
 from paceline.spec.network import Network
 
 __all__ = ["NETWORKS", "network", "network_names"]
@@ -39,9 +41,13 @@ NETWORKS: dict[str, Callable[[str], Network]] = {
 parameters of resnet50-64px and googlenet-64px stay those of the full network, alexnet-64px has a smaller fc6."""
 
 
-@cache
 def network(name: str) -> Network:
-    """The network of this name."""
+    """The network of this name, or of the file at this path if it ends in .toml."""
+    return load_noun(Path(name), Network) if name.endswith(".toml") else _named(name)
+
+
+@cache
+def _named(name: str) -> Network:
     if name not in NETWORKS:
         raise UnknownName("network", name, NETWORKS)
     return NETWORKS[name](name)

@@ -1,0 +1,90 @@
+"""Does measuring slow down what is measured? Throughput under `paceline run` against a bare PyTorch script.
+
+Both do the same work: the same network, batch, optimiser and threads. They run in turn within one session of this
+script, so that the machine's mood touches both alike; the ratio of medians over the pairs comes with its bootstrap
+interval.
+
+    .venv/bin/python benchmarks/harness_overhead.py [--pairs 12] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import tomllib
+from pathlib import Path
+
+from paceline.bench.campaign import Campaign, run_campaign
+from paceline.bench.environments import environment_python, prepare
+from paceline.bench.launchers.local import LocalLauncher
+from paceline.bench.machine import describe_machine
+from paceline.catalog import known
+from paceline.measurements.sql import launch_throughputs
+from paceline.measurements.store import Store
+from paceline.measurements.summary import speedup_interval
+from paceline.spec.study import Study, expand
+
+BARE = Path(__file__).parent / "bare_pytorch.py"
+STUDY = """
+name = "overhead"
+networks = ["resnet20"]
+frameworks = ["pytorch"]
+batch = [{batch}]
+[protocol]
+launches = 1
+max_launches = 1
+warmup = 10
+steps = {steps}
+launch_budget = "60 s"
+phases = false
+threads = 1
+"""
+
+
+def main() -> None:
+    """Run the pairs and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    python = environment_python(prepare("pytorch", lambda line: None))
+    pairs = []
+    for index in range(options.pairs):
+        order = (bare, under_paceline) if index % 2 else (under_paceline, bare)
+        rates = {run.__name__: run(python, options.batch, options.steps) for run in order}
+        pairs.append((rates["under_paceline"], rates["bare"]))
+        if not options.json:
+            print(f"pair {index + 1:2d}: paceline {pairs[-1][0]:8.1f}  bare {pairs[-1][1]:8.1f} samples/s", flush=True)
+    ratio = speedup_interval([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
+    paired = speedup_interval([ours / theirs for ours, theirs in pairs], [1.0] * len(pairs))
+    if options.json:
+        print(json.dumps({"ratio": ratio.value, "low": ratio.low, "high": ratio.high, "paired": paired.value}))
+    else:
+        print(f"paceline / bare: ratio of medians {ratio.value:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}")
+        print(f"median of paired ratios {paired.value:.3f}, 95 % interval {paired.low:.3f} to {paired.high:.3f}")
+
+
+def under_paceline(python: Path, batch: int, steps: int) -> float:
+    """Samples per second of one launch by the campaign, as `paceline run` makes it."""
+    study = Study.model_validate_json(json.dumps(tomllib.loads(STUDY.format(batch=batch, steps=steps))))
+    cases = expand(study, known())
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        campaign = Campaign("overhead", study, cases, LocalLauncher(), describe_machine())
+        for _ in run_campaign(campaign, store):
+            pass
+        return next(iter(launch_throughputs(store, "overhead").values()))
+
+
+def bare(python: Path, batch: int, steps: int) -> float:
+    """Samples per second of the bare script."""
+    command = [str(python), str(BARE), str(batch), str(steps)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What the catalog holds, as plain documents: for the command line, for machines, for the reference pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.catalog.clusters import cluster, cluster_file, cluster_names
+from paceline.catalog.devices import DeviceRecord, device_names, device_record
+from paceline.catalog.figures import Figure
+from paceline.catalog.frameworks import framework_record, record_names
+from paceline.catalog.links import LinkRecord, link_names, link_record
+from paceline.catalog.published import published_networks
+from paceline.errors import UnknownName
+from paceline.spec.cluster import Cluster
+from paceline.spec.fields import TEXT
+from paceline.spec.network import LayerCost, Network, layer_costs
+
+__all__ = ["SECTIONS", "describe", "describe_network", "section"]
+
+Document = dict[str, Any]
+
+SECTIONS = {
+    "devices": device_names,
+    "links": link_names,
+    "clusters": cluster_names,
+    "frameworks": record_names,
+}
+"""The parts of the catalog beside networks, and the names in each."""
+
+
+def describe_network(network: Network, batch: int) -> Document:
+    """Shapes, parameters and costs of every layer and of the whole, at a batch, in float32."""
+    layers = [_layer(cost, batch) for cost in layer_costs(network)]
+    totals = {key: sum(layer[key] for layer in layers) for key in _COUNTED}
+    published = published_networks().get(network.name)
+    return {
+        "name": network.name,
+        "input": network.input.model_dump(mode="json"),
+        "batch": batch,
+        "digest": network.digest,
+        **totals,
+        "published": published.model_dump(mode="json") if published else None,
+        "layers": layers,
+    }
+
+
+_COUNTED = ("parameters", "multiply_adds", "activation_bytes", "gradient_bytes")
+
+
+def _layer(cost: LayerCost, batch: int) -> Document:
+    return {
+        "name": cost.name,
+        "kind": cost.kind,
+        "shape": list(cost.shape),
+        "parameters": cost.parameters,
+        "multiply_adds": cost.macs * batch,
+        "activation_bytes": cost.activation_bytes(batch),
+        "gradient_bytes": cost.gradient_bytes(),
+    }
+
+
+def section(name: str) -> list[Document]:
+    """Every entry of one part of the catalog."""
+    if name not in SECTIONS:
+        raise UnknownName("part of the catalog", name, SECTIONS)
+    return [describe(entry) for entry in SECTIONS[name]()]
+
+
+def describe(name: str) -> Document:
+    """One device, link, cluster or framework, with every figure and its source; or a cluster's file."""
+    if name.endswith(".toml"):
+        return _cluster(cluster(name))
+    if name in device_names():
+        return _with_figures("device", device_record(name))
+    if name in link_names():
+        return _with_figures("link", link_record(name))
+    if name in cluster_names():
+        given = cluster_file(name)
+        return {**_cluster(cluster(name)), "title": given.title, "source": given.source}
+    if name in record_names():
+        return {"section": "framework", **framework_record(name).model_dump(mode="json", context=TEXT)}
+    raise UnknownName("entry of the catalog", name, [*SECTIONS, *(n for names in SECTIONS.values() for n in names())])
+
+
+def _cluster(found: Cluster) -> Document:
+    """Hosts with their devices and links; equal devices of a host are counted."""
+    hosts = []
+    for host in found.hosts:
+        names = [device.name for device in host.devices]
+        counted = [{"name": name, "count": names.count(name)} for name in dict.fromkeys(names)]
+        links = {"inside": host.inside.name, "link": host.link.name, "nics": host.nics}
+        hosts.append({"name": host.name, "devices": counted, **links})
+    return {"section": "cluster", "name": found.name, "num_devices": found.num_devices, "hosts": hosts}
+
+
+def _with_figures(kind: str, record: DeviceRecord | LinkRecord) -> Document:
+    data = record.model_dump(mode="json", context=TEXT, exclude={"figure"})
+    return {"section": kind, **data, "figures": _figures("", dict(record.figure))}
+
+
+def _figures(prefix: str, given: dict[str, Any]) -> list[Document]:
+    """Every figure of a table of figures, with its path as name."""
+    found = []
+    for name, value in given.items():
+        place = f"{prefix}.{name}" if prefix else name
+        if isinstance(value, Figure):
+            found.append({"figure": place, **value.model_dump(mode="json", context=TEXT)})
+        elif isinstance(value, dict):
+            found += _figures(place, value)
+    return found

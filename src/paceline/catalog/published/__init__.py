@@ -1,0 +1,46 @@
+"""Figures that others published, with their sources; the catalog's networks are compared with them by a test."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from paceline.spec.fields import Count, Name, Noun, Share
+from paceline.spec.load import load_noun
+
+__all__ = ["PublishedNetwork", "published_networks"]
+
+FOLDER = Path(__file__).parent
+
+
+class PublishedNetwork(Noun):
+    """Totals of one network as a source states them."""
+
+    name: Name
+    parameters: Count
+    parameters_source: Name
+    parameters_within: Share = 0.0
+    """Relative difference that the source's own rounding allows."""
+    multiply_adds: Annotated[int, Field(ge=1)] | None = None
+    """Of one forward pass of one sample."""
+    multiply_adds_source: Name | None = None
+    multiply_adds_within: Share = 0.0
+
+    @model_validator(mode="after")
+    def _sourced(self) -> PublishedNetwork:
+        if (self.multiply_adds is None) != (self.multiply_adds_source is None):
+            raise ValueError("multiply_adds and its source belong together")
+        return self
+
+
+class _Networks(Noun):
+    network: tuple[PublishedNetwork, ...]
+
+
+@cache
+def published_networks() -> dict[str, PublishedNetwork]:
+    """Published totals by the catalog's name of the network."""
+    return {item.name: item for item in load_noun(FOLDER / "networks.toml", _Networks).network}

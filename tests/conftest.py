@@ -1,0 +1,72 @@
+"""What the tests share: the real command line, a store of its own, the PyTorch environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+QUICK = Path(__file__).parent / "integration" / "quick.py"
+
+
+class Command:
+    """The command line as a user types it, with a store of its own."""
+
+    def __init__(self, store: Path, prefix: list[str]) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.env = {**os.environ, "PACELINE_STORE": str(store), "COLUMNS": "140"}
+
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
+        """Start it and go on."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        return subprocess.Popen([*self.prefix, *args], env=self.env, text=True, **streams)
+
+    def __call__(self, *args: str, code: int = 0, timeout: float = 280) -> str:
+        """Run it to its end; what it printed on standard output, or on standard error if it is to fail."""
+        done = subprocess.run([*self.prefix, *args], env=self.env, text=True, capture_output=True, timeout=timeout)
+        assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stderr if code else done.stdout
+
+    def json(self, *args: str) -> Any:
+        """The document it prints with --json."""
+        return json.loads(self(*args, "--json"))
+
+
+@pytest.fixture
+def paceline(tmp_path: Path) -> Command:
+    return Command(tmp_path / "results", [str(Path(sys.executable).parent / "paceline")])
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Command:
+    """The same command with PyTorch's worker replaced by one that needs no framework and takes no time."""
+    return Command(tmp_path / "results", [sys.executable, str(QUICK)])
+
+
+@pytest.fixture(scope="session")
+def pytorch() -> Path:
+    """The PyTorch environment, made now if it is not there."""
+    from paceline.bench.environments import prepare
+
+    return prepare("pytorch", lambda line: None)
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a study and says where."""
+
+    def write(text: str, name: str = "study.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,32 @@
+"""docs/reference is what tools/reference.py writes today, and every field that people fill in is documented."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.catalog.clusters.files import ClusterFile
+from paceline.spec.network import Network
+from paceline.spec.schema import models_of
+from paceline.spec.study import Study
+
+ROOT = Path(__file__).parents[2]
+PLAIN = {"name", "kind", "channels", "height", "width"}
+"""Fields whose name says it all."""
+
+
+def test_the_reference_is_up_to_date():
+    command = [sys.executable, str(ROOT / "tools" / "reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "noun", [*models_of(Study), *models_of(ClusterFile), *models_of(Network)], ids=lambda n: n.__name__
+)
+def test_every_noun_says_what_it_is(noun):
+    assert noun.__doc__
+    assert noun.__doc__.strip().endswith(".")
+    silent = [name for name, field in noun.model_fields.items() if not field.description and name not in PLAIN]
+    assert silent == []

@@ -1,0 +1,47 @@
+"""The `paceline` command with PyTorch's worker replaced by one that needs no framework.
+
+Everything else is real: processes, meeting, harness, launcher, campaign, store. It lets a study of dozens of launches
+run in seconds, for tests of what happens around the measured step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import paceline.bench.adapters as adapters
+import paceline.bench.launch as launch
+import paceline.cli as cli
+import paceline.cli.run as run
+from paceline.bench.job import Order, Process, rank_processes
+from paceline.spec.study import Case
+
+WORKER = Path(__file__).parent / "quick_worker.py"
+
+
+class Quick:
+    name = "pytorch"
+
+    def environment(self, mode: str) -> str:
+        return "pytorch"
+
+    def refusal(self, case: Case) -> str | None:
+        return None
+
+    def processes(self, order: Order) -> list[Process]:
+        from dataclasses import replace
+
+        script = (str(order.python), "-S", str(WORKER))
+        return [replace(process, argv=script) for process in rank_processes(order, "unused")]
+
+
+def here(name: str) -> Path:
+    """The environment that runs the tests serves as the worker's."""
+    return Path(sys.prefix)
+
+
+if __name__ == "__main__":
+    adapters.ADAPTERS["pytorch"] = Quick()
+    launch.find_environment = here
+    run.find_environment = here
+    cli.main()

@@ -1,0 +1,32 @@
+"""A measured process that computes next to nothing; the batch says how it behaves."""
+
+from __future__ import annotations
+
+import time
+
+from paceline.bench.frameworks.harness import Job, Session, main
+
+HANG, CRASH, HUNGRY = 1001, 1002, 1003
+
+
+class QuickSession(Session):
+    def __init__(self, job: Job, rank: int) -> None:
+        self.batch = job["batch"]
+        self.versions = {"quick": "1"}
+        self.labels: list[str] = []
+        self.last = rank == job["ranks"] - 1
+        self.count = 0
+
+    def step(self, upto: str) -> None:
+        self.count += 1
+        if self.last and self.count == 5:
+            if self.batch == HANG:
+                time.sleep(3600)
+            if self.batch == CRASH:
+                raise RuntimeError("the planted crash")
+            if self.batch == HUNGRY:
+                raise MemoryError("the planted hunger")
+        time.sleep(0.0005)
+
+
+main(QuickSession)

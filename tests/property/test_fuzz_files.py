@@ -1,0 +1,71 @@
+"""Ten thousand mutated studies, clusters and networks beside: an error with file and field, or a valid noun."""
+
+import collections
+from pathlib import Path
+
+import pytest
+from mutations import mutants
+
+from paceline.catalog import cluster, known, network
+from paceline.errors import InputError, SpecError
+from paceline.spec.load import dump, load_cases
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STUDIES = [path.read_text() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]
+CLUSTERS = [path.read_text() for path in sorted((EXAMPLES / "clusters").glob("*.toml"))]
+
+
+def refusal(load, path):
+    """The error that the file meets, none if it is valid; anything else than an InputError fails the test."""
+    try:
+        load(path)
+    except InputError as error:
+        return error
+    return None
+
+
+def check(error, path):
+    """The error names the file, and every problem of it a field."""
+    assert error.exit_code == 2
+    assert str(path) in str(error)
+    if isinstance(error, SpecError):
+        assert error.problems
+        assert all(problem.file and problem.field and problem.given and problem.expected for problem in error.problems)
+
+
+def fuzz(load, texts, *, count, folder, seed):
+    path = folder / "given.toml"
+    outcomes = collections.Counter()
+    for data in mutants(texts, count, seed=seed):
+        path.write_bytes(data)
+        error = refusal(load, path)
+        outcomes["valid" if error is None else "refused"] += 1
+        if error is not None:
+            check(error, path)
+    assert [item.name for item in folder.iterdir()] == ["given.toml"], "loading wrote something"
+    return outcomes
+
+
+@pytest.mark.timeout(600)
+def test_ten_thousand_mutated_studies(tmp_path):
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "unequal.toml").write_text(CLUSTERS[0])
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    outcomes = fuzz(lambda path: load_cases(path, known()), STUDIES, count=10_000, folder=folder, seed=1)
+    assert outcomes.total() == 10_000
+    assert outcomes["refused"] > 5_000, "mutations that hardly ever hurt test nothing"
+    assert outcomes["valid"] > 100, "mutations that always hurt test nothing"
+
+
+def test_mutated_clusters(tmp_path):
+    outcomes = fuzz(lambda path: cluster(str(path)), CLUSTERS, count=2_000, folder=tmp_path, seed=2)
+    assert outcomes["refused"] > 1_000
+    assert outcomes["valid"] > 20
+
+
+def test_mutated_networks(tmp_path):
+    texts = [dump(network("lenet")), dump(network("gpt2-tiny"))]
+    outcomes = fuzz(lambda path: network(str(path)), texts, count=2_000, folder=tmp_path, seed=3)
+    assert outcomes["refused"] > 1_000
+    assert outcomes["valid"] > 20

@@ -1,0 +1,54 @@
+import pytest
+from pydantic import ValidationError
+
+from paceline.spec.cluster import Cluster, Device, Host, Link, place
+
+LINK = Link(name="l", bandwidth="10 Gb/s", latency="5 us")
+
+
+def host(name, *devices):
+    return Host(name=name, devices=tuple(Device(name=item) for item in devices), inside=LINK, link=LINK)
+
+
+UNEQUAL = Cluster(name="c", hosts=(host("a", "fast", "fast"), host("b", "slow"), host("c", "fast", "slow", "slow")))
+
+
+def test_ranks_fill_host_after_host():
+    placed = place(UNEQUAL, 4)
+    assert [(item.rank, item.host, item.local_rank, item.device.name) for item in placed] == [
+        (0, 0, 0, "fast"),
+        (1, 0, 1, "fast"),
+        (2, 1, 0, "slow"),
+        (3, 2, 0, "fast"),
+    ]
+
+
+def test_spread_takes_one_device_of_each_host_in_turn():
+    assert [(item.host, item.local_rank) for item in place(UNEQUAL, 5, spread=True)] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (0, 1),
+        (2, 1),
+    ]
+
+
+def test_more_ranks_than_devices_are_refused():
+    with pytest.raises(ValueError, match="7 ranks on 6 devices"):
+        place(UNEQUAL, 7)
+
+
+def test_hosts_have_different_names():
+    with pytest.raises(ValidationError, match="two hosts are called 'a'"):
+        Cluster(name="c", hosts=(host("a", "x"), host("b", "x"), host("a", "x")))
+
+
+def test_quantities_are_read_with_their_units():
+    assert LINK.bandwidth == 1.25e9
+    assert LINK.latency == 5e-6
+
+
+@pytest.mark.parametrize("fields", [{"bandwidth": "5 s"}, {"bandwidth": 0}, {"loss": 1.5}, {"latency": "-1 s"}])
+def test_impossible_links_are_refused(fields):
+    with pytest.raises(ValidationError):
+        Link(**{"name": "l", "bandwidth": 1.0, **fields})

@@ -1,0 +1,99 @@
+"""Environments are there and work, or are not there at all."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.bench import environments
+from paceline.bench.environments import Recipe, environment_python, find_environment, prepare, worker_path
+from paceline.errors import EnvironmentFailed, UnknownName
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A tiny package of our own, so that nothing is downloaded."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "tiny-thing"\nversion = "1"\n'
+    )
+    (package / "tiny_thing.py").write_text("VALUE = 42\n")
+    wheel = [str(Path(environments.sys.executable)), "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(wheel, cwd=package, check=True, capture_output=True)
+    (tmp_path / "lock.txt").write_text("tiny-thing==1\n")
+    found = Recipe(
+        "tiny", (str(tmp_path / "tiny_thing-1-py2.py3-none-any.whl"),), tmp_path / "lock.txt", "import tiny_thing"
+    )
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(environments.RECIPES, "tiny", found)
+    return found
+
+
+def left_behind(tmp_path: Path) -> list[str]:
+    folder = tmp_path / "home" / "environments"
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
+def test_an_environment_is_made_once(recipe: Recipe, tmp_path: Path) -> None:
+    assert find_environment("tiny") is None
+    lines: list[str] = []
+    folder = prepare("tiny", lines.append)
+    assert find_environment("tiny") == folder
+    assert any("tiny" in line for line in lines)
+    output = subprocess.run(
+        [environment_python(folder), "-c", "import tiny_thing; print(tiny_thing.VALUE)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert output.stdout == "42\n"
+    again: list[str] = []
+    prepare("tiny", again.append)
+    assert again == []
+
+
+@pytest.mark.parametrize("broken", ["smoke", "requirement"])
+def test_a_failed_install_leaves_nothing(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    smoke, wanted = ("1 / 0", recipe.requirements) if broken == "smoke" else (recipe.smoke, ("./no-such-wheel.whl",))
+    monkeypatch.setitem(environments.RECIPES, "tiny", Recipe("tiny", wanted, recipe.lock, smoke))
+    with pytest.raises(EnvironmentFailed):
+        prepare("tiny")
+    assert left_behind(tmp_path) == []
+    assert find_environment("tiny") is None
+
+
+def test_two_at_once_do_not_collide(recipe: Recipe, tmp_path: Path) -> None:
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(prepare("tiny"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert len(found) == 2
+    assert len(set(found)) == 1
+    assert left_behind(tmp_path) == [found[0].name]
+
+
+def test_an_unknown_environment_is_named() -> None:
+    with pytest.raises(UnknownName, match="pytorhc"):
+        prepare("pytorhc")
+
+
+def test_workers_see_paceline_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert [path.name for path in worker_path().iterdir()] == ["paceline"]
+    code = "import paceline.bench.frameworks.harness, sys; print(sorted(m for m in sys.modules if 'pydantic' in m))"
+    output = subprocess.run(
+        ["/usr/bin/env", "python3", "-S", "-c", code],
+        env={"PYTHONPATH": str(worker_path()), "PATH": "/usr/bin:/bin:/usr/local/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert output.stdout == "[]\n", output.stderr

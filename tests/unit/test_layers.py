@@ -1,0 +1,133 @@
+"""Shapes, parameters and costs of each kind of layer, against values worked out by hand."""
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.spec.layers import (
+    Add,
+    Attention,
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv2d,
+    Embedding,
+    FirstToken,
+    Flatten,
+    GlobalAvgPool,
+    LayerNorm,
+    Linear,
+    LocalResponseNorm,
+    MaxPool,
+    PadShortcut,
+    PositionEmbedding,
+    Relu,
+    TypeEmbedding,
+)
+from paceline.spec.network import ImageInput, Network, TokenInput, layer_costs, plain_network
+
+IMAGE = ImageInput(channels=3, height=32, width=24)
+TEXT = TokenInput(length=16, vocabulary=100)
+
+
+def cost_of(*layers, given=IMAGE):
+    return layer_costs(Network(name="n", input=given, layers=layers))[-1]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "parameters", "macs"),
+    [
+        (Conv2d(name="a", channels=8, kernel=(3, 3)), (8, 30, 22), 8 * 27 + 8, 8 * 30 * 22 * 27),
+        (
+            Conv2d(name="a", channels=6, kernel=(5, 1), stride=(2, 3), padding=(2, 0), groups=3, bias=False),
+            (6, 16, 8),
+            6 * 5,
+            6 * 16 * 8 * 5,
+        ),
+        (MaxPool(name="a", kernel=(3, 3), stride=(2, 2)), (3, 15, 11), 0, 0),
+        (MaxPool(name="a", kernel=(3, 3), stride=(2, 2), ceil=True), (3, 16, 12), 0, 0),
+        (AvgPool(name="a", kernel=(3, 3), stride=(1, 1), padding=(1, 1)), (3, 32, 24), 0, 0),
+        (GlobalAvgPool(name="a"), (3,), 0, 0),
+        (Flatten(name="a"), (3 * 32 * 24,), 0, 0),
+        (BatchNorm(name="a"), (3, 32, 24), 6, 0),
+        (LocalResponseNorm(name="a"), (3, 32, 24), 0, 0),
+        (Relu(name="a"), (3, 32, 24), 0, 0),
+        (PadShortcut(name="a", channels=5, stride=2), (5, 16, 12), 0, 0),
+        (Linear(name="a", features=7), (3, 32, 7), 7 * 24 + 7, 3 * 32 * 7 * 24),
+    ],
+)
+def test_on_an_image(layer, shape, parameters, macs):
+    cost = cost_of(layer)
+    assert (cost.shape, cost.parameters, cost.macs) == (shape, parameters, macs)
+
+
+TOKENS = Embedding(name="t", rows=100, width=12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "parameters", "macs"),
+    [
+        (PositionEmbedding(name="a", rows=20), (16, 12), 240, 0),
+        (TypeEmbedding(name="a"), (16, 12), 24, 0),
+        (LayerNorm(name="a"), (16, 12), 24, 0),
+        (Attention(name="a", heads=3), (16, 12), 4 * 144 + 4 * 12, 4 * 16 * 144 + 2 * 256 * 12),
+        (FirstToken(name="a"), (12,), 0, 0),
+        (Linear(name="a", features=100, bias=False, tied_to="t"), (16, 100), 0, 16 * 100 * 12),
+    ],
+)
+def test_on_text(layer, shape, parameters, macs):
+    cost = cost_of(TOKENS, layer, given=TEXT)
+    assert (cost.shape, cost.parameters, cost.macs) == (shape, parameters, macs)
+
+
+def test_joined_inputs():
+    a, b = Conv2d(name="a", channels=4, kernel=(1, 1)), Conv2d(name="b", channels=4, kernel=(1, 1), inputs=("input",))
+    assert cost_of(a, b, Add(name="c", inputs=("a", "b"))).shape == (4, 32, 24)
+    assert cost_of(a, b, Concat(name="c", inputs=("a", "b", "input"))).shape == (11, 32, 24)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ((Conv2d(name="a", channels=4, kernel=(40, 1)),), "does not fit"),
+        ((Conv2d(name="a", channels=4, kernel=(1, 1), groups=2),), "do not divide into 2 groups"),
+        ((Relu(name="a"), Relu(name="a")), "name used twice"),
+        ((Relu(name="a", inputs=("b",)),), "reads 'b', which no layer before it"),
+        ((Flatten(name="a"), BatchNorm(name="b")), "expected an image"),
+        ((Attention(name="a", heads=1),), "expected a sequence"),
+        ((Add(name="a", inputs=("input",)),), "two or more inputs"),
+        ((Relu(name="a", inputs=("input", "input")),), "reads 2 layers, expected one"),
+        ((PadShortcut(name="a", channels=4),), "evenly on both sides"),
+        ((Linear(name="a", features=2, tied_to="t"),), "is tied to 't'"),
+        ((Embedding(name="a", rows=3, width=2),), "expected tokens"),
+    ],
+)
+def test_layers_that_do_not_fit_say_why(layers, words):
+    with pytest.raises(ValidationError, match=words):
+        Network(name="n", input=IMAGE, layers=layers)
+
+
+def test_activation_and_gradient_bytes():
+    cost = cost_of(Conv2d(name="a", channels=8, kernel=(3, 3)))
+    assert cost.activation_bytes(batch=5) == 5 * 4 * 8 * 30 * 22
+    assert cost.activation_bytes(batch=1, bytes_per_element=2) == 2 * 8 * 30 * 22
+    assert cost.gradient_bytes() == 4 * (8 * 27 + 8)
+
+
+def test_a_layer_without_inputs_reads_the_one_before():
+    network = Network(name="n", input=IMAGE, layers=(Relu(name="a"), Relu(name="b")))
+    assert [layer.inputs for layer in network.layers] == [("input",), ("a",)]
+
+
+def test_the_digest_ignores_the_name_and_nothing_else():
+    one = Network(name="one", input=IMAGE, layers=(Relu(name="a"),))
+    assert one.digest == one.model_copy(update={"name": "two"}).digest
+    assert one.digest != Network(name="one", input=IMAGE, layers=(Relu(name="b"),)).digest
+
+
+def test_the_plain_form_holds_shapes_and_tensors():
+    plain = plain_network(Network(name="n", input=IMAGE, layers=(Conv2d(name="a", channels=8, kernel=(3, 3)),)))
+    assert plain["layers"][0]["shape"] == [8, 30, 22]
+    assert plain["layers"][0]["tensors"] == [
+        {"name": "a.weight", "shape": [8, 3, 3, 3]},
+        {"name": "a.bias", "shape": [8]},
+    ]

@@ -1,0 +1,82 @@
+"""Ranks meet, agree, and turn strangers away."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.bench.frameworks.meeting import Meeting, join
+from paceline.bench.launchers.local import free_ports
+
+
+def together(ranks: int, act: Callable[[Meeting], Any], before: Callable[[int], None] = lambda port: None) -> list[Any]:
+    """What each rank returns when all act at once."""
+    (port,) = free_ports(1)
+    results: list[Any] = [None] * ranks
+
+    def run(rank: int) -> None:
+        meeting = join(rank, ranks, address="127.0.0.1", port=port, token="secret", timeout=10)
+        results[rank] = act(meeting)
+        meeting.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    threads[0].start()
+    before(port)
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    return results
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_all_hear_rank_zero(ranks: int) -> None:
+    assert together(ranks, lambda meeting: meeting.agree(meeting.rank + 7)) == [7] * ranks
+
+
+def test_rank_zero_gathers_in_order() -> None:
+    assert together(3, lambda meeting: meeting.gather(meeting.rank * 2)) == [[0, 2, 4], None, None]
+
+
+def test_a_barrier_waits_for_the_last() -> None:
+    def act(meeting: Meeting) -> float:
+        if meeting.rank == 1:
+            time.sleep(0.3)
+        meeting.barrier()
+        return time.monotonic()
+
+    ends = together(3, act)
+    assert max(ends) - min(ends) < 0.25
+
+
+def test_clocks_of_one_machine_agree_within_the_stated_uncertainty() -> None:
+    offsets = together(3, lambda meeting: meeting.clock_offsets())[0]
+    assert offsets[0] == [0.0, 0.0]
+    for offset, uncertainty in offsets[1:]:
+        assert abs(offset) <= uncertainty
+        assert uncertainty < 0.05
+
+
+def test_a_stranger_is_turned_away() -> None:
+    def stranger(port: int) -> None:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                connection = socket.create_connection(("127.0.0.1", port), timeout=2)
+            except OSError:
+                time.sleep(0.02)
+                continue
+            with connection:
+                connection.sendall((json.dumps({"rank": 1, "token": "guess"}) + "\n").encode())
+                assert connection.recv(10) == b""
+            return
+        raise AssertionError("nobody listened")
+
+    assert together(2, lambda meeting: meeting.agree(meeting.rank), stranger) == [0, 0]

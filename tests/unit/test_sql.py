@@ -1,0 +1,72 @@
+"""SQL reads all runs and changes none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InputError
+from paceline.measurements.groups import select
+from paceline.measurements.run import RunData, Span
+from paceline.measurements.sql import ask
+from paceline.measurements.store import Store
+from tests.unit.test_store import make_run, make_steps
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    place = Store(tmp_path / "it's here")
+    spans = (Span(0, 0, "forward", "conv1", 0.0, 0.1, 12),)
+    place.write(RunData(make_run("demo-1-abc-000"), make_steps(0.1), spans))
+    place.write(RunData(make_run("demo-1-abc-001", launch=1), make_steps(0.2)))
+    place.write(RunData(make_run("demo-1-abc-002", launch=2, outcome="failed"), ()))
+    return place
+
+
+def test_throughput_is_all_samples_over_all_time_of_the_slowest_rank(store: Store) -> None:
+    rows = ask(store, "SELECT launch, timed_steps, step_s, samples_per_s FROM launches ORDER BY launch").to_pylist()
+    assert [row["timed_steps"] for row in rows] == [5, 5]
+    assert rows[0]["step_s"] == pytest.approx(0.11)
+    assert rows[0]["samples_per_s"] == pytest.approx(16 / 0.11)
+    assert rows[1]["samples_per_s"] == pytest.approx(16 / 0.22)
+
+
+def test_runs_steps_and_spans_join(store: Store) -> None:
+    answer = ask(store, "SELECT count(*) AS n FROM steps JOIN runs ON run = id WHERE launch = 1").to_pylist()
+    assert answer == [{"n": 10}]
+    assert ask(store, "SELECT run, name FROM spans").to_pylist() == [{"run": "demo-1-abc-000", "name": "conv1"}]
+
+
+def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
+    for view in ("runs", "launches", "steps", "spans"):
+        assert ask(Store(tmp_path / "none"), f"SELECT count(*) AS n FROM {view}").to_pylist() == [{"n": 0}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DROP VIEW runs",
+        "COPY (SELECT 1) TO 'out.csv'",
+        "SELECT 1; SELECT 2",
+        "ATTACH 'x.db'",
+        "SELECT nothing FROM runs",
+        "SELEC 1",
+        "",
+    ],
+)
+def test_only_one_select_is_answered(store: Store, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError):
+        ask(store, query)
+    assert not (tmp_path / "out.csv").exists()
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_select_chooses_by_conditions(store: Store) -> None:
+    assert len(select(store, "study=demo, ranks=2")) == 2
+    assert select(store, "study=demo,ranks=3") == []
+    with pytest.raises(InputError, match="rank"):
+        select(store, "rnks=2")
+    with pytest.raises(InputError, match="condition"):
+        select(store, "ranks")

@@ -1,0 +1,106 @@
+"""Runs appear whole or not at all, and are never edited."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import StoreError
+from paceline.measurements.run import Environment, Failure, Run, RunData, Span, Step
+from paceline.measurements.store import Store
+
+
+def environment() -> Environment:
+    return Environment(
+        host="h", cpu="c", cores=2, memory_bytes=1, os="o", kernel="k", python="3.11", paceline="0", versions={"x": "1"}
+    )
+
+
+def make_run(run_id: str = "demo-1-abc-000", **changes: object) -> Run:
+    fields = {
+        "id": run_id,
+        "campaign": "demo-1",
+        "study": "demo",
+        "case_id": "abc",
+        "case": {"network": {"name": "lenet"}},
+        "network": "lenet",
+        "framework": "pytorch/ddp",
+        "strategy": "default",
+        "cluster": "local",
+        "ranks": 2,
+        "batch": 8,
+        "scaling": "weak",
+        "input": "resident",
+        "launch": 0,
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "seconds": 1.0,
+        "outcome": "ok",
+        "environment": environment(),
+        **changes,
+    }
+    return Run.model_validate(fields)
+
+
+def make_steps(seconds: float = 0.1, ranks: int = 2, count: int = 5) -> tuple[Step, ...]:
+    return tuple(
+        Step("clean", rank, step, False, step * seconds, seconds * (1 + 0.1 * rank))
+        for rank in range(ranks)
+        for step in range(count)
+    )
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    failure = Failure(phase="measure", reason="crash", message="m", rank=1, exit_code=3, log_tail="t")
+    run = make_run(outcome="failed", failure=failure, drift=0.01, labels=("unsupported combination",))
+    store.write(RunData(run, make_steps(), (Span(0, 0, "forward", "conv1", 0.0, 0.1, 12),)))
+    assert store.read(run.id) == run
+    assert store.read_all(study="demo") == [run]
+    assert store.read_all(study="other") == []
+    assert store.read_all(campaign="demo-1") == [run]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(RunData(make_run(seconds=1.0)))
+    store.write(RunData(make_run(seconds=2.0)))
+    assert store.read("demo-1-abc-000").seconds == 1.0
+
+
+def test_a_campaign_is_not_a_prefix_of_another(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(RunData(make_run("demo-1-abc-000")))
+    store.write(RunData(make_run("demo-12-abc-000", campaign="demo-12")))
+    assert [run.id for run in store.read_all(campaign="demo-1")] == ["demo-1-abc-000"]
+
+
+def test_what_is_newer_is_refused_by_name(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.write(RunData(make_run())) / "run.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "schema_version": 99, "novelty": 1}))
+    with pytest.raises(StoreError, match="newer Paceline"):
+        store.read("demo-1-abc-000")
+
+
+def test_a_missing_run_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No such file"):
+        Store(tmp_path).read("nothing")
+
+
+def test_what_the_living_write_is_not_cleaned(tmp_path: Path) -> None:
+    import os
+    import socket
+
+    store = Store(tmp_path)
+    store.write(RunData(make_run()))
+    mine = tmp_path / "tmp" / f"{socket.gethostname()}-{os.getpid()}-x"
+    dead = tmp_path / "tmp" / f"{socket.gethostname()}-{2**22 + 1}-x"
+    elsewhere = tmp_path / "tmp" / f"another-host-{2**22 + 1}-x"
+    for folder in (mine, dead, elsewhere):
+        folder.mkdir()
+    assert store.clean() == 1
+    assert sorted(path.name for path in (tmp_path / "tmp").iterdir()) == sorted([mine.name, elsewhere.name])

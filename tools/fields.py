@@ -1,0 +1,92 @@
+"""A noun as a section of Markdown: its docstring, and its fields with type, default and meaning."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from paceline.units import BANDWIDTH, BYTES, FLOPS, PRICE, SECONDS, Dimension
+
+DIMENSIONS = {item.example: item for item in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE)}
+LIMITS = {Ge: ("at least", "ge"), Gt: ("more than", "gt"), Le: ("at most", "le"), Lt: ("less than", "lt")}
+LARGEST = 2**31 - 1
+"""The limit of every count, which no reader needs to hear of."""
+PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+
+
+def noun_section(noun: type[BaseModel]) -> list[str]:
+    """A heading, what the noun is, and a table of its fields."""
+    rows = [_row(name, field) for name, field in noun.model_fields.items()]
+    head = [f"## {noun.__name__}", "", inspect.cleandoc(noun.__doc__ or ""), ""]
+    return [*head, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    dimension = _dimension(field.annotation, field)
+    kind = f"{dimension.name}, such as `{dimension.example}`" if dimension else _words(field.annotation)
+    meaning = " ".join((field.description or "").split())
+    limits = "" if dimension else _limits(field.metadata)
+    return f"| `{name}` | {kind}{limits} | {_default(field, dimension)} | {meaning} |"
+
+
+def _dimension(annotation: Any, field: FieldInfo | None = None) -> Dimension | None:
+    """The dimension of a quantity, found by the example that its type carries."""
+    examples = list(field.examples or []) if field else []
+    for item in getattr(annotation, "__metadata__", ()):
+        examples += list(getattr(item, "examples", None) or [])
+    if not examples and get_origin(annotation) in (Union, types.UnionType):
+        return next((found for arg in get_args(annotation) if (found := _dimension(arg))), None)
+    return next((DIMENSIONS[example] for example in examples if example in DIMENSIONS), None)
+
+
+def _words(annotation: Any) -> str:
+    dimension = _dimension(annotation)
+    if dimension is not None:
+        return f"{dimension.name}, such as `{dimension.example}`"
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    return _composed(get_origin(annotation), get_args(annotation))
+
+
+def _composed(origin: Any, args: tuple[Any, ...]) -> str:
+    """The words for a type that is made of others."""
+    if origin is Annotated:
+        return _words(args[0]) + _limits(args[1:])
+    if origin is Literal:
+        return ", ".join(f"`{arg}`" for arg in args)
+    if origin is tuple:
+        inner = _words(args[0])
+        return f"list of {inner}" if args[-1] is Ellipsis else f"{len(args)} values: {inner}"
+    if origin is dict:
+        return f"table: {_words(args[1])}, by {_words(args[0])}"
+    kinds = [arg for arg in args if arg is not type(None)]
+    return " or ".join(_words(arg) for arg in kinds)
+
+
+def _limits(metadata: Any) -> str:
+    """The limits of a number, in words; a quantity that is merely not negative needs none."""
+    flat = [part for item in metadata for part in getattr(item, "metadata", [item]) if part != Le(LARGEST)]
+    found = [f"{LIMITS[type(item)][0]} {getattr(item, LIMITS[type(item)][1])}" for item in flat if type(item) in LIMITS]
+    return f", {', '.join(found)}" if found else ""
+
+
+def _default(field: FieldInfo, dimension: Dimension | None) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ("", {}, ()):
+        return ""
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if dimension is not None and isinstance(value, float):
+        return f"`{dimension.exact(value)}`"
+    if isinstance(value, tuple):
+        return "one, its defaults" if isinstance(value[0], BaseModel) else f"`{list(value)}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
