@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 PER_SAMPLE = 0.002
 """Seconds per sample of the device with speed 1."""
@@ -98,16 +99,24 @@ def worker(args: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def network(gradients: float, speed: float):  # noqa: ANN201
-    """Eight layers that cost the host little and the emulated device a lot."""
+def network(gradients: float, speed: float) -> Any:
+    """Eight layers whose gradients are real and large, and that cost the host next to nothing."""
+    import torch
     from torch import nn
 
     from paceline.runtime.emulate import Emulated, emulate
 
-    width = max(8, round((gradients / 4 / 8) ** 0.5))
-    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
+    class Scale(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(size))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * self.weight[0]
+
+    model = nn.Sequential(*(Scale(max(1, round(gradients / 4 / 8))) for _ in range(8)))
     emulate(model, Emulated(per_sample=PER_SAMPLE, speed=speed))
-    return model, width
+    return model
 
 
 def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:
@@ -117,14 +126,17 @@ def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: floa
 
     from paceline.runtime import join
 
-    model, width = network(args.gradients, speed)
+    model = network(args.gradients, speed)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    dataset = TensorDataset(torch.randn(batch * 4, 1).expand(-1, width), torch.zeros(batch * 4))
+    dataset = TensorDataset(torch.randn(batch * 4, 1))
     ends = []
     with join(model, optimizer, dataset, global_batch=batch) as pace:
         for items in pace.batches(steps=args.steps + args.warmup):
-            pace.step(model(items.inputs[:, :width]).square().mean())
+            pace.step(model(items.inputs).square().mean())
             ends.append(time.perf_counter())
+        if os.environ.get("PACELINE_DEBUG"):
+            for record in pace.records:
+                print(rank, record, file=sys.stderr)
     return ends
 
 
@@ -135,10 +147,10 @@ def run_ddp(args: argparse.Namespace, batch: int, rank: int, *, speed: float, sh
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    model, width = network(args.gradients, speed)
+    model = network(args.gradients, speed)
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = torch.randn(batch * 4, 1).expand(-1, width)
+    data = torch.randn(batch * 4, 1)
     ends = []
     for _ in range(args.steps + args.warmup):
         chosen = torch.randint(len(data), (shares[rank],))

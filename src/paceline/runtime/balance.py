@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.model.split import Cost, proportional_split, split_batch
 from paceline.runtime.cost import Estimate
+from paceline.spec.split import Cost, proportional_split, split_batch
 
 __all__ = ["Balance"]
 
@@ -47,7 +47,9 @@ class Balance:
         known = [estimate.plain() for estimate in self._estimates.values() if estimate.known]
         average = [sum(column) / len(known) for column in zip(*known, strict=True)]
         return [
-            estimate.cost(chunk=chunk, least=self._least) if estimate.known else Cost(average[0], average[1], chunk, self._least)
+            estimate.cost(chunk=chunk, least=self._least)
+            if estimate.known
+            else Cost(average[0], average[1], chunk, self._least)
             for estimate, chunk in zip(self._estimates.values(), self._chunks, strict=True)
         ]
 

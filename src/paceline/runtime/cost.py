@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.model.split import Cost
+from paceline.spec.split import Cost
 
 __all__ = ["Estimate"]
 

@@ -41,8 +41,8 @@ class Ranks:
             **({"PACELINE_LATE": "1"} if late else {}),
         }
         argv = [str(self._python), str(WORKER), self.scenario, json.dumps(self.options), str(self.result_path(rank))]
-        log = (self.folder / f"rank-{rank}.log").open("ab")
-        self.processes[rank] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+        with (self.folder / f"rank-{rank}.log").open("ab") as log:
+            self.processes[rank] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
         return self.processes[rank]
 
     def result_path(self, rank: int) -> Path:
