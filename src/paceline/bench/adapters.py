@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from paceline.bench.frameworks.paceline.adapter import Paceline
 from paceline.bench.frameworks.pytorch.adapter import PyTorch
 from paceline.bench.job import Adapter
 from paceline.errors import Unsupported
 
 __all__ = ["ADAPTERS", "adapter_of"]
 
-ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (PyTorch(),)}
+ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (Paceline(), PyTorch())}
 
 
 def adapter_of(framework: str) -> Adapter:
