@@ -12,6 +12,7 @@ all N, whatever the split. If the group changes in mid-step, the step is not com
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 import warnings
 from collections import deque
@@ -32,6 +33,7 @@ from paceline.runtime.loading import Batch, Samples, load
 from paceline.runtime.members.meet import launched, meet
 from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
 from paceline.runtime.settings import Settings
+from paceline.runtime.syncer.between import Between, membership
 from paceline.runtime.training import Training
 
 __all__ = ["Pace", "StepRecord", "join"]
@@ -97,12 +99,17 @@ class Pace:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._holder = WireHolder()
         self._synced = _prepare_batchnorm(model, settings, self._holder)
-        self._training = Training(model, optimizer, settings, num_samples=len(dataset), global_batch=global_batch)
+        where = membership()
+        self._between = Between(where, model, global_batch=global_batch) if where else None
+        """The other groups, if there are any."""
+        also = (self._between,) if self._between else ()
+        self._training = Training(model, optimizer, settings, num_samples=len(dataset), also=also)
         self._training.resume()
         self._member = meet(launched(), settings.patience)
         self._session: GroupSession | None = None
         self._attempt: _Attempt | None = None
         self._order: tuple[int, np.ndarray] | None = None
+        self._epochs = 0
         self._last_end = time.perf_counter()
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
@@ -119,6 +126,8 @@ class Pace:
         if self._session is not None:
             self._session.close()
         self._member.leave()
+        if self._between is not None:
+            self._between.leave()
 
     @property
     def position(self) -> Position:
@@ -138,7 +147,7 @@ class Pace:
     @property
     def shares(self) -> tuple[int, ...]:
         """Samples of each rank in a full step, as of now."""
-        return self._live.balance.shares(self.global_batch)
+        return self._live.balance.shares(self._between.batch if self._between else self.global_batch)
 
     @property
     def _live(self) -> GroupSession:
@@ -148,6 +157,9 @@ class Pace:
 
     def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """This rank's batches until so many epochs or committed steps of the whole run are done."""
+        if self._between is not None and epochs is None:
+            raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
+        self._epochs = epochs or 0
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
         while True:
@@ -176,15 +188,21 @@ class Pace:
 
     def _reached(self, epochs: int | None, steps: int | None) -> bool:
         position = self.position
+        if self._between is not None and self._between.over:
+            return True
+        if self._between is not None:
+            epochs = None
         return (epochs is not None and position.epoch >= epochs) or (steps is not None and position.step >= steps)
 
     def _try_step(self) -> Iterator[Batch]:
         """The chunks of this rank's share; none if it has no share, or until the group has changed."""
-        session, position = self._live, self.position
         if self._member.interrupted.is_set():
             self._recover(Broken("the group changes"))
             return
-        size = step_size(position, num_samples=len(self._dataset), global_batch=self.global_batch)
+        if self._between is not None and not self._exchanged():
+            return
+        size = self._next_size()
+        session, position = self._live, self.position
         shares = session.balance.shares(size)
         mine = share_of(self._epoch_order(position.epoch), position, shares, session.rank)
         attempt = _Attempt(size, shares, _chunked(mine, self.settings.chunk), began=self._last_end)
@@ -198,6 +216,44 @@ class Pace:
                 return
             if attempt.done != number:
                 raise InputError("a batch was not followed by step()", hint="call pace.step(loss) once for each batch")
+
+    def _next_size(self) -> int:
+        """Samples of the next step of this group."""
+        if self._between is not None:
+            return min(self._between.batch, self._between.end - self.position.cursor)
+        return step_size(self.position, num_samples=len(self._dataset), global_batch=self.global_batch)
+
+    def _moved_on(self, size: int) -> Position:
+        """The position after a committed step of so many samples."""
+        position = self.position
+        if self._between is not None:
+            return Position(position.step + 1, position.epoch, position.cursor + size)
+        return advance(position, size, num_samples=len(self._dataset))
+
+    def _exchanged(self) -> bool:
+        """Have samples to work on; False if the group changed meanwhile or all samples are used."""
+        try:
+            self._exchange_if_due()
+        except Broken as error:
+            self._recover(error)
+            return False
+        return self._between is not None and not self._between.over
+
+    def _exchange_if_due(self) -> None:
+        """When a lease is used up, the group's first rank speaks with the syncer and tells the others."""
+        between, session = self._between, self._live
+        if between is None or between.over or (between.sequence > 0 and self.position.cursor < between.end):
+            return
+        if session.rank == 0:
+            self._training.mark = f"speaking:{secrets.token_hex(4)}"
+            between.exchange(num_samples=len(self._dataset), epochs=self._epochs)
+        header, theta = between.header(), between.base.clone()
+        session.wire.broadcast(header, 0)
+        session.wire.broadcast(theta, 0)
+        if session.rank != 0:
+            between.follow(header, theta)
+        self._training.position = Position(self.position.step, between.epoch, between.begin)
+        self._training.mark = f"{session.view.number}:{session.view.leader}:round {between.sequence}"
 
     def _backward(self, loss: Tensor, attempt: _Attempt, chunk: np.ndarray, *, last: bool) -> None:
         if self._holder.broken is not None:
@@ -223,7 +279,7 @@ class Pace:
         session = self._live
         session.exchange(attempt.shares, compute)
         self._training.update()
-        self._training.position = advance(self.position, attempt.size, num_samples=len(self._dataset))
+        self._training.position = self._moved_on(attempt.size)
         self._training.mark = f"{session.view.number}:{session.view.leader}:{self.position.step}"
         self._attempt = None
         end = time.perf_counter()
@@ -231,6 +287,7 @@ class Pace:
         record = StepRecord(self.position.step, session.view.number, attempt.size, attempt.shares, seconds, compute)
         self.records.append(record)
         session.after_commit()
+        self._exchange_if_due()
         self._training.save_if_due(session)
 
     def _recover(self, error: Broken) -> None:
@@ -254,7 +311,6 @@ class Pace:
                 )
                 break
             except Broken as error:
-                self._session = None
                 self._member.trouble(view, str(error))
                 view = None
         self.views.append((view.number, len(view.peers), time.monotonic()))

@@ -27,11 +27,11 @@ class Training:
         settings: Settings,
         *,
         num_samples: int,
-        global_batch: int,
+        also: tuple[Stateful, ...] = (),
     ) -> None:
+        self._also = (*settings.also, *also)
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
-        self.global_batch = global_batch
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
         """Names this state: ranks whose marks are equal hold equal parameters."""
@@ -120,7 +120,7 @@ class Training:
         save_checkpoint(self.settings.checkpoint, content)
 
     def _parts(self) -> tuple[Stateful, ...]:
-        return (self.model, self.optimizer, *self.settings.also)
+        return (self.model, self.optimizer, *self._also)
 
     def _state(self) -> list[dict[str, Any]]:
         return [dict(part.state_dict()) for part in self._parts()]

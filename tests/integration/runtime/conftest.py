@@ -19,8 +19,17 @@ WORKER = Path(__file__).with_name("worker.py")
 class Ranks:
     """The processes of one job."""
 
-    def __init__(self, python: Path, folder: Path, scenario: str, options: dict[str, Any], size: int) -> None:
-        self._python, self.folder, self.scenario, self.options, self.size = python, folder, scenario, options, size
+    def __init__(
+        self, python: Path, folder: Path, scenario: str, options: dict[str, Any], size: int, env: dict[str, str]
+    ) -> None:
+        self._env, self._python, self.folder, self.scenario, self.options, self.size = (
+            env,
+            python,
+            folder,
+            scenario,
+            options,
+            size,
+        )
         self.secret = secrets.token_hex(16)
         self.port = free_ports(1)[0]
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -38,6 +47,7 @@ class Ranks:
             "PACELINE_JOIN": f"127.0.0.1:{self.port}",
             "PACELINE_SECRET": self.secret,
             "PACELINE_ROSTER": str(self.folder / "roster.json"),
+            **self._env,
             **({"PACELINE_LATE": "1"} if late else {}),
         }
         argv = [str(self._python), str(WORKER), self.scenario, json.dumps(self.options), str(self.result_path(rank))]
@@ -81,10 +91,10 @@ def torch_python() -> Path:
 def ranks(torch_python: Path, tmp_path: Path) -> Any:
     jobs: list[Ranks] = []
 
-    def run(scenario: str, size: int, **options: Any) -> Ranks:
+    def run(scenario: str, size: int, env: dict[str, str] | None = None, **options: Any) -> Ranks:
         folder = tmp_path / str(len(jobs))
         folder.mkdir()
-        jobs.append(Ranks(torch_python, folder, scenario, options, size))
+        jobs.append(Ranks(torch_python, folder, scenario, options, size, env or {}))
         return jobs[-1]
 
     yield run
@@ -93,3 +103,54 @@ def ranks(torch_python: Path, tmp_path: Path) -> Any:
 
 
 StartRanks = Callable[..., Ranks]
+
+
+class Syncers:
+    """The shards of a syncer."""
+
+    def __init__(self, python: Path, folder: Path, shards: int, policy: dict[str, Any]) -> None:
+        self._python, self.folder = python, folder
+        self.secret = secrets.token_hex(16)
+        self.ports = free_ports(shards)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for index, port in enumerate(self.ports):
+            settings = {"index": index, "folder": str(folder), "address": "127.0.0.1", "port": port, **policy}
+            (folder / f"shard-{index}.json").write_text(json.dumps(settings))
+            self.start(index)
+
+    def start(self, index: int) -> None:
+        argv = [str(self._python), "-m", "paceline.runtime.syncer.server", str(self.folder / f"shard-{index}.json")]
+        env = {**os.environ, "PYTHONPATH": str(worker_path()), "PACELINE_SECRET": self.secret}
+        with (self.folder / f"shard-{index}.log").open("ab") as log:
+            self.processes[index] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+
+    def env(self, group: str, **more: Any) -> dict[str, str]:
+        return {
+            "PACELINE_SYNCER": ",".join(f"127.0.0.1:{port}" for port in self.ports),
+            "PACELINE_SYNCER_SECRET": self.secret,
+            "PACELINE_GROUP": group,
+            **{name: str(value) for name, value in more.items()},
+        }
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def syncers(torch_python: Path, tmp_path: Path) -> Any:
+    made: list[Syncers] = []
+
+    def run(shards: int, **policy: Any) -> Syncers:
+        folder = tmp_path / f"syncer-{len(made)}"
+        folder.mkdir()
+        made.append(Syncers(torch_python, folder, shards, policy))
+        return made[-1]
+
+    yield run
+    for item in made:
+        item.stop()
+
+
+StartSyncers = Callable[..., Syncers]

@@ -11,7 +11,7 @@ from paceline.runtime.balance import Balance
 from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.reducer import FIRST_LIMIT, Reducer
 from paceline.runtime.group.schedule import LinkCost, schedule_buckets
-from paceline.runtime.group.wire import Wire
+from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.members.board import BoardStore
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import View
@@ -30,16 +30,24 @@ class GroupSession:
     def __init__(self, member: Member, view: View, training: Training, *, holder: WireHolder, synced: bool) -> None:
         self.view, self._training, self._holder = view, training, holder
         self.rank, self.size = view.place(member.peer.id), len(view.peers)
-        self.wire = self._connect(member, "gradients ")
-        self._extra = self._connect(member, "layers ") if synced else None
-        holder.wire, holder.broken = self._extra, None
-        source = self._share_state()
-        self.balance = self._balance(source, synced)
-        limit = training.settings.bucket or FIRST_LIMIT
-        self.reducer = Reducer(training.parameters, self.wire, limit=limit)
-        self._link = self._measure_link(source)
+        self._wires: list[Wire] = []
+        try:
+            self._set_up(member, synced=synced)
+        except Broken:
+            self._leave()
+            raise
         self._committed = 0
         self._reported: tuple[tuple[int, ...], torch.Tensor, Callable[[], None]] | None = None
+
+    def _set_up(self, member: Member, *, synced: bool) -> None:
+        self.wire = self._connect(member, "gradients ")
+        self._holder.wire = self._connect(member, "layers ") if synced else None
+        self._holder.broken = None
+        source = self._share_state()
+        self.balance = self._balance(source, synced)
+        self._link = self._measure_link(source)
+        limit = self._training.settings.bucket or FIRST_LIMIT
+        self.reducer = Reducer(self._training.parameters, self.wire, limit=limit)
 
     def exchange(self, shares: tuple[int, ...], compute: float) -> None:
         """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
@@ -67,15 +75,19 @@ class GroupSession:
     def close(self) -> None:
         """Leave this view."""
         self.reducer.close()
+        self._leave()
+
+    def _leave(self) -> None:
         self._holder.wire = None
-        for wire in (self.wire, self._extra):
-            if wire is not None:
-                wire.leave()
+        for wire in self._wires:
+            wire.leave()
 
     def _connect(self, member: Member, prefix: str) -> Wire:
         store = BoardStore(member, self.view.number, prefix)
         address, interrupted = member.peer.address, member.interrupted
-        return Wire(store, self.rank, self.size, address=address, interrupted=interrupted)
+        wire = Wire(store, self.rank, self.size, address=address, interrupted=interrupted)
+        self._wires.append(wire)
+        return wire
 
     def _share_state(self) -> dict[str, Any]:
         """Everybody becomes what the most advanced is; the report of that one."""
@@ -102,7 +114,8 @@ class GroupSession:
             return None
         if source["link"] is not None:
             return LinkCost(*source["link"])
-        return self.wire.probe(sum(self.reducer.sizes))
+        total = sum(parameter.numel() * parameter.element_size() for parameter in self._training.parameters)
+        return self.wire.probe(total)
 
     def _arrange(self, link: LinkCost) -> None:
         """The best buckets for the mean of the times at which gradients were ready; the same on every rank."""

@@ -24,6 +24,7 @@ __all__ = ["Channel", "Refused", "answer", "call"]
 
 Message = dict[str, Any]
 MAX_FRAME = 64 << 20
+MAX_PAYLOAD = 1 << 34
 MAX_GREETING = 1 << 10
 GREETING_TIMEOUT = 5.0
 log = logging.getLogger("paceline.runtime")
@@ -41,12 +42,16 @@ class Channel:
         self._connection = connection
         self._sending = threading.Lock()
 
-    def send(self, message: Message) -> None:
-        """Send one value; raises ConnectionError if the peer is gone."""
+    def send(self, message: Message, payload: bytes = b"") -> None:
+        """Send one value, and bytes after it; raises ConnectionError if the peer is gone."""
+        if payload:
+            message = {**message, "payload": len(payload)}
         data = json.dumps(message, separators=(",", ":")).encode()
         try:
             with self._sending:
                 self._connection.sendall(struct.pack(">I", len(data)) + data)
+                if payload:
+                    self._connection.sendall(payload)
         except OSError as error:
             raise ConnectionError(f"peer is gone: {error}") from error
 
@@ -62,6 +67,13 @@ class Channel:
         if not isinstance(message, dict):
             raise ConnectionError("peer sent a value that is no table")
         return message
+
+    def receive_payload(self, message: Message, *, limit: int = MAX_PAYLOAD) -> bytes:
+        """The bytes that follow a value which announces them."""
+        size = message.get("payload", 0)
+        if not isinstance(size, int) or not 0 <= size <= limit:
+            raise ConnectionError(f"peer announced {size!r} bytes, at most {limit} are taken")
+        return self._exactly(size)
 
     def settle(self, timeout: float | None) -> None:
         """How long one send or receive may take."""
