@@ -7,6 +7,8 @@ the device that is emulated. A backward wait comes before the layer's gradients 
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import random
 import time
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Emulated", "emulate"]
+__all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
 FORGIVEN = 0.002
 """Seconds of host lag that the device clock catches up with."""
@@ -87,3 +89,27 @@ def emulate(model: nn.Module, device: Emulated) -> None:
     model.register_forward_pre_hook(begin)
     for layer in layers:
         layer.register_forward_hook(pause)
+
+
+def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emulated | None:
+    """The device that a cluster file describes, its times stated for so many samples; None if it states no times."""
+    forward = emulation["forward"]
+    if forward is None:
+        return None
+    backward = 2 * forward if emulation["backward"] is None else emulation["backward"]
+    return Emulated(
+        per_sample=(forward + backward) / batch,
+        speed=emulation["speed"],
+        forward_share=forward / (forward + backward),
+        straggle=emulation["straggle"],
+        straggle_factor=emulation["straggle_factor"],
+        seed=seed,
+    )
+
+
+def emulate_as_told(model: nn.Module, global_batch: int) -> None:
+    """Pretend to be the device that the launcher names, if it does; its times are stated for the global batch."""
+    told = os.environ.get("PACELINE_EMULATION")
+    device = emulated_device(json.loads(told), global_batch, seed=os.getpid()) if told else None
+    if device is not None:
+        emulate(model, device)

@@ -18,9 +18,25 @@ from paceline.bench.job import Launch, Launcher, Process
 from paceline.errors import InputError
 from paceline.spec.cluster import Placed
 
-__all__ = ["Ended", "TrainingJob", "processes_of", "watch"]
+__all__ = ["Ended", "Grouping", "TrainingJob", "processes_of", "watch"]
 
 POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups that exchange through a syncer with one shard beside the first rank of each group."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks of each group."""
+    samples: tuple[int, ...]
+    """Of a step of each group."""
+    local_steps: int
+    quorum: int
+    meets: tuple[int, ...]
+    """A free port for each group's first rank."""
+    shards: tuple[int, ...]
+    """A free port for each shard."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,8 @@ class TrainingJob:
     threads: int = 1
     path: Path | None = None
     """Directory to import Paceline from, where the interpreter does not have it installed."""
+    grouping: Grouping | None = None
+    """None: all ranks are one group."""
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
 
 
@@ -60,7 +78,7 @@ def processes_of(job: TrainingJob) -> list[Process]:
         raise InputError(
             f"{job.script} is not a file", hint="give the training script, as in `paceline train train.py`"
         )
-    return [
+    ranks = [
         Process(
             name=f"rank {placed.rank}",
             rank=placed.rank,
@@ -71,6 +89,49 @@ def processes_of(job: TrainingJob) -> list[Process]:
         )
         for placed in job.placement
     ]
+    return [*_shards(job, job.grouping), *ranks] if job.grouping is not None else ranks
+
+
+def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
+    """One process per shard; what it commits is kept in the job's folder, so that it can be started again."""
+    found = []
+    for index, (port, group) in enumerate(zip(grouping.shards, grouping.groups, strict=True)):
+        settings = {
+            "index": index,
+            "folder": str(job.folder),
+            "address": job.meet[0],
+            "port": port,
+            "groups": len(grouping.groups),
+            "quorum": grouping.quorum,
+        }
+        path = job.folder / f"shard-{index}.json"
+        path.write_text(json.dumps(settings), encoding="utf-8")
+        env = {"PACELINE_SECRET": job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
+        host = job.placement[group[0]].host
+        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path))
+        found.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
+    return found
+
+
+def _path(job: TrainingJob) -> dict[str, str]:
+    return {"PYTHONPATH": str(job.path)} if job.path is not None else {}
+
+
+def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str]:
+    """What a rank of one of several groups is told in place of the whole job's numbers."""
+    index = next(number for number, group in enumerate(grouping.groups) if rank in group)
+    group = grouping.groups[index]
+    return {
+        "PACELINE_JOIN": f"{job.meet[0]}:{grouping.meets[index]}",
+        "PACELINE_ROSTER": str(job.folder / f"roster-{index}.json"),
+        "PACELINE_RANK": str(group.index(rank)),
+        "PACELINE_SIZE": str(len(group)),
+        "PACELINE_GROUP": f"group{index}",
+        "PACELINE_GROUP_SHARE": repr(grouping.samples[index] / sum(grouping.samples)),
+        "PACELINE_LOCAL_STEPS": str(grouping.local_steps),
+        "PACELINE_SYNCER": ",".join(f"{job.meet[0]}:{port}" for port in grouping.shards),
+        "PACELINE_SYNCER_SECRET": job.secret,
+    }
 
 
 def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
@@ -84,8 +145,9 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
         "LOCAL_RANK": str(placed.local_rank),
         "OMP_NUM_THREADS": str(job.threads),
     }
-    if job.path is not None:
-        env["PYTHONPATH"] = str(job.path)
+    env |= _path(job)
+    if job.grouping is not None:
+        env |= _group_env(job, job.grouping, placed.rank)
     if placed.device.emulation is not None:
         env["PACELINE_EMULATION"] = json.dumps(placed.device.emulation.model_dump(mode="json"))
     return env
@@ -102,22 +164,29 @@ def watch(launcher: Launcher, processes: Sequence[Process], *, restarts: int = 0
     try:
         while True:
             codes = {name: launch.poll()[name] for name, launch in launches.items()}
+            training = any(codes[process.name] is None for process in processes if process.rank is not None)
             for process in processes:
-                yield from (f"[{process.rank}] {line}" for line in followed[process.name].lines())
-                killed = (codes[process.name] or 0) < 0
-                if killed and used < restarts and any(code is None for code in codes.values()):
-                    used += 1
-                    yield f"[{process.rank}] ended by signal {-(codes[process.name] or 0)}; started again"
+                yield from (f"[{process.name}] {line}" for line in followed[process.name].lines())
+                if training and _comes_back(process, codes[process.name], used < restarts):
+                    used += process.rank is not None
+                    yield f"[{process.name}] ended with {codes[process.name]}; started again"
                     launches[process.name] = launcher.start([_late(process)])
                     codes[process.name] = None
-            ended = {name: code for name, code in codes.items() if code is not None}
-            if len(ended) == len(codes):
+            if not training:
+                ended = {p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None}
                 yield Ended(ended, used)
                 return
             time.sleep(POLL_S)
     finally:
         for launch in launches.values():
             _stop(launch)
+
+
+def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
+    """A shard always comes back, a rank if it was killed and restarts are left."""
+    if code is None:
+        return False
+    return process.rank is None or (code < 0 and allowed)
 
 
 def _late(process: Process) -> Process:

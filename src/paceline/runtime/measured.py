@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import Graph
-from paceline.runtime.emulate import Emulated, emulate
+from paceline.runtime.emulate import emulate, emulated_device
 from paceline.runtime.loading import Batch
 from paceline.runtime.pace import join
 from paceline.runtime.settings import Settings
@@ -92,17 +92,8 @@ def _samples(job: Job, count: int) -> TensorDataset:
 def _emulate(net: Graph, job: Job, rank: int) -> None:
     """Wait as long as the rank's device would compute, if it is one that is not there."""
     emulation = job["devices"][rank].get("emulation")
-    if emulation and emulation["forward"] is not None:
-        backward = emulation["backward"] if emulation["backward"] is not None else 2 * emulation["forward"]
-        total = emulation["forward"] + backward
-        device = Emulated(
-            per_sample=total / job["batch"],
-            speed=emulation["speed"],
-            forward_share=emulation["forward"] / total,
-            straggle=emulation["straggle"],
-            straggle_factor=emulation["straggle_factor"],
-            seed=rank,
-        )
+    device = emulated_device(emulation, job["batch"], seed=rank) if emulation else None
+    if device is not None:
         emulate(net, device)
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, has_plain_batchnorm, synchronise
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Broken
@@ -99,6 +100,7 @@ class Pace:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._holder = WireHolder()
         self._synced = _prepare_batchnorm(model, settings, self._holder)
+        emulate_as_told(model, global_batch)
         where = membership()
         self._between = Between(where, model, global_batch=global_batch) if where else None
         """The other groups, if there are any."""

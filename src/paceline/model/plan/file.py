@@ -10,8 +10,47 @@ import tomli_w
 from paceline.errors import StoreError
 from paceline.model.plan.candidate import Candidate
 from paceline.model.plan.search import Plan
+from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.load import load_noun
 
-__all__ = ["plain_plan", "write_plan"]
+__all__ = ["PlanFile", "PlanGroup", "PlanMember", "plain_plan", "read_plan", "write_plan"]
+
+
+class PlanMember(Noun):
+    """One device of a plan."""
+
+    rank: int
+    device: Name
+    samples: int
+
+
+class PlanGroup(Noun):
+    """Devices that step together."""
+
+    members: tuple[PlanMember, ...]
+
+
+class PlanFile(Noun):
+    """A plan as its file says it."""
+
+    network: Name
+    cluster: Name
+    global_batch: Count
+    kind: Name
+    local_steps: Count
+    quorum: Count
+    predicted_step_s: float
+    predicted_throughput: float
+    predicted_utilisation: float
+    staleness: float
+    efficiency: float
+    reason: str
+    group: tuple[PlanGroup, ...]
+
+
+def read_plan(path: Path) -> PlanFile:
+    """The plan of a file."""
+    return load_noun(path, PlanFile)
 
 
 def plain_plan(plan: Plan) -> dict[str, Any]:
