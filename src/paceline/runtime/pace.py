@@ -152,6 +152,11 @@ class Pace:
         return self._live.balance.shares(self._between.batch if self._between else self.global_batch)
 
     @property
+    def noise_scale(self) -> float | None:
+        """Samples per step beyond which more hardly help; None unless Settings(noise=True) and enough was seen."""
+        return self._training.noise.samples
+
+    @property
     def _live(self) -> GroupSession:
         if self._session is None:
             raise InputError("the group is joined by `with join(...) as pace:`")
@@ -260,11 +265,15 @@ class Pace:
     def _backward(self, loss: Tensor, attempt: _Attempt, chunk: np.ndarray, *, last: bool) -> None:
         if self._holder.broken is not None:
             raise self._holder.broken
+        mean = self.settings.reduction == "mean"
         mine = attempt.shares[self._live.rank]
-        if self.settings.reduction == "mean" and len(attempt.chunks) > 1:
+        weight = mine / attempt.size if mean else 1.0
+        if mean and len(attempt.chunks) > 1:
             loss = loss * (len(chunk) / mine)
+        if self._synced:
+            # Layers that sum over the ranks in the backward pass need gradients that are weighted already.
+            loss, weight = loss * weight, 1.0
         if last:
-            weight = mine / attempt.size if self.settings.reduction == "mean" else 1.0
             self._live.reducer.begin(weight, step_began=attempt.began)
         loss.backward()
 

@@ -36,6 +36,8 @@ class Settings:
     """File to resume from, if it is there, and to write to."""
     checkpoint_every: int = 100
     """Steps between two checkpoints."""
+    noise: bool = False
+    """Estimate the gradient noise scale, which costs two norms of the gradient per step."""
     also: tuple[Stateful, ...] = ()
     """Further objects whose state is kept and shared, such as a learning rate schedule."""
     collate: Callable[[Sequence[Any]], Any] | None = None

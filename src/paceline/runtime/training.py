@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 from paceline.runtime.state import Stateful, load_checkpoint, pack, save_checkpoint, unpack
@@ -36,6 +37,7 @@ class Training:
         self.mark = f"fresh:{secrets.token_hex(4)}"
         """Names this state: ranks whose marks are equal hold equal parameters."""
         self.costs: dict[str, Any] = {}
+        self.noise = NoiseScale()
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise InputError("the model has no parameter that is trained")

@@ -77,7 +77,9 @@ def against_ddp(options: dict[str, Any]) -> dict[str, Any]:
     theirs.load_state_dict(mine.state_dict())
     seen = []
     optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9)
-    with join(mine, optimizer, data, global_batch=12 * SIZE, settings=Settings(balance=False)) as pace:
+    with join(
+        mine, optimizer, data, global_batch=12 * SIZE, settings=Settings(balance=False, bucket=25 * 2**20)
+    ) as pace:
         for batch in pace.batches(steps=options["steps"]):
             seen.append((batch.inputs, batch.targets))
             pace.step(nn.functional.cross_entropy(mine(batch.inputs), batch.targets))

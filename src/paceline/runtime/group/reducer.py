@@ -12,13 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.runtime.group.schedule import buckets_up_to
+from paceline.runtime.group.schedule import buckets_from
 from paceline.runtime.group.wire import Wire
 
 __all__ = ["Reducer"]
-
-FIRST_LIMIT = 25 * 2**20
-"""Bucket size until gradients have been seen becoming ready."""
 
 
 class _Bucket:
@@ -49,7 +46,7 @@ class _Bucket:
 class Reducer:
     """The exchange of one model's gradients over one view of the group."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], wire: Wire, *, limit: float = FIRST_LIMIT) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], wire: Wire, *, limits: Sequence[float]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._wire = wire
         self._weight = 0.0
@@ -57,9 +54,8 @@ class Reducer:
         self._began = 0.0
         self.ready_seconds = [0.0] * len(self._parameters)
         """When each gradient was last ready, since the step began."""
-        backwards = list(range(len(self._parameters) - 1, -1, -1))
-        sizes = [self._size(index) for index in backwards]
-        self.arrange([[backwards[i] for i in bucket] for bucket in buckets_up_to(sizes, limit)])
+        self._limits = tuple(limits)
+        self.arrange(list(reversed(buckets_from(self.sizes, self._limits))))
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(self._parameters)
@@ -69,6 +65,12 @@ class Reducer:
     def sizes(self) -> list[int]:
         """Bytes of each gradient."""
         return [self._size(index) for index in range(len(self._parameters))]
+
+    def arrange_as_ready(self, ready: Sequence[float]) -> None:
+        """The same bucket sizes, filled in the order in which gradients were ready."""
+        order = sorted(range(len(ready)), key=lambda index: (ready[index], -index))
+        filled = buckets_from([self._size(index) for index in order], self._limits)
+        self.arrange([[order[i] for i in bucket] for bucket in filled])
 
     def arrange(self, buckets: Sequence[Sequence[int]]) -> None:
         """Exchange in these buckets from now on; gradients of different type never share one."""

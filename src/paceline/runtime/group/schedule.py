@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LinkCost", "buckets_up_to", "exchange_end", "fit_link", "schedule_buckets"]
+__all__ = ["LinkCost", "buckets_from", "buckets_up_to", "exchange_end", "fit_link", "schedule_buckets"]
 
 MAX_ATOMS = 160
 """More gradients than this are first merged with their neighbours, so that the search stays quick."""
@@ -66,6 +66,22 @@ def buckets_up_to(sizes: Sequence[int], limit: float) -> list[list[int]]:
         if filled + size > limit:
             buckets.append([])
             filled = 0.0
+        buckets[-1].append(index)
+        filled += size
+    return buckets
+
+
+def buckets_from(sizes: Sequence[int], limits: Sequence[float]) -> list[list[int]]:
+    """Neighbours filled together until a bucket reaches its limit; the last limit holds for all that follow.
+
+    This is how DistributedDataParallel fills its buckets, so that equal buckets give equal rounding.
+    """
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for index, size in enumerate(sizes):
+        if buckets[-1] and filled >= limits[min(len(buckets), len(limits)) - 1]:
+            buckets.append([])
+            filled = 0
         buckets[-1].append(index)
         filled += size
     return buckets

@@ -9,7 +9,7 @@ import torch
 
 from paceline.runtime.balance import Balance
 from paceline.runtime.group.batchnorm import WireHolder
-from paceline.runtime.group.reducer import FIRST_LIMIT, Reducer
+from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.schedule import LinkCost, schedule_buckets
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.members.board import BoardStore
@@ -20,6 +20,8 @@ from paceline.runtime.training import Training
 
 __all__ = ["GroupSession"]
 
+USUAL_LIMITS = (2**20, 25 * 2**20)
+"""Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 ARRANGE_AFTER = (4, 16)
 """Committed steps of a view after which buckets are arranged anew from the times seen."""
 
@@ -46,8 +48,9 @@ class GroupSession:
         source = self._share_state()
         self.balance = self._balance(source, synced)
         self._link = self._measure_link(source)
-        limit = self._training.settings.bucket or FIRST_LIMIT
-        self.reducer = Reducer(self._training.parameters, self.wire, limit=limit)
+        bucket = self._training.settings.bucket
+        limits = USUAL_LIMITS if bucket is None else (bucket,)
+        self.reducer = Reducer(self._training.parameters, self.wire, limits=limits)
 
     def exchange(self, shares: tuple[int, ...], compute: float) -> None:
         """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
@@ -55,16 +58,27 @@ class GroupSession:
         slots = torch.zeros(self.size, dtype=torch.float64)
         slots[self.rank] = compute
         wait = self.wire.all_reduce(slots)
+        local = self._squared_norm() if self._training.settings.noise else 0.0
         self.reducer.finish()
+        if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
+            self._training.noise.observe((shares[self.rank], local), (sum(shares), self._squared_norm()))
         if self._reported is not None:
             known, seconds, arrived = self._reported
             arrived()
             self.balance.learn(known, seconds.tolist())
         self._reported = (shares, slots, wait)
 
+    def _squared_norm(self) -> float:
+        found = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
+        return float(sum(gradient.double().square().sum() for gradient in found))
+
     def after_commit(self) -> None:
         """Arrange the buckets when enough was seen."""
         self._committed += 1
+        if self._committed == 1 and self.size > 1:
+            ready = torch.tensor(self.reducer.ready_seconds, dtype=torch.float64)
+            self.wire.broadcast(ready, 0)
+            self.reducer.arrange_as_ready(ready.tolist())
         if self._link is not None and self._committed in ARRANGE_AFTER:
             self._arrange(self._link)
 
