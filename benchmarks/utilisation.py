@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+
+import ranks
 
 PER_SAMPLE = 0.002
 """Seconds per sample of the device with speed 1."""
@@ -30,9 +28,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--speeds", default="4,1", help="relative speed of each rank's device")
     parser.add_argument("--step", type=float, default=0.2, help="seconds of a perfectly balanced step")
     parser.add_argument("--gradients", type=float, default=4e6, help="bytes of gradients")
-    parser.add_argument("--steps", type=int, default=40, help="steps per scheme and turn")
+    parser.add_argument("--steps", type=int, default=25, help="steps per scheme and turn")
     parser.add_argument("--warmup", type=int, default=12, help="first steps that are not counted")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--schemes", default="paceline,ddp,hand_tuned")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -48,9 +46,10 @@ def main() -> None:
     speeds = [float(speed) for speed in args.speeds.split(",")]
     found: dict[str, list[float]] = {scheme: [] for scheme in args.schemes.split(",")}
     for _ in range(args.turns):
-        alone = sum(launch(args, "solo", [speed])[0] for speed in speeds)
+        with ThreadPoolExecutor() as pool:  # emulated devices leave the host idle, so they can be alone at once
+            alone = sum(pool.map(lambda speed: launch(args, "solo", [speed]), speeds))
         for scheme in found:
-            found[scheme].append(launch(args, scheme, speeds)[0] / alone)
+            found[scheme].append(launch(args, scheme, speeds) / alone)
     result = {scheme: round(statistics.median(values), 4) for scheme, values in found.items()}
     if args.json:
         spread = {scheme: [round(min(values), 4), round(max(values), 4)] for scheme, values in found.items()}
@@ -60,22 +59,11 @@ def main() -> None:
             print(f"{scheme:12} {value:.3f}")
 
 
-def launch(args: argparse.Namespace, scheme: str, speeds: list[float]) -> list[float]:
-    """Samples per second of one scheme, as each rank saw it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(speeds))}
-    base |= {"PACELINE_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, *sys.argv[1:], "--worker", scheme, "--speeds", ",".join(map(str, speeds))]
-    processes = [
-        subprocess.Popen(command, env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(len(speeds))
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit(f"{scheme} failed")
-    return [float(output.split()[-1]) for output in outputs]
+def launch(args: argparse.Namespace, scheme: str, speeds: list[float]) -> float:
+    """Samples per second of one scheme, as its first rank saw it."""
+    given = ["--worker", scheme, "--speeds", ",".join(map(str, speeds)), "--step", str(args.step)]
+    given += ["--gradients", str(args.gradients), "--steps", str(args.steps), "--warmup", str(args.warmup)]
+    return float(ranks.run(__file__, given, len(speeds))[0])
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -95,38 +83,19 @@ def worker(args: argparse.Namespace) -> None:
     ends = run(args, batch, rank, speed=speeds[rank], shares=shares or [batch // size] * size)
     timed = ends[args.warmup :]
     used = batch if args.worker in ("paceline", "solo", "hand_tuned") else batch // size * size
-    print(used * (len(timed) - 1) / (timed[-1] - timed[0]), flush=True)
-    os._exit(0)
-
-
-def network(gradients: float, speed: float) -> Any:
-    """Eight layers whose gradients are real and large, and that cost the host next to nothing."""
-    import torch
-    from torch import nn
-
-    from paceline.runtime.emulate import Emulated, emulate
-
-    class Scale(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(size))
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return inputs * self.weight[0]
-
-    model = nn.Sequential(*(Scale(max(1, round(gradients / 4 / 8))) for _ in range(8)))
-    emulate(model, Emulated(per_sample=PER_SAMPLE, speed=speed))
-    return model
+    ranks.finish(used * (len(timed) - 1) / (timed[-1] - timed[0]))
 
 
 def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:
     """Five lines of a user's loop, no number about the devices."""
     import torch
+    from layers import network
     from torch.utils.data import TensorDataset
 
     from paceline.runtime import join
+    from paceline.runtime.emulate import Emulated
 
-    model = network(args.gradients, speed)
+    model = network(args.gradients, Emulated(per_sample=PER_SAMPLE, speed=speed))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     dataset = TensorDataset(torch.randn(batch * 4, 1))
     ends = []
@@ -134,9 +103,6 @@ def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: floa
         for items in pace.batches(steps=args.steps + args.warmup):
             pace.step(model(items.inputs).square().mean())
             ends.append(time.perf_counter())
-        if os.environ.get("PACELINE_DEBUG"):
-            for record in pace.records:
-                print(rank, record, file=sys.stderr)
     return ends
 
 
@@ -144,10 +110,13 @@ def run_ddp(args: argparse.Namespace, batch: int, rank: int, *, speed: float, sh
     """DistributedDataParallel; unequal shares by hand need weighted losses."""
     import torch
     import torch.distributed as dist
+    from layers import network
     from torch.nn.parallel import DistributedDataParallel
 
+    from paceline.runtime.emulate import Emulated
+
     dist.init_process_group("gloo")
-    model = network(args.gradients, speed)
+    model = network(args.gradients, Emulated(per_sample=PER_SAMPLE, speed=speed))
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(batch * 4, 1)
