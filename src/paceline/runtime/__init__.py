@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.runtime.members.view import Patience
-    from paceline.runtime.pace import Pace, StepRecord, join
-    from paceline.runtime.settings import Settings
-
-__all__ = ["Pace", "Patience", "Settings", "StepRecord", "join"]
+    from paceline.runtime.members.view import Patience as Patience
+    from paceline.runtime.pace import Pace as Pace
+    from paceline.runtime.pace import StepRecord as StepRecord
+    from paceline.runtime.pace import join as join
+    from paceline.runtime.settings import Settings as Settings
 
 _HOMES = {
     "Pace": "paceline.runtime.pace",
