@@ -2,13 +2,15 @@
 
 One group:   step = finish + exposed           exposed = max(last bucket, all-reduce - hidden part of the backward)
 Groups:      each steps by itself and exchanges every H steps through the syncer, which is sharded over the groups:
-             an exchange sends and receives all parameters over the group's slowest link, in the background.
+             an exchange sends and receives all parameters over the group's slowest link, and the group waits for it.
+Stragglers:  a step of a group is slowed by f with probability q; who waits for all groups waits for the unluckiest.
 
 The statistical price of not being synchronous is stated, not hidden: `efficiency` multiplies throughput in the ranking.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,11 +90,13 @@ def grouped(
     for group, rate in zip(groups, rates, strict=True):
         part = max(len(group), round(batch * rate / sum(rates)))
         split, step, _ = _group_step([members[i] for i in group], part, size)
+        if quorum == len(groups):
+            step *= _waiting([members[i] for i in group], len(groups), local_steps)
         slowest = min(members[i].link[0] for i in group)
         latency = max(members[i].link[1] for i in group)
         exchange = 2 * size / slowest + 4 * latency
         shares.append(split)
-        steps.append(max(step, exchange / local_steps))
+        steps.append(step + exchange / local_steps)
     if quorum == len(groups):
         steps = [max(steps)] * len(steps)
     throughput = sum(sum(split) / step for split, step in zip(shares, steps, strict=True))
@@ -140,16 +144,31 @@ def _rate(cost: Cost, batch: int) -> float:
 def _group_step(members: Sequence[Member], batch: int, size: float) -> tuple[tuple[int, ...], float, float]:
     """Shares, step time, and the part of it that only waits for the exchange."""
     split = split_batch([member.cost for member in members], batch)
-    missed = 1.0
-    factor = 1.0
-    for member in members:
-        missed *= 1 - member.straggle[0]
-        factor = max(factor, member.straggle[1])
-    finish = split.seconds * (1 + (1 - missed) * (factor - 1))
+    slow, factor = _straggle(members)
+    finish = split.seconds * (1 + slow * (factor - 1))
     exchange = _all_reduce(members, size)
     last = _all_reduce(members, size / BUCKETS)
     exposed = max(last, exchange - finish * BACKWARD * (1 - 1 / BUCKETS)) if len(members) > 1 else 0.0
     return split.samples, finish + exposed, exposed
+
+
+def _straggle(members: Sequence[Member]) -> tuple[float, float]:
+    """Probability that some member slows a step down, and by which factor."""
+    missed = math.prod(1 - member.straggle[0] for member in members)
+    return 1 - missed, max(member.straggle[1] for member in members)
+
+
+def _waiting(members: Sequence[Member], groups: int, local_steps: int) -> float:
+    """How much longer than one group's mean the slowest of all groups takes over a round of local steps.
+
+    The expected maximum of sums is at most the mean plus sqrt(2 ln G) deviations, and never more than if every step
+    waited for all.
+    """
+    slow, factor = _straggle(members)
+    mean = 1 + slow * (factor - 1)
+    deviation = math.sqrt(slow * (1 - slow) / local_steps) * (factor - 1)
+    every_step = 1 + (1 - (1 - slow) ** groups) * (factor - 1)
+    return min(mean + math.sqrt(2 * math.log(groups)) * deviation, every_step) / mean
 
 
 def _all_reduce(members: Sequence[Member], size: float) -> float:

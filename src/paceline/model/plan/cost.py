@@ -58,8 +58,7 @@ def device_cost(device: Device, work: Workload, *, batch: int) -> Cost:
     if emulation is not None and emulation.forward is not None:
         backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
         seconds = (emulation.forward + backward) / emulation.speed
-        slowed = 1 + emulation.straggle * (emulation.straggle_factor - 1)
-        return Cost(0.0, seconds * slowed / batch / device.quota, chunk)
+        return Cost(0.0, seconds / batch / device.quota, chunk)
     rate = device.peak.get("float32") or max(device.peak.values(), default=0.0)
     if rate <= 0:
         raise Unsupported(

@@ -211,27 +211,45 @@ class Member:
         return None
 
     def _ask(self, place: tuple[str, int]) -> Channel | None:
-        """Follow whoever leads according to this place; None if it is silent.
+        """Follow whoever leads according to this place; None if it is silent itself.
 
-        A live member that has not noticed yet that its leader is gone is asked again until it knows.
+        A live member that has not noticed yet that its leader is gone is asked again until it knows: who turned to
+        the next place now would lead a second group.
         """
-        deadline = time.monotonic() + self._patience.silence + 2.0
+        deadline = time.monotonic() + 2 * self._patience.silence + 2.0
+        asked = place
         while time.monotonic() < deadline and not self._left:
-            try:
-                channel = call(*place, self._secret, timeout=1.0)
-                channel.settle(2.0)
-                channel.send({"kind": "hello", "peer": asdict(self.peer)})
-                reply = channel.receive()
-                channel.settle(None)
-            except (OSError, KeyError):
-                return None
-            if reply.get("kind") == "welcome":
+            reply, channel = self._greet(asked)
+            if channel is not None:
                 return channel
-            channel.close()
-            if reply.get("kind") == "follow":
-                place = (str(reply["address"]), int(reply["port"]))
+            if reply is None and asked == place:
+                return None
+            pointed = (str(reply["address"]), int(reply["port"])) if reply and reply.get("kind") == "follow" else place
+            asked = pointed if pointed != self._lost_place() else place
             time.sleep(RETRY)
         return None
+
+    def _greet(self, place: tuple[str, int]) -> tuple[Message | None, Channel | None]:
+        """What a place answers, and the channel to it if it leads."""
+        try:
+            channel = call(*place, self._secret, timeout=1.0)
+            channel.settle(2.0)
+            channel.send({"kind": "hello", "peer": asdict(self.peer)})
+            reply = channel.receive()
+            channel.settle(None)
+        except (OSError, KeyError):
+            return None, None
+        if reply.get("kind") == "welcome":
+            return reply, channel
+        channel.close()
+        return reply, None
+
+    def _lost_place(self) -> tuple[str, int] | None:
+        """Where the leader was that this member lost."""
+        if self._view is None:
+            return None
+        leader = self._view.peers[self._view.place(self._view.leader)]
+        return (leader.address, leader.port)
 
     def _any_answers(self, places: list[tuple[str, int]]) -> bool:
         for place in places:
