@@ -10,6 +10,7 @@ from paceline.bench.frameworks.horovod.adapter import Horovod
 from paceline.bench.frameworks.jax.adapter import Jax
 from paceline.bench.frameworks.keras.adapter import Keras
 from paceline.bench.frameworks.mxnet.adapter import Mxnet
+from paceline.bench.frameworks.paceline.adapter import Paceline
 from paceline.bench.frameworks.paddle.adapter import Paddle
 from paceline.bench.frameworks.pytorch.adapter import PyTorch
 from paceline.bench.frameworks.script.adapter import OwnScript
@@ -35,6 +36,7 @@ _TABLE: tuple[Adapter, ...] = (
     CaffeMpi(),
     Singa(),
     OwnScript(),
+    Paceline(),
 )
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _TABLE}
 

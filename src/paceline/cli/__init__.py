@@ -27,6 +27,8 @@ VERBS: dict[str, str] = {
     "explain": "Say where the step goes, why cases differ and what would help most.",
     "report": "Write one self-contained HTML page about a study.",
     "export": "Write results for other tools: traces, tables, logs.",
+    "plan": "Choose strategy and batch split for a cluster of unequal devices, and say why.",
+    "train": "Run a training script on the devices of a cluster, as one group that balances itself.",
     "query": "Ask all stored runs a question in SQL.",
     "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
     "whatif": "Predict with something changed, side by side.",
