@@ -40,10 +40,12 @@ class Row:
 
     @property
     def error(self) -> float:
+        """Measured against asked, as a signed share."""
         return self.measured / self.asked - 1
 
 
 def hosts(count: int, *, bits: float, latency: float = 0.0) -> Cluster:
+    """Equal hosts."""
     link = Link(name="way", bandwidth=bits / 8, latency=latency)
     inside = Link(name="bus", bandwidth=1e14)
     devices = (Device(name="none", kind="other"),)
@@ -52,6 +54,7 @@ def hosts(count: int, *, bits: float, latency: float = 0.0) -> Cluster:
 
 
 def rate_rows(bits: float) -> list[Row]:
+    """All patterns at one rate."""
     dilation = 1.0 if bits <= 1e9 else bits / FASTEST_PLAYED
     up = bring_up(hosts(5, bits=bits), dilation=dilation, owner=os.getpid())
     try:
@@ -61,6 +64,7 @@ def rate_rows(bits: float) -> list[Row]:
 
 
 def rate_row(up: VirtualCluster, pattern: str, bits: float) -> Row:
+    """One pattern: streams that run at the same time."""
     names = [seat.name for seat in up.layout.seats]
     pairs = [(names[source], names[target]) for source, target in PATTERNS[pattern]]
     rates = measure_streams(up.layout, up.processes.hosts, pairs, seconds=SECONDS)
@@ -69,6 +73,7 @@ def rate_row(up: VirtualCluster, pattern: str, bits: float) -> Row:
 
 
 def trip_row(trip: float, bits: float) -> Row:
+    """One round trip, measured anew after the cluster proved itself."""
     up = bring_up(hosts(2, bits=bits, latency=trip / 2), owner=os.getpid())
     try:
         return Row("round trip", "pair", 1.0, trip, measure_trip(up.layout, up.processes.hosts, "h0", "h1"))
@@ -77,6 +82,7 @@ def trip_row(trip: float, bits: float) -> Row:
 
 
 def show(row: Row) -> None:
+    """A line of the table."""
     unit, scale = ("Gb/s", 1e-9) if row.what == "bandwidth" else ("ms", 1e3)
     asked, measured = f"{row.asked * scale:g} {unit}", f"{row.measured * scale:.4g} {unit}"
     print(
@@ -86,6 +92,7 @@ def show(row: Row) -> None:
 
 
 def main() -> int:
+    """Measure all and print the table; an error of more than 5 % is a failure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rates", default="100e6,1e9,10e9,25e9,100e9", help="bits per second")
     parser.add_argument("--trips", default="0.5,1,2,5", help="round trips in ms")

@@ -53,10 +53,10 @@ class Grounds:
     python: list[str] = field(default_factory=lambda: [sys.executable])
 
     def start(self, store: Path, *args: str, command: Path = QUICK) -> subprocess.Popen[str]:
-        """Start `paceline ...` on the first host."""
-        argv = on_host(
-            self.up.pid_of("n0"), [*self.python, str(command), *args, "--store", str(store)], directory=store.parent
-        )
+        """Start `paceline ...` on the first host, or on the machine itself where that plays the hosts."""
+        argv = [*self.python, str(command), *args, "--store", str(store)]
+        if not {"local", "virtual"} & set(args):
+            argv = on_host(self.up.pid_of("n0"), argv, directory=store.parent)
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, env=self.env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 

@@ -5,10 +5,11 @@ import pytest
 from paceline import catalog
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
-from paceline.model import Question, predict_curve, read_calibration, write_calibration
-from paceline.model.calibration import CATALOG_ONLY, Known
+from paceline.model.calibration import CATALOG_ONLY, Known, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
 from paceline.model.memory import memory_of
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
 from paceline.spec.cluster import Cluster, Device
 from paceline.spec.strategy import Strategy
 from tests.unit.model.clusters import V100, cluster

@@ -9,7 +9,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from paceline.bench.launchers.remote import Seats
+from paceline.bench.launchers.remote.launcher import Seats
 from paceline.errors import Unsupported
 
 __all__ = ["Ray"]
@@ -31,8 +31,12 @@ class Ray:
         wish = seats.folder / "ray.json"
         document = {"address": self._address, "hosts": seats.hosts, "agent": seats.agent}
         wish.write_text(json.dumps(document), encoding="utf-8")
-        driver = str(files("paceline.bench.launchers").joinpath("ray_driver.py"))
-        return {"ray": [self._python, driver, str(wish)]}
+        # A copy, because beside the original this module would be taken for the package `ray`.
+        driver = seats.folder / "driver.py"
+        driver.write_text(
+            files("paceline.bench.launchers.remote").joinpath("ray_driver.py").read_text(encoding="utf-8")
+        )
+        return {"ray": [self._python, str(driver), str(wish)]}
 
     def cancel(self) -> None:
         """Actors end with their driver."""

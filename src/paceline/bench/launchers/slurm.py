@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
-from paceline.bench.launchers.remote import Seats, ranks_by_host
+from paceline.bench.launchers.remote.launcher import Seats, ranks_by_host
 from paceline.errors import Unsupported
 
 __all__ = ["Slurm"]
@@ -52,8 +52,11 @@ class Slurm:
 
     def _sbatch(self, seats: Seats) -> list[str]:
         script = seats.folder / "job.sh"
-        script.write_text(f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 {seats.shell_agent}\n")
-        return [*self._batch(seats), *self._places(seats), str(script)]
+        places = " ".join(self._places(seats))
+        script.write_text(f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 {places} {seats.shell_agent}\n")
+        nodes = ranks_by_host(seats.hosts)
+        named = [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"] if seats.named else []
+        return [*self._batch(seats), f"--ntasks={len(seats.hosts)}", *named, str(script)]
 
     def _batch(self, seats: Seats) -> list[str]:
         output = f"--output={seats.folder}/slurm-%j.log"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.bench.job import Launcher
-from paceline.bench.launchers.remote import RemoteLauncher
+from paceline.bench.launchers.remote.launcher import RemoteLauncher
 from paceline.bench.launchers.slurm import Slurm, Way
 from paceline.errors import InputError, UnknownName
 
@@ -67,6 +67,12 @@ def _ray(wish: Wish) -> Launcher:
     return RemoteLauncher(Ray(wish.options), hosts=wish.hosts)
 
 
+def _kubernetes(wish: Wish) -> Launcher:
+    from paceline.bench.launchers.kubernetes import Kubernetes
+
+    return RemoteLauncher(Kubernetes(wish.options))
+
+
 LAUNCHERS: dict[str, Callable[[Wish], Launcher]] = {
     "local": _local,
     "virtual": _virtual,
@@ -78,6 +84,7 @@ LAUNCHERS: dict[str, Callable[[Wish], Launcher]] = {
     "slurm-array": _slurm("array"),
     "slurm-het": _slurm("hetjob"),
     "ray": _ray,
+    "kubernetes": _kubernetes,
 }
 
 

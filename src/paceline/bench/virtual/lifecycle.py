@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -72,8 +73,8 @@ def bring_up(cluster: Cluster, *, name: str | None = None, dilation: float = 1.0
     """
     check_machine()
     state.sweep()
-    name = name or (f"{cluster.name}-{secrets.token_hex(3)}" if owner else cluster.name)
-    home = _claim(name)
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", cluster.name)
+    home = _claim(name or (f"{plain}-{secrets.token_hex(3)}" if owner else plain))
     try:
         return _build(cluster, home, dilation=dilation, owner=owner)
     except BaseException:
@@ -100,8 +101,8 @@ def _build(cluster: Cluster, home: Path, *, dilation: float, owner: int) -> Virt
     layout = lay_out(cluster, instance=home.name, dilation=dilation)
     _write_hosts(home, layout)
     # Until the links are proved the maker owns the cluster, so that killing it half-way leaves nothing.
-    holder = _start_holder(home, owner=owner or os.getpid())
-    processes = _await_processes(home, holder)
+    _start_holder(home, owner=owner or os.getpid())
+    processes = _await_processes(home)
     hosts = processes.hosts
     connect(layout, keeper=processes.keeper, hosts=hosts)
     if needs_delay(layout) and len(layout.seats) > 1:
@@ -143,19 +144,19 @@ def _write_hosts(home: Path, layout: Layout) -> None:
     (home / "hosts").write_text("\n".join([*names, ""]))
 
 
-def _start_holder(home: Path, *, owner: int) -> subprocess.Popen[bytes]:
+def _start_holder(home: Path, *, owner: int) -> None:
+    """Start the holder, which goes to the background at once."""
     command = [sys.executable, "-m", "paceline.bench.virtual.hosts.holder", str(home), str(owner)]
     with (home / "holder.log").open("wb") as log:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
-        )
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_START_S, check=False)
 
 
-def _await_processes(home: Path, holder: subprocess.Popen[bytes]) -> state.Processes:
+def _await_processes(home: Path) -> state.Processes:
     deadline = time.monotonic() + _START_S
     while (processes := state.read_processes(home)) is None:
-        if holder.poll() is not None or time.monotonic() > deadline:
-            log = (home / "holder.log").read_text()[-400:].strip() if home.exists() else ""
+        log = (home / "holder.log").read_text()[-400:].strip() if home.exists() else "it went away"
+        if log or time.monotonic() > deadline:
+            time.sleep(0.1)
             raise LaunchFailed(f"the hosts of the virtual cluster did not start: {log or 'no answer'}")
         time.sleep(0.01)
     return processes

@@ -32,6 +32,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 def main(directory: str, owner: str) -> int:
     """Hold the cluster described in `directory` until its keeper ends, it is asked to stop, or its owner dies."""
+    if os.fork():
+        return 0
+    os.setsid()
     home = Path(directory)
     hosts: list[str] = json.loads((home / "hosts.json").read_text())
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
