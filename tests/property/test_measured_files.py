@@ -27,8 +27,7 @@ def test_any_file_is_read_or_refused(tmp_path, edits):
     path.write_text(text, encoding="utf-8")
     try:
         curves = extrapolate(read_points(path), (1, 16), population=shipped_population())
-    except PacelineError as error:
-        assert str(error)
+    except PacelineError:
         return
     for curve in curves:
         for prediction in curve.predictions:

@@ -9,8 +9,9 @@ from paceline import catalog
 from paceline.errors import Unsupported
 from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.store import Store
-from paceline.model import Question, predict_curve
 from paceline.model.calibrate import calibrate_store, stored_sweeps
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
 from paceline.spec.strategy import Strategy
 from tests.unit.test_store import make_run
 
