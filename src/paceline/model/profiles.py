@@ -16,6 +16,9 @@ from paceline.measurements.store import Store
 
 __all__ = ["profile_of"]
 
+MOST_JITTER = 0.2
+"""More is other load on the machine, not the device."""
+
 Row = tuple[str, str, float, float, int | None]
 
 
@@ -45,7 +48,7 @@ def profile_of(store: Store, launches: Launches) -> Profile:
         update=update,
         h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
-        jitter=min(1.0, _jitter(store, [item.id for item in launches.runs])),
+        jitter=min(MOST_JITTER, _jitter(store, [item.id for item in launches.runs])),
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
     )
