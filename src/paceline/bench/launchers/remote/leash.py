@@ -25,7 +25,7 @@ __all__ = ["LOST", "Leash", "own_addresses"]
 
 LOST = -9
 """Exit code of a process whose host was lost."""
-DROPPED = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK", "OMPI_")
+DROPPED = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
 """Variables of the engine that would change what is imported or how many threads run."""
 
 
