@@ -1,4 +1,4 @@
-"""One rank of a sweep of collectives through OpenMPI's own library, called directly: nothing between it and the clock."""
+"""One rank of a sweep of collectives through OpenMPI's own library: nothing between it and the clock."""
 
 from __future__ import annotations
 
