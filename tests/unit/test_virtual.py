@@ -21,8 +21,10 @@ from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
 from paceline.bench.virtual.links.shaping import segment_bytes
 from paceline.catalog import network
 from paceline.errors import InputError, UnknownName, Unsupported
+from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
 from paceline.measurements.run import Span
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
+from paceline.spec.network import layer_costs
 
 
 def cluster(*rates: float, latency: float = 1e-3) -> Cluster:
@@ -75,6 +77,18 @@ def test_stated_times_are_spread_over_layers_by_work() -> None:
     times = device_times(device, network("lenet"), batch=8, precision="float32")
     assert sum(time.forward for time in times) == pytest.approx(0.02)
     assert sum(time.backward for time in times) == pytest.approx(0.03)
+
+
+def test_a_profile_gives_the_times_of_each_layer(tmp_path: Path) -> None:
+    names = [cost.name for cost in layer_costs(network("lenet"))]
+    layers = tuple(ProfiledLayer(name=name, forward=0.001 * n, backward=0.002 * n) for n, name in enumerate(names))
+    write_profile(Profile(network="lenet", batch=4, layers=layers), tmp_path / "p.json")
+    device = Device(name="d", emulation=Emulation(profile=str(tmp_path / "p.json"), speed=2.0))
+    times = device_times(device, network("lenet"), batch=8, precision="float32")
+    assert [time.forward for time in times] == pytest.approx([layer.forward for layer in layers])
+    assert [time.backward for time in times] == pytest.approx([layer.backward for layer in layers])
+    with pytest.raises(Unsupported, match="no layer"):
+        device_times(device, network("resnet20"), batch=8, precision="float32")
 
 
 def test_roofline_and_what_it_needs() -> None:
