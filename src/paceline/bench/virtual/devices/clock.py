@@ -1,8 +1,8 @@
 """A pretend device: compute is time that passes on its clock, and a record of how well the host kept up with it.
 
 Work is queued on the device's own clock, as on an accelerator: a host that is late (waking up, running hooks, copying
-gradients that a device would copy itself) does not delay the device as long as it catches up within the step. Standard library only, because it runs inside measured
-processes; Python 3.9 syntax.
+gradients that a device would copy itself) does not delay the device as long as it catches up within the step.
+Standard library only, because it runs inside measured processes; Python 3.9 syntax.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ def real_time(priority: int = 10) -> bool:
 
 
 def _queued_s() -> dict[str, float]:
-    """Seconds that each thread of this process was ready to run and did not."""
-    waits = {}
-    for path in glob.glob("/proc/self/task/*/schedstat"):
+    """Seconds that each thread which moves data was ready to run and did not; the main one's lateness is measured."""
+    waits = {"none": 0.0}
+    main = f"/proc/self/task/{os.getpid()}/schedstat"
+    for path in set(glob.glob("/proc/self/task/*/schedstat")) - {main}:
         with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
             waits[path] = int(file.read().split()[1]) / 1e9
     return waits

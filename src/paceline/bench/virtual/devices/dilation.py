@@ -17,7 +17,7 @@ MOVED_PER_CORE = 300e6
 STEP_S = 1.5e-3
 """Seconds that a step takes the host of a rank beside waiting: hooks, copies, waking up."""
 COPIES, COPIED_PER_S = 2, 2e9
-"""Copies of the last gradient that nothing hides, which a device would make itself, and how fast the host makes them."""
+"""Copies of the last gradient that nothing hides and a device would make itself, and the host's rate for them."""
 HOP_S = 100e-6
 HOP_PER_RANK_S = 10e-6
 """Seconds that one hop of a ring takes the machine: of itself, and for each rank that shares its cores."""
