@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -130,20 +129,39 @@ def test_an_unfaithful_run_is_known_by_its_worst_rank() -> None:
     assert verdict.error == pytest.approx(0.32)
 
 
-def test_the_device_clock_forgives_lateness_that_the_host_makes_up_for() -> None:
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_the_device_clock_forgives_lateness_that_the_host_makes_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime()
+    monkeypatch.setattr("paceline.bench.virtual.devices.clock.time", fake)
     clock = DeviceClock({}, dilation=2.0, seed=0)
     clock.begin_step()
-    begin = time.perf_counter()
     for _ in range(10):
         clock.run(0.002)
-        time.sleep(0.0005)
-    assert time.perf_counter() - begin == pytest.approx(0.0405, rel=0.2)
+        fake.sleep(0.0005)
+    assert fake.now == pytest.approx(100.0405)
     clock.begin_step()
     assert clock.late_s == 0
-    time.sleep(0.05)
+    fake.sleep(0.05)
     clock.run(0.001)
     clock.begin_step()
-    assert clock.late_s == pytest.approx(0.048, rel=0.3)
+    assert clock.late_s == pytest.approx(0.048)
+    fake.sleep(0.05)
+    clock.waited_for_data()
+    clock.run(0.001)
+    assert fake.now == pytest.approx(100.0405 + 0.05 + 0.05 + 0.002)
+    clock.begin_step()
+    assert clock.late_s == pytest.approx(0.048)
 
 
 def test_stragglers_and_jitter_are_drawn_by_seed() -> None:
