@@ -42,6 +42,8 @@ class PolicyAdapter:
     def _refused_network(self, case: Case) -> str | None:
         if case.network.input.kind not in self.inputs:
             return f"{self.name} builds networks of images only, {case.network.name} reads {case.network.input.kind}"
+        if case.input == "files" and case.network.input.kind != "image":
+            return "only images are read from files"
         for layer in case.network.layers:
             if layer.kind in self.missing:
                 return f"{case.network.name} has {layer.kind} layers: {self.missing[layer.kind]}"
