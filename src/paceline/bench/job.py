@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.bench.virtual.devices.timing import emulation_document
 from paceline.bench.generated_data import data_set
+from paceline.bench.virtual.devices.timing import emulation_document
 from paceline.spec.cluster import Placed, place
 from paceline.spec.network import plain_network
 from paceline.spec.protocol import Protocol as MeasuringProtocol

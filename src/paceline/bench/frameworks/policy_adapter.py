@@ -20,7 +20,7 @@ FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchro
 class PolicyAdapter:
     """An adapter whose strategies are its catalog policy, but for the fields that it lets a study choose."""
 
-    name: ClassVar[str]
+    name: str
     module: ClassVar[str]
     """The worker; one process per rank runs it."""
     choices: ClassVar[Mapping[str, tuple[object, ...]]] = {}

@@ -28,7 +28,7 @@ def prove(job: Job, rank: int, session: Any) -> None:
         found.update({"logits": logits, "loss": np.asarray(loss)})
         found.update({"g/" + name: value for name, value in gradients.items()})
         session.load(weights)
-    for batch, labels in zip(inputs, targets):  # noqa: B905
+    for batch, labels in zip(inputs, targets):
         session.feed(shard(batch, rank, job["ranks"]), shard(labels, rank, job["ranks"]))
         session.step("resident")
     found.update({"w/" + name: value for name, value in session.tensors().items()})

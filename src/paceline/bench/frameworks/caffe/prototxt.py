@@ -103,7 +103,7 @@ def _local_response_norm(layer: Plain, _: Shapes, __: int) -> str:
 def _pool(method: str) -> Callable[[Plain, Shapes, int], str]:
     def build(layer: Plain, shapes: Shapes, _: int) -> str:
         sizes = [_rounded_up(layer, shapes[0], axis) for axis in (0, 1)]
-        extra = [size - wanted for size, wanted in zip(sizes, layer["shape"][1:])]  # noqa: B905
+        extra = [size - wanted for size, wanted in zip(sizes, layer["shape"][1:])]
         name = layer["name"]
         params = (
             f"pooling_param {{ pool: {method} kernel_h: {layer['kernel'][0]} kernel_w: {layer['kernel'][1]} "

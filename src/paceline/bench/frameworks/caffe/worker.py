@@ -11,14 +11,14 @@ import queue
 import threading
 from typing import Any
 
-os.environ["GLOG_minloglevel"] = "2"
+os.environ["GLOG_minloglevel"] = "2"  # noqa: SIM112
 
-import caffe  # noqa: E402
-import numpy as np  # noqa: E402
+import caffe
+import numpy as np
 
-from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
-from paceline.bench.frameworks.caffe.prototxt import parameter_blob, solver_prototxt, train_prototxt  # noqa: E402
-from paceline.bench.frameworks.harness import main  # noqa: E402
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.caffe.prototxt import parameter_blob, solver_prototxt, train_prototxt
+from paceline.bench.frameworks.harness import main
 
 __all__ = ["CaffeSession"]
 

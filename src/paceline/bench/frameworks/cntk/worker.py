@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
 warnings.filterwarnings("ignore")
 
-import paceline_shims  # noqa: E402, F401  (what CNTK expects of CPython 3.6; put there by its recipe)
+importlib.import_module("paceline_shims")  # what CNTK expects of CPython 3.6; put there by its recipe
 
 import cntk  # noqa: E402
 import numpy as np  # noqa: E402

@@ -8,15 +8,15 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import deepspeed  # noqa: E402
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.nn.functional as F  # noqa: E402, N812
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
 
-from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
-from paceline.bench.frameworks.graph import tensor_shapes  # noqa: E402
-from paceline.bench.frameworks.harness import main  # noqa: E402
-from paceline.bench.frameworks.pytorch.layers import Graph  # noqa: E402
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.graph import tensor_shapes
+from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.pytorch.layers import Graph
 
 __all__ = ["DeepSpeedSession"]
 

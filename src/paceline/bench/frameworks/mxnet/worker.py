@@ -61,7 +61,7 @@ class MxnetSession(ArraySession):
         loader = gluon.data.DataLoader(own, self.job["batch"], **options)
         while True:
             for inputs, targets in loader:
-                yield inputs, targets.astype("float32")
+                yield tuple(part.as_in_context(mx.cpu()).astype("float32") for part in (inputs, targets))
 
     def run(self, part: str, batch: Any) -> None:
         """One step; MXNet's engine runs it while Python goes on."""

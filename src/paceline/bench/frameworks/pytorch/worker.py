@@ -132,7 +132,7 @@ class TorchSession(Session):
     def _read(self) -> Iterator[list[Tensor]]:
         """PyTorch's DataLoader with one worker process."""
         files = FileSet(self.job)
-        own = torch.utils.data.Subset(files, range(self.rank, len(files), self.job["ranks"]))  # type: ignore[arg-type]
+        own = torch.utils.data.Subset(files, range(self.rank, len(files), self.job["ranks"]))
         loader = torch.utils.data.DataLoader(
             own, self.job["batch"], shuffle=True, drop_last=True, num_workers=1, persistent_workers=True
         )

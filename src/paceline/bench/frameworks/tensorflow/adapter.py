@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, rank_endpoint
 from paceline.bench.job import Order, Process, rank_processes, shared_env
@@ -18,7 +19,7 @@ class TensorFlow(PolicyAdapter):
 
     name = "tensorflow"
     module = f"{FOLDER}.worker"
-    choices = {"transport": ("grpc", "nccl"), "algorithm": ("ring",), "bucket": ()}
+    choices: ClassVar = {"transport": ("grpc", "nccl"), "algorithm": ("ring",), "bucket": ()}
 
     def processes(self, order: Order) -> list[Process]:
         """One worker per rank; with a parameter server, that too."""
