@@ -1,6 +1,6 @@
 """Paceline's throughput of a framework against that framework's own bare idiomatic loop, in one interleaved run.
 
-Both train LeNet, batch 256, on one core. They run in turn within one session, so that the machine's mood touches both
+Both train LeNet, batch 256 per rank, a core for each rank; Horovod runs two ranks, the others one. They run in turn within one session, so that the machine's mood touches both
 alike. Passes if the ratio of medians is at least 0.97 for every framework.
 
     .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] [--pairs 5] [--json]
@@ -35,11 +35,13 @@ ENVIRONMENTS = {
     "horovod": "horovod-pytorch",
 }
 NATIVE = Path(__file__).parent / "native_loops.py"
+HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandline()"
 LEAST = 0.97
 STUDY = """
 name = "native"
 networks = ["lenet"]
 frameworks = ["{framework}"]
+devices = [{ranks}]
 batch = [{batch}]
 [protocol]
 launches = 1
@@ -55,7 +57,7 @@ threads = 1
 def main() -> None:
     """Run the pairs, print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("frameworks", nargs="*", default=list(ENVIRONMENTS), choices=[*ENVIRONMENTS, []])
+    parser.add_argument("frameworks", nargs="*", default=list(ENVIRONMENTS))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=256)
@@ -84,7 +86,7 @@ def _ratio(rows: list[tuple[float, float]]) -> dict[str, float]:
 
 def under_paceline(name: str, batch: int, steps: int) -> float:
     """Samples per second of one launch by the campaign, as `paceline run` makes it."""
-    text = STUDY.format(framework=name, batch=batch, steps=steps)
+    text = STUDY.format(framework=name, ranks=2 if name == "horovod" else 1, batch=batch, steps=steps)
     study = Study.model_validate_json(json.dumps(tomllib.loads(text)))
     prepare(ENVIRONMENTS[name])
     with tempfile.TemporaryDirectory() as folder:
@@ -100,8 +102,11 @@ def native(name: str, batch: int, steps: int) -> float:
     environment = ENVIRONMENTS[name]
     python = environment_python(prepare(environment))
     command = [str(python), str(NATIVE), name, str(batch), str(steps)]
+    if name == "horovod":
+        command = [str(python), "-c", HOROVODRUN, "--gloo", "-np", "2", *command]
     env = {**os.environ, **environment_variables(environment)}
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout.split()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
+    return float(output.split("samples/s")[1].split()[0])
 
 
 if __name__ == "__main__":

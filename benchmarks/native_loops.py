@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+RANK, RANKS = int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
+os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[RANK]})
 
 import numpy as np  # noqa: E402
 
@@ -42,11 +43,16 @@ def pytorch(batch: int, wrap: Callable[[Any, Any], Any] = lambda model, optimize
 
 
 def horovod(batch: int) -> Loop:
-    """Horovod's optimizer around PyTorch's, one rank."""
+    """Horovod's optimizer around PyTorch's, as its examples do it."""
     import horovod.torch as hvd
 
     hvd.init()
-    return pytorch(batch)
+
+    def wrap(model: Any, optimizer: Any) -> Any:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    return pytorch(batch, wrap)
 
 
 def tensorflow(batch: int) -> Loop:
@@ -147,7 +153,8 @@ def main() -> None:
     for _ in range(steps):
         step()
     wait()
-    print(batch * steps / (time.perf_counter() - begin))
+    if RANK == 0:
+        print("samples/s", RANKS * batch * steps / (time.perf_counter() - begin))
     sys.stdout.flush()
     os._exit(0)
 
