@@ -97,7 +97,7 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
 def gap_table(gap: Gap) -> Markup:
     """Causes of a gap with their evidence; the last row is their sum."""
     rows: list[list[Markup | str | float | None]] = [
-        [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds:+.2f}"), _range(bar.interval), bar.evidence]
+        [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"), _range(bar.interval), bar.evidence]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)
