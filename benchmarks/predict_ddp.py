@@ -21,9 +21,10 @@ import numpy as np
 from paceline import catalog
 from paceline.measurements.results import Launches, find_campaign, load_launches
 from paceline.measurements.store import Store
-from paceline.model import Question, predict_curve
 from paceline.model.calibrate import BLANK, fit_distributed, stored_sweeps
 from paceline.model.profiles import profile_of
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
 from paceline.spec.strategy import Strategy
 
 NETWORKS = {"resnet20": 32, "alexnet-64px": 16, "gpt2-tiny": 8}

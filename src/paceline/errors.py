@@ -8,7 +8,8 @@
     │   └── Unsupported           a valid question for which nothing supports an answer
     ├── EnvironmentFailed         a framework's environment could not be made (exit 1)
     ├── LaunchFailed              ranks could not be started where they were asked (exit 1)
-    └── StoreError                stored data cannot be read or written (exit 1)
+    ├── StoreError                stored data cannot be read or written (exit 1)
+    └── TrainingLost              a training process cannot find its way back to the group (exit 1)
 
 An error says what happened, what was expected, and how to fix it.
 """
@@ -28,6 +29,7 @@ __all__ = [
     "Problem",
     "SpecError",
     "StoreError",
+    "TrainingLost",
     "UnitError",
     "UnknownName",
     "Unsupported",
@@ -77,6 +79,10 @@ class LaunchFailed(PacelineError):
 
 class StoreError(PacelineError):
     """Stored data cannot be read or written."""
+
+
+class TrainingLost(PacelineError):
+    """A training process cannot find its way back to the group; the group may well go on without it."""
 
 
 class UnknownName(InputError):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from paceline import catalog
 from paceline.errors import UnitError
-from paceline.model import Question, predict_curve
 from paceline.model.calibration import CATALOG_ONLY
 from paceline.model.collective.cost import ALGORITHMS, Fabric, allreduce, parameter_server
 from paceline.model.compute import roofline
@@ -15,6 +14,8 @@ from paceline.model.iteration.fusion import bucket_bytes, finish_of, optimal_buc
 from paceline.model.iteration.recurrence import exposed_fifo, exposed_none, exposed_priority
 from paceline.model.iteration.terms import Factors, Ranks, step_terms
 from paceline.model.measured import curve
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
 from paceline.model.simulate.training import simulate_step
 from paceline.units import BANDWIDTH, SECONDS
 from tests.unit.model.clusters import V100, cluster

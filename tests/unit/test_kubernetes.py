@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from paceline.bench.launchers.kubernetes import Kind, Kubernetes, manifest, yaml_text
-from paceline.bench.launchers.remote import Seats
+from paceline.bench.launchers.remote.launcher import Seats
 from paceline.errors import InputError, Unsupported
 
 AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000", "token")

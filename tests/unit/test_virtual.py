@@ -10,7 +10,7 @@ import pytest
 
 from paceline.bench.collectives import bus_factor, collective_times
 from paceline.bench.launchers.mpi import Mpi
-from paceline.bench.launchers.remote import Seats
+from paceline.bench.launchers.remote.launcher import Seats
 from paceline.bench.launchers.slurm import Slurm
 from paceline.bench.launchers.ssh import Ssh
 from paceline.bench.launchers.table import Wish, make_launcher

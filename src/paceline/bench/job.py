@@ -177,6 +177,7 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
         "devices": [device.model_dump(mode="json") for device in devices],
         "emulation": emulation_document(devices, case) if any(device.emulation for device in devices) else None,
         "dilation": order.meet.dilation,
+        "script": case.script.model_dump(mode="json") if case.script else None,
         "passes": passes_of(case),
         "phases": protocol.phases,
         "warmup": protocol.warmup,

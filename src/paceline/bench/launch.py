@@ -16,14 +16,14 @@ from pathlib import Path
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import Ending, RankReport, explain_failure, read_report, unfaithful
-from paceline.bench.environments import RECIPES, environment_python, find_environment, worker_path
+from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
 from paceline.bench.job import Adapter, Launch, Launcher, MeetingPoint, Order, Process, job_document, threads_of
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import Environment, Failure, Run, RunData
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
-__all__ = ["Ticket", "launch_case", "launch_folder", "watch"]
+__all__ = ["Ticket", "launch_case", "launch_folder", "order_for", "watch"]
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
@@ -70,7 +70,7 @@ def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine:
     else:
         with launch_folder() as folder:
             try:
-                order = _order(case, adapter, launcher, folder, threads=threads)
+                order = order_for(case, adapter, launcher, folder, threads=threads)
             except LaunchFailed as error:
                 reports, failure = [], Failure(phase="launch", reason="crash", message=str(error))
             else:
@@ -90,7 +90,8 @@ def launch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _order(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
+def order_for(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
+    """What one launch of a case needs to know."""
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
@@ -103,7 +104,7 @@ def _order(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, th
         meet=launcher.meeting_point(case),
         token=secrets.token_hex(16),
         threads=threads,
-        env=RECIPES[name].env,
+        env=environment_variables(name),
     )
 
 

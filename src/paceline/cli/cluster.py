@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -51,7 +52,8 @@ def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
 @command.command()
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every one that no running study made for itself.")
-def down(names: tuple[str, ...], everything: bool) -> None:
+@json_option
+def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Take virtual clusters down, also ones that a crash left behind; nothing else is touched."""
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened, take_down
@@ -64,7 +66,11 @@ def down(names: tuple[str, ...], everything: bool) -> None:
     chosen = listed if everything else [state.find(name) for name in names if name not in swept]
     for home in chosen:
         take_down(home)
-    say(f"down: {', '.join([*swept, *(home.name for home in chosen)]) or 'nothing was up'}")
+    gone = [*swept, *(home.name for home in chosen)]
+    if as_json:
+        emit({"down": gone}, "cluster.down")
+    else:
+        say(f"down: {', '.join(gone) or 'nothing was up'}")
 
 
 @command.command(name="list")
@@ -89,7 +95,8 @@ def list_clusters(as_json: bool) -> None:
 @place_options
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the cluster file here.")
 @click.option("--name", default="mine", show_default=True, help="What the file calls the cluster.")
-def inspect(wish: Wish, out: Path | None, name: str) -> None:
+@json_option
+def inspect(wish: Wish, out: Path | None, name: str, as_json: bool) -> None:
     """Find out what hosts have and measure the links between them; prints or writes a cluster file."""
     import contextlib
 
@@ -100,10 +107,13 @@ def inspect(wish: Wish, out: Path | None, name: str) -> None:
     with contextlib.closing(make_launcher(wish)) as launcher:
         found = survey_hosts(launcher, _hosts(wish))
     text = cluster_text(found, name=name, how=f"paceline cluster inspect --on {wish.on}")
-    if out is None:
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    if as_json:
+        emit(asdict(found), "cluster.inspect")
+    elif out is None:
         click.echo(text, nl=False)
     else:
-        out.write_text(text, encoding="utf-8")
         say(f"wrote {out}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from paceline.cli.output import table
-from paceline.model import Curve, Prediction
+from paceline.model.prediction import Curve, Prediction
 from paceline.units import SECONDS, format_share
 
 __all__ = ["show_curve"]

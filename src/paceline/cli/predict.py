@@ -10,11 +10,12 @@ import click
 from paceline.cli.curves import show_curve
 from paceline.cli.output import emit, json_option
 from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
-from paceline.model import Curve, predict_curve
 from paceline.model.changes import changed, parse_changes
 from paceline.model.measured.extrapolate import extrapolate
 from paceline.model.measured.points import read_points
 from paceline.model.measured.population import shipped_population
+from paceline.model.prediction import Curve
+from paceline.model.scaling import predict_curve
 
 __all__ = ["command"]
 

@@ -11,7 +11,8 @@ import click
 from paceline import catalog
 from paceline.errors import InputError
 from paceline.measurements.profile import read_profile
-from paceline.model import CATALOG_ONLY, Calibration, Question, read_calibration
+from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
+from paceline.model.question import Question
 
 __all__ = ["calibration_of", "counts_of", "question_of", "question_options"]
 

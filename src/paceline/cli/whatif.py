@@ -10,8 +10,9 @@ import click
 from paceline.cli.output import emit, json_option, table
 from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
 from paceline.errors import InputError
-from paceline.model import Curve, predict_curve
 from paceline.model.changes import changed, parse_changes
+from paceline.model.prediction import Curve
+from paceline.model.scaling import predict_curve
 from paceline.units import SECONDS, format_share
 
 __all__ = ["command"]

@@ -43,7 +43,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
     layers, ready = _layers(rows, passes["forward"], passes["compute"] - passes["forward"])
     return Profile(
         network=run.network,
-        device=None,
+        device=str(run.case["cluster"]["hosts"][0]["devices"][0]["name"]),
         batch=run.batch,
         layers=layers,
         ready=ready,

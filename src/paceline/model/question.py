@@ -89,18 +89,22 @@ def _work_on(question: Question, device: Device) -> StepWork:
 
 
 def _moved(work: StepWork, profile: Profile, device: Device, question: Question) -> StepWork:
-    """A profile of another device, by the ratio of rooflines if the catalog knows both and the network."""
+    """A profile of another device: by the ratio of rooflines, or by the new device's roofline alone."""
     if profile.device is None or profile.device == device.name:
         return work
-    if profile.network not in catalog.network_names() or profile.device not in catalog.device_names():
+    if profile.network not in catalog.network_names():
         raise Unsupported(
             f"the profile was taken on {profile.device!r}, the cluster has {device.name!r}, "
-            "and the catalog cannot say how they compare",
+            "and the catalog cannot say how they compare for this network",
             hint=f"profile one step on {device.name!r}",
         )
     network = catalog.network(profile.network)
-    before = roofline(network, catalog.device(profile.device), question.batch)
-    return on_device(work, measured=before, wanted=roofline(network, device, question.batch))
+    wanted = roofline(network, device, question.batch, precision=question.strategy.precision)
+    before = catalog.device(profile.device) if profile.device in catalog.device_names() else None
+    if before is None or before.memory_bandwidth is None or "float32" not in before.peak:
+        why = f"the figures of {profile.device} are not known, so its profile gives jitter alone"
+        return replace(wanted, jitter=work.jitter, basis=f"{wanted.basis}; {why}")
+    return on_device(work, measured=roofline(network, before, question.batch), wanted=wanted)
 
 
 def _throttled(work: StepWork, device: Device) -> StepWork:

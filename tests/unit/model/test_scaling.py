@@ -5,10 +5,11 @@ import pytest
 from paceline import catalog
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
-from paceline.model import Question, predict_curve, read_calibration, write_calibration
-from paceline.model.calibration import CATALOG_ONLY, Known
+from paceline.model.calibration import CATALOG_ONLY, Known, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
 from paceline.model.memory import memory_of
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
 from paceline.spec.cluster import Cluster, Device
 from paceline.spec.strategy import Strategy
 from tests.unit.model.clusters import V100, cluster
@@ -98,7 +99,17 @@ def test_a_profile_predicts_its_own_step(tmp_path):
     assert steps(replace(question, batch=16), (1,))[0] == pytest.approx(2 * 0.083 + 0.003, rel=0.01)
 
 
-def test_a_profile_of_an_unknown_device_is_refused_elsewhere():
+def test_a_profile_moves_to_another_device_by_rooflines():
+    where = catalog.cluster("v100-10gbe-8x4")
+    known = profile(network="lenet", device="p100-pcie")
+    moved = predict_curve(ask(cluster=where, network=None, profile=known, batch=8), (1,))
+    assert moved.predictions[0].step_s.value < known.step
+    assert "ratio of rooflines" in moved.basis[0]
+    other = predict_curve(ask(cluster=where, network=None, profile=profile(network="lenet", device="host-cpu")), (1,))
+    assert "jitter alone" in other.basis[0]
+
+
+def test_a_profile_of_an_unknown_network_is_refused_elsewhere():
     with pytest.raises(Unsupported, match="cannot say how they compare"):
         predict_curve(ask(network=None, profile=profile(device="something"), batch=8), (2,))
 

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.bench.launchers.remote import Seats
+from paceline.bench.launchers.remote.launcher import Seats
 from paceline.errors import InputError, Unsupported
 
 __all__ = ["Kubernetes", "manifest", "yaml_text"]

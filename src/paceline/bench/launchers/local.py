@@ -29,8 +29,8 @@ class LocalLauncher:
     one_machine = True
 
     def meeting_point(self, case: Case) -> MeetingPoint:
-        """Free ports on loopback."""
-        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS), "lo")
+        """Free ports on loopback: those that all frameworks use, and one for each rank."""
+        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS + case.ranks), "lo")
 
     def start(self, processes: Sequence[Process]) -> Launch:
         """Start each as a child of this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from paceline.bench.launchers.remote import Seats, ranks_by_host
+from paceline.bench.launchers.remote.launcher import Seats, ranks_by_host
 from paceline.errors import Unsupported
 
 __all__ = ["Mpi"]

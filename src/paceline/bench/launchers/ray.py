@@ -9,7 +9,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from paceline.bench.launchers.remote import Seats
+from paceline.bench.launchers.remote.launcher import Seats
 from paceline.errors import Unsupported
 
 __all__ = ["Ray"]
@@ -33,7 +33,9 @@ class Ray:
         wish.write_text(json.dumps(document), encoding="utf-8")
         # A copy, because beside the original this module would be taken for the package `ray`.
         driver = seats.folder / "driver.py"
-        driver.write_text(files("paceline.bench.launchers").joinpath("ray_driver.py").read_text(encoding="utf-8"))
+        driver.write_text(
+            files("paceline.bench.launchers.remote").joinpath("ray_driver.py").read_text(encoding="utf-8")
+        )
         return {"ray": [self._python, str(driver), str(wish)]}
 
     def cancel(self) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
-from paceline.bench.launchers.remote import Seats, ranks_by_host
+from paceline.bench.launchers.remote.launcher import Seats, ranks_by_host
 from paceline.errors import Unsupported
 
 __all__ = ["Slurm"]

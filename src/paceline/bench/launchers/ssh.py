@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.bench.launchers.remote import Seats
+from paceline.bench.launchers.remote.launcher import Seats
 from paceline.errors import InputError
 
 __all__ = ["Ssh"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.bench.job import Launcher
-from paceline.bench.launchers.remote import RemoteLauncher
+from paceline.bench.launchers.remote.launcher import RemoteLauncher
 from paceline.bench.launchers.slurm import Slurm, Way
 from paceline.errors import InputError, UnknownName
 

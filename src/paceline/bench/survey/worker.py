@@ -95,7 +95,8 @@ def _own_address(peer: str, port: int) -> str:
 
 def _measure(meeting: Meeting, rank: int, hosts: list[dict[str, Any]], port: int) -> list[dict[str, Any]]:
     """Every ordered pair of hosts, one pair at a time, so that none disturbs another."""
-    threading.Thread(target=probe.serve, args=(hosts[rank]["address"], port), daemon=True).start()
+    server = probe.listen(hosts[rank]["address"], port)
+    threading.Thread(target=probe.serve, args=(server,), daemon=True).start()
     meeting.barrier()
     found = []
     for source in range(len(hosts)):
@@ -108,16 +109,9 @@ def _measure(meeting: Meeting, rank: int, hosts: list[dict[str, Any]], port: int
 
 
 def _pair(source: int, target: int, address: str, port: int) -> dict[str, Any]:
-    rates = [_retry(address, port) for _ in range(REPEATS)]
+    rates = [probe.rate(address, port, SECONDS) for _ in range(REPEATS)]
     trips = sorted(received - sent for sent, _, received in probe.exchanges(address, port, TRIPS))
     return {"source": source, "target": target, "bytes_per_s": rates, "round_trips_s": trips}
-
-
-def _retry(address: str, port: int) -> float:
-    for _ in range(20):
-        with contextlib.suppress(ConnectionRefusedError):
-            return probe.rate(address, port, SECONDS)
-    return probe.rate(address, port, SECONDS)
 
 
 if __name__ == "__main__":

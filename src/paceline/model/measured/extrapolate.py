@@ -19,7 +19,6 @@ __all__ = ["extrapolate"]
 
 Floats = NDArray[np.float64]
 
-NUM_DRAWS = 800
 FORWARD_SHARE = 1 / 3
 """Forward's share of compute: backward takes about twice as long."""
 
@@ -40,12 +39,13 @@ def extrapolate(
     packed = pack(series, [overlap_of(one) for one in series])
     if adapt:
         population = adapted(population, series, packed)
-    found, covariance = maximise(packed, *prior_of(population, series))
+    prior = prior_of(population, series)
+    found = maximise(packed, *prior)
+    counts = tuple(sorted(set(at)))
     return tuple(
-        _curve(one, tuple(sorted(set(at))), draw(found[row], covariance[row], count=NUM_DRAWS, seed=seed), population,
-               knee_gain)
+        _curve(one, counts, draw(packed, row, prior, found, seed=seed), population, knee_gain=knee_gain)
         for row, one in enumerate(series)
-    )  # fmt: skip
+    )
 
 
 def _check_support(series: Sequence[Series]) -> None:
@@ -61,7 +61,7 @@ def _check_support(series: Sequence[Series]) -> None:
         )
 
 
-def _curve(series: Series, at: tuple[int, ...], draws: Floats, population: Population, knee_gain: float) -> Curve:
+def _curve(series: Series, at: tuple[int, ...], draws: Floats, population: Population, *, knee_gain: float) -> Curve:
     predictions = tuple(_prediction(series, count, draws, population) for count in at)
     counts = np.append(series.devices, [float(p.devices) for p in predictions])
     rates = np.append(series.samples_per_s, [p.samples_per_s.value for p in predictions])

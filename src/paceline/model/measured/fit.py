@@ -19,6 +19,8 @@ NOISE = 0.012
 """Relative standard deviation of one published point about a perfect model."""
 STEP = 1e-5
 LONGEST = 1.5
+NUM_PROPOSED = 4000
+NUM_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,26 @@ def _slope(packed: Packed, u: Floats) -> Floats:
     return np.stack(columns, axis=-1) * packed.weight[:, :, None]
 
 
-def draw(u: Floats, covariance: Floats, *, count: int, seed: int) -> Floats:
-    """Draws of the parameters of one series about its most probable ones."""
-    root = np.linalg.cholesky(covariance + 1e-12 * np.eye(NUM_PARAMETERS))
-    normal = np.random.default_rng(seed).standard_normal((count, NUM_PARAMETERS))
-    return u + normal @ root.T
+def draw(packed: Packed, row: int, prior: tuple[Floats, Floats], found: tuple[Floats, Floats], *, seed: int) -> Floats:
+    """Draws of the parameters of one series from its posterior.
+
+    Proposed from the Gaussian about the most probable ones, then resampled by how probable they really are: a sum of
+    positive terms is skewed, and a Gaussian alone would draw curves that miss the measured points.
+    """
+    (mean, precision), (u, covariance) = prior, found
+    root = np.linalg.cholesky(covariance[row] + 1e-12 * np.eye(NUM_PARAMETERS))
+    normal = np.random.default_rng(seed).standard_normal((NUM_PROPOSED, NUM_PARAMETERS))
+    drawn = u[row] + normal @ root.T
+    fitted = np.log(seconds(drawn, packed.devices[row], packed.hosts[row], packed.overlap[row]))
+    residual = (fitted - packed.log_seconds[row]) * packed.weight[row]
+    away = drawn - mean[row]
+    inside = np.square(residual).sum(1) + np.einsum("mi,ij,mj->m", away, precision[row], away)
+    kept: Floats = drawn[_resampled(0.5 * (np.square(normal).sum(1) - inside))]
+    return kept
+
+
+def _resampled(log_weights: Floats) -> NDArray[np.int64]:
+    """Indices drawn in proportion to their weights, evenly spaced, so that equal input gives equal output."""
+    weights = np.cumsum(np.exp(log_weights - log_weights.max()))
+    places = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS * weights[-1]
+    return np.asarray(np.searchsorted(weights, places), dtype=np.int64)

@@ -38,6 +38,11 @@ class EmulatedSession(TorchSession):
         """The network's tensors, with waits in place of kernels."""
         return EmulatedGraph(network, self.emulation["layers"], clock=self.clock, value=float(self.rank + 1))
 
+    def _shard(self, net: Graph) -> nn.Module:
+        for part in net.parts.values():
+            part.sharded = True
+        return super()._shard(net)
+
     def step(self, upto: str) -> None:
         """One step on the device's clock."""
         self.clock.begin_step()
@@ -85,6 +90,13 @@ class EmulatedLayer(nn.Module):
             name = tensor["name"][len(layer["name"]) + 1 :]
             self.register_parameter(name, nn.Parameter(torch.zeros(tensor["shape"])))
         self.times, self.clock, self.value = times, clock, value
+        self.sharded = False
+
+    def compute(self, direction: int) -> None:
+        """Occupy the device for forward (0) or backward (1); shards were waited for before, which is no lateness."""
+        if self.sharded:
+            self.clock.waited_for_data()
+        self.clock.run(self.times[direction])
 
     def forward(self, carried: Tensor) -> Tensor:
         """Wait as long as the layer takes; its gradients appear when its backward has waited too."""
@@ -96,13 +108,13 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, carried: Tensor, layer: EmulatedLayer, *tensors: Tensor) -> Tensor:
         ctx.layer, ctx.shapes, ctx.dtypes = layer, [t.shape for t in tensors], [t.dtype for t in tensors]
-        layer.clock.run(layer.times[0])
+        layer.compute(0)
         return carried.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         layer: EmulatedLayer = ctx.layer
-        layer.clock.run(layer.times[1])
+        layer.compute(1)
         value = layer.value
         made = [torch.full((), value, dtype=dtype).expand(shape) for shape, dtype in zip(ctx.shapes, ctx.dtypes)]
         return (gradients[0], None, *made)

@@ -7,6 +7,7 @@ A quota of 0.5 lets a rank run half of each period. The control group is version
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -83,17 +84,16 @@ def _removed(group: Path) -> bool:
 
 def duty_cycle(pid: int, *, share: float, period_s: float = 0.02) -> None:
     """Let a process run for a share of each period, until it ends; for machines without control groups."""
-    descriptor = os.pidfd_open(pid)
+    ended = os.pidfd_open(pid)
     try:
-        while True:
-            signal.pidfd_send_signal(descriptor, signal.SIGCONT)
-            time.sleep(period_s * share)
-            signal.pidfd_send_signal(descriptor, signal.SIGSTOP)
+        while not select.select([ended], [], [], period_s * share)[0]:
+            signal.pidfd_send_signal(ended, signal.SIGSTOP)
             time.sleep(period_s * (1 - share))
+            signal.pidfd_send_signal(ended, signal.SIGCONT)
     except ProcessLookupError:
         return
     finally:
-        os.close(descriptor)
+        os.close(ended)
 
 
 def main(share: str, *command: str) -> int:

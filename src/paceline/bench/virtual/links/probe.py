@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 
+__all__ = ["exchanges", "listen", "main", "rate", "serve"]
+
 _ASK = struct.Struct("!c")
 _TIME = struct.Struct("!d")
 _RATE = struct.Struct("!dd")
@@ -26,10 +28,14 @@ _DROPPED = 5
 """First exchanges of a connection that are not counted."""
 
 
-def serve(address: str, port: int) -> None:
-    """Answer measurements, several at once."""
-    with socket.create_server((address, port), backlog=64) as server:
-        _say("ready")
+def listen(address: str, port: int) -> socket.socket:
+    """Be ready for measurements."""
+    return socket.create_server((address, port), backlog=64)
+
+
+def serve(server: socket.socket) -> None:
+    """Answer measurements, several at once, for ever."""
+    with server:
         while True:
             peer, _ = server.accept()
             threading.Thread(target=_answer, args=(peer,), daemon=True).start()
@@ -109,7 +115,9 @@ def _say(value: object) -> None:
 def main(verb: str, address: str, port: str, *rest: str) -> int:
     """One verb of the module's description."""
     if verb == "serve":
-        serve(address, int(port))
+        server = listen(address, int(port))
+        _say("ready")
+        serve(server)
     elif verb == "rate":
         _say(rate(address, int(port), float(rest[0])))
     else:

@@ -75,10 +75,7 @@ def segment_bytes(layout: Layout, seat: Seat) -> int:
 
 
 def _host_buckets(seat: Seat, segment: int) -> list[str]:
-    buckets = [_bucket(INTERFACE, seat, segment)]
-    if seat.inside.bandwidth < FASTEST_SHAPED:
-        buckets.append(_qdisc("lo", seat.inside.bandwidth, segment=_LONGEST_SEGMENT))
-    return buckets
+    return [_bucket(INTERFACE, seat, segment), _qdisc("lo", seat.inside.bandwidth, segment=_LONGEST_SEGMENT)]
 
 
 def _bucket(device: str, seat: Seat, segment: int) -> str:
@@ -86,6 +83,8 @@ def _bucket(device: str, seat: Seat, segment: int) -> str:
 
 
 def _qdisc(device: str, rate: float, *, segment: int) -> str:
+    if rate >= FASTEST_SHAPED:
+        return f"qdisc replace dev {device} root pfifo limit 10000"
     burst = math.ceil(2 * segment + rate * SEGMENT_S)
     limit = math.ceil(max(512 * 1024, rate * 0.025))
     return f"qdisc replace dev {device} root tbf rate {round(rate * 8)}bit burst {burst}b limit {limit}b"

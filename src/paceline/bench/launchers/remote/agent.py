@@ -25,6 +25,8 @@ import sys
 import tarfile
 from typing import Any, TextIO
 
+__all__ = ["main"]
+
 SIOCGIFADDR = 0x8915
 TRUSTED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
 """The launcher is trusted: it could run anything here anyway."""

@@ -14,6 +14,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+__all__ = ["main", "node_of", "run_agent"]
+
 
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
 def run_agent(command: list[str]) -> int:

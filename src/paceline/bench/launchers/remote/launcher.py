@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.bench.job import Launch, MeetingPoint, Process
-from paceline.bench.launchers.leash import Leash, accept, own_addresses
 from paceline.bench.launchers.local import NUM_PORTS, Spawned, inherited, spawn
+from paceline.bench.launchers.remote.leash import Leash, accept, own_addresses
 from paceline.errors import LaunchFailed
 from paceline.spec.study import Case
 
@@ -117,7 +117,7 @@ class RemoteLauncher:
 
 def _agent_command(addresses: list[str], port: int, token: str) -> tuple[str, ...]:
     """The agent, its source packed into an argument, so that hosts need nothing but Python."""
-    source = files("paceline.bench.launchers").joinpath("agent.py").read_bytes()
+    source = files("paceline.bench.launchers.remote").joinpath("agent.py").read_bytes()
     packed = base64.b64encode(zlib.compress(source, 9)).decode()
     loader = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
     return ("python3", "-c", loader, ",".join(addresses), str(port), token)

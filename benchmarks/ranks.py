@@ -1,0 +1,42 @@
+"""Starts the ranks of a benchmark on this machine and collects the JSON value that each prints last."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def run(script: str, arguments: Sequence[str], size: int, *, timeout: float = 200.0) -> list[Any]:
+    """What each rank printed last."""
+    base = environment(size)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, *arguments], env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"{script} {' '.join(arguments)} failed")
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def environment(size: int) -> dict[str, str]:
+    """Variables that any of the launchers would set, and one thread per rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
+    return {**os.environ, **meet, "PACELINE_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1"}
+
+
+def finish(value: Any) -> None:
+    """Print a rank's result and end at once, whatever threads are left."""
+    print(json.dumps(value), flush=True)
+    os._exit(0)

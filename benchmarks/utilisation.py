@@ -1,0 +1,136 @@
+"""How fully unequal devices are used: achieved throughput over the sum of what each does alone, in one run.
+
+python benchmarks/utilisation.py --speeds 4,1 --json
+
+Devices are emulated by timed waits (see paceline.runtime.emulate), gradients are real and travel over Gloo. The
+schemes run in turn, so that a drifting machine touches all alike: `paceline` (knows nothing of the speeds), `ddp`
+(equal batches), `hand_tuned` (DDP with the right split written by hand and gradients weighted to match).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import ranks
+
+PER_SAMPLE = 0.002
+"""Seconds per sample of the device with speed 1."""
+
+
+def arguments() -> argparse.Namespace:
+    """What is asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speeds", default="4,1", help="relative speed of each rank's device")
+    parser.add_argument("--step", type=float, default=0.2, help="seconds of a perfectly balanced step")
+    parser.add_argument("--gradients", type=float, default=4e6, help="bytes of gradients")
+    parser.add_argument("--steps", type=int, default=25, help="steps per scheme and turn")
+    parser.add_argument("--warmup", type=int, default=12, help="first steps that are not counted")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--schemes", default="paceline,ddp,hand_tuned")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run every scheme in turn and print the utilisations."""
+    args = arguments()
+    if args.worker:
+        worker(args)
+        return
+    speeds = [float(speed) for speed in args.speeds.split(",")]
+    found: dict[str, list[float]] = {scheme: [] for scheme in args.schemes.split(",")}
+    for _ in range(args.turns):
+        with ThreadPoolExecutor() as pool:  # emulated devices leave the host idle, so they can be alone at once
+            alone = sum(pool.map(lambda speed: launch(args, "solo", [speed]), speeds))
+        for scheme in found:
+            found[scheme].append(launch(args, scheme, speeds) / alone)
+    result = {scheme: round(statistics.median(values), 4) for scheme, values in found.items()}
+    if args.json:
+        spread = {scheme: [round(min(values), 4), round(max(values), 4)] for scheme, values in found.items()}
+        print(json.dumps({**result, "speeds": speeds, "turns": args.turns, "step_s": args.step, "range": spread}))
+    else:
+        for scheme, value in result.items():
+            print(f"{scheme:12} {value:.3f}")
+
+
+def launch(args: argparse.Namespace, scheme: str, speeds: list[float]) -> float:
+    """Samples per second of one scheme, as its first rank saw it."""
+    given = ["--worker", scheme, "--speeds", ",".join(map(str, speeds)), "--step", str(args.step)]
+    given += ["--gradients", str(args.gradients), "--steps", str(args.steps), "--warmup", str(args.warmup)]
+    return float(ranks.run(__file__, given, len(speeds))[0])
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One rank of one scheme."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    speeds = [float(speed) for speed in args.speeds.split(",")]
+    rank, size = int(os.environ["RANK"]), len(speeds)
+    batch = round(args.step * sum(speeds) / PER_SAMPLE) if size > 1 else round(args.step * speeds[0] / PER_SAMPLE)
+    run = {"paceline": run_paceline, "solo": run_paceline, "ddp": run_ddp, "hand_tuned": run_ddp}[args.worker]
+    shares = None
+    if args.worker == "hand_tuned":
+        shares = [round(batch * speed / sum(speeds)) for speed in speeds]
+        shares[0] += batch - sum(shares)
+    ends = run(args, batch, rank, speed=speeds[rank], shares=shares or [batch // size] * size)
+    timed = ends[args.warmup :]
+    used = batch if args.worker in ("paceline", "solo", "hand_tuned") else batch // size * size
+    ranks.finish(used * (len(timed) - 1) / (timed[-1] - timed[0]))
+
+
+def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:
+    """Five lines of a user's loop, no number about the devices."""
+    import torch
+    from layers import network
+    from torch.utils.data import TensorDataset
+
+    from paceline.runtime import join
+    from paceline.runtime.emulate import Emulated
+
+    model = network(args.gradients, Emulated(per_sample=PER_SAMPLE, speed=speed))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    dataset = TensorDataset(torch.randn(batch * 4, 1))
+    ends = []
+    with join(model, optimizer, dataset, global_batch=batch) as pace:
+        for items in pace.batches(steps=args.steps + args.warmup):
+            pace.step(model(items.inputs).square().mean())
+            ends.append(time.perf_counter())
+    return ends
+
+
+def run_ddp(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:
+    """DistributedDataParallel; unequal shares by hand need weighted losses."""
+    import torch
+    import torch.distributed as dist
+    from layers import network
+    from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.runtime.emulate import Emulated
+
+    dist.init_process_group("gloo")
+    model = network(args.gradients, Emulated(per_sample=PER_SAMPLE, speed=speed))
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.randn(batch * 4, 1)
+    ends = []
+    for _ in range(args.steps + args.warmup):
+        chosen = torch.randint(len(data), (shares[rank],))
+        loss = wrapped(data[chosen]).square().mean() * (shares[rank] * len(shares) / sum(shares))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        ends.append(time.perf_counter())
+    dist.barrier()
+    return ends
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Paceline's own runtime, measured like any other framework."""

@@ -1,0 +1,85 @@
+"""What a device takes for n samples of a network, and how many it can hold: the inputs of a plan.
+
+    seconds(n) = a + b * n         a: starting every layer's kernels, forward and backward
+                                   b: 3 * 2 * macs / (reached share of the peak rate), backward counted as two forwards
+
+An emulated device takes what its emulation says. A device without a compute rate cannot be planned for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import Unsupported
+from paceline.spec.cluster import Device
+from paceline.spec.network import Network, layer_costs
+from paceline.spec.split import Cost
+
+__all__ = ["Workload", "device_cost", "workload"]
+
+REACHED = 0.4
+"""Share of the peak rate that training reaches; measured shares lie between 0.25 and 0.55 for these networks."""
+LAUNCH = 10e-6
+"""Seconds to start a kernel where the device's own figure is unknown."""
+USABLE = 0.9
+"""Share of the memory that tensors may take; the rest is the framework's."""
+COPIES = 4
+"""Parameters, gradients, and two of the optimiser."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network as a plan needs it."""
+
+    name: str
+    macs: float
+    layers: int
+    gradient_bytes: float
+    activation_bytes: float
+    """Per sample."""
+
+
+def workload(network: Network) -> Workload:
+    """The totals of a network, in float32."""
+    costs = layer_costs(network)
+    return Workload(
+        name=network.name,
+        macs=float(sum(cost.macs for cost in costs)),
+        layers=len(costs),
+        gradient_bytes=float(sum(cost.gradient_bytes() for cost in costs)),
+        activation_bytes=float(sum(cost.activation_bytes(1) for cost in costs)),
+    )
+
+
+def device_cost(device: Device, work: Workload, *, batch: int) -> Cost:
+    """The cost of a step on a device; `batch` is what an emulation's times are stated for."""
+    chunk = _chunk(device, work)
+    emulation = device.emulation
+    if emulation is not None and emulation.forward is not None:
+        backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
+        seconds = (emulation.forward + backward) / emulation.speed
+        return Cost(0.0, seconds / batch / device.quota, chunk)
+    rate = device.peak.get("float32") or max(device.peak.values(), default=0.0)
+    if rate <= 0:
+        raise Unsupported(
+            f"device {device.name!r} has no compute rate, so nothing can be planned for it",
+            hint="give it `peak = { float32 = ... }` in the cluster file, or an emulation with forward times",
+        )
+    speed = emulation.speed if emulation else 1.0
+    launch = device.launch_overhead if device.launch_overhead is not None else LAUNCH
+    a = 3 * work.layers * launch
+    b = 3 * 2 * work.macs / (rate * REACHED * device.quota * speed)
+    return Cost(a, b, chunk)
+
+
+def _chunk(device: Device, work: Workload) -> int | None:
+    if device.memory is None:
+        return None
+    free = device.memory * USABLE - COPIES * work.gradient_bytes
+    chunk = int(free // work.activation_bytes) if work.activation_bytes else None
+    if chunk is not None and chunk < 1:
+        raise Unsupported(
+            f"{work.name} does not fit into the memory of {device.name!r}, not even one sample",
+            hint="leave the device out, or choose a smaller network",
+        )
+    return chunk

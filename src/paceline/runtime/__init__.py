@@ -1,0 +1,30 @@
+"""Train on unequal machines: a group that steps together at the pace its members can hold together.
+
+The names below need torch and are loaded on first use; the rest of the package (costs, schedules, launching) does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.runtime.members.view import Patience as Patience
+    from paceline.runtime.pace import Pace as Pace
+    from paceline.runtime.pace import StepRecord as StepRecord
+    from paceline.runtime.pace import join as join
+    from paceline.runtime.settings import Settings as Settings
+
+_HOMES = {
+    "Pace": "paceline.runtime.pace",
+    "Patience": "paceline.runtime.members.view",
+    "Settings": "paceline.runtime.settings",
+    "StepRecord": "paceline.runtime.pace",
+    "join": "paceline.runtime.pace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline.runtime' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,69 @@
+"""Shares of the batch, solved from what steps have cost, and solved again when that changes.
+
+Every rank holds the estimates of all ranks and solves by itself: equal numbers in, equal shares out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.runtime.cost import Estimate
+from paceline.spec.split import Cost, proportional_split, split_batch
+
+__all__ = ["Balance"]
+
+GAIN = 0.01
+"""Shares change only for a step that is predicted to be this much shorter."""
+
+
+class Balance:
+    """The split of one view's batches."""
+
+    def __init__(
+        self, ids: Sequence[str], *, chunks: Sequence[int | None], least: int = 0, fixed: bool = False
+    ) -> None:
+        self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
+        self._estimates = {name: Estimate() for name in self._ids}
+        self._shares: dict[int, tuple[int, ...]] = {}
+
+    def shares(self, total: int) -> tuple[int, ...]:
+        """Samples of each rank in a step of so many."""
+        if self._fixed or not any(estimate.known for estimate in self._estimates.values()):
+            return proportional_split([1.0] * len(self._ids), total)
+        if total not in self._shares:
+            self._shares[total] = split_batch(self.costs(), total).samples
+        return self._shares[total]
+
+    def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
+        """Take in what a step cost each rank; drop shares that would be clearly beaten."""
+        for name, samples, time in zip(self._ids, shares, seconds, strict=True):
+            self._estimates[name].observe(samples, time)
+        costs = self.costs()
+        self._shares = {total: kept for total, kept in self._shares.items() if _still_good(costs, kept, total)}
+
+    def costs(self) -> list[Cost]:
+        """Each rank's cost; a rank that has not stepped yet is taken for an average one."""
+        known = [estimate.plain() for estimate in self._estimates.values() if estimate.known]
+        average = [sum(column) / len(known) for column in zip(*known, strict=True)]
+        return [
+            estimate.cost(chunk=chunk, least=self._least)
+            if estimate.known
+            else Cost(average[0], average[1], chunk, self._least)
+            for estimate, chunk in zip(self._estimates.values(), self._chunks, strict=True)
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """The estimates as JSON data."""
+        return {name: estimate.plain() for name, estimate in self._estimates.items() if estimate.known}
+
+    def assume(self, estimates: dict[str, Sequence[float]]) -> None:
+        """Start from what an earlier view had learnt."""
+        for name, numbers in estimates.items():
+            if name in self._estimates:
+                self._estimates[name].assume(numbers)
+
+
+def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int) -> bool:
+    kept = max(cost.seconds(samples) for cost, samples in zip(costs, shares, strict=True))
+    return kept <= split_batch(costs, total).seconds * (1 + GAIN)

@@ -1,0 +1,115 @@
+"""Devices that are not there: a layer's compute becomes a timed wait, its tensors and gradients stay real.
+
+The waits follow a device clock with deadlines: what the host computes meanwhile is hidden as long as it is quicker than
+the device that is emulated. A backward wait comes before the layer's gradients exist, so that overlap is real too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
+
+FORGIVEN = 0.002
+"""Seconds of host lag that the device clock catches up with."""
+SET_TIMER_SLACK = 29
+
+
+@dataclass
+class Emulated:
+    """How long the device takes; fields may be changed while it runs."""
+
+    per_sample: float
+    """Seconds of forward and backward of one sample."""
+    constant: float = 0.0
+    """Seconds of a step that do not depend on the batch."""
+    speed: float = 1.0
+    forward_share: float = 1 / 3
+    straggle: float = 0.0
+    """Probability that a step takes `straggle_factor` times as long."""
+    straggle_factor: float = 10.0
+    seed: int = 0
+    _free_at: float = 0.0
+    _step_seconds: float = 0.0
+    _random: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        self._random.seed(self.seed)
+        ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1, 0, 0, 0)
+
+    def begin(self, samples: int) -> None:
+        """A forward pass of so many samples begins."""
+        factor = self.straggle_factor if self._random.random() < self.straggle else 1.0
+        self._step_seconds = (self.constant + self.per_sample * samples) * factor / self.speed
+
+    def occupy(self, share: float) -> None:
+        """Wait until the device has done this share of the step."""
+        now = time.perf_counter()
+        self._free_at = max(self._free_at, now - FORGIVEN) + share * self._step_seconds
+        if self._free_at > now:
+            time.sleep(self._free_at - now)
+
+
+class _Pause(torch.autograd.Function):
+    """Passes a tensor through; takes a layer's share of the backward pass on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, device: Emulated, share: float) -> Tensor:
+        ctx.device, ctx.share = device, share
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.device.occupy(ctx.share)
+        return gradient, None, None
+
+
+def emulate(model: nn.Module, device: Emulated) -> None:
+    """Make the model take as long as on this device: every layer with parameters takes an equal share."""
+    layers = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
+    forward = device.forward_share / len(layers)
+    backward = (1 - device.forward_share) / len(layers)
+
+    def begin(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        device.begin(len(inputs[0]))
+
+    def pause(_: nn.Module, __: Any, output: Any) -> Any:
+        device.occupy(forward)
+        return _Pause.apply(output, device, backward)
+
+    model.register_forward_pre_hook(begin)
+    for layer in layers:
+        layer.register_forward_hook(pause)
+
+
+def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emulated | None:
+    """The device that a cluster file describes, its times stated for so many samples; None if it states no times."""
+    forward = emulation["forward"]
+    if forward is None:
+        return None
+    backward = 2 * forward if emulation["backward"] is None else emulation["backward"]
+    return Emulated(
+        per_sample=(forward + backward) / batch,
+        speed=emulation["speed"],
+        forward_share=forward / (forward + backward),
+        straggle=emulation["straggle"],
+        straggle_factor=emulation["straggle_factor"],
+        seed=seed,
+    )
+
+
+def emulate_as_told(model: nn.Module, global_batch: int) -> None:
+    """Pretend to be the device that the launcher names, if it does; its times are stated for the global batch."""
+    told = os.environ.get("PACELINE_EMULATION")
+    device = emulated_device(json.loads(told), global_batch, seed=os.getpid()) if told else None
+    if device is not None:
+        emulate(model, device)

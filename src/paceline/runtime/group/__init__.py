@@ -1,0 +1,1 @@
+"""Ranks that step together: exactly weighted gradients, exchanged while they are computed."""

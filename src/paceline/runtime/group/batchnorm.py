@@ -1,0 +1,103 @@
+"""BatchNorm over the whole batch of a step, however unequally it is split over the ranks.
+
+Each rank contributes its sum, its sum of squares and its count; mean and variance are those of all samples together,
+forward and backward, so that any split gives what one process would compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.runtime.group.wire import Broken, Wire
+
+__all__ = ["SyncedBatchNorm", "WireHolder", "has_plain_batchnorm", "synchronise"]
+
+
+class WireHolder:
+    """The wire of the current view, shared by all layers that need one."""
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+        self.broken: Broken | None = None
+        """Why the view ended in the middle of a forward pass, where only the step that follows can act on it."""
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over the ranks, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, holder: WireHolder) -> Tensor:
+        ctx.wire = holder.wire
+        total = tensor.clone()
+        try:
+            ctx.wire.all_reduce(total)()
+        except Broken as error:
+            holder.broken = error
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone()
+        ctx.wire.all_reduce(total)()
+        return total, None
+
+
+class SyncedBatchNorm(_BatchNorm):
+    """BatchNorm whose statistics are those of all ranks' samples."""
+
+    def __init__(self, plain: _BatchNorm, holder: WireHolder) -> None:
+        super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
+        self._holder = holder
+        self._parameters = plain._parameters
+        self._buffers = plain._buffers
+        self.train(plain.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        if input.dim() < 2:
+            raise ValueError(f"expected a batch of vectors or images, got {input.dim()} dimensions")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalised by the whole batch while training, by the running statistics otherwise."""
+        wire = self._holder.wire
+        if not self.training or wire is None or wire.size == 1:
+            return super().forward(input)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        count = input.new_tensor([input.numel() / input.shape[1]])
+        parts = torch.cat([input.sum(axes), count])
+        total = _Sum.apply(parts, self._holder)
+        number = total[-1].detach()
+        mean = total[:-1] / number
+        centred = input - mean.view(shape)
+        variance = _Sum.apply((centred * centred).sum(axes), self._holder) / number
+        self._keep(mean.detach(), variance.detach(), number)
+        normal = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is None:
+            return normal
+        return normal * self.weight.view(shape) + self.bias.view(shape)
+
+    def _keep(self, mean: Tensor, variance: Tensor, number: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((variance * (number / (number - 1))).to(self.running_var.dtype), share)
+
+
+def has_plain_batchnorm(model: nn.Module) -> bool:
+    """Whether some layer normalises over its rank's share alone."""
+    return any(isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm) for part in model.modules())
+
+
+def synchronise(model: nn.Module, holder: WireHolder) -> None:
+    """Replace every BatchNorm by one over the whole batch; parameters stay the same objects."""
+    for name, part in model.named_children():
+        if isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm):
+            setattr(model, name, SyncedBatchNorm(part, holder))
+        else:
+            synchronise(part, holder)

@@ -1,0 +1,136 @@
+"""Gradients summed over the ranks in buckets, while the backward pass still computes the others.
+
+Each gradient is multiplied by the rank's weight on its way into the bucket, as DistributedDataParallel multiplies by
+1 / ranks: with equal shares the same numbers travel. After the exchange the gradients are views into the buckets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.runtime.group.schedule import buckets_from
+from paceline.runtime.group.wire import Wire
+
+__all__ = ["Reducer"]
+
+
+class _Bucket:
+    """Some gradients side by side in one buffer."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        first = parameters[0]
+        total = sum(parameter.numel() for parameter in parameters)
+        self.buffer = torch.zeros(total, dtype=first.dtype, device=first.device)
+        self.parameters = parameters
+        self.views = []
+        offset = 0
+        for parameter in parameters:
+            self.views.append(self.buffer[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
+        self.missing = len(parameters)
+        self.wait: Callable[[], None] | None = None
+
+    def fill(self, weight: float) -> None:
+        """Weighted gradients into the buffer; a parameter without gradient counts as zero."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                torch.mul(parameter.grad, weight, out=view)
+
+
+class Reducer:
+    """The exchange of one model's gradients over one view of the group."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], wire: Wire, *, limits: Sequence[float]) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._wire = wire
+        self._weight = 0.0
+        self._armed = False
+        self._began = 0.0
+        self.ready_seconds = [0.0] * len(self._parameters)
+        """When each gradient was last ready, since the step began."""
+        self._limits = tuple(limits)
+        self.arrange(list(reversed(buckets_from(self.sizes, self._limits))))
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each gradient."""
+        return [self._size(index) for index in range(len(self._parameters))]
+
+    def arrange_as_ready(self, ready: Sequence[float]) -> None:
+        """The same bucket sizes, filled in the order in which gradients were ready."""
+        order = sorted(range(len(ready)), key=lambda index: (ready[index], -index))
+        filled = buckets_from([self._size(index) for index in order], self._limits)
+        self.arrange([[order[i] for i in bucket] for bucket in filled])
+
+    def arrange(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Exchange in these buckets from now on; gradients of different type never share one."""
+        pure = [part for bucket in buckets for part in self._by_type(bucket)]
+        self._buckets = [_Bucket([self._parameters[index] for index in bucket]) for bucket in pure]
+        self._bucket_of = {index: bucket for bucket, part in zip(self._buckets, pure, strict=True) for index in part}
+        self.layout = [list(part) for part in pure]
+
+    def begin(self, weight: float, *, step_began: float) -> None:
+        """The next backward pass is the last of this step: exchange its gradients, weighted."""
+        self._weight, self._armed, self._began = weight, True, step_began
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing, bucket.wait = len(bucket.parameters), None
+
+    def flush(self) -> None:
+        """Send what the backward pass did not touch."""
+        self._armed = False
+        while self._next < len(self._buckets):
+            self._send()
+
+    def finish(self) -> None:
+        """Wait for all buckets; every parameter's gradient is then the weighted sum."""
+        for bucket in self._buckets:
+            assert bucket.wait is not None
+            bucket.wait()
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        self._armed = False
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if not self._armed:
+                return
+            self.ready_seconds[index] = time.perf_counter() - self._began
+            self._bucket_of[index].missing -= 1
+            while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+                self._send()
+
+        return ready
+
+    def _send(self) -> None:
+        """Buckets leave in their order on every rank, whichever fills first."""
+        bucket = self._buckets[self._next]
+        self._next += 1
+        bucket.fill(self._weight)
+        bucket.wait = self._wire.all_reduce(bucket.buffer)
+
+    def _size(self, index: int) -> int:
+        parameter = self._parameters[index]
+        return parameter.numel() * parameter.element_size()
+
+    def _by_type(self, bucket: Sequence[int]) -> list[list[int]]:
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for index in bucket:
+            parameter = self._parameters[index]
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(index)
+        return list(kinds.values())

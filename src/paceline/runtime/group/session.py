@@ -1,0 +1,142 @@
+"""One view of the group at work: its wire, its balance, its gradient exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.runtime.balance import Balance
+from paceline.runtime.group.batchnorm import WireHolder
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.schedule import LinkCost, schedule_buckets
+from paceline.runtime.group.wire import Broken, Wire
+from paceline.runtime.members.board import BoardStore
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.view import View
+from paceline.runtime.state import exchange
+from paceline.runtime.training import Training
+
+__all__ = ["GroupSession"]
+
+USUAL_LIMITS = (2**20, 25 * 2**20)
+"""Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
+ARRANGE_AFTER = (4, 16)
+"""Committed steps of a view after which buckets are arranged anew from the times seen."""
+
+
+class GroupSession:
+    """What exists from one change of the group to the next."""
+
+    def __init__(self, member: Member, view: View, training: Training, *, holder: WireHolder, synced: bool) -> None:
+        self.view, self._training, self._holder = view, training, holder
+        self.rank, self.size = view.place(member.peer.id), len(view.peers)
+        self._wires: list[Wire] = []
+        try:
+            self._set_up(member, synced=synced)
+        except Broken:
+            self._leave()
+            raise
+        self._committed = 0
+        self._reported: tuple[tuple[int, ...], torch.Tensor, Callable[[], None]] | None = None
+
+    def _set_up(self, member: Member, *, synced: bool) -> None:
+        self.wire = self._connect(member, "gradients ")
+        self._holder.wire = self._connect(member, "layers ") if synced else None
+        self._holder.broken = None
+        source = self._share_state()
+        self.balance = self._balance(source, synced)
+        self._link = self._measure_link(source)
+        bucket = self._training.settings.bucket
+        limits = USUAL_LIMITS if bucket is None else (bucket,)
+        self.reducer = Reducer(self._training.parameters, self.wire, limits=limits)
+
+    def exchange(self, shares: tuple[int, ...], compute: float) -> None:
+        """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
+        self.reducer.flush()
+        slots = torch.zeros(self.size, dtype=torch.float64)
+        slots[self.rank] = compute
+        wait = self.wire.all_reduce(slots)
+        local = self._squared_norm() if self._training.settings.noise else 0.0
+        self.reducer.finish()
+        if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
+            self._training.noise.observe((shares[self.rank], local), (sum(shares), self._squared_norm()))
+        if self._reported is not None:
+            known, seconds, arrived = self._reported
+            arrived()
+            self.balance.learn(known, seconds.tolist())
+        self._reported = (shares, slots, wait)
+
+    def _squared_norm(self) -> float:
+        found = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
+        return float(sum(gradient.double().square().sum() for gradient in found))
+
+    def after_commit(self) -> None:
+        """Arrange the buckets when enough was seen."""
+        self._committed += 1
+        if self._committed == 1 and self.size > 1:
+            ready = torch.tensor(self.reducer.ready_seconds, dtype=torch.float64)
+            self.wire.broadcast(ready, 0)
+            self.reducer.arrange_as_ready(ready.tolist())
+        if self._link is not None and self._committed in ARRANGE_AFTER:
+            self._arrange(self._link)
+
+    def link_plain(self) -> list[float] | None:
+        """The measured cost of an all-reduce."""
+        return [self._link.alpha, self._link.beta] if self._link else None
+
+    def close(self) -> None:
+        """Leave this view."""
+        self.reducer.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._holder.wire = None
+        for wire in self._wires:
+            wire.leave()
+
+    def _connect(self, member: Member, prefix: str) -> Wire:
+        store = BoardStore(member, self.view.number, prefix)
+        address, interrupted = member.peer.address, member.interrupted
+        wire = Wire(store, self.rank, self.size, address=address, interrupted=interrupted)
+        self._wires.append(wire)
+        return wire
+
+    def _share_state(self) -> dict[str, Any]:
+        """Everybody becomes what the most advanced is; the report of that one."""
+        reports = self.view.reports
+        source = max(range(self.size), key=lambda index: (reports[index]["step"], -index))
+        report = reports[source]
+        if any(other["mark"] != report["mark"] for other in reports):
+            mine = self._training.tensors() if source == self.rank else None
+            tensors = exchange(report["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
+            if source != self.rank:
+                self._training.take(report, tensors)
+        return report
+
+    def _balance(self, source: dict[str, Any], synced: bool) -> Balance:
+        chunks = [report["chunk"] for report in self.view.reports]
+        ids = [peer.id for peer in self.view.peers]
+        fixed = not self._training.settings.balance
+        balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed)
+        balance.assume(source["costs"])
+        return balance
+
+    def _measure_link(self, source: dict[str, Any]) -> LinkCost | None:
+        if self.size == 1 or self._training.settings.bucket is not None:
+            return None
+        if source["link"] is not None:
+            return LinkCost(*source["link"])
+        total = sum(parameter.numel() * parameter.element_size() for parameter in self._training.parameters)
+        return self.wire.probe(total)
+
+    def _arrange(self, link: LinkCost) -> None:
+        """The best buckets for the mean of the times at which gradients were ready; the same on every rank."""
+        ready = torch.tensor(self.reducer.ready_seconds, dtype=torch.float64)
+        self.wire.all_reduce(ready)()
+        seconds: Sequence[float] = (ready / self.size).tolist()
+        order = sorted(range(len(seconds)), key=lambda index: (seconds[index], -index))
+        sizes = [self.reducer.sizes[index] for index in order]
+        buckets = schedule_buckets(sizes, [seconds[index] for index in order], link)
+        self.reducer.arrange([[order[i] for i in bucket] for bucket in buckets])

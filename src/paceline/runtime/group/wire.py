@@ -1,0 +1,130 @@
+"""The collectives of one view of the group: all-reduce and broadcast on Gloo, interruptible while they wait.
+
+A view's process group is never reused. When a view ends in trouble, what still runs on it is left behind with its
+buffers, so that a peer that wakes up later writes into memory nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.runtime.group.schedule import LinkCost, fit_link
+
+__all__ = ["Broken", "Wire"]
+
+POLL = timedelta(milliseconds=100)
+OPERATION_TIMEOUT = timedelta(hours=1)
+"""Far above any step: who is gone is the membership's business, not Gloo's."""
+PROBE_BYTES = 1 << 20
+_LEFT_BEHIND: list[Any] = []
+
+
+class Broken(Exception):
+    """This view of the group cannot go on."""
+
+
+class Wire:
+    """The ranks of one view; every method but `wait` is called by all of them in the same order."""
+
+    def __init__(self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event) -> None:
+        self.rank, self.size = rank, size
+        self._interrupted = interrupted
+        self._group = _connect(store, rank, size, address, interrupted) if size > 1 else None
+        self._pending: list[Any] = []
+
+    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Start summing a tensor over the ranks; the returned function waits for it."""
+        if self._group is None:
+            return lambda: None
+        return self._started(lambda group: group.allreduce([tensor]), tensor)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Give every rank the source's tensor."""
+        if self._group is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = source, 0
+            self._started(lambda group: group.broadcast([tensor], options), tensor)()
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.all_reduce(torch.zeros(1))()
+
+    def probe(self, largest: int) -> LinkCost:
+        """What an all-reduce costs here; all ranks get the slowest rank's answer."""
+        small, large = 1 << 10, max(1 << 12, min(PROBE_BYTES, largest))
+        times = torch.tensor([self._timed(small, 5), self._timed(large, 3)], dtype=torch.float64)
+        slots = torch.zeros(self.size, 2, dtype=torch.float64)
+        slots[self.rank] = times
+        self.all_reduce(slots)()
+        slowest = slots.max(dim=0).values.tolist()
+        return fit_link((small, slowest[0]), (large, slowest[1]))
+
+    def leave(self) -> None:
+        """End this view; operations that never ended are left behind, not waited for."""
+        if any(not work.is_completed() for work, _ in self._pending):
+            _LEFT_BEHIND.append((self._group, self._pending))
+        self._group = None
+        self._pending = []
+
+    def _timed(self, size: int, repeats: int) -> float:
+        tensor = torch.zeros(size // 4)
+        self.all_reduce(tensor)()
+        best = float("inf")
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            self.all_reduce(tensor)()
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    def _started(self, start: Callable[[Any], Any], tensor: Tensor) -> Callable[[], None]:
+        try:
+            work = start(self._group)
+        except RuntimeError as error:
+            raise Broken(str(error)) from error
+        self._pending = [item for item in self._pending if not item[0].is_completed()]
+        self._pending.append((work, tensor))
+        return lambda: self._wait(work)
+
+    def _wait(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(POLL)
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise Broken(str(error)) from error
+            if self._interrupted.is_set():
+                raise Broken("the group is being formed anew")
+
+
+def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event) -> Any:
+    """Make the process group in a thread of its own, so that a peer that dies meanwhile cannot hold us."""
+    made: list[Any] = []
+    failed: list[Exception] = []
+
+    def make() -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = OPERATION_TIMEOUT
+        try:
+            made.append(dist.ProcessGroupGloo(store, rank, size, options))
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=make, daemon=True, name="paceline-connect")
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.02)
+        if interrupted.is_set():
+            raise Broken("the group changed while it was being connected")
+    if failed:
+        raise Broken(str(failed[0]))
+    return made[0]

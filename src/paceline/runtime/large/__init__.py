@@ -1,0 +1,1 @@
+"""Training with large batches: how large is useful, and how rates follow."""

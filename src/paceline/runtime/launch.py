@@ -1,0 +1,216 @@
+"""Starts a training script on the devices of a cluster and stays until it is done; ranks that die may come back.
+
+A job has a folder for its secret's lifetime: logs of all ranks, and the roster that tells late ranks where to ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paceline.bench.job import Launch, Launcher, Process
+from paceline.errors import InputError
+from paceline.spec.cluster import Placed
+
+__all__ = ["Ended", "Grouping", "TrainingJob", "processes_of", "watch"]
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups that exchange through a syncer with one shard beside the first rank of each group."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks of each group."""
+    samples: tuple[int, ...]
+    """Of a step of each group."""
+    local_steps: int
+    quorum: int
+    meets: tuple[int, ...]
+    """A free port for each group's first rank."""
+    shards: tuple[int, ...]
+    """A free port for each shard."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One script to be run by all ranks."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    python: Path
+    folder: Path
+    placement: tuple[Placed, ...]
+    meet: tuple[str, int]
+    """Rank 0's address and a free port there."""
+    threads: int = 1
+    path: Path | None = None
+    """Directory to import Paceline from, where the interpreter does not have it installed."""
+    grouping: Grouping | None = None
+    """None: all ranks are one group."""
+    secret: str = field(default_factory=lambda: secrets.token_hex(32))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended."""
+
+    codes: dict[str, int]
+    """Last exit code of each rank."""
+    restarts: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the training came to its end: somebody finished, and nobody stopped over an error of its own."""
+        return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
+
+
+def processes_of(job: TrainingJob) -> list[Process]:
+    """One process per rank."""
+    if not job.script.is_file():
+        raise InputError(
+            f"{job.script} is not a file", hint="give the training script, as in `paceline train train.py`"
+        )
+    ranks = [
+        Process(
+            name=f"rank {placed.rank}",
+            rank=placed.rank,
+            host=placed.host,
+            argv=(str(job.python), str(job.script.resolve()), *job.arguments),
+            env=_env(job, placed),
+            log=job.folder / f"rank-{placed.rank}.log",
+        )
+        for placed in job.placement
+    ]
+    return [*_shards(job, job.grouping), *ranks] if job.grouping is not None else ranks
+
+
+def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
+    """One process per shard; what it commits is kept in the job's folder, so that it can be started again."""
+    found = []
+    for index, (port, group) in enumerate(zip(grouping.shards, grouping.groups, strict=True)):
+        settings = {
+            "index": index,
+            "folder": str(job.folder),
+            "address": job.meet[0],
+            "port": port,
+            "groups": len(grouping.groups),
+            "quorum": grouping.quorum,
+        }
+        path = job.folder / f"shard-{index}.json"
+        path.write_text(json.dumps(settings), encoding="utf-8")
+        env = {"PACELINE_SECRET": job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
+        host = job.placement[group[0]].host
+        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path))
+        found.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
+    return found
+
+
+def _path(job: TrainingJob) -> dict[str, str]:
+    return {"PYTHONPATH": str(job.path)} if job.path is not None else {}
+
+
+def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str]:
+    """What a rank of one of several groups is told in place of the whole job's numbers."""
+    index = next(number for number, group in enumerate(grouping.groups) if rank in group)
+    group = grouping.groups[index]
+    return {
+        "PACELINE_JOIN": f"{job.meet[0]}:{grouping.meets[index]}",
+        "PACELINE_ROSTER": str(job.folder / f"roster-{index}.json"),
+        "PACELINE_RANK": str(group.index(rank)),
+        "PACELINE_SIZE": str(len(group)),
+        "PACELINE_GROUP": f"group{index}",
+        "PACELINE_GROUP_SHARE": repr(grouping.samples[index] / sum(grouping.samples)),
+        "PACELINE_LOCAL_STEPS": str(grouping.local_steps),
+        "PACELINE_SYNCER": ",".join(f"{job.meet[0]}:{port}" for port in grouping.shards),
+        "PACELINE_SYNCER_SECRET": job.secret,
+    }
+
+
+def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
+    env = {
+        "PYTHONUNBUFFERED": "1",
+        "PACELINE_JOIN": f"{job.meet[0]}:{job.meet[1]}",
+        "PACELINE_SECRET": job.secret,
+        "PACELINE_ROSTER": str(job.folder / "roster.json"),
+        "PACELINE_RANK": str(placed.rank),
+        "PACELINE_SIZE": str(len(job.placement)),
+        "LOCAL_RANK": str(placed.local_rank),
+        "OMP_NUM_THREADS": str(job.threads),
+    }
+    env |= _path(job)
+    if job.grouping is not None:
+        env |= _group_env(job, job.grouping, placed.rank)
+    if placed.device.emulation is not None:
+        env["PACELINE_EMULATION"] = json.dumps(placed.device.emulation.model_dump(mode="json"))
+    return env
+
+
+def watch(launcher: Launcher, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | Ended]:
+    """Start the ranks and tell their lines as they come; the last value says how it ended.
+
+    A rank that is killed is started again while restarts are left; it joins the others where they are.
+    """
+    launches = {process.name: launcher.start([process]) for process in processes}
+    followed = {process.name: _Tail(process.log) for process in processes}
+    used = 0
+    try:
+        while True:
+            codes = {name: launch.poll()[name] for name, launch in launches.items()}
+            training = any(codes[process.name] is None for process in processes if process.rank is not None)
+            for process in processes:
+                yield from (f"[{process.name}] {line}" for line in followed[process.name].lines())
+                if training and _comes_back(process, codes[process.name], used < restarts):
+                    used += process.rank is not None
+                    yield f"[{process.name}] ended with {codes[process.name]}; started again"
+                    launches[process.name] = launcher.start([_late(process)])
+                    codes[process.name] = None
+            if not training:
+                ended = {p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None}
+                yield Ended(ended, used)
+                return
+            time.sleep(POLL_S)
+    finally:
+        for launch in launches.values():
+            _stop(launch)
+
+
+def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
+    """A shard always comes back, a rank if it was killed and restarts are left."""
+    if code is None:
+        return False
+    return process.rank is None or (code < 0 and allowed)
+
+
+def _late(process: Process) -> Process:
+    """A rank that comes back finds the others by the roster."""
+    return replace(process, env={**process.env, "PACELINE_LATE": "1"})
+
+
+def _stop(launch: Launch) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        launch.stop()
+
+
+class _Tail:
+    """The new whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset, os.SEEK_SET)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode("utf-8", errors="replace").splitlines()

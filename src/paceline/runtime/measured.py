@@ -1,0 +1,101 @@
+"""The measured process of Paceline's runtime: the loop a user would write, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.utils.data import TensorDataset
+
+from paceline.bench.frameworks.harness import Job, Session, main
+from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.runtime.emulate import emulate, emulated_device
+from paceline.runtime.loading import Batch
+from paceline.runtime.pace import join
+from paceline.runtime.settings import Settings
+
+__all__ = ["PacelineSession"]
+
+ENDLESS = 10**9
+POOL = 2
+"""Global batches of synthetic samples."""
+
+
+class PacelineSession(Session):
+    """SGD with momentum by the runtime; shares of the batch are its own choice."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank = job, rank
+        self.versions = {"torch": torch.__version__, "gloo": "bundled"}
+        self.labels: list[str] = []
+        torch.set_num_threads(job["threads"])
+        torch.manual_seed(job["seed"])
+        self.net = Graph(job["network"])
+        _emulate(self.net, job, rank)
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
+        batch = job["batch"] * job["ranks"]
+        settings = Settings(bucket=job["strategy"]["bucket"] or None)
+        self.pace = join(self.net, optimizer, _samples(job, POOL * batch), global_batch=batch, settings=settings)
+        self.pace.__enter__()
+        self.batches: Iterator[Batch] = self.pace.batches(steps=ENDLESS)
+        self.current = next(self.batches)
+        self.loss = torch.zeros(())
+
+    def step(self, upto: str) -> None:
+        """One step; parts of a step compute on the current batch without exchange."""
+        loss = self._loss()
+        if upto == "forward":
+            return
+        if upto == "compute":
+            loss.backward()
+            self.net.zero_grad(set_to_none=True)
+            return
+        self.pace.step(loss)
+        self.loss = loss.detach()
+        self.current = next(self.batches)
+
+    def _loss(self) -> torch.Tensor:
+        logits = self.net(self.current.inputs)
+        return F.cross_entropy(logits.flatten(0, -2), self.current.targets.flatten())
+
+    def facts(self) -> dict[str, Any]:
+        """What the balance and the exchange came to."""
+        session = self.pace._live
+        return {
+            "loss": float(self.loss),
+            "shares": list(self.pace.shares),
+            "costs": session.balance.plain(),
+            "link": session.link_plain(),
+            "buckets": len(session.reducer.layout),
+        }
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.pace.__exit__(None, None, None)
+
+
+def _samples(job: Job, count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(job["seed"])
+    given, classes = job["network"]["input"], job["network"]["classes"]
+    if given["kind"] == "image":
+        shape = (count, given["channels"], given["height"], given["width"])
+        return TensorDataset(
+            torch.randn(shape, generator=generator), torch.randint(classes, (count,), generator=generator)
+        )
+    rows = job["network"]["layers"][-1]["shape"][:-1]
+    tokens = torch.randint(given["vocabulary"], (count, given["length"]), generator=generator)
+    return TensorDataset(tokens, torch.randint(classes, (count, *rows), generator=generator))
+
+
+def _emulate(net: Graph, job: Job, rank: int) -> None:
+    """Wait as long as the rank's device would compute, if it is one that is not there."""
+    emulation = job["devices"][rank].get("emulation")
+    device = emulated_device(emulation, job["batch"], seed=rank) if emulation else None
+    if device is not None:
+        emulate(net, device)
+
+
+if __name__ == "__main__":
+    main(PacelineSession)

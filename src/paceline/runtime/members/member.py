@@ -1,0 +1,315 @@
+"""One process's membership: it follows the leader, leads when it is its turn, and tells the training loop of changes.
+
+If the leader falls silent, the members that are left turn to the first of them in the order of the last view; that one
+leads. Whoever wakes up after being taken for dead finds the leader of the day and joins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TrainingLost
+from paceline.runtime.members.channel import Channel, Message, answer, call
+from paceline.runtime.members.leader import Leader
+from paceline.runtime.members.view import Patience, Peer, View
+
+__all__ = ["Member"]
+
+RETRY = 0.05
+log = logging.getLogger("paceline.runtime")
+
+
+class Member:
+    """Takes part from construction until `leave`."""
+
+    def __init__(self, server: socket.socket, secret: bytes, *, peer: Peer, patience: Patience) -> None:
+        self.peer, self._secret, self._patience = peer, secret, patience
+        self._server = server
+        self._roster: Path | None = None
+        self.interrupted = threading.Event()
+        """Set while the view that the training loop works in is over."""
+        self._changed = threading.Condition()
+        self._view: View | None = None
+        self._taken = 0
+        self._board: dict[str, bytes] = {}
+        self._over = self._left = False
+        self._lost: str | None = None
+        self._leader: Leader | None = None
+        self._channel: Channel | None = None
+        self._ready: Message | None = None
+        self._heard = time.monotonic()
+        threading.Thread(target=self._serve, daemon=True, name="paceline-door").start()
+
+    def start(self, meet: tuple[str, int], *, first: int | None, roster: Path | None = None) -> None:
+        """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
+        self._roster = roster
+        known = [place for place in _read_roster(roster) if place != (self.peer.address, self.peer.port)]
+        if first is not None and not self._any_answers(known):
+            self._lead(first=first)
+            known, meet = [], (self.peer.address, self.peer.port)
+        threading.Thread(target=self._follow, args=([*known, meet],), daemon=True, name="paceline-follow").start()
+        threading.Thread(target=self._beat, daemon=True, name="paceline-beat").start()
+
+    def next_view(self, report: dict[str, Any]) -> View:
+        """Report for the next view and wait for it."""
+        self._say_ready(report, finished=False)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._fresh() or self._lost, timeout=1.0)
+                if self._lost:
+                    raise TrainingLost(
+                        self._lost, hint="is the job still running, and does this process hold its secret?"
+                    )
+                if self._fresh():
+                    return self._take()
+
+    def finish(self, report: dict[str, Any]) -> View | None:
+        """Wait until all have finished; a view if the group changes before, None if it is over."""
+        self._say_ready(report, finished=True)
+        with self._changed:
+            self._changed.wait_for(lambda: self._fresh() or self._over or self._lost)
+            return None if self._over or self._lost else self._take()
+
+    def trouble(self, view: View, why: str) -> None:
+        """Tell the leader that this view cannot go on."""
+        self._send({"kind": "trouble", "view": view.number, "why": why[:200]})
+
+    def put(self, view: int, key: str, value: bytes) -> None:
+        """Write on a view's board."""
+        self._send({"kind": "put", "view": view, "key": key, "value": value.hex()})
+
+    def read(self, view: int, key: str) -> bytes | None:
+        """What a view's board says under a key; waits for it until the view ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._board or self._ended(view))
+            return None if self._ended(view) else self._board[key]
+
+    def glance(self, view: int, key: str) -> bool:
+        """Whether a view's board has a key already."""
+        with self._changed:
+            return not self._ended(view) and key in self._board
+
+    def leave(self) -> None:
+        """Hang up for good."""
+        self._left = True
+        self._server.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads now."""
+        return self._leader is not None and self._leader.leading
+
+    def _ended(self, view: int) -> bool:
+        return self.interrupted.is_set() or self._view is None or self._view.number != view
+
+    def _fresh(self) -> bool:
+        return self._view is not None and self._view.number > self._taken
+
+    def _take(self) -> View:
+        assert self._view is not None
+        self._taken = self._view.number
+        self._ready = None
+        return self._view
+
+    def _say_ready(self, report: dict[str, Any], *, finished: bool) -> None:
+        self._ready = {"kind": "ready", "report": report, "finished": finished}
+        self._send(self._ready)
+
+    def _send(self, message: Message) -> None:
+        """To the leader; if it is gone, whoever leads next asks anew."""
+        channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(ConnectionError):
+                channel.send(message)
+
+    def _beat(self) -> None:
+        while not self._left:
+            self._send({"kind": "beat"})
+            if time.monotonic() - self._heard > self._patience.silence and self._channel is not None:
+                log.warning("the leader was silent for %.1f s", time.monotonic() - self._heard)
+                self._channel.close()
+            time.sleep(self._patience.beat)
+
+    def _follow(self, places: list[tuple[str, int]]) -> None:
+        """Find the leader, follow it until it is gone, and again."""
+        deadline = time.monotonic() + self._patience.join
+        while not self._left and not self._over:
+            channel = self._find(places)
+            if channel is None:
+                if time.monotonic() > deadline:
+                    self._give_up(f"nobody who leads this job answered for {self._patience.join:.0f} s")
+                    return
+                time.sleep(RETRY)
+                continue
+            self._heard, self._channel = time.monotonic(), channel
+            if self._ready is not None:
+                self._send(self._ready)
+            self._obey(channel)
+            self._channel = None
+            places = self._successors()
+            deadline = time.monotonic() + self._patience.join
+
+    def _obey(self, channel: Channel) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                message = channel.receive()
+                self._heard = time.monotonic()
+                self._take_in(message)
+        channel.close()
+        with self._changed:
+            self.interrupted.set()
+            self._changed.notify_all()
+
+    def _take_in(self, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "beat":
+            return
+        with self._changed:
+            if kind == "view":
+                self._view, self._board = View.of(message["view"]), {}
+                self.interrupted.clear()
+            elif kind == "halt":
+                self.interrupted.set()
+            elif kind == "board" and self._view is not None and message["view"] == self._view.number:
+                self._board[message["key"]] = bytes.fromhex(message["value"])
+            elif kind == "over":
+                self._over = True
+            self._changed.notify_all()
+
+    def _successors(self) -> list[tuple[str, int]]:
+        """Where the next leader may be, in the order in which members must agree; the lost leader comes last."""
+        if self._view is None:
+            return [*_read_roster(self._roster)]
+        last = self._view.leader
+        order = [peer for peer in self._view.peers if peer.id != last]
+        asleep = self._leader is not None and not self._leader.leading
+        if asleep:
+            order.sort(key=lambda peer: peer.id == self.peer.id)
+        else:
+            order += [peer for peer in self._view.peers if peer.id == last]
+        return [(peer.address, peer.port) for peer in order]
+
+    def _find(self, places: list[tuple[str, int]]) -> Channel | None:
+        """The first place that leads, or where it points to; ourselves lead if all before us are silent."""
+        for place in places:
+            if place == (self.peer.address, self.peer.port) and not self.leads:
+                self._lead(first=None)
+            channel = self._ask(place)
+            if channel is not None:
+                return channel
+        return None
+
+    def _ask(self, place: tuple[str, int]) -> Channel | None:
+        """Follow whoever leads according to this place; None if it is silent itself.
+
+        A live member that has not noticed yet that its leader is gone is asked again until it knows: who turned to
+        the next place now would lead a second group.
+        """
+        deadline = time.monotonic() + 2 * self._patience.silence + 2.0
+        asked = place
+        while time.monotonic() < deadline and not self._left:
+            reply, channel = self._greet(asked)
+            if channel is not None:
+                return channel
+            if reply is None and asked == place:
+                return None
+            pointed = (str(reply["address"]), int(reply["port"])) if reply and reply.get("kind") == "follow" else place
+            asked = pointed if pointed != self._lost_place() else place
+            time.sleep(RETRY)
+        return None
+
+    def _greet(self, place: tuple[str, int]) -> tuple[Message | None, Channel | None]:
+        """What a place answers, and the channel to it if it leads."""
+        try:
+            channel = call(*place, self._secret, timeout=1.0)
+            channel.settle(2.0)
+            channel.send({"kind": "hello", "peer": asdict(self.peer)})
+            reply = channel.receive()
+            channel.settle(None)
+        except (OSError, KeyError):
+            return None, None
+        if reply.get("kind") == "welcome":
+            return reply, channel
+        channel.close()
+        return reply, None
+
+    def _lost_place(self) -> tuple[str, int] | None:
+        """Where the leader was that this member lost."""
+        if self._view is None:
+            return None
+        leader = self._view.peers[self._view.place(self._view.leader)]
+        return (leader.address, leader.port)
+
+    def _any_answers(self, places: list[tuple[str, int]]) -> bool:
+        for place in places:
+            with contextlib.suppress(OSError, KeyError):
+                call(*place, self._secret, timeout=0.5).close()
+                return True
+        return False
+
+    def _lead(self, *, first: int | None) -> None:
+        number = self._view.number if self._view else 0
+        log.info("%s leads after view %d", self.peer.id, number)
+        self._leader = Leader(self.peer.id, self._patience, first=first, after=number, formed=self._write_roster)
+
+    def _serve(self) -> None:
+        while not self._left:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._receive, args=(connection,), daemon=True, name="paceline-greet").start()
+
+    def _receive(self, connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError, KeyError, TypeError, OSError):
+            channel = answer(connection, self._secret)
+            channel.settle(5.0)
+            hello = channel.receive()
+            channel.settle(None)
+            peer = Peer(**hello["peer"])
+            leader = self._leader
+            if leader is not None and leader.leading:
+                leader.admit(peer, channel)
+            else:
+                channel.send(self._direction())
+                channel.close()
+
+    def _direction(self) -> Message:
+        """Where the leader is, as far as we know."""
+        if self._channel is None or self._view is None:
+            return {"kind": "wait"}
+        leader = self._view.peers[self._view.place(self._view.leader)]
+        return {"kind": "follow", "address": leader.address, "port": leader.port}
+
+    def _write_roster(self, view: View) -> None:
+        """Leave word for those who come later, if there is a file for it."""
+        if self._roster is not None:
+            places = [[peer.address, peer.port] for peer in view.peers]
+            temporary = self._roster.with_name(f"{self._roster.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(places), encoding="utf-8")
+            temporary.rename(self._roster)
+
+    def _give_up(self, why: str) -> None:
+        with self._changed:
+            self._lost = why
+            self.interrupted.set()
+            self._changed.notify_all()
+
+
+def _read_roster(path: Path | None) -> list[tuple[str, int]]:
+    if path is None or not path.exists():
+        return []
+    with contextlib.suppress(json.JSONDecodeError, ValueError, TypeError):
+        return [(str(address), int(port)) for address, port in json.loads(path.read_text(encoding="utf-8"))]
+    return []

@@ -1,0 +1,355 @@
+"""The user's training loop: batches that fit each rank, and steps that equal one process with the whole batch.
+
+    with join(model, optimizer, dataset, global_batch=512) as pace:
+        for batch in pace.batches(epochs=10):
+            loss = loss_fn(model(batch.inputs), batch.targets)
+            pace.step(loss)
+
+A rank with n of the step's N samples weighs its gradients by n / N, so their sum is the gradient of the mean loss over
+all N, whatever the split. If the group changes in mid-step, the step is not committed and its samples are used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import InputError
+from paceline.runtime.emulate import emulate_as_told
+from paceline.runtime.group.batchnorm import WireHolder, has_plain_batchnorm, synchronise
+from paceline.runtime.group.session import GroupSession
+from paceline.runtime.group.wire import Broken
+from paceline.runtime.loading import Batch, Samples, load
+from paceline.runtime.members.meet import launched, meet
+from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
+from paceline.runtime.settings import Settings
+from paceline.runtime.syncer.between import Between, membership
+from paceline.runtime.training import Training
+
+__all__ = ["Pace", "StepRecord", "join"]
+
+RECORDS = 10_000
+log = logging.getLogger("paceline.runtime")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one committed step was like on this rank."""
+
+    step: int
+    view: int
+    samples: int
+    """Of all ranks together."""
+    shares: tuple[int, ...]
+    measured_seconds: float
+    """From the end of the step before to the end of this one."""
+    measured_compute: float
+    """Until this rank's gradients were computed."""
+
+
+@dataclass
+class _Attempt:
+    """A step that is being tried."""
+
+    size: int
+    shares: tuple[int, ...]
+    chunks: list[np.ndarray]
+    began: float
+    done: int = 0
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Samples,
+    *,
+    global_batch: int,
+    settings: Settings | None = None,
+) -> Pace:
+    """Take part in the training of a model with whoever else was launched; alone it is a plain loop."""
+    if global_batch < 1:
+        raise InputError(f"global_batch is {global_batch}, expected at least 1")
+    if len(dataset) < 1:
+        raise InputError("the dataset is empty")
+    return Pace(model, optimizer, dataset, global_batch=global_batch, settings=settings or Settings())
+
+
+class Pace:
+    """One process's part in a training run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Samples,
+        *,
+        global_batch: int,
+        settings: Settings,
+    ) -> None:
+        self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
+        self._holder = WireHolder()
+        self._synced = _prepare_batchnorm(model, settings, self._holder)
+        emulate_as_told(model, global_batch)
+        where = membership()
+        self._between = Between(where, model, global_batch=global_batch) if where else None
+        """The other groups, if there are any."""
+        also = (self._between,) if self._between else ()
+        self._training = Training(model, optimizer, settings, num_samples=len(dataset), also=also)
+        self._training.resume()
+        self._member = meet(launched(), settings.patience)
+        self._session: GroupSession | None = None
+        self._attempt: _Attempt | None = None
+        self._order: tuple[int, np.ndarray] | None = None
+        self._epochs = 0
+        self._last_end = time.perf_counter()
+        self.records: deque[StepRecord] = deque(maxlen=RECORDS)
+        """The newest committed steps."""
+        self.views: list[tuple[int, int, float]] = []
+        """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
+
+    def __enter__(self) -> Pace:
+        self._enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._member.leave()
+        if self._between is not None:
+            self._between.leave()
+
+    @property
+    def position(self) -> Position:
+        """How far training has come."""
+        return self._training.position
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the group now."""
+        return self._live.rank
+
+    @property
+    def size(self) -> int:
+        """How many processes train together now."""
+        return self._live.size
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each rank in a full step, as of now."""
+        return self._live.balance.shares(self._between.batch if self._between else self.global_batch)
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Samples per step beyond which more hardly help; None unless Settings(noise=True) and enough was seen."""
+        return self._training.noise.samples
+
+    @property
+    def _live(self) -> GroupSession:
+        if self._session is None:
+            raise InputError("the group is joined by `with join(...) as pace:`")
+        return self._session
+
+    def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
+        """This rank's batches until so many epochs or committed steps of the whole run are done."""
+        if self._between is not None and epochs is None:
+            raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
+        self._epochs = epochs or 0
+        if epochs is None and steps is None:
+            raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
+        while True:
+            while not self._reached(epochs, steps):
+                yield from self._try_step()
+            view = self._member.finish(self._training.report(self._live))
+            if view is None:
+                break
+            self._enter(view)
+        self._training.save_last(self.rank)
+
+    def step(self, loss: Tensor) -> None:
+        """Backward pass, exchange and update; a chunk that is not the last of its step only adds gradients."""
+        attempt = self._attempt
+        if attempt is None or attempt.done >= len(attempt.chunks):
+            raise InputError("step() was called without a batch", hint="call it once for each batch of batches()")
+        chunk = attempt.chunks[attempt.done]
+        attempt.done += 1
+        last = attempt.done == len(attempt.chunks)
+        try:
+            self._backward(loss, attempt, chunk, last=last)
+            if last:
+                self._commit(attempt)
+        except Broken as error:
+            self._recover(error)
+
+    def _reached(self, epochs: int | None, steps: int | None) -> bool:
+        position = self.position
+        if self._between is not None and self._between.over:
+            return True
+        if self._between is not None:
+            epochs = None
+        return (epochs is not None and position.epoch >= epochs) or (steps is not None and position.step >= steps)
+
+    def _try_step(self) -> Iterator[Batch]:
+        """The chunks of this rank's share; none if it has no share, or until the group has changed."""
+        if self._member.interrupted.is_set():
+            self._recover(Broken("the group changes"))
+            return
+        if self._between is not None and not self._exchanged():
+            return
+        size = self._next_size()
+        session, position = self._live, self.position
+        shares = session.balance.shares(size)
+        mine = share_of(self._epoch_order(position.epoch), position, shares, session.rank)
+        attempt = _Attempt(size, shares, _chunked(mine, self.settings.chunk), began=self._last_end)
+        self._attempt = attempt
+        if not attempt.chunks:
+            self._step_without_samples(attempt)
+            return
+        for number, chunk in enumerate(attempt.chunks, start=1):
+            yield load(self._dataset, chunk, device=self._training.device, collate=self.settings.collate)
+            if self._attempt is not attempt:
+                return
+            if attempt.done != number:
+                raise InputError("a batch was not followed by step()", hint="call pace.step(loss) once for each batch")
+
+    def _next_size(self) -> int:
+        """Samples of the next step of this group."""
+        if self._between is not None:
+            return min(self._between.batch, self._between.end - self.position.cursor)
+        return step_size(self.position, num_samples=len(self._dataset), global_batch=self.global_batch)
+
+    def _moved_on(self, size: int) -> Position:
+        """The position after a committed step of so many samples."""
+        position = self.position
+        if self._between is not None:
+            return Position(position.step + 1, position.epoch, position.cursor + size)
+        return advance(position, size, num_samples=len(self._dataset))
+
+    def _exchanged(self) -> bool:
+        """Have samples to work on; False if the group changed meanwhile or all samples are used."""
+        try:
+            self._exchange_if_due()
+        except Broken as error:
+            self._recover(error)
+            return False
+        return self._between is not None and not self._between.over
+
+    def _exchange_if_due(self) -> None:
+        """When a lease is used up, the group's first rank speaks with the syncer and tells the others."""
+        between, session = self._between, self._live
+        if between is None or between.over or (between.sequence > 0 and self.position.cursor < between.end):
+            return
+        if session.rank == 0:
+            self._training.mark = f"speaking:{secrets.token_hex(4)}"
+            between.exchange(num_samples=len(self._dataset), epochs=self._epochs)
+        header, theta = between.header(), between.base.clone()
+        session.wire.broadcast(header, 0)
+        session.wire.broadcast(theta, 0)
+        if session.rank != 0:
+            between.follow(header, theta)
+        self._training.position = Position(self.position.step, between.epoch, between.begin)
+        self._training.mark = f"{session.view.number}:{session.view.leader}:round {between.sequence}"
+
+    def _backward(self, loss: Tensor, attempt: _Attempt, chunk: np.ndarray, *, last: bool) -> None:
+        if self._holder.broken is not None:
+            raise self._holder.broken
+        mean = self.settings.reduction == "mean"
+        mine = attempt.shares[self._live.rank]
+        weight = mine / attempt.size if mean else 1.0
+        if mean and len(attempt.chunks) > 1:
+            loss = loss * (len(chunk) / mine)
+        if self._synced:
+            # Layers that sum over the ranks in the backward pass need gradients that are weighted already.
+            loss, weight = loss * weight, 1.0
+        if last:
+            self._live.reducer.begin(weight, step_began=attempt.began)
+        loss.backward()
+
+    def _step_without_samples(self, attempt: _Attempt) -> None:
+        try:
+            self._live.reducer.begin(0.0, step_began=attempt.began)
+            self._commit(attempt)
+        except Broken as error:
+            self._recover(error)
+
+    def _commit(self, attempt: _Attempt) -> None:
+        self._training.drain()
+        compute = time.perf_counter() - attempt.began
+        session = self._live
+        session.exchange(attempt.shares, compute)
+        self._training.update()
+        self._training.position = self._moved_on(attempt.size)
+        self._training.mark = f"{session.view.number}:{session.view.leader}:{self.position.step}"
+        self._attempt = None
+        end = time.perf_counter()
+        seconds, self._last_end = end - self._last_end, end
+        record = StepRecord(self.position.step, session.view.number, attempt.size, attempt.shares, seconds, compute)
+        self.records.append(record)
+        session.after_commit()
+        self._exchange_if_due()
+        self._training.save_if_due(session)
+
+    def _recover(self, error: Broken) -> None:
+        log.info("step %d is tried again: %s", self.position.step + 1, str(error).splitlines()[0][:160])
+        self._attempt = None
+        self._training.optimizer.zero_grad(set_to_none=True)
+        self._member.trouble(self._live.view, str(error))
+        self._enter()
+
+    def _enter(self, view: Any = None) -> None:
+        """Take the next view, and the one after if that breaks while it is set up."""
+        while True:
+            previous = self._session
+            report = self._training.report(previous)
+            if previous is not None:
+                previous.close()
+            view = view or self._member.next_view(report)
+            try:
+                self._session = GroupSession(
+                    self._member, view, self._training, holder=self._holder, synced=self._synced
+                )
+                break
+            except Broken as error:
+                self._member.trouble(view, str(error))
+                view = None
+        self.views.append((view.number, len(view.peers), time.monotonic()))
+        self._last_end = time.perf_counter()
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, epoch_order(len(self._dataset), seed=self.settings.seed, epoch=epoch))
+        return self._order[1]
+
+
+def _chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:
+    if len(indices) == 0:
+        return []
+    return [indices] if chunk is None else np.array_split(indices, -(-len(indices) // chunk))
+
+
+def _prepare_batchnorm(model: nn.Module, settings: Settings, holder: WireHolder) -> bool:
+    """Whether layers need a wire of their own."""
+    if not has_plain_batchnorm(model):
+        return False
+    if settings.batchnorm == "sync":
+        synchronise(model, holder)
+        return True
+    if launched().size > 1:
+        warnings.warn(
+            "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
+            "Settings(batchnorm='sync') normalises over the whole batch; GroupNorm does not depend on it.",
+            stacklevel=4,
+        )
+    return False

@@ -1,0 +1,49 @@
+"""Which rank takes which samples: a shuffled epoch, a cursor that only committed steps move, shares cut from it.
+
+Every rank computes the same answer from the same few numbers, so nothing is sent, and every sample of an epoch is used
+exactly once however the shares change and whoever dies: a step that did not commit did not move the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+__all__ = ["Position", "advance", "epoch_order", "share_of", "step_size"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training has come."""
+
+    step: int = 0
+    """Committed steps."""
+    epoch: int = 0
+    cursor: int = 0
+    """Samples of this epoch that committed steps have used."""
+
+
+def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
+    """The samples of one epoch in the order in which they are used."""
+    return np.random.default_rng([seed, epoch]).permutation(num_samples)
+
+
+def step_size(position: Position, *, num_samples: int, global_batch: int) -> int:
+    """Samples of the next step: the last step of an epoch takes what is left."""
+    return min(global_batch, num_samples - position.cursor)
+
+
+def share_of(order: np.ndarray, position: Position, shares: Sequence[int], rank: int) -> np.ndarray:
+    """The samples that one rank takes in the next step."""
+    begin = position.cursor + sum(shares[:rank])
+    return order[begin : begin + shares[rank]]
+
+
+def advance(position: Position, size: int, *, num_samples: int) -> Position:
+    """The position after a committed step of so many samples."""
+    cursor = position.cursor + size
+    if cursor >= num_samples:
+        return Position(step=position.step + 1, epoch=position.epoch + 1, cursor=0)
+    return replace(position, step=position.step + 1, cursor=cursor)

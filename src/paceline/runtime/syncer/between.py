@@ -1,0 +1,131 @@
+"""A group's view of the other groups: leases of samples, rounds of local steps, progress since the last exchange.
+
+Its state is shared inside the group like the model's, so that whichever rank leads next can repeat an exchange that was
+under way; the syncer recognises it by its sequence number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from paceline.errors import InputError
+from paceline.runtime.syncer.client import SyncerClient
+
+__all__ = ["Between", "Membership", "membership"]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which group this process is in, and where the syncer is."""
+
+    group: str
+    places: tuple[tuple[str, int], ...]
+    secret: bytes
+    local_steps: int
+    share: float
+    """Of the global batch that this group takes."""
+
+
+def membership(env: Mapping[str, str] = os.environ) -> Membership | None:
+    """From the launcher's variables; None if there is one group only."""
+    if "PACELINE_SYNCER" not in env:
+        return None
+    places = []
+    for text in env["PACELINE_SYNCER"].split(","):
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit():
+            raise InputError(f"PACELINE_SYNCER holds {text!r}, expected host:port")
+        places.append((host, int(port)))
+    return Membership(
+        group=env["PACELINE_GROUP"],
+        places=tuple(places),
+        secret=env["PACELINE_SYNCER_SECRET"].encode(),
+        local_steps=int(env.get("PACELINE_LOCAL_STEPS", "1")),
+        share=float(env.get("PACELINE_GROUP_SHARE", "1.0")),
+    )
+
+
+class Between:
+    """What a group knows about its exchanges; every rank of the group holds the same."""
+
+    def __init__(self, where: Membership, model: nn.Module, *, global_batch: int) -> None:
+        self.where = where
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if any(parameter.dtype != torch.float32 for parameter in self._parameters):
+            raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
+        self.batch = max(1, round(global_batch * where.share))
+        self._client: SyncerClient | None = None
+        self.sequence = 0
+        self.versions: list[int] = [0] * len(where.places)
+        self.base = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
+        self.epoch = self.begin = self.end = 0
+        self.over = False
+
+    def exchange(self, *, num_samples: int, epochs: int) -> None:
+        """Hand in progress, take the common parameters and the next samples; on the rank that speaks for the group."""
+        client = self._connected()
+        mine = parameters_to_vector(self._parameters).detach()
+        if self.sequence == 0:
+            theta, self.versions = client.start(mine.numpy(), num_samples=num_samples, epochs=epochs)
+        else:
+            progress = (self.base - mine).numpy()
+            samples = self.end - self.begin
+            theta, self.versions = client.exchange(
+                progress, sequence=self.sequence, versions=self.versions, samples=samples
+            )
+        self._take(torch.from_numpy(theta.copy()))
+        lease = client.lease(self.sequence + 1, self.batch * self.where.local_steps)
+        self.sequence += 1
+        self.over = lease is None
+        if lease is not None:
+            self.epoch, self.begin, self.end = lease.epoch, lease.begin, lease.end
+
+    def header(self) -> Tensor:
+        """What the other ranks of the group must know, as numbers."""
+        numbers = [self.sequence, self.epoch, self.begin, self.end, int(self.over), *self.versions]
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    def follow(self, header: Tensor, theta: Tensor) -> None:
+        """Take what the speaking rank learnt."""
+        self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header.tolist()
+        self.over = bool(over)
+        self._take(theta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For ranks of this group that come late, and for checkpoints."""
+        return {"base": self.base, "header": self.header()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what another rank of the group is; the parameters come with the model."""
+        header = state["header"].tolist()
+        self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header
+        self.over, self.base = bool(over), state["base"].clone()
+
+    def leave(self) -> None:
+        """This process speaks for the group no more; the group has finished if it is over."""
+        if self._client is not None:
+            if self.over:
+                self._client.leave()
+            else:
+                self._client.close()
+
+    def facts(self) -> dict[str, Any]:
+        """What the syncer says."""
+        return self._connected().facts()
+
+    def _connected(self) -> SyncerClient:
+        if self._client is None:
+            self._client = SyncerClient(self.where.places, self.where.secret, group=self.where.group)
+        return self._client
+
+    def _take(self, theta: Tensor) -> None:
+        self.base = theta.clone()
+        with torch.no_grad():
+            vector_to_parameters(theta, self._parameters)

@@ -1,0 +1,112 @@
+"""A group's side of the syncer: progress goes to all shards at once, common parameters come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import TrainingLost
+from paceline.runtime.members.channel import Channel, Message, call
+from paceline.runtime.syncer.leases import Lease
+
+__all__ = ["SyncerClient"]
+
+RETRY = 0.1
+POLL = 0.1
+
+
+class SyncerClient:
+    """Connections to every shard, made anew when a shard comes back."""
+
+    def __init__(self, places: Sequence[tuple[str, int]], secret: bytes, *, group: str, patience: float = 60.0) -> None:
+        self._places, self._secret, self._group, self._patience = list(places), secret, group, patience
+        self._channels: dict[int, Channel] = {}
+        self._pool = ThreadPoolExecutor(max_workers=len(places), thread_name_prefix="paceline-syncer")
+
+    def start(self, theta: np.ndarray, *, num_samples: int, epochs: int) -> tuple[np.ndarray, list[int]]:
+        """Offer parameters and say what there is to train on; the common parameters and their versions come back."""
+        return self._all(
+            {"kind": "start", "num_samples": num_samples, "epochs": epochs}, np.array_split(theta, len(self._places))
+        )
+
+    def exchange(
+        self, progress: np.ndarray, *, sequence: int, versions: Sequence[int], samples: int
+    ) -> tuple[np.ndarray, list[int]]:
+        """Hand in progress since some versions; the common parameters and their versions come back."""
+        message = {"kind": "push", "sequence": sequence, "samples": samples}
+        bases = [{"base": version} for version in versions]
+        return self._all(message, np.array_split(progress, len(self._places)), bases)
+
+    def lease(self, sequence: int, size: int) -> Lease | None:
+        """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
+        aside = False
+        while True:
+            reply = self._ask(0, {"kind": "lease", "sequence": sequence, "size": size})
+            lease = reply["lease"]
+            if lease is not None or not reply["others"]:
+                if aside and lease is not None:
+                    self._tell_all("busy")
+                return Lease(**lease) if lease is not None else None
+            if not aside:
+                aside = True
+                self._tell_all("idle")
+            time.sleep(POLL)
+
+    def leave(self) -> None:
+        """This group takes part no more."""
+        self._tell_all("leave")
+        self.close()
+
+    def facts(self) -> dict[str, Any]:
+        """What the first shard says about versions and staleness."""
+        return self._ask(0, {"kind": "facts"})
+
+    def close(self) -> None:
+        """Hang up."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._pool.shutdown(wait=False)
+
+    def _tell_all(self, kind: str) -> None:
+        for index in range(len(self._places)):
+            self._ask(index, {"kind": kind})
+
+    def _all(
+        self, message: Message, parts: list[np.ndarray], extra: Sequence[Message] | None = None
+    ) -> tuple[np.ndarray, list[int]]:
+        more = extra or [{}] * len(parts)
+        asked = [
+            self._pool.submit(self._ask, index, {**message, **more[index]}, part.astype(np.float32).tobytes())
+            for index, part in enumerate(parts)
+        ]
+        replies = [future.result() for future in asked]
+        theta = np.concatenate([np.frombuffer(reply["data"], dtype=np.float32) for reply in replies])
+        return theta, [int(reply["version"]) for reply in replies]
+
+    def _ask(self, index: int, message: Message, payload: bytes = b"") -> Message:
+        """Ask one shard until it answers; what it has done already it does not do twice."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                channel = self._channel(index)
+                channel.send({**message, "group": self._group}, payload)
+                reply = channel.receive()
+                if "payload" in reply:
+                    reply["data"] = channel.receive_payload(reply)
+                return reply
+            except OSError as error:
+                self._channels.pop(index, None)
+                if time.monotonic() > deadline:
+                    place = self._places[index]
+                    raise TrainingLost(f"the syncer at {place[0]}:{place[1]} does not answer: {error}") from error
+                time.sleep(RETRY)
+
+    def _channel(self, index: int) -> Channel:
+        if index not in self._channels:
+            self._channels[index] = call(*self._places[index], self._secret, timeout=5.0)
+        return self._channels[index]

@@ -1,0 +1,85 @@
+"""Samples handed out to whoever is ready: each of an epoch exactly once, however fast the takers are.
+
+A lease is a stretch of the epoch's order. A group that asks again for the same sequence number gets the same stretch,
+so a lost answer costs nothing. A stretch that its group never trained on, because the group is gone, is handed out
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Lease", "Leases"]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Samples `begin` to `end` of one epoch's order."""
+
+    epoch: int
+    begin: int
+    end: int
+
+
+class Leases:
+    """The queue of one training run."""
+
+    def __init__(self, num_samples: int, epochs: int) -> None:
+        self._num_samples, self._epochs = num_samples, epochs
+        self._next = Lease(0, 0, 0)
+        self._held: dict[str, tuple[int, Lease]] = {}
+        self._returned: list[Lease] = []
+
+    def take(self, group: str, sequence: int, size: int) -> Lease | None:
+        """The next stretch of at most so many samples; None when all epochs are handed out.
+
+        Asking for the next one says that the one before is done.
+        """
+        held = self._held.get(group)
+        if held is not None and held[0] == sequence:
+            return held[1]
+        self._held.pop(group, None)
+        lease = self._returned.pop(0) if self._returned else self._fresh(size)
+        if lease is not None:
+            self._held[group] = (sequence, lease)
+        return lease
+
+    def release(self, group: str) -> None:
+        """A group is gone: what it held is handed out again."""
+        held = self._held.pop(group, None)
+        if held is not None:
+            self._returned.append(held[1])
+
+    @property
+    def outstanding(self) -> int:
+        """Stretches that are being trained on."""
+        return len(self._held)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "num_samples": self._num_samples,
+            "epochs": self._epochs,
+            "next": asdict(self._next),
+            "held": {group: [sequence, asdict(lease)] for group, (sequence, lease) in self._held.items()},
+            "returned": [asdict(lease) for lease in self._returned],
+        }
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Leases:
+        """From JSON data."""
+        leases = cls(plain["num_samples"], plain["epochs"])
+        leases._next = Lease(**plain["next"])
+        leases._held = {group: (sequence, Lease(**lease)) for group, (sequence, lease) in plain["held"].items()}
+        leases._returned = [Lease(**lease) for lease in plain["returned"]]
+        return leases
+
+    def _fresh(self, size: int) -> Lease | None:
+        epoch, begin = self._next.epoch, self._next.end
+        if begin >= self._num_samples:
+            epoch, begin = epoch + 1, 0
+        if epoch >= self._epochs:
+            return None
+        self._next = Lease(epoch, begin, min(begin + size, self._num_samples))
+        return self._next

@@ -1,0 +1,128 @@
+"""What is trained: the model, its optimiser and how far they have come; shared with late ranks, kept in checkpoints."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import InputError
+from paceline.runtime.large.noise import NoiseScale
+from paceline.runtime.samples import Position
+from paceline.runtime.settings import Settings
+from paceline.runtime.state import Stateful, load_checkpoint, pack, save_checkpoint, unpack
+
+__all__ = ["Training"]
+
+
+class Training:
+    """The state that all ranks hold alike after every committed step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: Settings,
+        *,
+        num_samples: int,
+        also: tuple[Stateful, ...] = (),
+    ) -> None:
+        self._also = (*settings.also, *also)
+        self.model, self.optimizer, self.settings = model, optimizer, settings
+        self._identity = {"num_samples": num_samples, "seed": settings.seed}
+        self.position = Position()
+        self.mark = f"fresh:{secrets.token_hex(4)}"
+        """Names this state: ranks whose marks are equal hold equal parameters."""
+        self.costs: dict[str, Any] = {}
+        self.noise = NoiseScale()
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise InputError("the model has no parameter that is trained")
+        self.device = self.parameters[0].device
+
+    def report(self, session: Any) -> dict[str, Any]:
+        """What this rank says when a view is formed; the structure of its state is in it, the tensors are not."""
+        return {
+            "step": self.position.step,
+            "mark": self.mark,
+            "position": asdict(self.position),
+            "chunk": self.settings.chunk,
+            "identity": self._identity,
+            "costs": session.balance.plain() if session is not None else self.costs,
+            "link": session.link_plain() if session is not None else None,
+            "state": pack(self._state(), []),
+        }
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors whose places the report's state names."""
+        found: list[Tensor] = []
+        pack(self._state(), found)
+        return found
+
+    def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
+        """Become what another rank is."""
+        self.check(report["identity"])
+        for part, state in zip(self._parts(), unpack(report["state"], tensors), strict=True):
+            part.load_state_dict(state)
+        self.position = Position(**report["position"])
+        self.mark = report["mark"]
+
+    def check(self, identity: dict[str, Any]) -> None:
+        """Refuse to mix runs over different data."""
+        if identity != self._identity:
+            raise InputError(
+                f"this process trains on {self._identity}, the others or the checkpoint on {identity}",
+                hint="all ranks need the same dataset and seed; move the checkpoint away to start anew",
+            )
+
+    def update(self) -> None:
+        """Apply the exchanged gradients."""
+        if self.settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def drain(self) -> None:
+        """Wait for the device, so that its time is measured and not the time of asking it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def resume(self) -> None:
+        """Go on from the checkpoint, if there is one."""
+        path = self.settings.checkpoint
+        content = load_checkpoint(path) if path is not None else None
+        if content is None:
+            return
+        self.check(content["identity"])
+        for part, state in zip(self._parts(), content["state"], strict=True):
+            part.load_state_dict(state)
+        self.position = Position(**content["position"])
+        self.mark, self.costs = content["mark"], content["costs"]
+
+    def save_if_due(self, session: Any) -> None:
+        """Rank 0 writes a checkpoint every so many steps."""
+        if self.settings.checkpoint is not None and self.position.step % self.settings.checkpoint_every == 0:
+            self.costs = session.balance.plain()
+            self.save_last(session.rank)
+
+    def save_last(self, rank: int) -> None:
+        """Rank 0 writes a checkpoint now."""
+        if self.settings.checkpoint is None or rank != 0:
+            return
+        content = {
+            "identity": self._identity,
+            "position": asdict(self.position),
+            "mark": self.mark,
+            "costs": self.costs,
+            "state": self._state(),
+        }
+        save_checkpoint(self.settings.checkpoint, content)
+
+    def _parts(self) -> tuple[Stateful, ...]:
+        return (self.model, self.optimizer, *self._also)
+
+    def _state(self) -> list[dict[str, Any]]:
+        return [dict(part.state_dict()) for part in self._parts()]

@@ -1,0 +1,54 @@
+"""Any split of a batch computes what one process computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.runtime.conftest import StartRanks
+
+
+@pytest.mark.parametrize(
+    ("shares", "chunk"),
+    [([25, 5], None), ([29, 1], None), ([30, 0], None), ([0, 30], None), ([25, 5], 4), ([17, 9, 4], None)],
+    ids=["uneven", "one-sample", "nothing", "nothing-on-rank-0", "chunks", "three"],
+)
+def test_gradients_of_any_split_equal_one_process(ranks: StartRanks, shares: list[int], chunk: int | None) -> None:
+    alone = ranks("gradients", 1).wait()[0]
+    together = ranks("gradients", len(shares), shares=shares, chunk=chunk).wait()
+    assert len({found["hash"] for found in together}) == 1
+    difference = np.abs(np.array(together[0]["parameters"]) - np.array(alone["parameters"])).max()
+    assert difference < 1e-12
+
+
+def test_synchronised_batchnorm_equals_one_process(ranks: StartRanks) -> None:
+    alone = ranks("gradients", 1, norm=True).wait()[0]
+    together = ranks("gradients", 2, norm=True, shares=[23, 7]).wait()
+    difference = np.abs(np.array(together[0]["parameters"]) - np.array(alone["parameters"])).max()
+    assert difference < 1e-12
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_equal_split_equals_ddp_bit_for_bit(ranks: StartRanks, tmp_path: Path, size: int) -> None:
+    found = ranks("against_ddp", size, steps=8, store=str(tmp_path / "store")).wait()
+    hashes = {value for result in found for value in result.values()}
+    assert len(hashes) == 1, found
+
+
+def test_every_sample_once_per_epoch_while_shares_change(ranks: StartRanks) -> None:
+    found = ranks("epochs", 2, epochs=4, samples=100, batch=32, speeds=[3.0, 1.0]).wait()
+    uses = Counter((use["epoch"], sample) for result in found for use in result["used"] for sample in use["samples"])
+    assert set(uses) == {(epoch, sample) for epoch in range(4) for sample in range(100)}
+    assert set(uses.values()) == {1}
+    assert found[0]["shares"][0] > 1.8 * found[0]["shares"][1]
+
+
+def test_ranks_hold_equal_parameters_after_every_step(ranks: StartRanks) -> None:
+    first, second = ranks("epochs", 2, epochs=2, speeds=[2.0, 1.0]).wait()
+    hashes = [{use["step"]: use["hash"] for use in result["used"]} for result in (first, second)]
+    common = set(hashes[0]) & set(hashes[1])
+    assert len(common) >= 4
+    assert all(hashes[0][step] == hashes[1][step] for step in common)

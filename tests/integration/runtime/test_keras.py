@@ -1,0 +1,55 @@
+"""Keras on TensorFlow through the same runtime: any split trains what one process trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
+from paceline.bench.launchers.local import free_ports
+
+WORKER = Path(__file__).with_name("keras_worker.py")
+
+
+def train(folder: Path, size: int, shares: list[int] | None) -> list[dict[str, Any]]:
+    folder.mkdir()
+    base = {
+        **os.environ,
+        "PYTHONPATH": str(worker_path()),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(size),
+        "PACELINE_JOIN": f"127.0.0.1:{free_ports(1)[0]}",
+        "PACELINE_SECRET": secrets.token_hex(16),
+    }
+    options = json.dumps({"shares": shares, "steps": 6})
+    python = environment_python(prepare("keras"))
+    processes = [
+        subprocess.Popen(
+            [str(python), str(WORKER), options, str(folder / f"{rank}.json")],
+            env={**base, "RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    for process in processes:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.mark.skipif("keras" not in RECIPES, reason="the keras environment comes with the Keras framework")
+def test_an_uneven_split_trains_what_one_process_trains(tmp_path: Path) -> None:
+    (alone,) = train(tmp_path / "one", 1, None)
+    first, second = train(tmp_path / "two", 2, [22, 8])
+    assert first["hash"] == second["hash"]
+    assert np.allclose(first["values"], alone["values"], atol=2e-6)
+    assert alone["losses"][-1] < alone["losses"][0]

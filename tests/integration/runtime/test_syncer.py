@@ -1,0 +1,75 @@
+"""Groups that exchange through the syncer: every sample once, no committed update lost, staleness as asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.integration.runtime.conftest import Ranks, StartRanks, StartSyncers
+from tests.integration.runtime.test_faults import until
+
+EPOCHS, SAMPLES = 6, 120
+OPTIONS: dict[str, Any] = {"epochs": EPOCHS, "samples": SAMPLES, "batch": 24, "per_sample": 0.004}
+
+
+def check_samples(jobs: list[Ranks], sizes: list[int]) -> None:
+    """Every sample of every epoch was used by exactly one group."""
+    uses: Counter[tuple[int, int]] = Counter()
+    for job, size in zip(jobs, sizes, strict=True):
+        for rank in range(size):
+            uses.update((record["epoch"], sample) for record in job.steps(rank) for sample in record["samples"])
+    assert set(uses) == {(epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES)}
+    assert set(uses.values()) == {1}
+
+
+@pytest.mark.parametrize(("quorum", "local_steps"), [(1, 1), (2, 1), (2, 4), (1, 4)])
+def test_two_groups_use_every_sample_once(
+    ranks: StartRanks, syncers: StartSyncers, quorum: int, local_steps: int
+) -> None:
+    syncer = syncers(2, groups=2, quorum=quorum)
+    more = {"PACELINE_LOCAL_STEPS": local_steps, "PACELINE_GROUP_SHARE": 0.5}
+    fast = ranks("epochs", 1, env=syncer.env("fast", **more), **{**OPTIONS, "speeds": [4.0]})
+    slow = ranks("epochs", 1, env=syncer.env("slow", **more), **{**OPTIONS, "speeds": [1.0]})
+    one, other = fast.wait()[0], slow.wait()[0]
+    check_samples([fast, slow], [1, 1])
+    if quorum == 1:
+        assert one["steps"] > 1.5 * other["steps"], "the fast group takes more of the queue"
+
+
+def test_a_killed_shard_comes_back_without_loss(ranks: StartRanks, syncers: StartSyncers) -> None:
+    syncer = syncers(2, groups=2, quorum=1)
+    more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
+    jobs = [ranks("epochs", 1, env=syncer.env(name, **more), **OPTIONS) for name in ("a", "b")]
+    until(jobs[0], 0, 3)
+    for index in (0, 1):
+        syncer.processes[index].kill()
+        syncer.processes[index].wait()
+        syncer.start(index)
+    for job in jobs:
+        job.wait()
+    check_samples(jobs, [1, 1])
+
+
+def test_a_group_survives_the_death_of_the_rank_that_speaks(ranks: StartRanks, syncers: StartSyncers) -> None:
+    syncer = syncers(1, groups=2, quorum=2)
+    more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
+    pair = ranks("epochs", 2, env=syncer.env("pair", **more), **OPTIONS)
+    single = ranks("epochs", 1, env=syncer.env("single", **more), **OPTIONS)
+    until(pair, 1, 3)
+    pair.processes[0].kill()
+    found = pair.wait(1)[0]
+    single.wait()
+    assert found["views"][-1][1] == 1
+
+
+def test_a_dead_group_gives_its_samples_back(ranks: StartRanks, syncers: StartSyncers) -> None:
+    syncer = syncers(1, groups=2, quorum=1, silence=1.0)
+    more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
+    jobs = [ranks("epochs", 1, env=syncer.env(name, **more), **OPTIONS) for name in ("a", "b")]
+    until(jobs[0], 0, 3)
+    jobs[1].processes[0].kill()
+    jobs[0].wait()
+    uses = {(r["epoch"], sample) for job in jobs for r in job.steps(0) for sample in r["samples"]}
+    assert uses == {(epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES)}

@@ -1,0 +1,63 @@
+"""What the estimate of a rank's cost learns and ignores."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.runtime.balance import Balance
+from paceline.runtime.cost import Estimate
+
+
+def test_constant_and_slope_are_found_from_two_sizes() -> None:
+    estimate = Estimate()
+    for size in (32, 64, 32, 64):
+        estimate.observe(size, 0.05 + 0.002 * size)
+    assert estimate.plain() == pytest.approx([0.05, 0.002])
+
+
+def test_a_single_straggling_step_changes_nothing() -> None:
+    estimate = Estimate()
+    for _ in range(8):
+        estimate.observe(32, 0.1)
+    before = estimate.plain()
+    estimate.observe(32, 1.0)
+    assert estimate.plain() == pytest.approx(before)
+
+
+def test_a_lasting_slowdown_is_known_after_three_steps() -> None:
+    estimate = Estimate()
+    for _ in range(16):
+        estimate.observe(32, 0.1)
+    for _ in range(3):
+        estimate.observe(32, 0.3)
+    assert estimate.cost().seconds(32) == pytest.approx(0.3)
+
+
+def test_noise_does_not_invent_a_constant() -> None:
+    generator = random.Random(1)
+    estimate = Estimate()
+    for _ in range(40):
+        size = generator.choice([30, 31, 32])
+        estimate.observe(size, 0.003 * size * generator.gauss(1, 0.02))
+    assert estimate.plain()[0] == 0.0
+    assert estimate.plain()[1] == pytest.approx(0.003, rel=0.03)
+
+
+def test_shares_follow_a_threefold_slowdown_within_ten_steps() -> None:
+    balance = Balance(["x", "y"], chunks=[None, None])
+    speeds = [0.001, 0.001]
+    for step in range(40):
+        if step == 20:
+            speeds[1] = 0.003
+        shares = balance.shares(128)
+        balance.learn(shares, [n * cost for n, cost in zip(shares, speeds, strict=True)])
+        if step == 29:
+            assert balance.shares(128) == (96, 32)
+
+
+def test_a_new_rank_is_taken_for_an_average_one() -> None:
+    balance = Balance(["x", "y", "late"], chunks=[None] * 3)
+    balance.assume({"x": [0.0, 0.001], "y": [0.0, 0.003]})
+    assert balance.shares(100)[2] == pytest.approx(27, abs=1)
