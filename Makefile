@@ -1,4 +1,4 @@
-# make demo | make test | make check | make setup | make docs | make lock
+# make demo | make test | make test-cluster | make check | make setup | make docs | make lock
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,6 +8,7 @@ SETUP := $(VENV)/.ready
 help:
 	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, say what was found"
 	@echo "make test    set everything up, run every check and test"
+	@echo "make test-cluster  only the tests of many hosts: Slurm, MPI, sshd, Ray, virtual clusters"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make docs    write docs/reference anew from the code"
 	@echo "make lock    pin dependencies anew"
@@ -31,8 +32,27 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check
-	$(BIN)/pytest
+# Real engines for the tests of many hosts, a real browser for the tests of pages, tools that build frameworks.
+PACKAGES := slurm-wlm munge openmpi-bin libopenmpi-dev mpich openssh-server openssh-client iperf3 iputils-ping iptables \
+  iproute2 util-linux gcc g++ libc6-dev chromium
+RAY_ENV := $(VENV)/ray
+WITH_ENGINES := PACELINE_TEST_CLUSTER=1 PACELINE_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python
+
+engines: setup $(RAY_ENV)/.ready
+	@test "$$(id -u)" = 0 || { echo "the tests need root: they make network namespaces"; exit 2; }
+	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(PACKAGES); }
+
+$(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
+	$(PYTHON) -m venv $(RAY_ENV)
+	$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/ray.txt
+	@touch $@
+
+test: check engines
+	$(WITH_ENGINES) $(BIN)/pytest
+
+test-cluster: engines
+	$(WITH_ENGINES) $(BIN)/pytest tests/integration/cluster
 
 docs: setup
 	$(BIN)/python tools/reference.py
@@ -41,4 +61,4 @@ lock: setup
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 
-.PHONY: help setup demo check test docs lock
+.PHONY: help setup engines demo check test test-cluster docs lock

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "property"))
-
-from mutations import mutants
+from tests.property.mutations import mutants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

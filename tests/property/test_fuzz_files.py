@@ -4,11 +4,11 @@ import collections
 from pathlib import Path
 
 import pytest
-from mutations import mutants
 
 from paceline.catalog import cluster, known, network
 from paceline.errors import InputError, SpecError
 from paceline.spec.load import dump, load_cases
+from tests.property.mutations import mutants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STUDIES = [path.read_text() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]

@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.job import Process
+from paceline.bench.virtual.devices.dilation import judge
 from paceline.measurements.run import Failure, Span, Step
 
-__all__ = ["Ending", "RankReport", "explain_failure", "read_report"]
+__all__ = ["Ending", "RankReport", "explain_failure", "read_report", "unfaithful"]
 
 TAIL_BYTES = 4000
 Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
-Reason = Literal["crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output"]
+Reason = Literal[
+    "crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output", "unsustained"
+]
 
 
 @dataclass
@@ -142,6 +145,18 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
         exit_code=code,
         log_tail=tail(process.log),
     )
+
+
+def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:
+    """A failure if the machine could not keep up with the devices it emulated: such times are no result."""
+    found = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
+    if not found:
+        return None
+    faithfulness = judge(found, dilation=dilation)
+    if faithfulness.holds:
+        return None
+    message = f"the machine could not keep up: off by up to {100 * faithfulness.error:.1f} % ({faithfulness})"
+    return Failure(phase="measure", reason="unsustained", message=message)
 
 
 def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending) -> Process:

@@ -2,6 +2,7 @@
 
     HOME/environments/<name>-<digest>/      a virtual environment; the digest is of what was asked to be installed
     HOME/environments/<name>-<digest>.lock  held while it is made, so that two studies do not collide
+    HOME/cache/<name>-<digest>/             downloads and built wheels that outlive a failed attempt
     HOME/worker-path/<digest>/paceline      a link to this package: workers see Paceline and nothing else of ours
 
 HOME is $PACELINE_HOME, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. An environment is made under a
@@ -15,53 +16,27 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import paceline
+from paceline.bench.recipes import RECIPES, Progress, Recipe, Workshop
 from paceline.errors import EnvironmentFailed, UnknownName
 
-__all__ = ["RECIPES", "Recipe", "environment_python", "find_environment", "home", "prepare", "worker_path"]
-
-Progress = Callable[[str], None]
-"""Told one line at a time what is going on."""
-
-FRAMEWORKS = Path(__file__).parent / "frameworks"
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to make one environment."""
-
-    name: str
-    requirements: tuple[str, ...]
-    """What pip is asked for."""
-    lock: Path
-    """Exact versions of everything that comes along; pip reads it as constraints."""
-    smoke: str
-    """Python code that must run in the new environment."""
-    env: dict[str, str] = field(default_factory=dict)
-    """Variables that its processes need."""
-
-    @property
-    def digest(self) -> str:
-        """Changes when what would be installed changes."""
-        text = "\n".join([*self.requirements, self.lock.read_text(encoding="utf-8"), sys.version])
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-RECIPES: dict[str, Recipe] = {
-    "pytorch": Recipe(
-        name="pytorch",
-        requirements=("torch==2.13.0", "numpy"),
-        lock=FRAMEWORKS / "pytorch" / "lock.txt",
-        smoke="import torch, torch.distributed; assert torch.ones(2).sum() == 2",
-    ),
-}
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "environment_python",
+    "environment_variables",
+    "find_environment",
+    "home",
+    "missing_programs",
+    "prepare",
+    "remove",
+    "worker_path",
+]
 
 
 def home() -> Path:
@@ -93,6 +68,26 @@ def prepare(name: str, progress: Progress = lambda line: None) -> Path:
         if not folder.is_dir():
             _make(recipe, folder, progress)
     return folder
+
+
+def environment_variables(name: str) -> dict[str, str]:
+    """Variables that processes of an environment need."""
+    recipe = _recipe(name)
+    return recipe.variables(_folder(recipe))
+
+
+def missing_programs(name: str) -> list[str]:
+    """Programs that making an environment needs and this machine lacks."""
+    return [program for program in _recipe(name).needs if shutil.which(program) is None]
+
+
+def remove(name: str) -> bool:
+    """Delete an environment; whether there was one."""
+    folder = _folder(_recipe(name))
+    with _locked(folder.with_suffix(".lock"), lambda line: None, name) if folder.is_dir() else contextlib.nullcontext():
+        there = folder.is_dir()
+        shutil.rmtree(folder, ignore_errors=True)
+    return there
 
 
 def worker_path() -> Path:
@@ -128,36 +123,23 @@ def _locked(path: Path, progress: Progress, name: str) -> Iterator[None]:
 
 
 def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
+    missing = missing_programs(recipe.name)
+    if missing:
+        hint = f"install {', '.join(missing)} with this machine's package manager"
+        raise EnvironmentFailed(f"the {recipe.name} environment needs {', '.join(missing)}", hint=hint)
     building = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+    workshop = Workshop(building, home() / "cache" / folder.name, recipe.lock, progress)
     try:
         progress(f"creating the {recipe.name} environment")
-        _run([sys.executable, "-m", "venv", str(building)], progress)
-        python = str(environment_python(building))
-        pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "-c", str(recipe.lock)]
-        _run([*pip, *recipe.requirements], progress)
+        workshop.run([sys.executable, "-m", "venv", str(building)])
+        if recipe.requirements:
+            workshop.pip(*recipe.requirements)
+        for step in recipe.steps:
+            step(workshop)
         progress("trying it out")
-        _run([python, "-c", recipe.smoke], progress)
+        workshop.run([str(building / recipe.python), "-c", recipe.smoke], env=recipe.variables(building))
         building.rename(folder)
-    except EnvironmentFailed:
-        raise
     except OSError as error:
         raise EnvironmentFailed(f"cannot make the {recipe.name} environment: {error}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _run(argv: list[str], progress: Progress) -> None:
-    """Run a command to its end, its output told line by line; a failure carries the end of the output."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    process = subprocess.Popen(
-        argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    tail: list[str] = []
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            tail = [*tail[-20:], line.rstrip()]
-            progress(line.strip())
-    if process.wait() != 0:
-        command = " ".join(argv[:6])
-        raise EnvironmentFailed(f"`{command} ...` failed:\n  " + "\n  ".join(tail), hint="is the network reachable?")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.bench.virtual.devices.timing import emulation_document
 from paceline.spec.cluster import Placed, place
 from paceline.spec.network import plain_network
 from paceline.spec.protocol import Protocol as MeasuringProtocol
@@ -34,6 +35,10 @@ class MeetingPoint:
     address: str
     ports: tuple[int, ...]
     interface: str | None = None
+    dilation: float = 1.0
+    """Factor by which links and emulated compute are slowed there."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What is known about the place, stored with the run: links as measured, hosts, job numbers."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,8 @@ class Launcher(Protocol):
     """Starts processes on the hosts of a cluster."""
 
     name: str
+    one_machine: bool
+    """Whether all hosts are played by this machine, so that all ranks share its cores."""
 
     def meeting_point(self, case: Case) -> MeetingPoint:
         """Rank 0's address and free ports there."""
@@ -125,13 +132,23 @@ class Launcher(Protocol):
         """Start them all."""
         ...
 
+    def slow_down(self, case: Case) -> None:
+        """The machine did not keep up with this case: dilate time more the next time, where that is possible."""
+        ...
 
-def threads_of(case: Case, cores: int) -> int:
-    """Compute threads of each rank: what is asked, else an even share of the host's cores."""
+    def close(self) -> None:
+        """Give back whatever is held from launch to launch."""
+        ...
+
+
+def threads_of(case: Case, cores: int, *, one_machine: bool = True) -> int:
+    """Compute threads of each rank: what is asked, else an even share of the cores that its peers use too."""
     if case.threads is not None:
         return case.threads
     placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
-    busiest = max(sum(1 for other in placed if other.host == item.host) for item in placed)
+    busiest = (
+        len(placed) if one_machine else max(sum(1 for other in placed if other.host == item.host) for item in placed)
+    )
     return max(1, cores // busiest)
 
 
@@ -158,6 +175,9 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
         "threads": order.threads,
         "accelerator": "cuda" if all(device.kind == "gpu" and not device.emulation for device in devices) else "none",
         "devices": [device.model_dump(mode="json") for device in devices],
+        "emulation": emulation_document(devices, case) if any(device.emulation for device in devices) else None,
+        "dilation": order.meet.dilation,
+        "script": case.script.model_dump(mode="json") if case.script else None,
         "passes": passes_of(case),
         "phases": protocol.phases,
         "warmup": protocol.warmup,

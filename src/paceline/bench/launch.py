@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.bench.adapters import adapter_of
-from paceline.bench.collect import Ending, RankReport, explain_failure, read_report
-from paceline.bench.environments import RECIPES, environment_python, find_environment, worker_path
-from paceline.bench.job import Adapter, Launch, Launcher, Order, Process, job_document, threads_of
+from paceline.bench.collect import Ending, RankReport, explain_failure, read_report, unfaithful
+from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
+from paceline.bench.job import Adapter, Launch, Launcher, MeetingPoint, Order, Process, job_document, threads_of
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import Environment, Failure, Run, RunData
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
-__all__ = ["Ticket", "launch_case"]
+__all__ = ["Ticket", "launch_case", "launch_folder", "order_for", "watch"]
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
@@ -53,28 +53,36 @@ class _Outcome:
     failure: Failure | None
     seconds: float
     started_at: str
+    place: MeetingPoint
 
 
 def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine: Environment) -> RunData:
     """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
     case = ticket.case
-    threads = threads_of(case, machine.cores)
+    threads = threads_of(case, machine.cores, one_machine=launcher.one_machine)
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     adapter = adapter_of(case.framework)
+    place = MeetingPoint("", ())
     refused = adapter.refusal(case)
     if refused:
         reports: list[RankReport] = []
         failure: Failure | None = Failure(phase="launch", reason="unsupported", message=refused)
     else:
-        with _folder() as folder:
-            order = _order(case, adapter, launcher, folder, threads=threads)
-            reports, failure = _carry_out(order, adapter, launcher, protocol)
-    outcome = _Outcome(reports, failure, time.monotonic() - begin, started_at)
+        with launch_folder() as folder:
+            try:
+                order = order_for(case, adapter, launcher, folder, threads=threads)
+            except LaunchFailed as error:
+                reports, failure = [], Failure(phase="launch", reason="crash", message=str(error))
+            else:
+                reports, failure = _carry_out(order, adapter, launcher, protocol)
+                place = order.meet
+    outcome = _Outcome(reports, failure, time.monotonic() - begin, started_at, place)
     return _run_data(ticket, launcher, outcome, machine.model_copy(update={"threads": threads}))
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def launch_folder() -> Iterator[Path]:
+    """A folder for the files of one launch, gone after it."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-launch-"))
     try:
         yield folder
@@ -82,7 +90,8 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _order(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
+def order_for(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
+    """What one launch of a case needs to know."""
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
@@ -95,7 +104,7 @@ def _order(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, th
         meet=launcher.meeting_point(case),
         token=secrets.token_hex(16),
         threads=threads,
-        env=RECIPES[name].env,
+        env=environment_variables(name),
     )
 
 
@@ -110,15 +119,18 @@ def _carry_out(
     except LaunchFailed as error:
         return [], Failure(phase="launch", reason="crash", message=str(error))
     try:
-        ending = _watch(launch, processes, protocol.timeout)
+        ending = watch(launch, processes, protocol.timeout)
     finally:
         launch.stop()
-    dilation = document.get("dilation", 1.0)
+    dilation = order.meet.dilation
     reports = [read_report(order.events_path(rank), rank, dilation=dilation) for rank in range(order.case.ranks)]
-    return reports, explain_failure(processes, reports, ending)
+    failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=dilation)
+    if failure is not None and failure.reason == "unsustained":
+        launcher.slow_down(order.case)
+    return reports, failure
 
 
-def _watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
+def watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
     """Wait until all ranks ended, one failed and the others had their grace, or time is up."""
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()
@@ -171,8 +183,9 @@ def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: En
         timers=first.timers,
         calibration_s=ticket.calibration_s,
         drift=ticket.drift,
+        dilation=outcome.place.dilation,
         labels=first.labels,
-        facts={**first.facts, "pid": os.getpid()},
+        facts={**first.facts, **outcome.place.facts, "pid": os.getpid()},
     )
     steps = tuple(step for report in reports for step in report.steps)
     spans = tuple(span for report in reports for span in report.spans)

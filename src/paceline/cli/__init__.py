@@ -18,12 +18,22 @@ VERBS: dict[str, str] = {
     "doctor": "Look for what would spoil a measurement on this machine, and say how to fix it.",
     "networks": "List the networks that ship with Paceline, or the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
+    "frameworks": "List frameworks and whether they can run here; install them; prove that they compute the same.",
     "run": "Measure every case of a study and store what happened.",
+    "cluster": "Bring virtual clusters up and down on this machine; inspect real ones.",
+    "bench-collectives": "Measure all-reduce and its relatives by size and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
+    "explain": "Say where the step goes, why cases differ and what would help most.",
+    "report": "Write one self-contained HTML page about a study.",
+    "export": "Write results for other tools: traces, tables, logs.",
     "plan": "Choose strategy and batch split for a cluster of unequal devices, and say why.",
     "train": "Run a training script on the devices of a cluster, as one group that balances itself.",
     "query": "Ask all stored runs a question in SQL.",
+    "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
+    "whatif": "Predict with something changed, side by side.",
+    "calibrate": "Fit the model to stored runs and collective sweeps.",
+    "validate": "Predict published figures that were left out, and print how far off that was.",
 }
 """Every verb and its one line of help; the verb's module is `paceline.cli.<verb>`."""
 
@@ -65,6 +75,7 @@ def program() -> None:
       paceline doctor                               is this machine fit to measure?
       paceline run examples/studies/demo.toml       measure a network on 1 and 2 ranks
       paceline show demo                            what was found
+      paceline report demo                          the same as a page with plots and advice
 
     Every command takes --json for machines and -h for an explanation with examples.
     """

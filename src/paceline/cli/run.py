@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -10,11 +11,12 @@ from paceline.bench.adapters import adapter_of
 from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.doctor import diagnose
 from paceline.bench.environments import find_environment, prepare
-from paceline.bench.launchers.local import LocalLauncher
+from paceline.bench.launchers.table import make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
 from paceline.catalog import known
 from paceline.cli.output import emit, json_option, store_option, table
+from paceline.cli.place import Wish, place_options
 from paceline.cli.progress import Display
 from paceline.cli.results import results_document, show_results
 from paceline.measurements.store import Store
@@ -28,9 +30,10 @@ __all__ = ["command"]
 @click.argument("study_file", metavar="STUDY", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Go on with the newest campaign that asked for the same.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, and stop.")
+@place_options
 @store_option
 @json_option
-def command(study_file: Path, resume: bool, dry_run: bool, store: Path, as_json: bool) -> None:
+def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Path, as_json: bool) -> None:
     """Measure every case of STUDY, a TOML file, and store what happened.
 
     Cases are launched in turn and in random order, each at least `protocol.launches` times, until the interval of its
@@ -42,6 +45,8 @@ def command(study_file: Path, resume: bool, dry_run: bool, store: Path, as_json:
       paceline run examples/studies/demo.toml
       paceline run examples/studies/demo.toml --dry-run
       paceline run my.toml --resume --store /shared/results
+      paceline run examples/studies/virtual-demo.toml --on virtual
+      paceline run my.toml --on ssh --hosts a,b
     """
     study, cases = load_cases(study_file, known())
     if dry_run:
@@ -50,8 +55,8 @@ def command(study_file: Path, resume: bool, dry_run: bool, store: Path, as_json:
     place = Store(store)
     place.clean()
     checks = diagnose(store, ranks=max(case.ranks for case in cases), threads=study.protocol.threads)
-    launcher = LocalLauncher()
     with (
+        contextlib.closing(make_launcher(wish)) as launcher,
         Display(quiet=as_json) as display,
         open_campaign(study, cases, place, resume=resume, launcher=launcher.name) as name,
     ):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import Run
-from paceline.measurements.sql import connect
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval
+from paceline.measurements.tables import PassTime, pass_times
 
-__all__ = ["CaseResult", "Launches", "campaign_results", "find_campaign", "load_launches"]
+__all__ = ["CaseResult", "Launches", "campaign_results", "find_campaign", "load_launches", "results_of"]
 
 
 @dataclass(frozen=True)
@@ -86,41 +87,33 @@ def load_launches(store: Store, campaign: str) -> list[Launches]:
     cases: dict[str, list[Run]] = defaultdict(list)
     for run in store.read_all(campaign=campaign):
         cases[run.case_id].append(run)
-    with connect(store) as connection:
-        rows = connection.execute(
-            "SELECT id, samples_per_s, step_s, timed_steps FROM launches WHERE campaign = ? ORDER BY launch", [campaign]
-        ).fetchall()
-        passes = connection.execute(
-            """WITH slowest AS (
-                   SELECT run, pass_name, step, max(steps.seconds) AS seconds FROM steps JOIN runs ON runs.id = run
-                   WHERE campaign = ? AND outcome = 'ok' AND NOT steps.warmup GROUP BY ALL)
-               SELECT run, pass_name, median(seconds) FROM slowest GROUP BY ALL""",
-            [campaign],
-        ).fetchall()
-    by_run: dict[str, dict[str, float]] = defaultdict(dict)
-    for run_id, name, seconds in passes:
-        by_run[run_id][name] = seconds
-    return [_launches(runs, {row[0]: row[1:] for row in rows}, by_run) for runs in cases.values()]
+    good = [run for runs in cases.values() for run in runs if run.outcome == "ok"]
+    passes: dict[str, dict[str, PassTime]] = defaultdict(dict)
+    for item in pass_times(store, [run.id for run in good]):
+        passes[item.run][item.pass_name] = item
+    return [_launches(runs, passes) for runs in cases.values()]
 
 
-def _launches(
-    runs: list[Run], rows: dict[str, tuple[float, float, int]], by_run: dict[str, dict[str, float]]
-) -> Launches:
-    good = [rows[run.id] for run in runs if run.id in rows]
-    split = [by_run[run.id] for run in runs if len(by_run.get(run.id, {})) > 1]
+def _launches(runs: list[Run], passes: dict[str, dict[str, PassTime]]) -> Launches:
+    clean = [(run, passes[run.id]["clean"]) for run in runs if "clean" in passes.get(run.id, {})]
+    split = [passes[run.id] for run in runs if len(passes.get(run.id, {})) > 1]
     return Launches(
         runs=tuple(runs),
-        throughputs=tuple(row[0] for row in good),
-        steps=tuple(row[1] for row in good),
-        passes=tuple(split),
-        num_steps=int(sum(row[2] for row in good)),
+        throughputs=tuple(run.ranks * run.batch * item.num_steps / item.total_s for run, item in clean),
+        steps=tuple(item.median_s for _, item in clean),
+        passes=tuple({name: item.median_s for name, item in found.items()} for found in split),
+        num_steps=sum(item.num_steps for _, item in clean),
     )
 
 
 def campaign_results(store: Store, campaign: str, *, confidence: float = 0.95) -> list[CaseResult]:
     """One row per case, fewest ranks first within what else is equal."""
-    launches = load_launches(store, campaign)
-    launches.sort(key=lambda item: (*_series(item.first), item.first.ranks))
+    return results_of(load_launches(store, campaign), confidence=confidence)
+
+
+def results_of(found: Iterable[Launches], *, confidence: float = 0.95) -> list[CaseResult]:
+    """One row per case of launches that are loaded already."""
+    launches = sorted(found, key=lambda item: (*_series(item.first), item.first.ranks))
     bases: dict[tuple[object, ...], Launches] = {}
     for item in launches:
         if item.throughputs:

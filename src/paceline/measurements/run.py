@@ -25,7 +25,17 @@ class Failure(Noun):
     """Why a case has no result: where it was, what went wrong, and the evidence."""
 
     phase: Literal["environment", "launch", "setup", "verify", "measure", "collect"]
-    reason: Literal["crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output"]
+    reason: Literal[
+        "crash",
+        "timeout",
+        "out_of_memory",
+        "killed",
+        "cancelled",
+        "mismatch",
+        "unsupported",
+        "no_output",
+        "unsustained",
+    ]
     message: str
     """One line for a table."""
     rank: int | None = None

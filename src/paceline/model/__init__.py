@@ -1,1 +1,4 @@
-"""What a cluster will do with a network: predictions, and plans made from them."""
+"""From spec and calibration to predictions; no framework is imported, nothing prints or plots.
+
+Kept empty of imports: training processes use `model.split` without the libraries that the rest of it needs.
+"""

@@ -19,12 +19,24 @@ from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Case", "InputMode", "Known", "Misfit", "Study", "expand", "misfits"]
+__all__ = ["Case", "InputMode", "Known", "Misfit", "Script", "Study", "expand", "misfits"]
 
 MAX_CASES = 100_000
 """More is taken for a slip of the pen."""
 
 InputMode = Literal["resident", "copied", "files"]
+
+
+class Script(Noun):
+    """A user's own training command and how its speed is read from what it prints."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Program and arguments; `{ranks}`, `{batch}`, `{threads}`, `{python}`, `{bin}` and `{here}` are filled in."""
+    pattern: str | None = None
+    """Regular expression with a group `throughput` (samples/s of all ranks), `per_rank` (samples/s of one) or
+    `seconds` (of a step); each match is one reading. None given: lines of Paceline's own protocol."""
+    environment: Name | None = None
+    """The framework environment whose interpreter and programs `{python}` and `{bin}` mean."""
 
 
 class Study(Noun):
@@ -52,6 +64,8 @@ class Study(Noun):
     """Where batches come from: already on the device, copied from host memory, or read from files."""
     strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy(),)
     """Ways to aggregate gradients that are compared."""
+    script: Script | None = None
+    """What the framework `script` runs."""
     protocol: Protocol = Protocol()
     """How every case is measured."""
 
@@ -70,11 +84,13 @@ class Case(Noun):
     placement: Literal["packed", "spread"]
     input: InputMode
     threads: Count | None
+    script: Script | None = None
+    """What the framework `script` runs."""
 
     @property
     def canonical(self) -> dict[str, Any]:
         """The case as plain data that does not depend on names or on the order of fields."""
-        data = self.model_dump(mode="json", exclude={"network", "strategy"})
+        data = self.model_dump(mode="json", exclude={"network", "strategy", *([] if self.script else ["script"])})
         strategy = self.strategy.model_dump(mode="json", exclude={"name"})
         network = {"name": self.network.name, "digest": self.network.digest}
         return {**data, "network": network, "strategy": strategy}
@@ -174,6 +190,7 @@ def _first_cases(study: Study, known: Known) -> list[Case]:
             placement=study.placement,
             input=study.input[0],
             threads=study.protocol.threads,
+            script=study.script if framework.split("/")[0] == "script" else None,
         )
         for network, cluster, framework in itertools.product(study.networks, study.clusters, study.frameworks)
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -73,9 +74,10 @@ class Events:
         self._file.flush()
 
 
-def main(make_session: Callable[[Job, int], Session], verify: Callable[..., None] | None = None) -> None:
+def main(make_session: Callable[[Job, int], Session]) -> None:
     """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
     _die_with_parent()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves its stack in the log
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
     rank = int(os.environ["PACELINE_RANK"])
     events = Events(os.environ["PACELINE_EVENTS"])
@@ -86,7 +88,10 @@ def main(make_session: Callable[[Job, int], Session], verify: Callable[..., None
         meeting = _meet(job, rank)
         session = make_session(job, rank)
         events.write("facts", versions=session.versions, labels=session.labels, pid=os.getpid())
-        _run(job, rank, session, meeting, events)
+        if job.get("proof"):
+            _prove(job, rank, session, meeting, events)
+        else:
+            _run(job, rank, session, meeting, events)
         session.close()
         events.write("done")
     except BaseException as error:
@@ -119,6 +124,14 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
         events.write("facts", timers=_means(marks))
         events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
     events.write("facts", facts=session.facts())
+    meeting.barrier()
+
+
+def _prove(job: Job, rank: int, session: Session, meeting: Meeting, events: Events) -> None:
+    from paceline.bench.frameworks.prove import prove  # needs NumPy, which timing does not
+
+    events.write("phase", phase="verify")
+    prove(job, rank, session)
     meeting.barrier()
 
 

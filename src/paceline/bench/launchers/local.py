@@ -9,12 +9,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.bench.job import Launch, MeetingPoint, Process
 from paceline.errors import LaunchFailed
 from paceline.spec.study import Case
 
-__all__ = ["LocalLauncher", "free_ports"]
+__all__ = ["LocalLauncher", "Spawned", "free_ports", "inherited", "spawn"]
 
 NUM_PORTS = 4
 GRACE_S = 2.0
@@ -25,52 +26,72 @@ class LocalLauncher:
     """Ranks as processes of this machine, meeting over loopback."""
 
     name = "local"
+    one_machine = True
 
     def meeting_point(self, case: Case) -> MeetingPoint:
-        """Free ports on loopback."""
-        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS), "lo")
+        """Free ports on loopback: those that all frameworks use, and one for each rank."""
+        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS + case.ranks), "lo")
 
     def start(self, processes: Sequence[Process]) -> Launch:
-        """Start each in a session of its own, so that it can be ended with all its children."""
-        started: dict[str, subprocess.Popen[bytes]] = {}
-        launch = _LocalLaunch(started)
-        try:
-            for process in processes:
-                started[process.name] = _popen(process)
-        except OSError as error:
-            launch.stop()
-            raise LaunchFailed(f"cannot start {process.name}: {error}") from error
-        return launch
+        """Start each as a child of this process."""
+        parent = {"PACELINE_PARENT": str(os.getpid())}
+        return spawn({p.name: (p.argv, {**inherited(), **p.env, **parent}, p.log) for p in processes})
+
+    def slow_down(self, case: Case) -> None:
+        """Real time cannot be dilated."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-def _popen(process: Process) -> subprocess.Popen[bytes]:
-    env = {**_inherited(), **process.env, "PACELINE_PARENT": str(os.getpid())}
-    with process.log.open("ab") as log:
+Command = tuple[Sequence[str], dict[str, str], Path]
+"""What to run, its whole environment, and the file for its output."""
+
+
+def spawn(commands: dict[str, Command]) -> Spawned:
+    """Start commands by name, each in a session of its own, so that it can be ended with all its children."""
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    launch = Spawned(started)
+    try:
+        for name, command in commands.items():
+            started[name] = _popen(*command)
+    except OSError as error:
+        launch.stop()
+        raise LaunchFailed(f"cannot start {name}: {error}") from error
+    return launch
+
+
+def _popen(argv: Sequence[str], env: dict[str, str], path: Path) -> subprocess.Popen[bytes]:
+    with path.open("ab") as log:
         return subprocess.Popen(
-            process.argv,
+            argv,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=process.log.parent,
+            cwd=path.parent,
         )
 
 
-def _inherited() -> dict[str, str]:
+def inherited() -> dict[str, str]:
     """The user's variables without those that would change what is imported or how many threads run."""
     dropped = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
     return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
-class _LocalLaunch:
+class Spawned:
+    """Processes of this machine that were started together."""
+
     def __init__(self, processes: dict[str, subprocess.Popen[bytes]]) -> None:
         self._processes = processes
 
     def poll(self) -> dict[str, int | None]:
+        """Exit code by name."""
         return {name: process.poll() for name, process in self._processes.items()}
 
     def stop(self) -> None:
+        """Ask all to end, then make them."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._processes.values():
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The measured PyTorch process: one rank, plain for one device, DistributedDataParallel for more."""
+"""The measured PyTorch process: one rank, plain for one device, DDP or FSDP2 for more."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TorchSession(Session):
         torch.set_num_threads(job["threads"])
         torch.manual_seed(job["seed"])
         network = job["network"]
-        dtype = DTYPES[job["strategy"]["precision"]]
-        self.net = Graph(network).to(self.device, dtype)
+        dtype = self.dtype = DTYPES[job["strategy"]["precision"]]
+        self.net = self.build(network).to(self.device, dtype)
         self.overlap = job["strategy"]["overlap"] is not False
         self.model: nn.Module = self._distribute(self.net) if job["ranks"] > 1 else self.net
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
@@ -45,12 +45,14 @@ class TorchSession(Session):
         self.versions = {"torch": torch.__version__, "gloo": "bundled"}
         self.loss = torch.zeros(())
 
-    def _distribute(self, net: nn.Module) -> nn.Module:
+    def _distribute(self, net: Graph) -> nn.Module:
         strategy = self.job["strategy"]
         backend = strategy["transport"] or ("nccl" if self.device.type == "cuda" else "gloo")
         dist.init_process_group(backend, timeout=timedelta(seconds=self.job["timeout"]))
         if not self.overlap:
             return net
+        if self.job["mode"] == "fsdp2":
+            return self._shard(net)
         options: dict[str, Any] = {}
         if strategy["bucket"] is not None:
             options["bucket_cap_mb"] = max(strategy["bucket"] / 2**20, 1e-6)
@@ -61,6 +63,28 @@ class TorchSession(Session):
 
             wrapped.register_comm_hook(None, fp16_compress_hook)
         return wrapped
+
+    def _shard(self, net: Graph) -> nn.Module:
+        """FSDP2: each layer that has parameters of its own is a unit; tied ones belong to the whole."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.job["ranks"],))
+        tied = [layer for layer in self.job["network"]["layers"] if layer.get("tied_to")]
+        shared = {name.replace(".", "__") for layer in tied for name in (layer["name"], layer["tied_to"])}
+        for name, part in net.parts.items():
+            if name not in shared and any(True for _ in part.parameters()):
+                fully_shard(part, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        return net
+
+    def build(self, network: dict[str, Any]) -> Graph:
+        """The network as modules of this framework."""
+        return Graph(network, dropout=not self.job.get("proof"))
+
+    def update(self) -> None:
+        """The optimiser's turn."""
+        self.optimizer.step()
 
     def step(self, upto: str) -> None:
         """One step, as far as asked."""
@@ -73,7 +97,7 @@ class TorchSession(Session):
                 return
             self._backward(loss, exchange)
         if upto not in ("compute", "exchange"):
-            self.optimizer.step()
+            self.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
 
@@ -128,7 +152,7 @@ class TorchSession(Session):
         clock.append(self._now())
         self._backward(loss, exchange=True)
         clock.append(self._now())
-        self.optimizer.step()
+        self.update()
         self.optimizer.zero_grad(set_to_none=True)
         clock.append(self._now())
         names = ("h2d", "forward", "backward_and_aggregate", "update")
@@ -187,6 +211,32 @@ class TorchSession(Session):
             handles.append(ready)
         return handles
 
+    def feed(self, inputs: Any, targets: Any) -> None:
+        """Make this the resident batch."""
+        floating = inputs.dtype.kind == "f"
+        self.batch = torch.from_numpy(inputs).to(self.device, self.dtype if floating else torch.int64)
+        self.targets = torch.from_numpy(targets).to(self.device)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set all trainable tensors."""
+        mine = self.net.named_tensors()
+        with torch.no_grad():
+            for name, array in tensors.items():
+                mine[name].copy_(torch.from_numpy(array))
+
+    def tensors(self) -> dict[str, Any]:
+        """All trainable tensors as they are now."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.net.named_tensors().items()}
+
+    def reveal(self) -> tuple[Any, float, dict[str, Any]]:
+        """Logits, loss and gradients of the resident batch, without exchange."""
+        logits = self.net(self.batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
+        tensors = self.net.named_tensors()
+        gradients = torch.autograd.grad(loss, list(tensors.values()))
+        found = {name: gradient.cpu().numpy() for name, gradient in zip(tensors, gradients, strict=True)}
+        return logits.detach().cpu().numpy(), float(loss), found
+
     def facts(self) -> dict[str, Any]:
         """What the session did."""
         wrapper = type(self.model).__name__ if self.job["ranks"] > 1 else "none"
@@ -233,5 +283,18 @@ def _batch(job: Job, index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return tokens, torch.randint(classes, (size, *rows), generator=generator)
 
 
+def make_session(job: Job, rank: int) -> TorchSession:
+    """The session of a real device, of a sharded network, or of a device that is emulated."""
+    if job["emulation"]:
+        from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
+
+        return EmulatedSession(job, rank)
+    if job["mode"] == "fsdp2":
+        from paceline.bench.frameworks.pytorch.worker_fsdp import FsdpSession
+
+        return FsdpSession(job, rank)
+    return TorchSession(job, rank)
+
+
 if __name__ == "__main__":
-    main(TorchSession)
+    main(make_session)

@@ -1,0 +1,134 @@
+"""Plant a real slowdown in a real run, ask `explain` for its cause, remove it, and compare the gains, ten times.
+
+    python benchmarks/planted_causes.py run --store DIR [--only NAME]    measure both sides of every case
+    python benchmarks/planted_causes.py table --store DIR                explain them and print the table
+
+Needs root, for the namespaces of the virtual cluster, and the PyTorch environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+from planted_cases import CASES, Planted, Side, threads_of
+
+from paceline.bench import adapters
+from paceline.bench.campaign import Campaign, Finished, run_campaign
+from paceline.bench.doctor import diagnose
+from paceline.bench.environments import prepare
+from paceline.bench.frameworks.pytorch.adapter import PyTorch
+from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.launchers.table import Wish, make_launcher
+from paceline.bench.machine import describe_machine
+from paceline.bench.opening import open_campaign
+from paceline.catalog import known
+from paceline.measurements.store import Store
+from paceline.spec.load import load_cases
+from paceline.spec.study import Case
+
+FOLDER = Path(__file__).parent
+LAUNCHES = 2
+
+
+class PlantedPyTorch(PyTorch):
+    """PyTorch whose workers have a fault."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def refusal(self, case: Case) -> str | None:
+        """Nothing: the fault may be a way to aggregate that DDP itself does not have."""
+        return None
+
+    def processes(self, order: Order) -> list[Process]:
+        """One faulty worker per rank."""
+        env = {"PYTHONPATH": f"{order.worker_path}:{FOLDER}", "PACELINE_PLANT": self.fault}
+        return rank_processes(order, "planted_worker", lambda placed: env)
+
+
+def study_name(case: Planted, which: str) -> str:
+    """The study's name in the store."""
+    words = "".join(letter if letter.isalnum() else "-" for letter in case.name)
+    return f"{words}.{which}".replace("--", "-")
+
+
+def write_study(case: Planted, which: str, folder: Path) -> Path:
+    """The study's file, with its cluster beside it."""
+    side: Side = getattr(case, which)
+    clusters = ""
+    if side.cluster:
+        (folder / "cluster.toml").write_text(f'name = "planted"\n{side.cluster}')
+        clusters = 'clusters = ["cluster.toml"]\n'
+    head, strategy, rest = side.study.partition("[[strategy]]")
+    lines = f'name = "{study_name(case, which)}"\nframeworks = ["pytorch"]\n{clusters}{head}\n{strategy}{rest}'
+    protocol = f"""
+[protocol]
+launches = {LAUNCHES}
+max_launches = {LAUNCHES + 1}
+width = 0.1
+warmup = 3
+steps = 15
+launch_budget = "3 s"
+phase_steps = 6
+threads = {threads_of(side)}
+timeout = "90 s"
+"""
+    path = folder / "study.toml"
+    path.write_text(lines + protocol)
+    return path
+
+
+def measure(case: Planted, which: str, store: Store) -> None:
+    """Run one side of a case."""
+    side: Side = getattr(case, which)
+    adapters.ADAPTERS["pytorch"] = PlantedPyTorch(side.worker) if side.worker else PyTorch()
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(make_launcher(Wish(on=side.on))) as launcher:
+        study, cases = load_cases(write_study(case, which, Path(folder)), known())
+        checks = diagnose(store.root, ranks=case.ranks, threads=study.protocol.threads)
+        with open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name:
+            campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
+            for event in run_campaign(campaign, store):
+                if isinstance(event, Finished):
+                    failure = f": {event.run.failure.message}" if event.run.failure else ""
+                    print(
+                        f"{case.name}, {which}, launch {event.run.launch + 1}: {event.run.outcome}{failure}", flush=True
+                    )
+
+
+def is_measured(case: Planted, which: str, store: Store) -> bool:
+    """Whether the store already holds enough launches of the newest campaign."""
+    campaigns = store.read_campaigns(study_name(case, which))
+    if not campaigns:
+        return False
+    runs = store.read_all(campaign=str(campaigns[-1]["campaign"]))
+    counts = [sum(r.outcome == "ok" and r.case_id == name for r in runs) for name in campaigns[-1]["cases"]]
+    return min(counts) >= LAUNCHES
+
+
+def main() -> int:
+    """Run or print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    arguments = parser.parse_args()
+    chosen = [case for case in CASES if arguments.only in case.name]
+    store = Store(arguments.store)
+    if arguments.what == "run":
+        prepare("pytorch", lambda line: None)
+        for case in chosen:
+            for which in ("planted", "removed"):
+                if not is_measured(case, which, store):
+                    measure(case, which, store)
+        return 0
+    from planted_table import print_table
+
+    return print_table(chosen, store, study_name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The table of planted causes: what `explain` names first, what it predicts, what removing the cause gained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planted_cases import Planted
+
+from paceline.explain.advice.finding import Finding
+from paceline.explain.explanation import Explanation, explain_campaign
+from paceline.measurements.results import find_campaign
+from paceline.measurements.store import Store
+
+__all__ = ["print_table"]
+
+POINTS = 0.10
+"""How far a predicted gain may be from the measured one."""
+NEEDED = 9
+
+
+def print_table(cases: Sequence[Planted], store: Store, name_of: Callable[[Planted, str], str]) -> int:
+    """Print a row per case; 0 if the goals are met."""
+    print(f"{'planted':26} {'named first':24} {'predicted':>10} {'measured':>10} {'off by':>8}  verdict")
+    named = close = 0
+    for case in cases:
+        first, gain = _look(case, store, name_of)
+        right = (first.cause if first else None) == case.cause
+        predicted = first.gain.value if first else 0.0
+        near = abs(predicted - gain) <= POINTS
+        named, close = named + right, close + near
+        cause = first.cause if first else "none"
+        verdict = "right" if right and near else "right cause" if right else "wrong cause"
+        print(f"{case.name:26} {cause:24} {predicted:10.1%} {gain:10.1%} {predicted - gain:+8.1%}  {verdict}")
+    print(f"\n{named} of {len(cases)} causes named first, {close} of {len(cases)} gains within {POINTS:.0%}")
+    return 0 if named >= min(NEEDED, len(cases)) and close >= min(NEEDED, len(cases)) else 1
+
+
+def _look(case: Planted, store: Store, name_of: Callable[[Planted, str], str]) -> tuple[Finding | None, float]:
+    """The first finding about the planted case, and the share of the time per sample that removing the cause saved."""
+    planted = explain_campaign(store, find_campaign(store, name_of(case, "planted")))
+    removed = explain_campaign(store, find_campaign(store, name_of(case, "removed")))
+    before, target = _rate(planted, case.ranks, case.batch)
+    after, _ = _rate(removed, case.ranks, case.removed_batch or case.batch)
+    findings = [finding for finding in planted.findings if finding.case_id == target]
+    return (findings[0] if findings else None), 1 - before / after
+
+
+def _rate(explanation: Explanation, ranks: int, batch: int) -> tuple[float, str]:
+    found = [c for c in explanation.good if c.evidence.run.ranks == ranks and c.evidence.run.batch == batch]
+    if not found or found[0].evidence.result.throughput is None:
+        raise SystemExit(f"{explanation.study}: no result with {ranks} ranks and batch {batch}; run it again")
+    return found[0].evidence.result.throughput.value, found[0].evidence.run.case_id

@@ -1,0 +1,184 @@
+"""Sweeps of all-reduce and its relatives by size and ranks, stored like runs, with bus bandwidth as nccl-tests has it.
+
+bus bandwidth = size / time * factor;  factor = 2 (P-1) / P for all-reduce, (P-1) / P for reduce-scatter and
+all-gather, 1 for broadcast and point to point; size is the whole buffer of one rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.collect import RankReport, explain_failure, read_report
+from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
+from paceline.bench.job import Launcher, Order, rank_processes
+from paceline.bench.launch import launch_folder, watch
+from paceline.bench.survey.survey import case_of
+from paceline.errors import InputError, LaunchFailed, UnknownName
+from paceline.measurements.run import Environment, Failure, Run, RunData, Span
+from paceline.spec.cluster import Cluster
+from paceline.spec.study import Case
+
+__all__ = ["COLLECTIVES", "CollectiveTime", "Sweep", "bus_factor", "collective_times", "run_sweep"]
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "point_to_point")
+
+WORKERS = {
+    "gloo": "paceline.bench.frameworks.pytorch.worker_collectives",
+    "nccl": "paceline.bench.frameworks.pytorch.worker_collectives",
+}
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to measure."""
+
+    cluster: Cluster
+    ranks: int
+    sizes: tuple[int, ...]
+    """Bytes of one rank's buffer."""
+    collectives: tuple[str, ...] = COLLECTIVES
+    transport: str = "gloo"
+    seconds_per_size: float = 0.8
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON data; equal sweeps are equal."""
+        data = {"sizes": list(self.sizes), "collectives": list(self.collectives), "transport": self.transport}
+        return {**data, "ranks": self.ranks, "cluster": self.cluster.model_dump(mode="json")}
+
+    @property
+    def id(self) -> str:
+        """Hash of what is measured."""
+        return hashlib.sha256(json.dumps(self.plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """One collective at one size: the median over repetitions, each as long as its slowest rank."""
+
+    collective: str
+    ranks: int
+    size_bytes: int
+    seconds: float
+    bus_bandwidth: float
+    """Bytes per second."""
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """What turns bytes per second of the buffer into bytes per second of the busiest link."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
+
+
+def run_sweep(sweep: Sweep, launcher: Launcher, machine: Environment, *, launch: int = 0) -> RunData:
+    """Measure one launch of a sweep; a failure is a stored run too."""
+    _check(sweep)
+    prepare("pytorch")
+    started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
+    case = case_of(sweep.cluster, sweep.ranks, framework=f"collectives/{sweep.transport}")
+    with launch_folder() as folder:
+        reports, failure, dilation, facts = _carry_out(sweep, case, launcher, folder)
+    spans = tuple(span for report in reports for span in report.spans)
+    times = collective_times(spans, sweep.ranks)
+    facts["collectives"] = [vars(item) for item in times]
+    run = _run(sweep, launcher, machine, facts, reports)
+    ending = {"outcome": "failed" if failure else "ok", "failure": failure, "dilation": dilation}
+    clock = {"started_at": started_at, "seconds": time.monotonic() - begin, "launch": launch}
+    return RunData(Run.model_validate({**run, **ending, **clock}), spans=spans)
+
+
+def _check(sweep: Sweep) -> None:
+    for name in sweep.collectives:
+        if name not in COLLECTIVES:
+            raise UnknownName("collective", name, COLLECTIVES)
+    if sweep.transport not in WORKERS:
+        raise UnknownName("transport", sweep.transport, WORKERS)
+    if sweep.ranks < 2:
+        raise InputError("a collective needs at least two ranks", hint="--ranks 2")
+    if sweep.ranks > sweep.cluster.num_devices:
+        raise InputError(f"{sweep.ranks} ranks on {sweep.cluster.num_devices} devices of {sweep.cluster.name!r}")
+
+
+def _carry_out(
+    sweep: Sweep, case: Case, launcher: Launcher, folder: Path
+) -> tuple[list[RankReport], Failure | None, float, dict[str, Any]]:
+    try:
+        meet = launcher.meeting_point(case)
+        order = Order(
+            case=case,
+            folder=folder,
+            python=environment_python(prepare("pytorch")),
+            worker_path=worker_path(),
+            meet=meet,
+            token=secrets.token_hex(16),
+            threads=1,
+            env=RECIPES["pytorch"].env,
+        )
+        processes = rank_processes(order, WORKERS[sweep.transport])
+        order.job_path.write_text(json.dumps(_job(sweep, launcher)), encoding="utf-8")
+        launch = launcher.start(processes)
+    except LaunchFailed as error:
+        return [], Failure(phase="launch", reason="crash", message=str(error)), 1.0, {}
+    try:
+        ending = watch(launch, processes, TIMEOUT_S)
+    finally:
+        launch.stop()
+    reports = [read_report(order.events_path(rank), rank, dilation=meet.dilation) for rank in range(sweep.ranks)]
+    return reports, explain_failure(processes, reports, ending), meet.dilation, dict(meet.facts)
+
+
+def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
+    virtual = launcher.name == "virtual"
+    extra = {"seconds_per_size": sweep.seconds_per_size, "timeout": TIMEOUT_S, "real_time": virtual}
+    return {**sweep.plain, **extra}
+
+
+def _run(
+    sweep: Sweep, launcher: Launcher, machine: Environment, facts: dict[str, Any], reports: Sequence[RankReport]
+) -> dict[str, Any]:
+    campaign = f"collectives-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+    first = reports[0] if reports else RankReport(0)
+    return {
+        "id": f"{campaign}-{sweep.id}-000",
+        "campaign": campaign,
+        "study": "collectives",
+        "case_id": sweep.id,
+        "case": sweep.plain,
+        "network": "none",
+        "framework": f"collectives/{sweep.transport}",
+        "strategy": "default",
+        "cluster": sweep.cluster.name,
+        "launcher": launcher.name,
+        "ranks": sweep.ranks,
+        "batch": 1,
+        "scaling": "weak",
+        "input": "resident",
+        "environment": machine.model_copy(update={"versions": first.versions}),
+        "facts": {**first.facts, **facts, "pid": os.getpid()},
+    }
+
+
+def collective_times(spans: Sequence[Span], ranks: int) -> tuple[CollectiveTime, ...]:
+    """Medians by collective and size."""
+    slowest: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        steps = slowest[span.name, span.size_bytes or 0]
+        steps[span.step] = max(steps[span.step], span.seconds)
+    found = []
+    for (name, size), steps in slowest.items():
+        seconds = statistics.median(steps.values())
+        found.append(CollectiveTime(name, ranks, size, seconds, size / seconds * bus_factor(name, ranks)))
+    return tuple(found)

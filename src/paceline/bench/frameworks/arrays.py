@@ -1,0 +1,130 @@
+"""Sessions that are fed by NumPy arrays, and how each proves that it computes the network it was asked to.
+
+Runs inside every framework's own environment: standard library and NumPy only, Python 3.9 syntax only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from paceline.bench.frameworks.graph import Plain, tensor_shapes
+from paceline.bench.frameworks.harness import Job, Session
+
+__all__ = ["MOMENTUM", "POOL", "RATE", "ArraySession", "initial_tensors", "shard", "synthetic_batch"]
+
+POOL = 4
+"""Host batches among which the copied input rotates, so that no cache holds just one."""
+RATE, MOMENTUM = 0.01, 0.9
+"""Every framework trains by stochastic gradient descent with this rate and momentum."""
+Tensors = dict[str, Any]
+
+
+class ArraySession(Session):
+    """Input handling that all frameworks but PyTorch share: resident, copied from host memory, read from files.
+
+    A framework provides `place` (host arrays to its own tensors) and `run` (one step up to a part, on a batch); and
+    for the equality proof, in Paceline's names and layout: `load` and `tensors` (all trainable tensors), `reveal`
+    (logits, loss and gradients of the resident batch, without exchange).
+    """
+
+    parts = {"forward": "forward", "compute": "compute", "exchange": "exchange"}
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank, self.ranks = job, rank, job["ranks"]
+        self.labels = []
+        self.training = not job.get("proof")
+        self.setup()
+        self.load(initial_tensors(job["network"], job["seed"]))
+        self._pool = [self.arrange(*synthetic_batch(job, rank * POOL + index)) for index in range(POOL)]
+        self.batch = self.place(*self._pool[0])
+        self._turn = 0
+        self._reader: Iterator[Any] | None = None
+
+    def setup(self) -> None:
+        """Build the network and join the group of ranks."""
+        raise NotImplementedError
+
+    def arrange(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Host arrays in the framework's layout."""
+        return inputs, targets
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """The framework's own tensors of a host batch."""
+        raise NotImplementedError
+
+    def run(self, part: str, batch: Any) -> None:
+        """One step on a batch, up to `forward`, `compute`, `exchange` or `update`."""
+        raise NotImplementedError
+
+    def step(self, upto: str) -> None:
+        """One step, as far as asked, on the input that the pass names."""
+        batch = self.batch
+        if upto == "copied":
+            self._turn += 1
+            batch = self.place(*self._pool[self._turn % POOL])
+        elif upto == "full":
+            batch = self._next_from_files()
+        self.run(self.parts.get(upto, "update"), batch)
+
+    def _next_from_files(self) -> Any:
+        if self._reader is None:
+            self._reader = self.read()
+        return next(self._reader)
+
+    def read(self) -> Iterator[Any]:
+        """Batches from the job's data set, by the framework's own loader; here by a thread that reads ahead."""
+        from paceline.bench.frameworks.datasets import read_ahead
+
+        for inputs, targets in read_ahead(self.job, self.rank):
+            yield self.place(*self.arrange(inputs, targets))
+
+    def load(self, tensors: Tensors) -> None:
+        """Set all trainable tensors."""
+        raise NotImplementedError
+
+    def tensors(self) -> Tensors:
+        """All trainable tensors as they are now."""
+        raise NotImplementedError
+
+    def reveal(self) -> tuple[Any, float, Tensors]:
+        """Logits, loss and gradients of the resident batch."""
+        raise NotImplementedError
+
+    def feed(self, inputs: Any, targets: Any) -> None:
+        """Make this the resident batch."""
+        self.batch = self.place(*self.arrange(inputs, targets))
+
+
+def initial_tensors(network: Plain, seed: int) -> Tensors:
+    """The same weights for every framework: scaled normal matrices, unit scales, zero shifts."""
+    generator = np.random.RandomState(seed % 2**32)
+    found = {}
+    for name, shape in tensor_shapes(network).items():
+        if len(shape) > 1:
+            spread = (2.0 / np.prod(shape[1:])) ** 0.5
+            found[name] = (spread * generator.standard_normal(shape)).astype(np.float32)
+        else:
+            found[name] = np.full(shape, 1.0 if name.endswith(".weight") else 0.0, np.float32)
+    return found
+
+
+def synthetic_batch(job: Job, index: int) -> tuple[Any, Any]:
+    """Inputs and targets that depend on the seed and the index alone, channels first."""
+    network, size = job["network"], job["batch"]
+    generator = np.random.RandomState((job["seed"] * 1_000_003 + index) % 2**32)
+    given = network["input"]
+    rows = network["layers"][-1]["shape"][:-1]
+    targets = generator.randint(network["classes"], size=(size, *rows)).astype(np.int64)
+    if given["kind"] == "tokens":
+        return generator.randint(given["vocabulary"], size=(size, given["length"])).astype(np.int64), targets
+    shape = (size, given["channels"], given["height"], given["width"])
+    return generator.standard_normal(shape).astype(np.float32), targets
+
+
+def shard(array: Any, rank: int, ranks: int) -> Any:
+    """A rank's contiguous share of a global batch."""
+    size = len(array) // ranks
+    return array[rank * size : (rank + 1) * size]

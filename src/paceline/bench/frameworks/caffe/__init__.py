@@ -1,0 +1,1 @@
+"""Caffe, and Caffe-MPI's scheme driven on it."""

@@ -1,0 +1,1 @@
+"""Chainer with ChainerMN."""

@@ -1,0 +1,25 @@
+"""How a case becomes CNTK processes."""
+
+from __future__ import annotations
+
+from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
+from paceline.bench.job import Order, Process
+
+__all__ = ["Cntk"]
+
+
+class Cntk(PolicyAdapter):
+    """CNTK's distributed learners under mpirun."""
+
+    name = "cntk"
+    module = "paceline.bench.frameworks.cntk.worker"
+    inputs = ("image",)
+    missing = {
+        "batch_norm": "CNTK trains batch normalisation on GPUs only",
+        "gelu": "CNTK 2.7 has no gelu",
+    }
+    labels = ("unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11",)
+
+    def processes(self, order: Order) -> list[Process]:
+        """The ranks under one mpirun."""
+        return mpi_processes(order, self.module)

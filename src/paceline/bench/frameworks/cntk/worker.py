@@ -1,0 +1,112 @@
+"""The measured CNTK process: one rank; more use CNTK's distributed learners over MPI."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+warnings.filterwarnings("ignore")
+
+import cntk  # noqa: E402
+import numpy as np  # noqa: E402
+import paceline_shims  # noqa: E402, F401  (what CNTK expects of CPython 3.6; put there by its recipe)
+
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
+from paceline.bench.frameworks.cntk.worker_network import CntkNetwork  # noqa: E402
+from paceline.bench.frameworks.harness import main  # noqa: E402
+
+__all__ = ["CntkSession"]
+
+LABEL = "unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11"
+
+
+class CntkSession(ArraySession):
+    """A Trainer with a momentum learner, wrapped by the distributed learner of the mode."""
+
+    def setup(self) -> None:
+        """Build the function, its learner and its trainer."""
+        cntk.device.try_set_default_device(cntk.device.cpu())
+        cntk.cntk_py.set_fixed_random_seed(self.job["seed"] + 1)
+        cntk.cntk_py.set_math_lib_trace_level(0)
+        self.versions = {"cntk": cntk.__version__}
+        self.labels = [LABEL]
+        source = self.job["network"]["input"]
+        self.images = cntk.input_variable((source["channels"], source["height"], source["width"]))
+        self.answers = cntk.input_variable(self.job["network"]["classes"])
+        self.net = CntkNetwork(self.job["network"], training=self.training)
+        self.logits = self.net.logits(self.images)
+        self.loss = cntk.cross_entropy_with_softmax(self.logits, self.answers)
+        self.parameters = list(self.net.tensors.values())
+        self.trainer = cntk.Trainer(self.logits, (self.loss, None), [self._learner()])
+        if self.ranks > 1:
+            self.labels.append("the learner exchanges and updates in one call: update is counted as aggregate")
+
+    def _learner(self) -> Any:
+        rate = cntk.learning_parameter_schedule(RATE)
+        momentum = cntk.momentum_schedule(MOMENTUM)
+        learner = cntk.momentum_sgd(self.logits.parameters, rate, momentum, unit_gain=False)
+        if self.ranks == 1:
+            return learner
+        distributed = cntk.train.distributed
+        if self.job["mode"] == "block_momentum":
+            block = 2 * self.ranks * self.job["batch"]
+            return distributed.block_momentum_distributed_learner(learner, block_size=block)
+        bits = 1 if self.job["mode"] == "onebit" else 32
+        return distributed.data_parallel_distributed_learner(learner, num_quantization_bits=bits, distributed_after=0)
+
+    def arrange(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Targets as one-hot rows."""
+        return inputs, np.eye(self.job["network"]["classes"], dtype=np.float32)[targets]
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """Values in CNTK's memory."""
+        return {self.images: _value(inputs), self.answers: _value(targets)}
+
+    def run(self, part: str, batch: Any) -> None:
+        """One step; a learner of CNTK exchanges and updates in one call."""
+        if part == "forward":
+            self.loss.forward(batch, self.loss.outputs, as_numpy=False)
+        elif part == "compute" or (part == "exchange" and self.ranks == 1):
+            self._backward(batch)
+        else:
+            self.trainer.train_minibatch(batch)
+
+    def _backward(self, batch: Any) -> Any:
+        return self.loss.grad(batch, self.parameters, as_numpy=False)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set parameters."""
+        for name, array in tensors.items():
+            self.net.tensors[name].value = np.ascontiguousarray(self.net.native(name, array), np.float32)
+
+    def tensors(self) -> dict[str, Any]:
+        """Parameters in Paceline's layout."""
+        return {name: self.net.plain(name, parameter.value) for name, parameter in self.net.tensors.items()}
+
+    def reveal(self) -> tuple[Any, float, dict[str, Any]]:
+        """What the resident batch gives."""
+        logits = self.logits.eval({self.images: self.batch[self.images]})
+        losses = self.loss.eval(self.batch)
+        size = len(losses)
+        raw = self.loss.grad(self.batch, self.parameters)
+        gradients = {name: self.net.plain(name, raw[value] / size) for name, value in self.net.tensors.items()}
+        return np.asarray(logits), float(np.mean(losses)), gradients
+
+    def facts(self) -> dict[str, Any]:
+        """What the session did."""
+        wrapper = "none" if self.ranks == 1 else self.job["mode"]
+        return {"loss": float(self.trainer.previous_minibatch_loss_average), "wrapper": wrapper}
+
+    def close(self) -> None:
+        """Leave together."""
+        if self.ranks > 1:
+            cntk.train.distributed.Communicator.finalize()
+
+
+def _value(array: Any) -> Any:
+    dense = np.ascontiguousarray(array, np.float32)
+    return cntk.Value(cntk.NDArrayView.from_dense(dense, device=cntk.device.cpu()))
+
+
+if __name__ == "__main__":
+    main(CntkSession)

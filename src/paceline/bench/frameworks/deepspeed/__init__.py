@@ -1,0 +1,1 @@
+"""DeepSpeed: ZeRO stages 0 to 3."""

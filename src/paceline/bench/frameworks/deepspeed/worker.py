@@ -1,0 +1,129 @@
+"""The measured DeepSpeed process: an engine with ZeRO of the asked stage."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.graph import tensor_shapes
+from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.pytorch.layers import Graph
+
+__all__ = ["DeepSpeedSession"]
+
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
+class DeepSpeedSession(ArraySession):
+    """An engine that trains; a plain twin of the network that computes the passes without exchange."""
+
+    def setup(self) -> None:
+        """Join the group, build the engine and the twin."""
+        torch.set_num_threads(self.job["threads"])
+        torch.manual_seed(self.job["seed"])
+        self.versions = {"deepspeed": deepspeed.__version__, "torch": torch.__version__}
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference only, and compiled at first use
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        self.stage = int(self.job["mode"].removeprefix("zero"))
+        self.twin = Graph(self.job["network"], dropout=self.training)
+        self.net = Graph(self.job["network"], dropout=self.training)
+        self.engine = self._engine(self.net)
+        self.loss = torch.zeros(())
+
+    def _engine(self, net: Any) -> Any:
+        zero: dict[str, Any] = {"stage": self.stage}
+        bucket = self.job["strategy"]["bucket"]
+        if bucket:
+            zero["reduce_bucket_size"] = int(bucket // 4)
+        config = {
+            "train_micro_batch_size_per_gpu": self.job["batch"],
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 10**9,
+        }
+        optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
+        return deepspeed.initialize(model=net, optimizer=optimizer, config=config, dist_init_required=False)[0]
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """Copies in PyTorch's memory."""
+        return torch.tensor(inputs), torch.tensor(targets)
+
+    def run(self, part: str, batch: Any) -> None:
+        """One step: with exchange on the engine, without it on the twin."""
+        model = self.twin if part in ("forward", "compute") else self.engine
+        loss = F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+        self.loss = loss.detach()
+        if part == "forward":
+            return
+        if part == "compute":
+            loss.backward()
+            self.twin.zero_grad(set_to_none=True)
+            return
+        self.engine.backward(loss)
+        if part == "update":
+            self.engine.step()
+        else:
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        if self.stage == 0:
+            self.engine.zero_grad()
+        else:
+            self.engine.optimizer.zero_grad()
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set the parameters of the twin and of the engine, wherever their shards are."""
+        own = self.twin.named_tensors()
+        with torch.no_grad():
+            for name, array in tensors.items():
+                own[name].copy_(torch.from_numpy(array))
+        mine = self.net.named_tensors()
+        with self._gathered(list(mine.values()), writer=0), torch.no_grad():
+            for name, array in tensors.items():
+                mine[name].copy_(torch.from_numpy(array))
+        if self.stage in (1, 2):
+            self.engine.optimizer.refresh_fp32_params()
+
+    def _gathered(self, parameters: list[Any], *, writer: int | None) -> Any:
+        enabled = self.stage == 3
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer, enabled=enabled)
+
+    def tensors(self) -> dict[str, Any]:
+        """Whole parameters of the engine."""
+        mine = self.net.named_tensors()
+        with self._gathered(list(mine.values()), writer=None):
+            return {name: mine[name].detach().clone().numpy() for name in tensor_shapes(self.job["network"])}
+
+    def reveal(self) -> tuple[Any, float, dict[str, Any]]:
+        """What the resident batch gives, on the twin."""
+        logits = self.twin(self.batch[0])
+        loss = F.cross_entropy(logits.flatten(0, -2), self.batch[1].flatten())
+        tensors = self.twin.named_tensors()
+        gradients = torch.autograd.grad(loss, list(tensors.values()))
+        found = {name: gradient.numpy() for name, gradient in zip(tensors, gradients, strict=True)}
+        return logits.detach().numpy(), float(loss), found
+
+    def facts(self) -> dict[str, Any]:
+        """What the session did."""
+        return {"loss": float(self.loss), "wrapper": f"DeepSpeedEngine, ZeRO {self.stage}"}
+
+    def close(self) -> None:
+        """Leave together."""
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(DeepSpeedSession)

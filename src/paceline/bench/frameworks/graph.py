@@ -1,0 +1,88 @@
+"""Walks a plain network (the JSON form of a spec network) for builders that run without Paceline's dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = [
+    "Plain",
+    "UnsupportedLayer",
+    "flattened_images",
+    "input_shapes",
+    "pool_padding",
+    "run_layers",
+    "tensor_shapes",
+]
+
+Plain = dict[str, Any]
+
+
+class UnsupportedLayer(Exception):
+    """A framework has no way to build a kind of layer."""
+
+
+def run_layers(network: Plain, apply: Callable[..., Any], value: Any) -> Any:
+    """The output of the last layer, each layer being applied to the outputs that it reads."""
+    values = {"input": value}
+    for layer in network["layers"]:
+        values[layer["name"]] = apply(layer, *[values[name] for name in layer["inputs"]])
+    return values[network["layers"][-1]["name"]]
+
+
+def input_shapes(network: Plain) -> dict[str, list[tuple[int, ...]]]:
+    """Shapes, without the batch, that each layer reads."""
+    known = {"input": _network_input(network)}
+    for layer in network["layers"]:
+        known[layer["name"]] = tuple(layer["shape"])
+    return {layer["name"]: [known[name] for name in layer["inputs"]] for layer in network["layers"]}
+
+
+def _network_input(network: Plain) -> tuple[int, ...]:
+    source = network["input"]
+    if source["kind"] == "tokens":
+        return (source["length"],)
+    return (source["channels"], source["height"], source["width"])
+
+
+def tensor_shapes(network: Plain) -> dict[str, tuple[int, ...]]:
+    """Every trainable tensor in Paceline's layout, in order of declaration."""
+    return {
+        tensor["name"]: tuple(tensor["shape"]) for layer in network["layers"] for tensor in layer.get("tensors", ())
+    }
+
+
+def flattened_images(network: Plain) -> dict[str, tuple[int, int, int]]:
+    """Linear layers that read a flattened image, with the image's (channels, height, width).
+
+    Channels-last frameworks flatten in their own order and permute the weights of these layers instead of the data.
+    """
+    shapes = input_shapes(network)
+    origin: dict[str, tuple[int, int, int]] = {}
+    found: dict[str, tuple[int, int, int]] = {}
+    for layer in network["layers"]:
+        name, kind = layer["name"], layer["kind"]
+        if kind == "flatten" and len(shapes[name][0]) == 3:
+            channels, height, width = shapes[name][0]
+            origin[name] = (channels, height, width)
+            continue
+        image = origin.get(layer["inputs"][0])
+        if image is None:
+            continue
+        if kind == "linear":
+            found[name] = image
+        elif kind in ("relu", "dropout", "tanh", "gelu"):
+            origin[name] = image
+        else:
+            raise UnsupportedLayer(f"{name} ({kind}) reads a flattened image; only linear and element-wise layers may")
+    return found
+
+
+def pool_padding(layer: Plain, shape: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Zeros before and after height and width, so that windows without further padding give the layer's shape."""
+    sides = []
+    for axis in (0, 1):
+        reach = (layer["shape"][axis + 1] - 1) * layer["stride"][axis] + layer["kernel"][axis]
+        before = layer["padding"][axis]
+        sides.append((before, max(0, reach - before - shape[axis + 1])))
+    return sides[0], sides[1]

@@ -1,0 +1,1 @@
+"""Horovod on PyTorch, TensorFlow and MXNet, over Gloo and MPI."""

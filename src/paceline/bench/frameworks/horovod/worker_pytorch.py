@@ -1,0 +1,99 @@
+"""The measured Horovod process on PyTorch: gradients averaged by hooks of DistributedOptimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.pytorch.layers import Graph
+
+__all__ = ["HorovodTorchSession"]
+
+NEVER = 1 << 30
+"""More backward passes than will ever happen: with this setting the hooks exchange nothing."""
+
+
+class HorovodTorchSession(ArraySession):
+    """PyTorch's usual loop with Horovod's optimizer around SGD."""
+
+    def setup(self) -> None:
+        """Join the ring, build the network, wrap the optimizer."""
+        hvd.init()
+        torch.set_num_threads(self.job["threads"])
+        torch.manual_seed(self.job["seed"])
+        self.versions = {"horovod": "0.28.1", "torch": torch.__version__}
+        self.labels = ["Horovod 0.28.1 was built here for PyTorch 2.13 as C++20, newer than it was released for"]
+        self.net = Graph(self.job["network"], dropout=self.training)
+        plain = torch.optim.SGD(self.net.parameters(), lr=RATE, momentum=MOMENTUM)
+        self.optimizer: Any = plain
+        if self.ranks > 1:
+            hvd.broadcast_parameters(self.net.state_dict(), root_rank=0)
+            self.optimizer = hvd.DistributedOptimizer(plain, named_parameters=self.net.named_parameters())
+        self.loss = torch.zeros(())
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """Copies in PyTorch's memory."""
+        return torch.tensor(inputs), torch.tensor(targets)
+
+    def _loss_of(self, batch: Any) -> Any:
+        return F.cross_entropy(self.net(batch[0]).flatten(0, -2), batch[1].flatten())
+
+    def run(self, part: str, batch: Any) -> None:
+        """One step."""
+        quiet = part == "compute" and self.ranks > 1
+        if quiet:
+            self.optimizer.set_backward_passes_per_step(NEVER)
+        loss = self._loss_of(batch)
+        self.loss = loss.detach()
+        if part == "forward":
+            return
+        loss.backward()
+        if part == "exchange" and self.ranks > 1:
+            self.optimizer.synchronize()
+        if part == "update":
+            self.optimizer.step()
+        if quiet:
+            self.optimizer.set_backward_passes_per_step(1)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget gradients; the wrapper's own zero_grad refuses between synchronize and step, where nothing is lost."""
+        for parameter in self.net.parameters():
+            parameter.grad = None
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set parameters."""
+        mine = self.net.named_tensors()
+        with torch.no_grad():
+            for name, array in tensors.items():
+                mine[name].copy_(torch.from_numpy(array))
+
+    def tensors(self) -> dict[str, Any]:
+        """Parameters as they are."""
+        return {name: tensor.detach().numpy() for name, tensor in self.net.named_tensors().items()}
+
+    def reveal(self) -> tuple[Any, float, dict[str, Any]]:
+        """What the resident batch gives."""
+        logits = self.net(self.batch[0])
+        loss = self._loss_of(self.batch)
+        tensors = self.net.named_tensors()
+        gradients = torch.autograd.grad(loss, list(tensors.values()))
+        found = {name: gradient.numpy() for name, gradient in zip(tensors, gradients, strict=True)}
+        return logits.detach().numpy(), float(loss), found
+
+    def facts(self) -> dict[str, Any]:
+        """What the session did."""
+        return {"loss": float(self.loss), "wrapper": type(self.optimizer).__name__, "mpi": bool(hvd.mpi_enabled())}
+
+    def close(self) -> None:
+        """Leave together."""
+        hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(HorovodTorchSession)

@@ -1,0 +1,25 @@
+"""Serves Horovod's rendezvous at a given port, so that its ranks can be started by any launcher."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["serve"]
+
+
+def serve() -> None:
+    """Serve until ended."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    hosts = parse_hosts(os.environ["PACELINE_HOSTS"])
+    slots = get_host_assignments(hosts, sum(host.slots for host in hosts))
+    server = RendezvousHTTPServer(
+        (os.environ["PACELINE_ADDRESS"], int(os.environ["PACELINE_PORT"])), RendezvousHandler, 0
+    )
+    server.init(slots)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve()

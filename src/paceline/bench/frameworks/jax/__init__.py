@@ -1,0 +1,1 @@
+"""JAX: single, and data-parallel over processes."""

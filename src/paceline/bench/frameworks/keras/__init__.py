@@ -1,0 +1,1 @@
+"""Keras 3 on TensorFlow, PyTorch and JAX."""

@@ -1,0 +1,40 @@
+"""The measured Keras process on the TensorFlow backend: Keras layers inside TensorFlow's own training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from paceline.bench.frameworks.graph import tensor_shapes
+from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.keras.worker_network import KerasNetwork
+from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
+
+__all__ = ["KerasTensorFlowSession"]
+
+
+class KerasTensorFlowSession(TensorFlowSession):
+    """As Keras' guide to custom loops with TensorFlow: GradientTape around the model, a Keras optimizer."""
+
+    def build(self) -> Any:
+        """A Keras model, whose variables belong to the strategy's scope."""
+        self.versions["keras"] = keras.__version__
+        self.keras = KerasNetwork(self.job["network"], training=self.training)
+        return _Callable(self.keras)
+
+
+class _Callable:
+    """Gives a Keras model the face of a TensorFlow network of Paceline."""
+
+    def __init__(self, network: KerasNetwork) -> None:
+        self._network = network
+        self.native, self.plain = network.native, network.plain
+        self.tensors = {name: network.variable(name) for name in tensor_shapes(network.network)}
+
+    def __call__(self, inputs: Any) -> Any:
+        return self._network.model(inputs, training=True)
+
+
+if __name__ == "__main__":
+    main(KerasTensorFlowSession)

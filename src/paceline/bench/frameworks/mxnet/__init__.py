@@ -1,0 +1,1 @@
+"""Apache MXNet: Gluon with each of its key-value stores."""

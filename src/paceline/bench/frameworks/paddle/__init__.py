@@ -1,0 +1,1 @@
+"""PaddlePaddle: single and DataParallel."""

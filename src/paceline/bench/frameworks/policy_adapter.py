@@ -1,0 +1,112 @@
+"""What adapters share: a case is refused where it asks for something that the framework's mode does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from paceline.bench.job import Order, Process, rank_processes, shared_env
+from paceline.catalog.frameworks import policy
+from paceline.spec.cluster import Placed
+from paceline.spec.study import Case
+
+__all__ = ["PolicyAdapter", "mpi_processes", "rank_endpoint"]
+
+RANK_PORTS = 4
+"""Index of the first of the ports that belong to ranks."""
+FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchrony", "servers", "shard_stage")
+
+
+class PolicyAdapter:
+    """An adapter whose strategies are its catalog policy, but for the fields that it lets a study choose."""
+
+    name: ClassVar[str]
+    module: ClassVar[str]
+    """The worker; one process per rank runs it."""
+    choices: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Fields of a strategy that a study may set, and to what; an empty tuple means anything."""
+    missing: ClassVar[Mapping[str, str]] = {}
+    """Kinds of layer that the framework cannot build or train here, and why."""
+    inputs: ClassVar[tuple[str, ...]] = ("image", "tokens")
+    labels: ClassVar[tuple[str, ...]] = ()
+    """What every reader of its numbers must know."""
+
+    def environment(self, mode: str) -> str:
+        """One environment for all modes."""
+        return self.name
+
+    def refusal(self, case: Case) -> str | None:
+        """The first thing that the mode cannot do, if any."""
+        return self._refused_network(case) or self._refused_ranks(case) or self._refused_strategy(case)
+
+    def _refused_network(self, case: Case) -> str | None:
+        if case.network.input.kind not in self.inputs:
+            return f"{self.name} builds networks of images only, {case.network.name} reads {case.network.input.kind}"
+        for layer in case.network.layers:
+            if layer.kind in self.missing:
+                return f"{case.network.name} has {layer.kind} layers: {self.missing[layer.kind]}"
+            if layer.kind == "conv2d" and layer.groups > 1 and "groups" in self.missing:
+                return f"{case.network.name} has grouped convolutions: {self.missing['groups']}"
+        return None
+
+    def _refused_ranks(self, case: Case) -> str | None:
+        if case.ranks > 1 and policy(case.framework).aggregation == "none":
+            return f"{case.framework} runs on one rank: it has no data parallelism of its own"
+        return None
+
+    def _refused_strategy(self, case: Case) -> str | None:
+        usual, strategy = policy(case.framework), case.strategy
+        if strategy.precision != "float32" and strategy.precision not in self.choices.get("precision", ()):
+            return f"{case.framework} is measured in float32, not {strategy.precision}"
+        if strategy.compression not in ("none", usual.compression, *self.choices.get("compression", ())):
+            return f"compression {strategy.compression!r} is not offered for {case.framework}"
+        if strategy.accumulate != 1:
+            return f"accumulation over {strategy.accumulate} batches is not offered for {case.framework}"
+        for field in FIELDS:
+            asked = getattr(strategy, field)
+            if asked is None or asked == getattr(usual, field) or self._may_choose(field, asked):
+                continue
+            return f"{case.framework} does {field} {getattr(usual, field)!r}, not {asked!r}"
+        return None
+
+    def _may_choose(self, field: str, asked: object) -> bool:
+        return field in self.choices and (not self.choices[field] or asked in self.choices[field])
+
+    def processes(self, order: Order) -> list[Process]:
+        """One worker per rank."""
+        return rank_processes(order, self.module, lambda placed: self.rank_env(order, placed))
+
+    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+        """Variables by which this framework's ranks find each other."""
+        return {}
+
+
+def rank_endpoint(order: Order, placed: Placed) -> str:
+    """Address and port where a rank may listen: a port of its own, or one at a distance on a host of its own."""
+    ports, host = order.meet.ports, order.case.cluster.hosts[placed.host]
+    own = ports[RANK_PORTS + placed.rank] if len(ports) > RANK_PORTS else ports[-1] + 100 + placed.local_rank
+    at_first = placed.host == order.placement[0].host
+    return f"{order.meet.address if at_first else host.address or host.name}:{own}"
+
+
+def mpi_processes(
+    order: Order, module: str, *, python: str | None = None, env: Mapping[str, str] | None = None
+) -> list[Process]:
+    """The ranks under one mpirun, each with its own variables; a single rank runs without MPI."""
+    command = (python or str(order.python), "-m", module)
+    if order.case.ranks == 1:
+        single = rank_processes(order, module, lambda placed: dict(env or {}))
+        return [_with_argv(process, command) for process in single]
+    argv = [str(order.python.parent / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    for placed in order.placement:
+        own = {**shared_env(order, placed), **order.env, **(env or {})}
+        pairs = [f"{name}={value}" for name, value in sorted(own.items())]
+        argv += [":"] if placed.rank else []
+        argv += ["-n", "1", "/usr/bin/env", "-u", "PACELINE_PARENT", *pairs, *command]
+    first = order.placement[0]
+    log = order.folder / "rank-0.log"
+    return [Process(name="rank 0", rank=0, host=first.host, argv=tuple(argv), env=dict(order.env), log=log)]
+
+
+def _with_argv(process: Process, argv: tuple[str, ...]) -> Process:
+    return Process(process.name, process.host, argv, process.env, process.log, process.rank)

@@ -1,0 +1,105 @@
+"""One rank of a sweep of collectives through torch.distributed: Gloo on processors, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.bench.frameworks.harness import Events
+from paceline.bench.frameworks.meeting import join
+from paceline.bench.virtual.devices.clock import real_time
+
+__all__ = ["main"]
+
+WARMUP = 3
+ELEMENT = 4
+
+
+def main() -> None:
+    """Measure every collective at every size, then leave together."""
+    with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
+        job = json.load(file)
+    rank = int(os.environ["PACELINE_RANK"])
+    events = Events(os.environ["PACELINE_EVENTS"])
+    events.write("phase", phase="setup")
+    if job["real_time"]:
+        real_time()
+    torch.set_num_threads(1)
+    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
+    meeting = join(rank, job["ranks"], address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
+    dist.init_process_group(job["transport"], timeout=timedelta(seconds=job["timeout"]))
+    events.write("facts", versions={"torch": torch.__version__}, labels=[], pid=os.getpid())
+    events.write("phase", phase="measure")
+    offsets = meeting.clock_offsets()
+    events.write("facts", facts={"clock_offsets_s": offsets} if rank == 0 else {})
+    for name in job["collectives"]:
+        for size in job["sizes"]:
+            events.write("spans", spans=_sweep(name, size, rank, job))
+    events.write("done")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time one collective at one size as often as fits the time for it."""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if job["transport"] == "nccl" else torch.device("cpu")
+    act = _actions(rank, job["ranks"], max(1, size // ELEMENT), device)[name]
+    for _ in range(WARMUP):
+        act()
+    spans = []
+    count = _repeats(act, job["seconds_per_size"])
+    origin = time.perf_counter()
+    for step in range(count):
+        dist.barrier()
+        begin = time.perf_counter()
+        act()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - begin
+        entry = {"step": step, "phase": "aggregate", "name": name, "start_s": begin - origin, "seconds": seconds}
+        spans.append({**entry, "size_bytes": size})
+    return spans
+
+
+def _repeats(act: Callable[[], object], seconds: float) -> int:
+    """How often fits; rank 0's estimate counts for all."""
+    begin = time.perf_counter()
+    act()
+    estimate = torch.tensor([time.perf_counter() - begin])
+    dist.broadcast(estimate, 0)
+    return max(5, min(200, int(seconds / max(float(estimate), 1e-5))))
+
+
+def _actions(rank: int, ranks: int, elements: int, device: torch.device) -> dict[str, Callable[[], object]]:
+    """Each collective as nccl-tests counts its size: the whole buffer of one rank."""
+    share = max(1, elements // ranks)
+    whole = torch.ones(share * ranks, device=device)
+    part = torch.ones(share, device=device)
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "point_to_point": lambda: _pass_on(whole, rank, ranks),
+    }
+
+
+def _pass_on(tensor: torch.Tensor, rank: int, ranks: int) -> None:
+    """Each rank sends to the next and receives from the one before, at once."""
+    arriving = torch.empty_like(tensor)
+    sending = dist.isend(tensor, (rank + 1) % ranks)
+    dist.recv(arriving, (rank - 1) % ranks)
+    if sending is not None:
+        sending.wait()
+
+
+if __name__ == "__main__":
+    main()

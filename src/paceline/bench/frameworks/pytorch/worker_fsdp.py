@@ -1,0 +1,62 @@
+"""FSDP2 in the measured PyTorch process: parameters, gradients and optimiser state sharded over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.worker import TorchSession
+
+__all__ = ["FsdpSession"]
+
+
+class FsdpSession(TorchSession):
+    """Each layer with parameters is a unit of its own; a plain twin computes the passes without exchange."""
+
+    def _distribute(self, net: Graph) -> nn.Module:
+        self.twin = self.build(self.job["network"]).to(self.device, self.dtype)
+        return super()._distribute(net)
+
+    def step(self, upto: str) -> None:
+        """Partial passes run on the twin, whole ones on the sharded network."""
+        if self.job["ranks"] > 1 and upto in ("forward", "compute"):
+            loss = nn.functional.cross_entropy(self.twin(self.batch).flatten(0, -2), self.targets.flatten())
+            if upto == "compute":
+                loss.backward()
+                self.twin.zero_grad(set_to_none=True)
+            return
+        super().step(upto)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set whole tensors; each rank keeps its shard."""
+        if self.job["ranks"] == 1:
+            super().load(tensors)
+            return
+        with torch.no_grad():
+            for name, tensor in self.net.named_tensors().items():
+                whole = torch.from_numpy(tensors[name]).to(tensor.dtype)
+                shards = whole.chunk(self.job["ranks"])
+                local = tensor.to_local()  # type: ignore[attr-defined]
+                if local.numel():
+                    local.copy_(shards[dist.get_rank()])
+        twins = self.twin.named_tensors()
+        with torch.no_grad():
+            for name, array in tensors.items():
+                twins[name].copy_(torch.from_numpy(array))
+
+    def tensors(self) -> dict[str, Any]:
+        """Whole tensors, gathered."""
+        return {name: _whole(tensor) for name, tensor in self.net.named_tensors().items()}
+
+    def trace(self, step: int) -> list[dict[str, Any]]:
+        """Hooks on sharded tensors would time the gathering too: no spans."""
+        return []
+
+
+def _whole(tensor: Tensor) -> Any:
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().cpu().numpy()

@@ -1,0 +1,50 @@
+"""How a user's own command becomes a process that is measured like any other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paceline.bench.environments import environment_variables, find_environment
+from paceline.bench.job import Order, Process, rank_processes
+from paceline.spec.study import Case
+
+__all__ = ["OwnScript"]
+
+GROUPS = ("throughput", "per_rank", "seconds")
+
+
+class OwnScript:
+    """Runs the study's command, which starts its own ranks, and reads its speed from what it prints."""
+
+    name = "script"
+
+    def environment(self, mode: str) -> str:
+        """An empty one: the command brings its own."""
+        return "script"
+
+    def refusal(self, case: Case) -> str | None:
+        """A study that names `script` must say what to run and how to read it."""
+        if case.script is None:
+            return "the study has no [script] table: give command, and pattern unless it prints Paceline's lines"
+        if case.script.environment and find_environment(case.script.environment) is None:
+            name = case.script.environment
+            return f"the {name} environment is not there: paceline frameworks install {name}"
+        if case.script.pattern is None:
+            return None
+        try:
+            groups = set(re.compile(case.script.pattern).groupindex)
+        except re.error as error:
+            return f"script.pattern is no regular expression: {error}"
+        return None if groups & set(GROUPS) else f"script.pattern needs one of the groups {', '.join(GROUPS)}"
+
+    def processes(self, order: Order) -> list[Process]:
+        """One process, which runs the command and watches its output."""
+        script = order.case.script
+        assert script is not None
+        env = {"PACELINE_HERE": str(Path.cwd())}
+        if script.environment:
+            folder = find_environment(script.environment)
+            env |= {**environment_variables(script.environment), "PACELINE_BIN": str(folder / "bin") if folder else ""}
+        module = "paceline.bench.frameworks.script.worker"
+        return [rank_processes(order, module, lambda placed: env)[0]]

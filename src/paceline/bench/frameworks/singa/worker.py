@@ -1,0 +1,123 @@
+"""The measured SINGA process: one rank; more average their gradients through mpi4py."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+warnings.filterwarnings("ignore")
+
+import numpy as np  # noqa: E402
+
+np.int, np.float = int, float  # type: ignore[attr-defined]  # SINGA's preview uses NumPy's old names
+
+from singa import autograd, device, tensor  # noqa: E402
+
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
+from paceline.bench.frameworks.harness import main  # noqa: E402
+from paceline.bench.frameworks.singa.worker_network import SingaNetwork  # noqa: E402
+from paceline.bench.frameworks.singa.worker_tensors import SoftmaxCrossEntropy, open_bridge  # noqa: E402
+
+__all__ = ["SingaSession"]
+
+LABELS = (
+    "unsupported combination: SINGA 3.0.0.dev1's extension for CPython 3.6 loaded into 3.11, arrays copied past SWIG",
+    "re-creation: the wheel has no Communicator, gradients are averaged through mpi4py as they become ready",
+)
+
+
+class SingaSession(ArraySession):
+    """SINGA's autograd: gradients come one by one from `backward`, last layer first."""
+
+    def setup(self) -> None:
+        """Build the network; join MPI if there are more ranks."""
+        open_bridge()
+        self.versions = {"singa": "3.0.0.dev1"}
+        self.labels = list(LABELS[: 1 if self.ranks == 1 else 2])
+        self.device = device.get_default_device()
+        autograd.training = True
+        self.net = SingaNetwork(self.job["network"], self.device, training=self.training)
+        self.momenta = {name: _zeros_like(value, self.device) for name, value in self.net.tensors.items()}
+        self.world = None
+        if self.ranks > 1:
+            from mpi4py import MPI
+
+            self.world = MPI.COMM_WORLD
+        self.loss: Any = None
+
+    def arrange(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Targets as one-hot rows."""
+        return inputs, np.eye(self.job["network"]["classes"], dtype=np.float32)[targets]
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """Copies in SINGA's memory."""
+        return tuple(tensor.Tensor(data=array, device=self.device) for array in (inputs, targets))
+
+    def run(self, part: str, batch: Any) -> None:
+        """One step."""
+        inputs, targets = batch
+        self.loss = SoftmaxCrossEntropy(targets)(self.net(inputs))[0]
+        if part == "forward":
+            return
+        for parameter, gradient in autograd.backward(self.loss):
+            if self.world is not None and part != "compute":
+                self._average(gradient)
+            if part == "update":
+                self._apply(parameter, gradient)
+
+    def _average(self, gradient: Any) -> None:
+        array = tensor.to_numpy(gradient)
+        total = np.empty_like(array)
+        self.world.Allreduce(array, total)
+        gradient.copy_from_numpy(total / self.ranks)
+
+    def _apply(self, parameter: Any, gradient: Any) -> None:
+        momentum = self.momenta[parameter.name]
+        momentum *= MOMENTUM
+        tensor.axpy(1.0, gradient, momentum)
+        tensor.axpy(-RATE, momentum, parameter)
+
+    def sync(self) -> None:
+        """SINGA's CPU device computes at once; reading the loss makes sure."""
+        tensor.to_numpy(self.loss)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set parameters."""
+        for name, array in tensors.items():
+            native = np.ascontiguousarray(self.net.native(name, array), np.float32)
+            self.net.tensors[name].copy_from_numpy(native)
+
+    def tensors(self) -> dict[str, Any]:
+        """Parameters in Paceline's layout."""
+        return {name: self.net.plain(name, tensor.to_numpy(value)) for name, value in self.net.tensors.items()}
+
+    def reveal(self) -> tuple[Any, float, dict[str, Any]]:
+        """What the resident batch gives."""
+        inputs, targets = self.batch
+        logits = self.net(inputs)
+        loss = SoftmaxCrossEntropy(targets)(logits)[0]
+        raw = {parameter.name: tensor.to_numpy(gradient) for parameter, gradient in autograd.backward(loss)}
+        gradients = {name: self.net.plain(name, array) for name, array in raw.items()}
+        return tensor.to_numpy(logits), float(tensor.to_numpy(loss).sum()), gradients
+
+    def facts(self) -> dict[str, Any]:
+        """What the session did."""
+        wrapper = "none" if self.world is None else "mpi4py all-reduce"
+        return {"loss": float(tensor.to_numpy(self.loss).sum()), "wrapper": wrapper}
+
+    def close(self) -> None:
+        """Leave together, as MPI demands."""
+        if self.world is not None:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+
+
+def _zeros_like(value: Any, place: Any) -> Any:
+    made = tensor.Tensor(value.shape, place)
+    made.set_value(0.0)
+    return made
+
+
+if __name__ == "__main__":
+    main(SingaSession)

@@ -1,0 +1,1 @@
+"""TensorFlow: single, MultiWorkerMirroredStrategy, ParameterServerStrategy."""

@@ -1,0 +1,168 @@
+"""The measured TensorFlow process with ParameterServerStrategy: every rank serves as a worker, rank 0 drives them.
+
+Rank 0 is also the chief and hosts the parameter server in a process of its own making. A step of rank 0 schedules one
+training step for each worker and waits for all; the other ranks wait for its word, so that their clocks agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.graph import tensor_shapes
+from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
+from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, cross_entropy
+
+__all__ = ["make_session"]
+
+
+class ChiefSession(TensorFlowSession):
+    """Rank 0: schedules a function on every worker through the coordinator."""
+
+    def setup(self) -> None:
+        """Start this rank's own server, connect to all, build variables on the parameter server."""
+        tf.config.threading.set_intra_op_parallelism_threads(self.job["threads"])
+        self.versions = {"tensorflow": tf.__version__}
+        self.labels = ["asynchronous: a worker updates the variables without waiting for the others"]
+        self.waiting = _Followers(self.ranks)
+        self.servers = [_serve("ps", 0), _serve("worker", 0)]
+        cluster = tf.train.ClusterSpec(_cluster())
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            cluster, task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+        self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        self.names = list(tensor_shapes(self.job["network"]))
+        with self.strategy.scope():
+            self.net = TensorFlowNetwork(self.job["network"], training=self.training)
+            self.momenta = {name: tf.Variable(tf.zeros_like(self.net.tensors[name])) for name in self.names}
+        self.variables = [self.net.tensors[name] for name in self.names]
+        self.passes = {name: tf.function(getattr(self, "_" + name)) for name in ("forward", "compute", "update")}
+        self.loss = tf.constant(0.0)
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """A batch for each worker, kept by the function that it runs."""
+        return inputs, targets
+
+    def run(self, part: str, batch: Any) -> None:
+        """One step on each worker; they read and update variables through the server, each in its own time."""
+        step = self.passes["update" if part == "exchange" else part]
+        done = [self.coordinator.schedule(step, args=batch) for _ in range(self.ranks)]
+        self.coordinator.join()
+        self.loss = done[0].fetch()
+        self.waiting.release()
+
+    def sync(self) -> None:
+        """The coordinator has joined already."""
+
+    def _forward(self, inputs: Any, targets: Any) -> Any:
+        return cross_entropy(self.net(inputs), targets)
+
+    def _gradients(self, inputs: Any, targets: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(self.net(inputs), targets)
+        return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.variables)]
+
+    def _compute(self, inputs: Any, targets: Any) -> Any:
+        loss, gradients = self._gradients(inputs, targets)
+        with tf.control_dependencies(gradients):
+            return tf.identity(loss)
+
+    def _update(self, inputs: Any, targets: Any) -> Any:
+        loss, gradients = self._gradients(inputs, targets)
+        for name, variable, gradient in zip(self.names, self.variables, gradients, strict=True):
+            momentum = self.momenta[name]
+            momentum.assign(MOMENTUM * momentum + gradient)
+            variable.assign_sub(RATE * momentum)
+        return loss
+
+    def facts(self) -> dict[str, Any]:
+        """What the session did."""
+        return {"loss": float(np.asarray(self.loss)), "wrapper": "ParameterServerStrategy"}
+
+    def close(self) -> None:
+        """The followers end when this rank hangs up."""
+        self.waiting.close()
+
+
+class FollowerSession(ArraySession):
+    """Another rank: its server computes when the chief says so; its steps last as long as the chief's."""
+
+    def setup(self) -> None:
+        """Serve, and call the chief."""
+        tf.config.threading.set_intra_op_parallelism_threads(self.job["threads"])
+        self.versions = {"tensorflow": tf.__version__}
+        self.server = _serve("worker", self.rank)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self.chief = _call(address, port)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """The chief holds the variables."""
+
+    def place(self, inputs: Any, targets: Any) -> Any:
+        """The chief sends the batches."""
+        return None
+
+    def run(self, part: str, batch: Any) -> None:
+        """Wait for the chief's word."""
+        if not self.chief.recv(1):
+            raise ConnectionError("the chief is gone")
+
+
+class _Followers:
+    """The chief's lines to the other ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._lines = []
+        if ranks == 1:
+            return
+        with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as server:
+            server.settimeout(120)
+            self._lines = [server.accept()[0] for _ in range(ranks - 1)]
+
+    def release(self) -> None:
+        """The step is over."""
+        for line in self._lines:
+            line.sendall(b".")
+
+    def close(self) -> None:
+        """Hang up."""
+        for line in self._lines:
+            line.close()
+
+
+def _call(address: str, port: int) -> socket.socket:
+    import time
+
+    for _ in range(600):
+        try:
+            return socket.create_connection((address, port))
+        except OSError:
+            time.sleep(0.1)
+    raise ConnectionError("the chief does not answer")
+
+
+def _cluster() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads(os.environ["PACELINE_CLUSTER"])
+    return found
+
+
+def _serve(kind: str, index: int) -> Any:
+    spec = tf.train.ClusterSpec(_cluster())
+    return tf.distribute.Server(spec, job_name=kind, task_index=index, protocol="grpc", start=True)
+
+
+def make_session(job: Any, rank: int) -> Any:
+    """The chief or one that follows."""
+    return ChiefSession(job, rank) if rank == 0 else FollowerSession(job, rank)
+
+
+if __name__ == "__main__":
+    main(make_session)

@@ -1,0 +1,131 @@
+"""Processes on other hosts: an engine starts one agent for each, and the agent is held by a TCP connection, the leash.
+
+Whatever the engine, the rest is the same: what to run travels over the leash, exit codes and logs come back over it,
+and when it breaks the process ends. A leash that breaks from the far side is a lost host.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import select
+import socket
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.job import Process
+
+__all__ = ["LOST", "Leash", "own_addresses"]
+
+LOST = -9
+"""Exit code of a process whose host was lost."""
+DROPPED = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK", "OMPI_")
+"""Variables of the engine that would change what is imported or how many threads run."""
+
+
+class Leash:
+    """One agent: where it is, and after `run` how its process fares."""
+
+    def __init__(self, connection: socket.socket, hello: dict[str, Any], lines: Iterable[str]) -> None:
+        self.host, self.address, self.pid = str(hello["host"]), str(hello["address"]), int(hello["pid"])
+        self._connection, self._lines = connection, iter(lines)
+        self._thread: threading.Thread | None = None
+        self.code: int | None = None
+
+    def run(self, process: Process, *, address: str, placeholder: str, needed: Iterable[Path]) -> None:
+        """Tell the agent what to run; rank 0's address takes the place of the placeholder."""
+        folder = process.log.parent
+        order = {
+            "argv": [word.replace(placeholder, address) for word in process.argv],
+            "env": {name: value.replace(placeholder, address) for name, value in process.env.items()},
+            "dropped": DROPPED,
+            "folder": str(folder),
+            "marker": str(folder / "job.json"),
+            "log": str(process.log),
+            "returned": [str(process.log), str(folder / f"rank-{process.rank}.jsonl")],
+            "needed": [str(path) for path in needed],
+        }
+        self._send(order)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        """Answer the agent until it says how its process ended, or is lost."""
+        code = LOST
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._lines:
+                message = json.loads(line)
+                if "missing" in message:
+                    self._send_files([Path(path) for path in message["missing"]])
+                if "exit" in message:
+                    for path, text in message["files"].items():
+                        Path(path).write_text(text, encoding="utf-8")
+                    code = int(message["exit"])
+                    break
+        self.code = code
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.sendall((json.dumps(message) + "\n").encode())
+
+    def _send_files(self, paths: list[Path]) -> None:
+        for path in paths:
+            for member in _members(path):
+                buffer = io.BytesIO()
+                with tarfile.open(fileobj=buffer, mode="w") as archive:
+                    archive.add(member, arcname=str(member).lstrip("/"), recursive=False)
+                self._send({"tar": base64.b64encode(buffer.getvalue()).decode()})
+        self._send({"end": True})
+
+    def release(self) -> None:
+        """Let go: the agent ends its process and itself."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self, patience_s: float) -> None:
+        """Wait for the last words, then hang up."""
+        if self._thread is not None:
+            self._thread.join(patience_s)
+        self._connection.close()
+
+
+def _members(path: Path) -> Iterable[Path]:
+    """A folder with all in it, links to folders followed once, so that a linked package travels as files."""
+    if path.is_symlink() or not path.is_dir():
+        yield path
+        return
+    yield path
+    for child in sorted(path.iterdir()):
+        if child.name != "__pycache__":
+            yield from _members(child)
+
+
+def accept(server: socket.socket, token: str, *, timeout_s: float) -> Leash | None:
+    """The next agent that knows the token; none if nobody comes in time."""
+    if not select.select([server], [], [], timeout_s)[0]:
+        return None
+    connection, _ = server.accept()
+    connection.settimeout(10)
+    lines = connection.makefile("r", encoding="utf-8")
+    try:
+        hello = json.loads(lines.readline() or "{}")
+    except (OSError, ValueError):
+        hello = {}
+    if hello.get("token") != token:
+        connection.close()
+        return None
+    connection.settimeout(None)
+    return Leash(connection, hello, lines)
+
+
+def own_addresses() -> list[str]:
+    """Addresses of this host by which others may reach it, loopback last."""
+    done = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, timeout=10, check=False)
+    found = [line.split()[3].split("/")[0] for line in done.stdout.splitlines()]
+    return sorted(found, key=lambda address: address.startswith("127.")) or ["127.0.0.1"]

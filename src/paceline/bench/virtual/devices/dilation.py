@@ -1,0 +1,105 @@
+"""Time dilation: how much slower a cluster must be played so that this machine can keep up, and whether it did.
+
+Links and compute are slowed by the same factor and every time is divided by it. The factor is the smallest round one at
+which moving the gradients costs the machine little beside what the emulated links take, or hides behind compute.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Exchange", "Faithfulness", "choose_dilation", "judge"]
+
+MOVED_PER_CORE = 300e6
+"""Bytes per second of gradients, summed over all ranks, that one core moves without disturbing anything."""
+STEP_S = 1.5e-3
+"""Seconds that a step takes the host of a rank beside waiting: hooks, copies, waking up."""
+HOP_S = 100e-6
+HOP_PER_RANK_S = 10e-6
+"""Seconds that one hop of a ring takes the machine: of itself, and for each rank that shares its cores."""
+DISTURBANCE = 0.0075
+"""Share of a step that the machine's own cost may add."""
+LARGEST = 20000.0
+
+LARGEST_ERROR = 0.03
+"""Share of a step that the machine may have added before a run is no result."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one step of a case asks of the machine, in emulated time."""
+
+    ranks: int
+    rates: tuple[float, ...]
+    """Bytes per second of each rank's link."""
+    buckets: tuple[float, ...]
+    """Bytes of each exchange, in order."""
+    backward_s: float
+    step_s: float
+    """Compute of the fastest device."""
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Whether an emulated run is a result: the largest shares over its ranks, and what they may have added."""
+
+    late_share: float
+    """Time that a host was late for its device."""
+    queued_share: float
+    """Time that a thread which moves gradients waited for a core."""
+    dilation: float
+
+    @property
+    def error(self) -> float:
+        """Largest share of a step that the machine, not the emulated cluster, may have caused."""
+        return self.late_share + self.queued_share
+
+    @property
+    def holds(self) -> bool:
+        """Whether the machine kept up."""
+        return self.error <= LARGEST_ERROR
+
+    def __str__(self) -> str:
+        return (
+            f"host late {100 * self.late_share:.1f} %, thread kept waiting {100 * self.queued_share:.1f} %, "
+            f"dilation {self.dilation:g}"
+        )
+
+
+def choose_dilation(exchange: Exchange, *, cores: int | None = None, slower: float = 1.0) -> float:
+    """The smallest round factor at which this machine plays the exchange faithfully; `slower` multiplies it."""
+    if exchange.ranks < 2 or exchange.step_s <= 0:
+        return 1.0
+    moved = (cores or os.cpu_count() or 1) * MOVED_PER_CORE
+    ring = 2 * (exchange.ranks - 1) / exchange.ranks
+    cost = [ring * size * exchange.ranks / moved + _hops(exchange.ranks) for size in exchange.buckets]
+    keep_rate = sum(exchange.rates) / moved
+    hide = max(2 * sum(cost) / max(exchange.backward_s, 1e-9), max(cost) / (DISTURBANCE * exchange.step_s))
+    fixed = (STEP_S + _hops(exchange.ranks)) / (DISTURBANCE * exchange.step_s)
+    return _round_up(slower * max(1.0, fixed, min(keep_rate, hide)))
+
+
+def _hops(ranks: int) -> float:
+    return 2 * (ranks - 1) * (HOP_S + HOP_PER_RANK_S * ranks)
+
+
+def _round_up(factor: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ...: clusters are then reused from case to case."""
+    scale = 1.0
+    while scale <= LARGEST:
+        for step in (1, 2, 5):
+            if step * scale >= factor * 0.999:
+                return step * scale
+        scale *= 10
+    return LARGEST
+
+
+def judge(reports: Sequence[Mapping[str, float]], *, dilation: float) -> Faithfulness:
+    """The worst of all ranks' reports."""
+    return Faithfulness(
+        late_share=max(report["late_share"] for report in reports),
+        queued_share=max(report["queued_share"] for report in reports),
+        dilation=dilation,
+    )

@@ -1,0 +1,158 @@
+"""The process that holds a virtual cluster's namespaces, so that the kernel itself takes the cluster down.
+
+    holder                    waits for its owner and its keeper; removes what is left when either is gone
+    └── keeper                pid 1 of the cluster's process namespace; its network namespace holds the switch
+        ├── host "a"          pid 1 of the host's process namespace; own network, host name and mounts
+        └── host "b"
+
+Nothing has a name outside these processes. When the holder or the keeper dies, by any signal, the kernel kills every
+process of every host and with the last of them the namespaces, interfaces and shaping go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+
+from paceline.bench.virtual.hosts import syscalls
+from paceline.bench.virtual.hosts.throttle import remove_groups
+
+__all__ = ["main"]
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def main(directory: str, owner: str) -> int:
+    """Hold the cluster described in `directory` until its keeper ends, it is asked to stop, or its owner dies."""
+    if os.fork():
+        return 0
+    os.setsid()
+    home = Path(directory)
+    hosts: list[str] = json.loads((home / "hosts.json").read_text())
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    keeper = os.fork()
+    if keeper == 0:
+        _keep(hosts, theirs, hosts_file=home / "hosts")
+    theirs.close()
+    pids = _collect(mine, expected=len(hosts))
+    _announce(home, keeper, pids)
+    _wait(keeper, owner=int(owner))
+    _remove(home, keeper)
+    return 0
+
+
+def _keep(hosts: list[str], report: socket.socket, *, hosts_file: Path) -> None:
+    """Become the cluster's first process: make the hosts, then reap orphans for ever."""
+    syscalls.die_with_parent()
+    os.setsid()
+    syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("proc", "/proc", "proc")
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    for name in hosts:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        if os.fork() == 0:
+            _be_host(name, report, hosts_file=hosts_file)
+        syscalls.setns(own, syscalls.CLONE_NEWPID)
+    _reap_for_ever()
+
+
+def _be_host(name: str, report: socket.socket, *, hosts_file: Path) -> None:
+    """Become a host's first process, with a network, a name and mounts of its own."""
+    syscalls.die_with_parent()
+    syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNS)
+    syscalls.set_host_name(name)
+    _mount_own(hosts_file)
+    report.send(name.encode())
+    report.close()
+    _reap_for_ever()
+
+
+def _mount_own(hosts_file: Path) -> None:
+    """The host's own view of processes, devices of the network, shared memory, and names of its peers."""
+    groups = str(hosts_file.parent / "cgroup")
+    Path(groups).mkdir(exist_ok=True)
+    syscalls.mount("/sys/fs/cgroup", groups, flags=syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.mount("proc", "/proc", "proc")
+    syscalls.mount("sysfs", "/sys", "sysfs")
+    syscalls.mount(groups, "/sys/fs/cgroup", flags=syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.mount("tmpfs", "/dev/shm", "tmpfs", options="mode=1777")
+    syscalls.mount(str(hosts_file), "/etc/hosts", flags=syscalls.MS_BIND)
+
+
+def _reap_for_ever() -> None:
+    """What a first process does: wait for whatever was left to it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        signal.sigtimedwait({signal.SIGCHLD}, 60)
+
+
+def _collect(report: socket.socket, *, expected: int) -> dict[str, int]:
+    """Each host's first process as this process numbers it; the kernel translates the sender's number."""
+    report.settimeout(10)
+    pids: dict[str, int] = {}
+    while len(pids) < expected:
+        name, ancillary, _, _ = report.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+        pids[name.decode()] = _CREDENTIALS.unpack(ancillary[0][2])[0]
+    return pids
+
+
+def _announce(home: Path, keeper: int, pids: dict[str, int]) -> None:
+    text = json.dumps({"holder": os.getpid(), "keeper": keeper, "hosts": pids})
+    temporary = home / "processes.json.part"
+    temporary.write_text(text)
+    temporary.rename(home / "processes.json")
+
+
+def _wait(keeper: int, *, owner: int) -> None:
+    """Until the keeper ends, the owner dies (0 stands for nobody), or a termination signal comes.
+
+    SIGUSR1 frees it from its owner: the cluster is complete and stays.
+    """
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    watched = [os.pidfd_open(keeper), read]
+    if owner:
+        try:
+            watched.append(os.pidfd_open(owner))
+        except ProcessLookupError:
+            return
+    poll = select.poll()
+    for descriptor in watched:
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        numbers = os.read(read, 64) if read in ready else b""
+        if not numbers or set(numbers) - {signal.SIGUSR1}:
+            return
+        poll.unregister(watched[-1])
+
+
+def _remove(home: Path, keeper: int) -> None:
+    """Kill everything inside, wait until it is gone, remove control groups and the state."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+    remove_groups(home.name)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

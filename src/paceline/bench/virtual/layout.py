@@ -1,0 +1,80 @@
+"""Where the hosts of a virtual cluster sit on its network, and what each link must carry once time is dilated."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import Unsupported
+from paceline.spec.cluster import Cluster, Host, Link
+
+__all__ = ["MOST_HOSTS", "Layout", "Seat", "lay_out", "path_latency", "path_rate"]
+
+MOST_HOSTS = 250
+INTERFACE = "eth0"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One host on the virtual network."""
+
+    name: str
+    address: str
+    port: str
+    """Its interface at the switch."""
+    link: Link
+    """Its link as it is shaped: slower than asked by the dilation, all its ports together."""
+    inside: Link
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A cluster laid out: names, addresses and links in the dilated time of the machine that plays it."""
+
+    instance: str
+    dilation: float
+    seats: tuple[Seat, ...]
+
+    def seat(self, name: str) -> Seat:
+        """The seat of a host."""
+        return next(seat for seat in self.seats if seat.name == name)
+
+
+def lay_out(cluster: Cluster, *, instance: str, dilation: float = 1.0) -> Layout:
+    """Seats for the hosts of a cluster; the network number follows from the instance, so that two never share one."""
+    if len(cluster.hosts) > MOST_HOSTS:
+        raise Unsupported(f"{len(cluster.hosts)} hosts on one virtual switch; at most {MOST_HOSTS} are possible")
+    digest = zlib.crc32(instance.encode())
+    network = f"10.{64 + digest % 128}.{digest // 128 % 256}"
+    seats = tuple(_seat(host, network, number, dilation) for number, host in enumerate(cluster.hosts, start=1))
+    return Layout(instance=instance, dilation=dilation, seats=seats)
+
+
+def _seat(host: Host, network: str, number: int, dilation: float) -> Seat:
+    return Seat(
+        name=host.name,
+        address=f"{network}.{number}",
+        port=f"p{number}",
+        link=_dilated(host.link, dilation, ports=host.nics),
+        inside=_dilated(host.inside, dilation),
+    )
+
+
+def _dilated(link: Link, dilation: float, *, ports: int = 1) -> Link:
+    changes = {
+        "bandwidth": link.bandwidth * ports / dilation,
+        "latency": link.latency * dilation,
+        "jitter": link.jitter * dilation,
+    }
+    return link.model_copy(update=changes)
+
+
+def path_latency(one: Seat, other: Seat) -> float:
+    """One-way time between two hosts: half of each one's link."""
+    return (one.link.latency + other.link.latency) / 2
+
+
+def path_rate(path: Sequence[Seat]) -> float:
+    """Bytes per second that a single stream can carry along a path: its narrowest link."""
+    return min(seat.link.bandwidth for seat in path)

@@ -1,0 +1,203 @@
+"""A virtual cluster brought up, listed, taken down."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from paceline.bench.virtual.hosts import state
+from paceline.bench.virtual.layout import Layout, lay_out
+from paceline.bench.virtual.links.delay import needs_delay, start_delays, stop_delays
+from paceline.bench.virtual.links.shaping import connect, shape
+from paceline.bench.virtual.links.verify import LinkCheck, measure_trips, verify_links
+from paceline.errors import InputError, LaunchFailed, Unsupported
+from paceline.spec.cluster import Cluster
+
+__all__ = ["VirtualCluster", "bring_up", "check_machine", "opened", "reshape", "take_down"]
+
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "chrt": "util-linux"}
+_START_S = 30.0
+_CALIBRATIONS = 4
+_CLOSE = 0.015
+"""Share of the asked latency at which calibration ends.  Verification allows more."""
+
+
+@dataclass(frozen=True)
+class VirtualCluster:
+    """A cluster that is up on this machine."""
+
+    name: str
+    home: Path
+    cluster: Cluster
+    layout: Layout
+    processes: state.Processes
+    checks: tuple[LinkCheck, ...]
+    owned: bool
+    """Whether it goes with the process that made it."""
+
+    def pid_of(self, host: str) -> int:
+        """The first process of a host, which gives its namespaces."""
+        return self.processes.hosts[host]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it still stands."""
+        return state.is_alive(self.home)
+
+
+def check_machine() -> None:
+    """An error that says what is missing for virtual clusters on this machine."""
+    if os.geteuid() != 0:
+        raise Unsupported(
+            "a virtual cluster needs root: it makes network namespaces and shapes their links",
+            hint="run as root, or use --on local, which runs the ranks over loopback without shaping",
+        )
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool) is None:
+            raise Unsupported(f"a virtual cluster needs {tool!r}", hint=f"install it: apt install {package}")
+
+
+def bring_up(cluster: Cluster, *, name: str | None = None, dilation: float = 1.0, owner: int = 0) -> VirtualCluster:
+    """Make the hosts, join and shape them, and prove the links by measuring; nothing is left if that fails.
+
+    With an owner (a process number) the cluster goes when that process does; without one it stays until taken down.
+    """
+    check_machine()
+    state.sweep()
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", cluster.name)
+    home = _claim(name or (f"{plain}-{secrets.token_hex(3)}" if owner else plain))
+    try:
+        return _build(cluster, home, dilation=dilation, owner=owner)
+    except BaseException:
+        take_down(home)
+        raise
+
+
+def _claim(name: str) -> Path:
+    if "/" in name or name.startswith("."):
+        raise InputError(f"a virtual cluster cannot be called {name!r}", hint="use letters, digits, '-' and '_'")
+    home = state.state_directory() / name
+    home.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir()
+    except FileExistsError:
+        raise InputError(
+            f"a virtual cluster called {name!r} is already up",
+            hint=f"`paceline cluster down {name}` first, or give this one another --name",
+        ) from None
+    return home
+
+
+def _build(cluster: Cluster, home: Path, *, dilation: float, owner: int) -> VirtualCluster:
+    layout = lay_out(cluster, instance=home.name, dilation=dilation)
+    _write_hosts(home, layout)
+    # Until the links are proved the maker owns the cluster, so that killing it half-way leaves nothing.
+    _start_holder(home, owner=owner or os.getpid())
+    processes = _await_processes(home)
+    hosts = processes.hosts
+    connect(layout, keeper=processes.keeper, hosts=hosts)
+    if needs_delay(layout) and len(layout.seats) > 1:
+        _delay_links(layout, processes)
+    checks = verify_links(layout, hosts)
+    up = VirtualCluster(home.name, home, cluster, layout, processes, checks, owned=bool(owner))
+    _record(up)
+    if not owner:
+        os.kill(processes.holder, signal.SIGUSR1)
+    return up
+
+
+def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
+    """The same hosts with their links played faster or slower, proved again."""
+    layout = lay_out(up.cluster, instance=up.home.name, dilation=dilation)
+    shape(layout, keeper=up.processes.keeper, hosts=up.processes.hosts)
+    if needs_delay(layout) and len(layout.seats) > 1:
+        stop_delays(keeper=up.processes.keeper, hosts=up.processes.hosts)
+        _delay_links(layout, up.processes)
+    changed = replace(up, layout=layout, checks=verify_links(layout, up.processes.hosts))
+    _record(changed)
+    return changed
+
+
+def _delay_links(layout: Layout, processes: state.Processes) -> None:
+    """Add latency; what the bare way takes is measured and taken off, then corrected by what came out."""
+    _, floor = measure_trips(layout, processes.hosts)
+    for _ in range(_CALIBRATIONS):
+        start_delays(layout, keeper=processes.keeper, hosts=processes.hosts, floor_s=floor)
+        asked, measured = measure_trips(layout, processes.hosts)
+        if abs(measured - asked) <= _CLOSE * asked:
+            return
+        floor = max(0.0, floor + measured - asked)
+
+
+def _write_hosts(home: Path, layout: Layout) -> None:
+    (home / "hosts.json").write_text(json.dumps([seat.name for seat in layout.seats]))
+    names = ["127.0.0.1 localhost", *(f"{seat.address} {seat.name}" for seat in layout.seats)]
+    (home / "hosts").write_text("\n".join([*names, ""]))
+
+
+def _start_holder(home: Path, *, owner: int) -> None:
+    """Start the holder, which goes to the background at once."""
+    command = [sys.executable, "-m", "paceline.bench.virtual.hosts.holder", str(home), str(owner)]
+    with (home / "holder.log").open("wb") as log:
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_START_S, check=False)
+
+
+def _await_processes(home: Path) -> state.Processes:
+    deadline = time.monotonic() + _START_S
+    while (processes := state.read_processes(home)) is None:
+        log = (home / "holder.log").read_text()[-400:].strip() if home.exists() else "it went away"
+        if log or time.monotonic() > deadline:
+            time.sleep(0.1)
+            raise LaunchFailed(f"the hosts of the virtual cluster did not start: {log or 'no answer'}")
+        time.sleep(0.01)
+    return processes
+
+
+def _record(up: VirtualCluster) -> None:
+    data = {
+        "cluster": up.cluster.model_dump(mode="json"),
+        "dilation": up.layout.dilation,
+        "checks": [asdict(check) for check in up.checks],
+        "owned": up.owned,
+    }
+    part = up.home / "cluster.json.part"
+    part.write_text(json.dumps(data))
+    part.rename(up.home / "cluster.json")
+
+
+def opened(name: str) -> VirtualCluster:
+    """A cluster that is up, by name."""
+    home = state.find(name)
+    try:
+        data = json.loads((home / "cluster.json").read_text())
+    except FileNotFoundError:
+        raise LaunchFailed(f"virtual cluster {name!r} is still being made, or going down") from None
+    cluster = Cluster.model_validate_json(json.dumps(data["cluster"]))
+    layout = lay_out(cluster, instance=home.name, dilation=data["dilation"])
+    processes = state.read_processes(home)
+    if processes is None:
+        raise LaunchFailed(f"virtual cluster {name!r} is going down")
+    checks = tuple(LinkCheck(**check) for check in data["checks"])
+    return VirtualCluster(home.name, home, cluster, layout, processes, checks, owned=data["owned"])
+
+
+def take_down(home: Path, *, patience_s: float = 15.0) -> None:
+    """End the holder, which ends everything else, and wait until all of it is gone; only what it made is touched."""
+    processes = state.read_processes(home)
+    if processes is not None and state.is_alive(home):
+        os.kill(processes.holder, signal.SIGTERM)
+        deadline = time.monotonic() + patience_s
+        while state.is_alive(home) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if state.is_alive(home):
+            os.kill(processes.holder, signal.SIGKILL)
+    state.forget(home)

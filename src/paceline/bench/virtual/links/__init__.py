@@ -1,0 +1,1 @@
+"""Links of a virtual cluster: rate, delay, and the measurements that prove both."""

@@ -1,0 +1,190 @@
+"""Proof that a virtual cluster's links are what was asked: each is measured, and refused if off by more than 5 %."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+from paceline.bench.virtual.hosts.enter import on_host
+from paceline.bench.virtual.layout import Layout, Seat, path_latency, path_rate
+from paceline.bench.virtual.links.delay import LEAST_LATENCY_S
+from paceline.errors import LaunchFailed
+from paceline.units import BANDWIDTH, SECONDS
+
+__all__ = ["TOLERANCE", "LinkCheck", "measure_streams", "measure_trip", "measure_trips", "verify_links"]
+
+TOLERANCE = 0.05
+PORT = 5199
+_RATE_S = 0.4
+_TRIPS = 60
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class LinkCheck:
+    """One measurement against what was asked, in the time of the emulated cluster."""
+
+    source: str
+    target: str
+    kind: Literal["bandwidth", "round_trip"]
+    asked: float
+    measured: float
+    binding: bool
+    """Whether being off refuses the cluster."""
+
+    @property
+    def error(self) -> float:
+        """Measured against asked, as a signed share."""
+        return self.measured / self.asked - 1
+
+    @property
+    def holds(self) -> bool:
+        """Within tolerance, or not binding."""
+        return not self.binding or abs(self.error) <= TOLERANCE
+
+    def __str__(self) -> str:
+        dimension = BANDWIDTH if self.kind == "bandwidth" else SECONDS
+        measured, asked = dimension.format(self.measured), dimension.format(self.asked)
+        name = self.kind.replace("_", " ")
+        return f"{self.source} -> {self.target}: {name} {measured}, asked {asked} ({100 * self.error:+.1f} %)"
+
+
+def verify_links(layout: Layout, hosts: dict[str, int]) -> tuple[LinkCheck, ...]:
+    """Measure every host's link both ways; an error if one is off by more than the tolerance."""
+    if len(layout.seats) < 2:
+        return ()
+    with _serving(layout, hosts):
+        checks = tuple(_checks(layout, hosts))
+    wrong = [check for check in checks if not check.holds]
+    if wrong:
+        raise LaunchFailed(
+            "the virtual cluster's links are not what was asked:\n  " + "\n  ".join(map(str, wrong)),
+            hint="the machine is busy or too slow for these links; try on a quiet machine, or a larger --dilation",
+        )
+    return checks
+
+
+def _checks(layout: Layout, hosts: dict[str, int]) -> Iterator[LinkCheck]:
+    for source, target in _paths(layout):
+        yield _best(functools.partial(_check_rate, layout, hosts, source, target))
+    for source, target in {tuple(sorted(path, key=lambda seat: seat.name)) for path in _paths(layout)}:
+        if path_latency(source, target) >= LEAST_LATENCY_S:
+            yield _best(functools.partial(_check_trip, layout, hosts, source, target))
+
+
+def _paths(layout: Layout) -> list[tuple[Seat, Seat]]:
+    """Every host to and from the widest other one, so that each link is measured both ways at its full rate."""
+    paths: dict[tuple[str, str], tuple[Seat, Seat]] = {}
+    for seat in layout.seats:
+        others = (other for other in layout.seats if other is not seat)
+        peer = max(others, key=lambda other: other.link.bandwidth)
+        paths[seat.name, peer.name] = (seat, peer)
+        paths[peer.name, seat.name] = (peer, seat)
+    return list(paths.values())
+
+
+def _best(measure: Callable[[], LinkCheck]) -> LinkCheck:
+    """The first measurement that holds, else the nearest to what was asked: a busy moment is not the link's fault."""
+    tried: list[LinkCheck] = []
+    for _ in range(_ATTEMPTS):
+        tried.append(measure())
+        if tried[-1].holds:
+            return tried[-1]
+    return min(tried, key=lambda check: abs(check.error))
+
+
+def _check_rate(layout: Layout, hosts: dict[str, int], source: Seat, target: Seat) -> LinkCheck:
+    measured = float(_probe(hosts[source.name], "rate", target.address, str(_RATE_S)))
+    asked = path_rate((source, target))
+    return LinkCheck(
+        source=source.name,
+        target=target.name,
+        kind="bandwidth",
+        asked=asked * layout.dilation,
+        measured=measured * layout.dilation,
+        binding=not (source.link.loss or target.link.loss),
+    )
+
+
+def _check_trip(layout: Layout, hosts: dict[str, int], source: Seat, target: Seat) -> LinkCheck:
+    asked = 2 * path_latency(source, target)
+    measured = _median_trip(hosts[source.name], target.address)
+    return LinkCheck(
+        source=source.name,
+        target=target.name,
+        kind="round_trip",
+        asked=asked / layout.dilation,
+        measured=measured / layout.dilation,
+        binding=not (source.link.jitter or target.link.jitter or source.link.loss or target.link.loss),
+    )
+
+
+def measure_trips(layout: Layout, hosts: dict[str, int]) -> tuple[float, float]:
+    """Asked and measured one-way seconds, both as medians over the first pairs of neighbours."""
+    pairs = list(zip(layout.seats[:4], layout.seats[1:5], strict=False))
+    with _serving(layout, hosts):
+        trips = [_median_trip(hosts[one.name], other.address) for one, other in pairs]
+    asked = statistics.median(path_latency(one, other) for one, other in pairs)
+    return asked, statistics.median(trips) / 2
+
+
+def measure_streams(
+    layout: Layout, hosts: dict[str, int], pairs: Sequence[tuple[str, str]], *, seconds: float
+) -> list[float]:
+    """Bytes per second of streams that run at the same time, each from one host to another, in the machine's time."""
+    with _serving(layout, hosts):
+        started = []
+        for source, target in pairs:
+            words = ("rate", layout.seat(target).address, str(PORT), str(seconds))
+            started.append(subprocess.Popen(_command(hosts[source], *words), stdout=subprocess.PIPE, text=True))
+        return [float(process.communicate(timeout=seconds * 10 + 60)[0]) for process in started]
+
+
+def measure_trip(layout: Layout, hosts: dict[str, int], source: str, target: str) -> float:
+    """Median seconds of a round trip between two hosts, in the machine's time."""
+    with _serving(layout, hosts):
+        return _median_trip(hosts[source], layout.seat(target).address)
+
+
+def _median_trip(host: int, address: str) -> float:
+    return statistics.median(float(line) for line in _probe(host, "trips", address, str(_TRIPS)).split())
+
+
+def _command(host: int, *arguments: str) -> list[str]:
+    script = str(files("paceline.bench.virtual.links").joinpath("probe.py"))
+    return on_host(host, ["chrt", "-r", "10", sys.executable, "-I", "-S", script, *arguments])
+
+
+def _probe(host: int, verb: str, address: str, amount: str) -> str:
+    command = _command(host, verb, address, str(PORT), amount)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise LaunchFailed(f"measuring the link to {address} failed: {done.stderr.strip()[-300:]}")
+    return done.stdout
+
+
+@contextmanager
+def _serving(layout: Layout, hosts: dict[str, int]) -> Iterator[None]:
+    """A server of measurements on every host, for as long as the block lasts."""
+    servers = []
+    try:
+        for seat in layout.seats:
+            command = _command(hosts[seat.name], "serve", seat.address, str(PORT))
+            servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        for server in servers:
+            if server.stdout is None or server.stdout.readline() != "ready\n":
+                raise LaunchFailed("a host of the virtual cluster does not answer")
+        yield
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+            if server.stdout is not None:
+                server.stdout.close()

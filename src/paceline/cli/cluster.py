@@ -1,0 +1,136 @@
+"""`paceline cluster`: bring virtual clusters up and down, list them, and inspect real ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from paceline.cli.output import emit, json_option, say, table
+from paceline.cli.place import Wish, place_options
+from paceline.spec.cluster import Cluster
+
+__all__ = ["command"]
+
+
+@click.group()
+def command() -> None:
+    """Clusters on this machine, and what real ones are made of.
+
+    \b
+    Examples:
+      paceline cluster up examples/clusters/four-1gbe.toml
+      paceline cluster list
+      paceline cluster down four-1gbe
+      paceline cluster inspect --on slurm --out mine.toml
+    """
+
+
+@command.command()
+@click.argument("file", metavar="CLUSTER")
+@click.option("--name", help="What to call it; the file's name of the cluster if absent.")
+@click.option(
+    "--dilation", type=click.FloatRange(min=1), default=1.0, show_default=True, help="Play it so much slower."
+)
+@json_option
+def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
+    """Bring up the hosts and links of CLUSTER (a file, or a name of the catalog) on this machine; needs root."""
+    from paceline.bench.virtual.lifecycle import bring_up
+    from paceline.catalog import cluster
+
+    made = bring_up(cluster(file), name=name, dilation=dilation)
+    if as_json:
+        rows = [{"name": seat.name, "address": seat.address} for seat in made.layout.seats]
+        emit({"cluster": made.name, "hosts": rows, "links": [str(check) for check in made.checks]}, "cluster.up")
+        return
+    table(f"{made.name} is up", ["host", "address"], [(seat.name, seat.address) for seat in made.layout.seats])
+    for check in made.checks:
+        say(f"  {check}")
+
+
+@command.command()
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every one that no running study made for itself.")
+@json_option
+def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Take virtual clusters down, also ones that a crash left behind; nothing else is touched."""
+    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual.lifecycle import opened, take_down
+    from paceline.errors import InputError
+
+    if not names and not everything:
+        raise InputError("which cluster?", hint="give its name, or --all; `paceline cluster list` shows them")
+    swept = state.sweep(older_than_s=0.0)
+    listed = [home for home in state.listing() if not opened(home.name).owned]
+    chosen = listed if everything else [state.find(name) for name in names if name not in swept]
+    for home in chosen:
+        take_down(home)
+    gone = [*swept, *(home.name for home in chosen)]
+    if as_json:
+        emit({"down": gone}, "cluster.down")
+    else:
+        say(f"down: {', '.join(gone) or 'nothing was up'}")
+
+
+@command.command(name="list")
+@json_option
+def list_clusters(as_json: bool) -> None:
+    """List virtual clusters that are up; those of a running study go with it."""
+    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual.lifecycle import opened
+
+    found = [opened(home.name) for home in state.listing()]
+    rows = [(item.name, len(item.cluster.hosts), item.layout.dilation, item.processes.holder) for item in found]
+    if as_json:
+        emit(
+            {"clusters": [dict(zip(("name", "hosts", "dilation", "pid"), row, strict=True)) for row in rows]},
+            "clusters",
+        )
+    else:
+        table("virtual clusters", ["name", ">hosts", ">dilation", ">process"], rows)
+
+
+@command.command()
+@place_options
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the cluster file here.")
+@click.option("--name", default="mine", show_default=True, help="What the file calls the cluster.")
+@json_option
+def inspect(wish: Wish, out: Path | None, name: str, as_json: bool) -> None:
+    """Find out what hosts have and measure the links between them; prints or writes a cluster file."""
+    import contextlib
+
+    from paceline.bench.launchers.table import make_launcher
+    from paceline.bench.survey.survey import survey_hosts
+    from paceline.bench.survey.write import cluster_text
+
+    with contextlib.closing(make_launcher(wish)) as launcher:
+        found = survey_hosts(launcher, _hosts(wish))
+    text = cluster_text(found, name=name, how=f"paceline cluster inspect --on {wish.on}")
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    if as_json:
+        emit(asdict(found), "cluster.inspect")
+    elif out is None:
+        click.echo(text, nl=False)
+    else:
+        say(f"wrote {out}")
+
+
+def _hosts(wish: Wish) -> Cluster:
+    """The hosts to inspect: those named, those of Slurm, those of the virtual cluster that is up, or this one."""
+    from paceline.bench.survey.survey import named_hosts, slurm_nodes
+    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual.lifecycle import opened
+    from paceline.errors import InputError
+
+    if wish.on == "virtual":
+        found = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
+        chosen = [item for item in found if not wish.hosts or item.name in wish.hosts]
+        if len(chosen) != 1:
+            names = ", ".join(item.name for item in found) or "none"
+            raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
+        return chosen[0].cluster
+    if wish.hosts:
+        return named_hosts(wish.hosts)
+    return named_hosts(slurm_nodes() if wish.on.startswith("slurm") else ["localhost"])

@@ -1,0 +1,54 @@
+"""`paceline explain`: where the step goes, why cases differ, what would help most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from paceline.cli.confirm import confirm_findings
+from paceline.cli.output import emit, json_option, say, store_option
+from paceline.explain.explanation import Explanation, explain_campaign
+from paceline.measurements.results import find_campaign
+from paceline.measurements.store import Store
+from paceline.report.document import explanation_document
+from paceline.report.words import explanation_lines
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("study", required=False)
+@click.option(
+    "--confirm", is_flag=True, help="Try the advice that can be tried here, and put the measured gain beside."
+)
+@click.option("--most", default=3, show_default=True, help="Findings to confirm at most.")
+@store_option
+@json_option
+def command(study: str | None, confirm: bool, most: int, store: Path, as_json: bool) -> None:
+    """Explain the newest campaign of STUDY in words and numbers; the newest of all if none is named.
+
+    Every finding comes with its evidence, the share of the time per sample that it would save, and the exact change.
+    With --confirm, settings are changed one at a time and measured beside the case as it was.
+
+    \b
+    Examples:
+      paceline explain demo
+      paceline explain demo --confirm
+      paceline explain demo --json
+    """
+    place = Store(store)
+    explanation = explain_campaign(place, find_campaign(place, study))
+    if confirm:
+        explanation = _confirmed(explanation, place, most, quiet=as_json)
+    if as_json:
+        emit(explanation_document(explanation), "explain")
+    else:
+        for line in explanation_lines(explanation):
+            say(line)
+
+
+def _confirmed(explanation: Explanation, store: Store, most: int, *, quiet: bool) -> Explanation:
+    findings = confirm_findings(explanation, store, most, quiet=quiet)
+    return replace(explanation, findings=findings)

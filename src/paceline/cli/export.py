@@ -1,0 +1,46 @@
+"""`paceline export`: results for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from paceline.cli.output import emit, json_option, say, store_option
+from paceline.explain.explanation import explain_campaign
+from paceline.measurements.results import find_campaign
+from paceline.measurements.store import Store
+from paceline.report.exports.write import EXPORTS, export
+
+__all__ = ["command"]
+
+KINDS = "\n".join(f"  {name:17} {item.what}" for name, item in EXPORTS.items())
+
+
+@click.command(
+    help=f"""Write the newest campaign of STUDY for another tool.
+
+\b
+Kinds:
+{KINDS}
+
+\b
+Examples:
+  paceline export demo --to chrome
+  paceline export demo --to markdown -o table.md
+"""
+)
+@click.argument("study", required=False)
+@click.option("--to", "kind", required=True, metavar="KIND", help="One of the kinds above.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File or directory to write.")
+@store_option
+@json_option
+def command(study: str | None, kind: str, output: Path | None, store: Path, as_json: bool) -> None:
+    """Write the newest campaign of STUDY for another tool."""
+    place = Store(store)
+    explanation = explain_campaign(place, find_campaign(place, study))
+    path = export(explanation, place, kind, output)
+    if as_json:
+        emit({"campaign": explanation.campaign, "kind": kind, "path": str(path)}, "export")
+    else:
+        say(f"{EXPORTS[kind].what}: {path}")

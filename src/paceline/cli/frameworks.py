@@ -1,0 +1,137 @@
+"""`paceline frameworks`: what can run here, install it, prove that all compute the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+
+import click
+
+from paceline.bench.availability import availability, environments_of
+from paceline.bench.environments import find_environment, prepare
+from paceline.bench.proof_networks import PROOF_NETWORKS
+from paceline.bench.verify import Proof, prove_framework
+from paceline.catalog.frameworks import framework, framework_names, framework_record
+from paceline.cli.output import emit, json_option, say, table
+from paceline.cli.progress import Display
+
+__all__ = ["command"]
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """List every framework: ready, installable, or unavailable and why.
+
+    \b
+    Examples:
+      paceline frameworks
+      paceline frameworks install tensorflow horovod
+      paceline frameworks verify jax mxnet/dist_sync
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    found = availability()
+    if as_json:
+        emit({"frameworks": [dataclasses.asdict(item) for item in found]}, "frameworks")
+        return
+    rows = [(item.name, item.status, ", ".join(item.modes), item.reason) for item in found]
+    table("", ["framework", "status", "modes", "note"], rows)
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="FRAMEWORK...")
+@json_option
+def install(names: tuple[str, ...], as_json: bool) -> None:
+    """Make the isolated, pinned environments of the frameworks; `all` means every one.
+
+    What is there already stays. A failed install leaves nothing behind, and the others go on.
+
+    \b
+    Examples:
+      paceline frameworks install tensorflow
+      paceline frameworks install horovod/pytorch caffe
+    """
+    wanted = [item.name for item in availability() if item.environments] if "all" in names else list(names)
+    needed = dict.fromkeys(env for name in wanted for env in environments_of(_checked(name)))
+    made = []
+    with Display(quiet=as_json) as display:
+        for name in needed:
+            begin, there = time.monotonic(), find_environment(name) is not None
+            if not there:
+                with display.making(name) as progress:
+                    prepare(name, progress)
+            made.append({"environment": name, "made": not there, "seconds": round(time.monotonic() - begin, 1)})
+    if as_json:
+        emit({"environments": made}, "frameworks.install")
+    else:
+        rows = [(item["environment"], "made" if item["made"] else "was there", item["seconds"]) for item in made]
+        table("", ["environment", "", ">seconds"], rows)
+
+
+@command.command()
+@click.argument("names", nargs=-1, metavar="[FRAMEWORK...]")
+@click.option("--network", "networks", multiple=True, type=click.Choice(sorted(PROOF_NETWORKS)), help="Only these.")
+@json_option
+def verify(names: tuple[str, ...], networks: tuple[str, ...], as_json: bool) -> None:
+    """Prove that frameworks compute the same: logits, loss, gradients, and weights after three steps on 1 and 2 ranks.
+
+    Without names: every mode of every framework that is ready. Exits 1 if any comparison fails.
+
+    \b
+    Examples:
+      paceline frameworks verify
+      paceline frameworks verify tensorflow caffe-mpi --network plain
+    """
+    chosen = {name: PROOF_NETWORKS[name] for name in networks} if networks else None
+    proofs: list[Proof] = []
+    for name in _modes(names):
+        for proof in prove_framework(name, chosen):
+            proofs.append(proof)
+            if not as_json:
+                say(_line(proof))
+    bad = [proof for proof in proofs if proof.status in ("different", "failed")]
+    if as_json:
+        emit({"ok": not bad, "proofs": [dataclasses.asdict(proof) for proof in proofs]}, "frameworks.verify")
+    else:
+        equal = sum(proof.status == "equal" for proof in proofs)
+        say(f"{equal} equal, {len(bad)} not, {len(proofs) - equal - len(bad)} not applicable")
+    sys.exit(1 if bad else 0)
+
+
+def _checked(name: str) -> str:
+    framework(name)
+    return name
+
+
+def _modes(names: tuple[str, ...]) -> list[str]:
+    """Full names: a bare framework means all its modes, no name means all that are ready."""
+    if not names:
+        ready = {item.name for item in availability() if item.status == "ready"}
+        return [name for name in framework_names() if name.split("/")[0] in ready and name not in UNPROVABLE]
+    found = []
+    for name in names:
+        full = framework(name)
+        modes = framework_record(full.split("/")[0]).mode
+        found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes if f"{name}/{mode}" not in UNPROVABLE]
+    return found
+
+
+UNPROVABLE = {
+    "mxnet/dist_async": "asynchronous: the weights depend on who comes first",
+    "tensorflow/parameter_server": "asynchronous: the weights depend on who comes first",
+    "cntk/onebit": "quantises gradients to one bit",
+    "cntk/block_momentum": "exchanges models, not gradients",
+    "script/command": "a user's own program",
+}
+"""Modes whose two-rank weights are not those of the large batch, by design."""
+
+
+def _line(proof: Proof) -> str:
+    ranks = f"{proof.ranks} rank" + ("s" if proof.ranks > 1 else "")
+    head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {ranks:<8}"
+    if proof.error is not None and proof.status == "equal":
+        return f"{head} worst {proof.error:.1e}"
+    return f"{head} {proof.reason}"

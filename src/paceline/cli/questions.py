@@ -1,0 +1,76 @@
+"""The options by which `predict` and `whatif` ask the model, and the question they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from paceline import catalog
+from paceline.errors import InputError
+from paceline.measurements.profile import read_profile
+from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
+from paceline.model.question import Question
+
+__all__ = ["calibration_of", "counts_of", "question_of", "question_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--network", help="A network of the catalog (`paceline networks`)."),
+    click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
+    click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
+    click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
+    click.option("--batch", type=int, help="Samples per device and step; the profile's own if not given."),
+    click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
+    click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
+                 show_default=True, help="Where batches come from."),
+    click.option("--set", "changes", multiple=True, metavar="KEY=VALUE",
+                 help="Change link, inside, device, host, strategy, batch or framework; may be repeated."),
+    click.option("--calibration", type=click.Path(path_type=Path), help="What `paceline calibrate` wrote."),
+    click.option("--knee", default=0.5, show_default=True, type=click.FloatRange(0, 1, min_open=True),
+                 help="Gain of a doubling below which the knee is reached."),
+)  # fmt: skip
+
+
+def question_options(function: F) -> F:
+    """All options of a question."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def question_of(*, network: str | None, profile: Path | None, cluster: str | None, framework: str, batch: int | None,
+                source: str) -> Question:  # fmt: skip
+    """What the options ask."""
+    if cluster is None:
+        raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
+    if (network is None) == (profile is None):
+        raise InputError("give one of --network, --profile or --measured")
+    found = read_profile(profile) if profile else None
+    samples = batch if batch is not None else found.batch if found else None
+    if samples is None:
+        raise InputError("no batch given", hint="--batch 64: samples per device and step")
+    return Question(
+        cluster=catalog.cluster(cluster),
+        framework=catalog.framework(framework),
+        batch=samples,
+        network=catalog.network(network) if network else None,
+        profile=found,
+        input=source,
+    )
+
+
+def counts_of(text: str, option: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers of devices."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and 1 <= int(part) <= 10**6 for part in parts):
+        raise InputError(f"{option} {text}: expected numbers of devices", hint=f"for example {option} 1,2,4,8")
+    return tuple(int(part) for part in parts)
+
+
+def calibration_of(path: Path | None) -> Calibration:
+    """The calibration in a file, or what the catalog alone supports."""
+    return read_calibration(path) if path else CATALOG_ONLY

@@ -1,0 +1,1 @@
+"""From measurements and predictions to findings: where the step goes, why it differs, what would help; data only."""

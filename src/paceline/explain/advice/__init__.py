@@ -1,0 +1,1 @@
+"""Advice: rules that turn evidence into findings, each with a gain, a change and a way to confirm it."""

@@ -1,0 +1,144 @@
+"""Findings that need more than one case: how the step depends on the batch and on the number of ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.explain.advice.finding import Change, Finding, Trial
+from paceline.explain.advice.rules import gain_of, make
+from paceline.explain.evidence import CaseEvidence
+from paceline.measurements.run import Run
+from paceline.measurements.summary import Interval
+from paceline.units import SECONDS, format_share
+
+__all__ = ["compare_cases"]
+
+TARGET_SHARE = 0.1
+"""A batch is large enough when at most this share of its step does not depend on it."""
+LARGEST_FACTOR = 16
+"""How much larger a batch is suggested at most: beyond that, what was measured says too little."""
+
+
+def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
+    """Too small batches, fixed overheads and too many devices, by what differs along one axis."""
+    good = [case for case in cases if case.result.step_s is not None]
+    findings = [_small_batch(case, group) for group in _along(good, "batch") for case in group]
+    findings += [_fixed_overhead(case) for case in good]
+    findings += [_fewer_devices(case, group) for group in _along(good, "ranks") for case in group]
+    return [finding for finding in findings if finding is not None]
+
+
+def _along(cases: list[CaseEvidence], axis: str) -> list[list[CaseEvidence]]:
+    """Groups of cases that differ in one field only, in its order."""
+    groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
+    for case in cases:
+        groups[_others(case.run, axis)].append(case)
+    return [sorted(group, key=lambda case: int(getattr(case.run, axis))) for group in groups.values() if len(group) > 1]
+
+
+def _others(run: Run, axis: str) -> tuple[object, ...]:
+    fields = ("network", "cluster", "framework", "strategy", "input", "launcher", "ranks", "batch")
+    return tuple(getattr(run, field) for field in fields if field != axis)
+
+
+def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
+    """Part of the step does not shrink with the batch: step = fixed + batch x per_sample."""
+    batches = np.array([float(item.run.batch) for item in group])
+    steps = np.array([item.result.step_s.value for item in group if item.result.step_s])
+    per_sample, fixed = np.polyfit(batches, steps, 1)
+    if fixed <= 0 or per_sample <= 0 or case.result.step_s is None:
+        return None
+    batch, step = case.run.batch, case.result.step_s.value
+    wanted = _enough(batch, fixed / per_sample)
+    if wanted <= batch:
+        return None
+    after = fixed / wanted + per_sample
+    gain = 1 - after / (step / batch)
+    spread = gain_of(case, step * max(0.0, gain))
+    return make(
+        case,
+        "small_batch",
+        f"A batch of {batch} is too small to fill the device",
+        evidence=(
+            f"{SECONDS.format(fixed)} of the {SECONDS.format(step)} step do not depend on the batch",
+            f"a sample takes {SECONDS.format(step / batch)}, at batch {wanted} about {SECONDS.format(after)}",
+            f"fitted through batches {', '.join(str(int(value)) for value in batches)}",
+        ),
+        gain=Interval(max(0.0, float(gain)), spread.low, spread.high),
+        change=Change(
+            "setting",
+            f"batch = [{wanted}]",
+            warning="a larger global batch can cost accuracy: scale the learning rate with it, warm up, and check",
+        ),
+        trial=Trial(batch=wanted),
+    )
+
+
+def _enough(batch: int, ratio: float) -> int:
+    """The batch, in doublings, at which the fixed part is small enough, or the largest that may be suggested."""
+    wanted = batch
+    while ratio / (ratio + wanted) > TARGET_SHARE and wanted < LARGEST_FACTOR * batch:
+        wanted *= 2
+    return wanted
+
+
+def _fixed_overhead(case: CaseEvidence) -> Finding | None:
+    """Time before the first layer begins, and time that no phase accounts for: the same whatever the batch."""
+    starts = _first_starts(case)
+    other = max(0.0, case.result.phases.get("other", 0.0)) if case.result.phases else 0.0
+    before = float(np.median(starts)) if starts else 0.0
+    if before + other <= 0:
+        return None
+    return make(
+        case,
+        "fixed_overhead",
+        "Much of the step happens outside the network",
+        evidence=(
+            f"{SECONDS.format(before)} pass in every step before the first layer begins",
+            f"{SECONDS.format(other)} belong to no phase",
+        ),
+        gain=gain_of(case, before + other),
+        change=Change(
+            "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
+        ),
+    )
+
+
+def _first_starts(case: CaseEvidence) -> list[float]:
+    starts: dict[tuple[int, int], float] = {}
+    for span in case.spans:
+        key = (span.rank, span.step)
+        starts[key] = min(span.start_s, starts.get(key, span.start_s))
+    slowest: dict[int, float] = {}
+    for (_, step), start in starts.items():
+        slowest[step] = max(start, slowest.get(step, 0.0))
+    return list(slowest.values())
+
+
+def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
+    """More ranks than another case, and yet no more samples a second."""
+    mine = case.result.throughput
+    fewer = [item for item in group if item.run.ranks < case.run.ranks and item.result.throughput]
+    if mine is None or not fewer:
+        return None
+    best = max(fewer, key=lambda item: item.result.throughput.value if item.result.throughput else 0.0)
+    rate = best.result.throughput
+    assert rate is not None
+    gain = 1 - mine.value / rate.value
+    if gain <= 0:
+        return None
+    return make(
+        case,
+        "too_many_devices",
+        f"{best.run.ranks} ranks are as fast as {case.run.ranks}",
+        evidence=(
+            f"{mine.value:,.1f} samples/s with {case.run.ranks} ranks, {rate.value:,.1f} with {best.run.ranks}",
+            f"efficiency is {format_share(case.result.efficiency or 0.0)}",
+        ),
+        gain=Interval(gain, 1 - mine.high / rate.value, 1 - mine.low / rate.value),
+        change=Change("setting", f"devices = [{best.run.ranks}]"),
+        trial=Trial(ranks=best.run.ranks),
+    )

@@ -1,0 +1,266 @@
+"""One rule per cause: from the evidence of a case to a finding, or to nothing. Gains are shares of time per sample.
+
+Each rule predicts the step without its cause, for each launch, so that the gain has an interval over launches. Rules
+about the exchange ask the model what the same gradients would cost otherwise (see `exchange`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paceline.explain.advice.finding import Change, Finding, Trial
+from paceline.explain.evidence import CaseEvidence
+from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange, exchange_of
+from paceline.explain.stragglers import find_stragglers
+from paceline.measurements.summary import Interval, median_interval, phases_of
+from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
+
+__all__ = ["RULES", "Rule", "gain_of", "make"]
+
+Rule = Callable[[CaseEvidence], Finding | None]
+
+LINK_FACTOR = 10.0
+"""How much faster a link is meant by 'a faster link'."""
+
+
+def gain_of(evidence: CaseEvidence, saved_s: float) -> Interval:
+    """The share of the step that some saved seconds are; its interval is that of the step."""
+    step = evidence.result.step_s
+    assert step is not None
+    value, low, high = (min(1.0, max(0.0, saved_s / seconds)) for seconds in (step.value, step.high, step.low))
+    unknown = not math.isfinite(step.low)
+    return Interval(value, float("-inf"), float("inf")) if unknown else Interval(value, low, high)
+
+
+def make(measured: CaseEvidence, cause: str, title: str, **rest: Any) -> Finding:
+    """A finding of this case."""
+    return Finding(cause, title, case_id=measured.run.case_id, case=measured.label, **rest)
+
+
+def slow_rank(evidence: CaseEvidence) -> Finding | None:
+    """One rank computes longer than the others, which wait for it."""
+    found = find_stragglers(evidence)
+    if not found:
+        return None
+    worst = found[0]
+    unequal = len({item.device.model_dump_json() for item in evidence.placed}) > 1
+    how = "give it a smaller part of the batch (`paceline plan`)" if unequal else "look at what else runs on its host"
+    return make(
+        evidence,
+        "slow_rank",
+        f"Rank {worst.rank} on {worst.host} holds up the others",
+        evidence=(
+            f"its compute alone takes {worst.slower:.2f} x that of the median rank, mostly in {worst.phase}",
+            f"it was the slowest in {format_share(worst.share_slowest)} of the steps ({worst.kind})",
+            f"{SECONDS.format(worst.cost_s.value)} a step, {SECONDS.format(worst.cost_per_day_s)} of every day",
+        ),
+        gain=gain_of(evidence, worst.cost_s.value),
+        change=Change("machine", f"{how}, or replace it by one like the others"),
+    )
+
+
+def oversubscribed_threads(evidence: CaseEvidence) -> Finding | None:
+    """Ranks of a host have more compute threads than it has cores."""
+    threads, cores = evidence.run.environment.threads, evidence.run.environment.cores
+    compute = _compute(evidence)
+    crowd = _ranks_per_host(evidence)
+    if threads is None or compute is None or threads * crowd <= cores or _emulated(evidence):
+        return None
+    fair = max(1, cores // crowd)
+    factor = threads * crowd / cores
+    lost = compute * _crowding_loss(factor)
+    return make(
+        evidence,
+        "oversubscribed_threads",
+        f"{crowd} ranks x {threads} threads share {cores} cores",
+        evidence=(
+            f"{factor:.1f} threads for every core: they wait for each other at the end of every kernel",
+            f"forward and backward take {SECONDS.format(compute)}",
+        ),
+        gain=gain_of(evidence, lost),
+        change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
+        trial=Trial(threads=fair),
+    )
+
+
+def _crowding_loss(factor: float) -> float:
+    """Share of compute lost to threads that wait for a core; each further thread per core adds less."""
+    return 1 - 1 / math.sqrt(factor)
+
+
+def no_overlap(evidence: CaseEvidence) -> Finding | None:
+    """Gradients wait for the end of backward although they could travel during it."""
+    exchange = exchange_of(evidence)
+    if exchange is None or exchange.overlap:
+        return None
+    better = replace(exchange, overlap=True)
+    if better.num_exchanges == 1:
+        better = better.best_buckets()
+    return make(
+        evidence,
+        "no_overlap",
+        "Gradients are exchanged only after the backward pass",
+        evidence=(
+            *_exchange_facts(evidence, exchange),
+            f"with overlap the model leaves {SECONDS.format(better.exposed)} of it exposed",
+        ),
+        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        change=Change("setting", "strategy.overlap = true (DistributedDataParallel instead of a loop after backward)"),
+        trial=Trial(strategy={"overlap": True}),
+    )
+
+
+def small_buckets(evidence: CaseEvidence) -> Finding | None:
+    """Gradients travel in bundles that are too small, or too large to overlap."""
+    exchange = exchange_of(evidence)
+    if exchange is None or _served(evidence):
+        return None
+    better = exchange.best_buckets()
+    smaller = better.bucket_limit < exchange.bucket_limit
+    size = BYTES.format(better.bucket_limit)
+    return make(
+        evidence,
+        "large_buckets" if smaller else "small_buckets",
+        f"Buckets are too {'large' if smaller else 'small'}: {exchange.num_exchanges} exchanges a step",
+        evidence=(
+            *_exchange_facts(evidence, exchange),
+            f"start-up is {SECONDS.format(exchange.startup)} of each exchange; "
+            f"{better.num_exchanges} exchanges of up to {size} would expose {SECONDS.format(better.exposed)}",
+        ),
+        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        change=Change("setting", f'strategy.bucket = "{size}" (bucket_cap_mb={better.bucket_limit / 2**20:.2g})'),
+        trial=Trial(strategy={"bucket": round(better.bucket_limit)}),
+    )
+
+
+def slow_link(evidence: CaseEvidence) -> Finding | None:
+    """Moving the bytes takes longer than compute can hide, even with the best overlap and buckets."""
+    exchange = exchange_of(evidence)
+    if exchange is None:
+        return None
+    now = replace(exchange, overlap=exchange.overlap).best_buckets() if not _served(evidence) else exchange
+    settings = now if now.exposed < exchange.exposed else exchange
+    faster = replace(settings, per_byte=max(settings.per_byte / LINK_FACTOR, FASTEST_PER_BYTE))
+    ranks = evidence.run.ranks
+    rate = 2 * (ranks - 1) / ranks / exchange.per_byte
+    return make(
+        evidence,
+        "slow_link",
+        "The link between the ranks is the bottleneck",
+        evidence=(
+            *_exchange_facts(evidence, exchange),
+            f"bytes move at {BANDWIDTH.format(rate)} per rank; "
+            f"ten times that would expose {SECONDS.format(faster.exposed)}",
+        ),
+        gain=gain_of(evidence, settings.exposed - faster.exposed),
+        change=Change("purchase", f"a link of {BANDWIDTH.format(rate * LINK_FACTOR)} or more between the hosts"),
+    )
+
+
+def hierarchical(evidence: CaseEvidence) -> Finding | None:
+    """A flat ring crosses the network with every rank's bytes although hosts have several ranks."""
+    exchange, policy = exchange_of(evidence), evidence.policy
+    hosts = {item.host for item in evidence.placed}
+    local = _ranks_per_host(evidence)
+    if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(hosts) < 2 or local < 2:
+        return None
+    better = replace(exchange, per_byte=max(exchange.per_byte / local, FASTEST_PER_BYTE))
+    return make(
+        evidence,
+        "flat_allreduce",
+        f"One flat ring over {len(hosts)} hosts of {local} ranks",
+        evidence=_exchange_facts(evidence, exchange),
+        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        change=Change("setting", 'strategy.algorithm = "hierarchical"'),
+        trial=Trial(strategy={"algorithm": "hierarchical"}),
+    )
+
+
+def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
+    """All gradients pass through few servers, whose port is full while the workers' are not."""
+    exchange, policy = exchange_of(evidence), evidence.policy
+    if exchange is None or policy is None or not _served(evidence) or not policy.servers:
+        return None
+    servers, ranks = policy.servers, evidence.run.ranks
+    better = replace(exchange, per_byte=max(exchange.per_byte * servers / ranks, FASTEST_PER_BYTE))
+    plural = "server" if servers == 1 else "servers"
+    return make(
+        evidence,
+        "server_hot_spot",
+        f"{servers} parameter {plural} for {ranks} workers",
+        evidence=(
+            *_exchange_facts(evidence, exchange),
+            f"the servers' ports carry {ranks / servers:.3g} times what each worker's does",
+        ),
+        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        change=Change("setting", 'strategy.aggregation = "allreduce", or strategy.servers = 0 (one on every worker)'),
+        trial=Trial(strategy={"aggregation": "allreduce", "servers": None}),
+    )
+
+
+def slow_input(evidence: CaseEvidence) -> Finding | None:
+    """The step waits for its batch."""
+    phases = evidence.result.phases
+    waits = phases.get("io", 0.0) + phases.get("h2d", 0.0)
+    if not waits:
+        return None
+    samples = [phases_of(passes) for passes in evidence.launches.passes]
+    shares = [
+        (item["io"] + item["h2d"]) / passes["clean"]
+        for item, passes in zip(samples, evidence.launches.passes, strict=True)
+    ]
+    return make(
+        evidence,
+        "slow_input",
+        "The step waits for its batch",
+        evidence=(
+            f"reading takes {SECONDS.format(phases['io'])}, copying {SECONDS.format(phases['h2d'])} of every step",
+            "nothing of it is hidden behind the step before",
+        ),
+        gain=median_interval([min(1.0, max(0.0, share)) for share in shares]),
+        change=Change("code", "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples"),
+        trial=Trial(input="resident"),
+    )
+
+
+def _exchange_facts(evidence: CaseEvidence, exchange: Exchange) -> tuple[str, ...]:
+    share = evidence.result.shares.get("aggregate", 0.0)
+    return (
+        f"exposed exchange is {SECONDS.format(exchange.exposed)}, {format_share(share)} of the step",
+        f"{BYTES.format(exchange.total_bytes)} of gradients in {exchange.num_exchanges} exchanges, "
+        f"{SECONDS.format(exchange.communication)} in all",
+    )
+
+
+def _compute(evidence: CaseEvidence) -> float | None:
+    phases = evidence.result.phases
+    return phases["forward"] + phases["backward"] if phases else None
+
+
+def _served(evidence: CaseEvidence) -> bool:
+    return evidence.policy is not None and evidence.policy.aggregation == "parameter_server"
+
+
+def _emulated(evidence: CaseEvidence) -> bool:
+    return any(item.device.emulation is not None for item in evidence.placed)
+
+
+def _ranks_per_host(evidence: CaseEvidence) -> int:
+    hosts = [item.host for item in evidence.placed]
+    return max((hosts.count(host) for host in hosts), default=evidence.run.ranks)
+
+
+RULES: tuple[Rule, ...] = (
+    slow_rank,
+    oversubscribed_threads,
+    no_overlap,
+    small_buckets,
+    server_hot_spot,
+    hierarchical,
+    slow_input,
+    slow_link,
+)
+"""Rules that look at one case alone; those that compare cases are in `across`."""

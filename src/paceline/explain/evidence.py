@@ -1,0 +1,129 @@
+"""What a campaign left behind, as the explanations need it: launches by case, each rank's own times, spans, policy."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+from pydantic import ValidationError
+
+from paceline.catalog.frameworks import Policy, resolve
+from paceline.errors import UnknownName
+from paceline.measurements.results import CaseResult, Launches, load_launches, results_of
+from paceline.measurements.run import Run, Span
+from paceline.measurements.store import Store
+from paceline.measurements.tables import RankStep, rank_steps, read_spans
+from paceline.spec.cluster import Cluster, Placed, place
+from paceline.spec.strategy import Strategy
+
+__all__ = ["CaseEvidence", "case_label", "load_evidence"]
+
+
+@dataclass(frozen=True, eq=False)
+class CaseEvidence:
+    """One case of a campaign with everything that was measured of it; equal to itself alone."""
+
+    result: CaseResult
+    launches: Launches
+    rank_steps: tuple[RankStep, ...]
+    """Timed steps of every rank in the passes without exchange, where each rank's time is its own."""
+    spans: tuple[Span, ...]
+    """Layers and gradients inside the traced steps of one launch."""
+
+    @property
+    def run(self) -> Run:
+        """A run of the case, for everything that was asked."""
+        return self.result.run
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        return case_label(self.run)
+
+    @cached_property
+    def policy(self) -> Policy | None:
+        """What the framework does with its gradients under this strategy; None for one the catalog does not know."""
+        try:
+            return resolve(self.run.framework, self.strategy)
+        except (UnknownName, ValidationError):
+            return None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that was asked for."""
+        return Strategy.model_validate_json(json.dumps(self.run.case.get("strategy", {})))
+
+    @cached_property
+    def cluster(self) -> Cluster | None:
+        """The cluster it was asked to run on."""
+        try:
+            return Cluster.model_validate_json(json.dumps(self.run.case.get("cluster", {})))
+        except ValidationError:
+            return None
+
+    @cached_property
+    def placed(self) -> tuple[Placed, ...]:
+        """Where each rank ran; empty if the run does not say."""
+        if self.cluster is None or self.cluster.num_devices < self.run.ranks:
+            return ()
+        return place(self.cluster, self.run.ranks, spread=self.run.case.get("placement") == "spread")
+
+    def host_of(self, rank: int) -> str:
+        """Name of the rank's host."""
+        if self.cluster is None or not self.placed:
+            return self.run.environment.host
+        named = self.cluster.hosts[self.placed[rank].host].name
+        return self.run.environment.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
+
+    @cached_property
+    def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
+        """Seconds by pass, rank and launch."""
+        found: dict[str, dict[int, dict[str, list[float]]]] = {}
+        for step in self.rank_steps:
+            ranks = found.setdefault(step.pass_name, {})
+            ranks.setdefault(step.rank, {}).setdefault(step.run, []).append(step.seconds)
+        return found
+
+    def rank_median(self, pass_name: str) -> dict[int, float]:
+        """Each rank's median of one pass, all launches together."""
+        times = self.rank_times.get(pass_name, {})
+        return {rank: median(s for found in times[rank].values() for s in found) for rank in sorted(times)}
+
+
+def case_label(run: Run) -> str:
+    """What tells this case from others."""
+    named = "" if run.strategy == "default" else f" {run.strategy}"
+    mode = run.framework if run.ranks > 1 else run.framework.split("/")[0]
+    plural = "rank" if run.ranks == 1 else "ranks"
+    return f"{run.network} {mode}{named}, batch {run.batch} x {run.ranks} {plural}"
+
+
+def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
+    """Every case of a campaign, in the order of its results."""
+    launches = load_launches(store, campaign)
+    results = {result.run.case_id: result for result in results_of(launches)}
+    by_case = {item.first.case_id: item for item in launches}
+    good = [run.id for item in launches for run in item.runs if run.outcome == "ok"]
+    steps = _by_run(rank_steps(store, good, passes=("forward", "compute")))
+    traced = [next((r.id for r in item.runs if r.outcome == "ok"), None) for item in launches]
+    spans = read_spans(store, [name for name in traced if name])
+    return tuple(
+        CaseEvidence(
+            result=result,
+            launches=by_case[case_id],
+            rank_steps=tuple(step for run in by_case[case_id].runs for step in steps.get(run.id, ())),
+            spans=spans.get(result.run.id, ()),
+        )
+        for case_id, result in results.items()
+    )
+
+
+def _by_run(steps: Iterable[RankStep]) -> dict[str, list[RankStep]]:
+    found: dict[str, list[RankStep]] = defaultdict(list)
+    for step in steps:
+        found[step.run].append(step)
+    return found

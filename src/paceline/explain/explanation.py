@@ -1,0 +1,140 @@
+"""The whole explanation of a campaign as data, and the three sentences that sum it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.explain.advice.finding import Finding
+from paceline.explain.bottleneck import find_bottlenecks
+from paceline.explain.breakdown import Breakdown, break_down
+from paceline.explain.evidence import CaseEvidence, load_evidence
+from paceline.explain.gap import Gap, find_gaps
+from paceline.explain.residual import Series, predict_series
+from paceline.explain.stragglers import Straggler, find_stragglers
+from paceline.explain.whatif import Sensitivity, WhatIf, sensitivities, what_if
+from paceline.measurements.store import Store
+from paceline.units import SECONDS, format_share
+
+__all__ = ["CaseExplanation", "Explanation", "explain_campaign", "summarise"]
+
+
+@dataclass(frozen=True)
+class CaseExplanation:
+    """One case: its evidence and what follows from it."""
+
+    evidence: CaseEvidence
+    breakdown: Breakdown | None
+    stragglers: tuple[Straggler, ...]
+    what_ifs: tuple[WhatIf, ...]
+    sensitivities: tuple[Sensitivity, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A campaign explained."""
+
+    campaign: str
+    study: str
+    title: str
+    started_at: str
+    launcher: str
+    text: str
+    """The study as it was asked, in full."""
+    cases: tuple[CaseExplanation, ...]
+    series: tuple[Series, ...]
+    gaps: tuple[Gap, ...]
+    findings: tuple[Finding, ...]
+    summary: tuple[str, ...]
+    """Three sentences: how fast, how it scales, what would help most."""
+
+    @property
+    def good(self) -> tuple[CaseExplanation, ...]:
+        """Cases that have a result."""
+        return tuple(case for case in self.cases if case.evidence.result.throughput is not None)
+
+
+def explain_campaign(store: Store, campaign: str) -> Explanation:
+    """Explain everything that a campaign measured."""
+    asked: dict[str, Any] = next(
+        (item for item in store.read_campaigns() if item["campaign"] == campaign), {"study": campaign}
+    )
+    evidence = load_evidence(store, campaign)
+    findings = find_bottlenecks(evidence)
+    return Explanation(
+        campaign=campaign,
+        study=str(asked["study"]),
+        title=str(asked.get("title", "")),
+        started_at=str(asked.get("started_at", "")),
+        launcher=str(asked.get("launcher", "")),
+        text=str(asked.get("text", "")),
+        cases=tuple(_case(item) for item in evidence),
+        series=predict_series(evidence),
+        gaps=find_gaps(evidence),
+        findings=findings,
+        summary=summarise(evidence, findings),
+    )
+
+
+def _case(evidence: CaseEvidence) -> CaseExplanation:
+    return CaseExplanation(
+        evidence=evidence,
+        breakdown=break_down(evidence),
+        stragglers=find_stragglers(evidence),
+        what_ifs=what_if(evidence),
+        sensitivities=sensitivities(evidence),
+    )
+
+
+def summarise(cases: tuple[CaseEvidence, ...], findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    """How fast, how it scales, what would help most: one sentence each."""
+    good = [case for case in cases if case.result.throughput is not None]
+    if not good:
+        failed = sum(case.result.num_failed for case in cases)
+        return (f"None of the {len(cases)} cases has a result: all {failed} launches failed.",)
+    return (_speed_sentence(good), _scaling_sentence(good), _advice_sentence(good, findings))
+
+
+def _speed_sentence(good: list[CaseEvidence]) -> str:
+    best = max(good, key=_rate)
+    sure = best.result.throughput
+    assert sure is not None
+    width = f" (± {100 * sure.half:.1f} %)" if sure.half < 10 else ""
+    return f"The fastest of {len(good)} cases is {best.label}: {sure.value:,.1f} samples/s{width}."
+
+
+def _rate(case: CaseEvidence) -> float:
+    return case.result.throughput.value if case.result.throughput else 0.0
+
+
+def _scaling_sentence(good: list[CaseEvidence]) -> str:
+    scaled = [c for c in good if c.result.efficiency is not None and c.run.ranks != c.result.base_ranks]
+    if not scaled:
+        return _phase_sentence(max(good, key=_rate))
+    best = max(scaled, key=_rate)
+    speedup, base = best.result.speedup, best.result.base_ranks
+    assert speedup is not None
+    assert best.result.efficiency is not None
+    return (
+        f"From {base} to {best.run.ranks} ranks {best.run.network} under {best.run.framework} becomes "
+        f"{speedup.value:.2f} times as fast, an efficiency of {format_share(best.result.efficiency)}."
+    )
+
+
+def _phase_sentence(case: CaseEvidence) -> str:
+    shares = {name: share for name, share in case.result.shares.items() if name != "other"}
+    if not shares or case.result.step_s is None:
+        return "The step was not split into phases."
+    largest = max(shares, key=lambda name: shares[name])
+    step = SECONDS.format(case.result.step_s.value)
+    return f"Of its {step} step, {largest} takes the largest part, {format_share(shares[largest])}."
+
+
+def _advice_sentence(good: list[CaseEvidence], findings: tuple[Finding, ...]) -> str:
+    if not findings:
+        return "No single change is predicted to save 5 % or more of the time per sample."
+    first = findings[0]
+    return (
+        f"What would help most: {first.change.what} for {first.case}, predicted to save "
+        f"{format_share(first.gain.value)} of the time per sample."
+    )

@@ -1,0 +1,86 @@
+"""A profile: what one device spends on each layer of a network, and when each gradient is ready."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from paceline.errors import InputError
+from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds, Share
+
+__all__ = ["Profile", "ProfiledLayer", "read_profile", "write_profile"]
+
+SCHEMA = "paceline.profile/1"
+
+
+class ProfiledLayer(Noun):
+    """One layer: its times in a step, and the bytes of each of its gradients."""
+
+    name: Name
+    forward: Seconds
+    backward: Seconds
+    gradients: tuple[Bytes, ...] = ()
+    """Bytes of each gradient tensor, in the order in which they become ready; none for layers without parameters."""
+
+
+class Profile(Noun):
+    """One step of one device, layer by layer in the order of the forward pass."""
+
+    schema_: Annotated[Literal["paceline.profile/1"], Field(alias="schema")] = "paceline.profile/1"
+    network: Name
+    device: Name | None = None
+    """Catalog name of the device it was taken on, where there is one."""
+    batch: Count
+    """Samples of the profiled step."""
+    layers: Annotated[tuple[ProfiledLayer, ...], Field(min_length=1)]
+    ready: tuple[Name, ...] = ()
+    """Names of layers in the order in which their gradients become ready; none given means last layer first."""
+    io: Seconds = 0.0
+    """Reading and decoding one batch."""
+    h2d: Seconds = 0.0
+    """Copying one batch to the device."""
+    update: Seconds = 0.0
+    """Applying the optimiser."""
+    jitter: Share = 0.01
+    """Standard deviation of the step time as a share of it."""
+    uncertainty: Share = 0.02
+    """Standard error of the mean times as a share of them."""
+    source: str = ""
+    """Where it comes from: a capture, a run's id, a trace file."""
+
+    @model_validator(mode="after")
+    def _ready_names(self) -> Profile:
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) != len(names):
+            raise ValueError("two layers have the same name")
+        if self.ready and sorted(self.ready) != sorted(names):
+            raise ValueError("ready must name every layer exactly once")
+        return self
+
+    @property
+    def step(self) -> float:
+        """Seconds of forward, backward and update."""
+        return sum(layer.forward + layer.backward for layer in self.layers) + self.update
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a JSON file, or one clear error."""
+    try:
+        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}", hint="give the path of a profile") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text", hint="a profile is a JSON file") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InputError(f"{path}: {place}: {first['msg']}", hint=f"a profile is JSON of schema {SCHEMA}") from None
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write the profile as JSON."""
+    text = json.dumps(profile.model_dump(mode="json", by_alias=True), indent=1)
+    path.write_text(text + "\n", encoding="utf-8")

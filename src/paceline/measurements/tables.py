@@ -1,0 +1,93 @@
+"""Steps and spans of chosen runs, read in bulk: what explanations and exports need beyond the results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from paceline.measurements.run import Span
+from paceline.measurements.store import Store
+
+__all__ = ["PassTime", "RankStep", "pass_times", "rank_steps", "read_spans"]
+
+_SPAN_COLUMNS = "rank, step, phase, name, start_s, seconds, size_bytes, source"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One timed step of one rank."""
+
+    run: str
+    pass_name: str
+    rank: int
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """One pass of one launch: its timed steps, each as long as its slowest rank."""
+
+    run: str
+    pass_name: str
+    num_steps: int
+    median_s: float
+    total_s: float
+
+
+def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
+    """Every pass of these runs."""
+    rows = _ask(
+        store,
+        runs,
+        table="steps",
+        query="""WITH slowest AS (
+                     SELECT parse_path(filename)[-2] AS run, pass_name, step, max(seconds) AS seconds
+                     FROM read_parquet($files, filename = true) WHERE NOT warmup GROUP BY ALL)
+                 SELECT run, pass_name, count(*), median(seconds), sum(seconds)
+                 FROM slowest GROUP BY ALL ORDER BY ALL""",
+    )
+    return [PassTime(*row) for row in rows]
+
+
+def rank_steps(store: Store, runs: Sequence[str], *, passes: Sequence[str] = ()) -> list[RankStep]:
+    """Timed steps of every rank of these runs; of the clean pass too unless passes are named."""
+    rows = _ask(
+        store,
+        runs,
+        table="steps",
+        query="""SELECT parse_path(filename)[-2], pass_name, rank, step, seconds
+           FROM read_parquet($files, filename = true)
+           WHERE NOT warmup AND (len($passes) = 0 OR pass_name IN (SELECT unnest($passes))) ORDER BY ALL""",
+        passes=list(passes),
+    )
+    return [RankStep(*row) for row in rows]
+
+
+def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]:
+    """Spans of these runs, in order of rank, step and start."""
+    rows = _ask(
+        store,
+        runs,
+        table="spans",
+        query=f"""SELECT parse_path(filename)[-2] AS run, {_SPAN_COLUMNS}
+            FROM read_parquet($files, filename = true) ORDER BY run, rank, step, start_s""",
+    )
+    found: dict[str, list[Span]] = defaultdict(list)
+    for run, *fields in rows:
+        found[run].append(Span(*fields))
+    return {run: tuple(spans) for run, spans in found.items()}
+
+
+def _ask(store: Store, runs: Sequence[str], *, table: str, query: str, **given: object) -> list[Any]:
+    files = [str(store.runs.absolute() / run / f"{table}.parquet") for run in runs]
+    if not files:
+        return []
+    with duckdb.connect(":memory:") as connection:
+        connection.execute("SET enable_progress_bar = false")
+        rows: list[Any] = connection.execute(query, {"files": files, **given}).fetchall()
+    return rows

@@ -1,0 +1,143 @@
+"""Fit from measurements: collectives from stored sweeps, costs of being distributed from stored runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import lsq_linear
+
+from paceline import catalog
+from paceline.errors import Unsupported
+from paceline.measurements.profile import Profile
+from paceline.measurements.results import Launches, find_campaign, load_launches
+from paceline.measurements.store import Store
+from paceline.model.calibration import Calibration, Known
+from paceline.model.collective.sweep import CollectiveFit, SweepPoint, fit_sweep
+from paceline.model.iteration.terms import Factors, step_terms
+from paceline.model.profiles import profile_of
+from paceline.model.question import Question, ranks_of, works_of
+from paceline.spec.cluster import Cluster
+from paceline.spec.strategy import Strategy
+
+__all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored_sweeps"]
+
+Floats = NDArray[np.float64]
+
+BLANK = Calibration("", fixed_per_gradient=Known(0.0, 0.0), fixed_copies=Known(0.0, 0.0), slowdown=Known(0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One stored case beside what the calibrated model says of it."""
+
+    label: str
+    ranks: int
+    measured_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibration, the profiles of one-rank cases by label, and how well stored runs are met."""
+
+    calibration: Calibration
+    profiles: dict[str, Profile]
+    fitted: tuple[Fitted, ...]
+
+
+def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveFit, ...]:
+    """Fits of all sweeps in the store, or of one cluster's."""
+    points = [
+        SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), float(item["seconds"]))
+        for run in store.read_all(study="collectives")
+        if run.outcome == "ok" and (cluster is None or run.cluster == cluster)
+        for item in run.facts.get("collectives", [])
+    ]
+    return fit_sweep(points) if points else ()
+
+
+def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
+    """Everything a store's sweeps and one campaign of runs tell."""
+    campaigns = [item for item in store.read_campaigns() if item["study"] != "collectives"]
+    launches = load_launches(store, find_campaign(store, study)) if campaigns or study else []
+    good = [item for item in launches if item.steps]
+    profiles = {_label(item): profile_of(store, item) for item in good if item.first.ranks == 1}
+    clusters = sorted({item.first.cluster for item in good})
+    sweeps = stored_sweeps(store, clusters[0] if len(clusters) == 1 else None)
+    if not profiles and not sweeps:
+        raise Unsupported(
+            "the store holds neither a sweep nor a one-rank run to calibrate from",
+            hint="`paceline bench-collectives --ranks 2`, then `paceline run` a study with devices = [1, 2]",
+        )
+    many = [item for item in good if item.first.ranks > 1 and _label(item) in profiles]
+    start = replace(BLANK, source=_source(store, sweeps, many), collectives=sweeps)
+    return fit_distributed(start, many, profiles)
+
+
+def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str, Profile]) -> Calibrated:
+    """Fixed cost, slowdown and crowding that meet the runs on several ranks best."""
+    if not many:
+        blank = Calibration(start.source, start.collectives)
+        return Calibrated(blank, profiles, ())
+    rows = [_row(item, profiles[_label(item)], start) for item in many]
+    matrix = np.array([row[1] for row in rows])
+    base, steps = np.array([row[0] for row in rows]), np.array([float(np.median(item.steps)) for item in many])
+    found = _solve(matrix / steps[:, None], (steps - base) / steps, scale=matrix.mean(axis=0) / steps.mean())
+    spread = 0.5 if len(many) < 3 else 0.25
+    calibration = replace(
+        start,
+        fixed_per_gradient=Known(float(found[0]), spread),
+        slowdown=Known(float(found[1]), spread),
+        crowding=float(found[2]),
+    )
+    fitted = tuple(
+        Fitted(_label(item), item.first.ranks, float(step), float(low + row @ found))
+        for item, step, low, row in zip(many, steps, base, matrix, strict=True)
+    )
+    return Calibrated(calibration, profiles, fitted)
+
+
+def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, Floats]:
+    """Step without the sought costs, and what one unit of each of them adds."""
+    run = item.first
+    cluster = Cluster.model_validate_json(json.dumps(run.case["cluster"]))
+    strategy = Strategy.model_validate_json(json.dumps(run.case["strategy"]))
+    question = Question(cluster, run.framework, run.batch, profile=profile, strategy=strategy, input=run.input)
+    works = works_of(question)
+    ranks = ranks_of(question, run.ranks, start, works)
+    ones = Factors(*(np.ones(1) for _ in range(5)))
+    policy = catalog.resolve(run.framework, strategy)
+    costs = [
+        replace(start, fixed_per_gradient=Known(1e-6, 0.0)),
+        replace(start, slowdown=Known(0.1, 0.0)),
+        replace(start, crowding=0.1),
+    ]
+    base, *others = (
+        float(sum(step_terms(ranks, policy, one, ones).values(), np.zeros(1))[0]) for one in (start, *costs)
+    )
+    units = (1e-6, 0.1, 0.1)
+    return base, np.array([(other - base) / unit for other, unit in zip(others, units, strict=True)])
+
+
+def _solve(matrix: Floats, wanted: Floats, *, scale: Floats) -> Floats:
+    """Least squares on relative errors with a weak pull to usual values, nothing negative, slowdown below one."""
+    usual = np.array([15e-6, 0.1, 0.05])
+    pull = np.diag(0.02 * np.maximum(scale, 1e-9))
+    found = lsq_linear(
+        np.vstack([matrix, pull]),
+        np.concatenate([wanted, pull @ usual]),
+        bounds=([0, 0, 0], [0.01, 0.9, 1.0]),
+    )
+    return np.asarray(found.x)
+
+
+def _label(item: Launches) -> str:
+    run = item.first
+    return f"{run.network} {run.framework} batch {run.batch}"
+
+
+def _source(store: Store, sweeps: tuple[CollectiveFit, ...], many: list[Launches]) -> str:
+    return f"{len(sweeps)} swept collectives and {len(many)} cases on several ranks of {store.root.name}"

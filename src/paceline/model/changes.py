@@ -1,0 +1,93 @@
+"""The same question with something changed: `link.bandwidth=100Gb/s`, `strategy.bucket=64MiB`, `batch=128`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from paceline import catalog
+from paceline.errors import InputError, UnknownName
+from paceline.model.question import Question
+from paceline.spec.cluster import Host
+from paceline.spec.fields import Noun
+
+__all__ = ["CHANGEABLE", "changed", "parse_changes"]
+
+N = TypeVar("N", bound=Noun)
+
+CHANGEABLE = {
+    "link": "the link between hosts: bandwidth, latency",
+    "inside": "the link inside hosts: bandwidth, latency",
+    "device": "every device: memory, memory_bandwidth, launch_overhead, price, quota",
+    "host": "every host: nics, disk",
+    "strategy": "aggregation, algorithm, overlap, bucket, precision, compression, accumulate, servers, ...",
+    "batch": "samples per device",
+    "framework": "framework and mode",
+}
+"""What can be changed, and its fields."""
+
+
+def parse_changes(given: tuple[str, ...]) -> dict[str, str]:
+    """`key=value` texts as a table."""
+    pairs = [text.partition("=") for text in given]
+    wrong = next((key for key, sign, _ in pairs if not sign), None)
+    if wrong is not None:
+        raise InputError(f"--set {wrong}: expected key=value", hint="for example --set link.bandwidth=100Gb/s")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def changed(question: Question, changes: dict[str, str]) -> Question:
+    """The question with every change applied."""
+    for key, value in changes.items():
+        part, _, field = key.partition(".")
+        if part not in CHANGEABLE:
+            raise UnknownName("part of a question", part, CHANGEABLE)
+        question = _changed(question, part, field, value=value)
+    return question
+
+
+def _changed(question: Question, part: str, field: str, *, value: str) -> Question:
+    if part == "batch":
+        if not value.isdigit() or int(value) < 1:
+            raise InputError(f"--set batch={value}: expected a whole number of at least 1")
+        return replace(question, batch=int(value))
+    if part == "framework":
+        return replace(question, framework=catalog.framework(value))
+    if part == "strategy":
+        return replace(question, strategy=_with(question.strategy, field, value))
+    hosts = tuple(_changed_host(host, part, field, value=value) for host in question.cluster.hosts)
+    return replace(question, cluster=question.cluster.model_copy(update={"hosts": hosts}))
+
+
+def _changed_host(host: Host, part: str, field: str, *, value: str) -> Host:
+    if part == "host":
+        return _with(host, field, value)
+    if part == "device":
+        return host.model_copy(update={"devices": tuple(_with(device, field, value) for device in host.devices)})
+    return host.model_copy(update={part: _with(getattr(host, part), field, value)})
+
+
+def _with(noun: N, field: str, value: str) -> N:
+    """The noun with one field read from text and checked like a file's."""
+    fields = type(noun).model_fields
+    if field not in fields:
+        raise UnknownName(f"field of {type(noun).__name__.lower()}", field, fields)
+    plain: dict[str, Any] = json.loads(noun.model_dump_json())
+    for literal in (value, _literal(value)):
+        plain[field] = literal
+        try:
+            return type(noun).model_validate_json(json.dumps(plain))
+        except ValidationError as error:
+            problem = error
+    message = problem.errors()[0]["msg"].removeprefix("Value error, ")
+    raise InputError(f"--set {field}={value}: {message}") from None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,185 @@
+"""The terms of one data-parallel step on ranks placed on a cluster, for many draws of what is uncertain at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from paceline.catalog import Policy
+from paceline.errors import Unsupported
+from paceline.model.calibration import Calibration
+from paceline.model.collective.cost import Fabric, allreduce, gather_or_scatter, parameter_server
+from paceline.model.collective.sweep import seconds_at
+from paceline.model.compute import StepWork
+from paceline.model.iteration import recurrence
+from paceline.model.iteration.fusion import bucket_bytes, buckets_of_size
+from paceline.model.prediction import TERMS
+
+__all__ = ["Factors", "Ranks", "buckets_of", "expected_slowest", "step_terms"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+COMPRESSED = {"none": 1.0, "float16": 0.5, "1bit": 1 / 32, "powersgd": 1 / 16}
+"""Share of bytes that is left on the wire; PowerSGD at rank 4 on convolutional networks."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One draw per entry of what is uncertain; the first entry is 1, the nominal case."""
+
+    compute: Floats
+    bandwidth: Floats
+    latency: Floats
+    fixed: Floats
+    slowdown: Floats
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one case: distinct devices with their work, how many of each, and the fabric between them."""
+
+    works: tuple[StepWork, ...]
+    counts: tuple[int, ...]
+    fabric: Fabric
+    batch: int
+    memory_per_byte: float
+    """Seconds per byte of the slowest device's memory; 0 if not known."""
+    input_s: tuple[float, float] = (0.0, 0.0)
+    """io and h2d of one batch on the host where they take longest."""
+    accumulate: int = 1
+    element_share: float = 1.0
+    """Bytes on the wire per byte of the profile's gradients, from a reduced precision of the exchange."""
+
+
+def buckets_of(policy: Policy, work: StepWork) -> Ints:
+    """Index of the last gradient of each bucket under a framework's policy."""
+    count = work.num_gradients
+    if policy.fusion == "all":
+        return np.array([count - 1])
+    if policy.fusion == "bytes":
+        return buckets_of_size(work.gradients, policy.bucket or 0.0, first=policy.first_bucket)
+    if policy.fusion == "tensor":
+        return np.arange(count)
+    ends = np.flatnonzero(np.diff(work.layer, append=work.layer[-1] + 1))
+    return ends.astype(np.int64)
+
+
+def expected_slowest(ranks: int, jitter: float) -> float:
+    """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
+    return float(jitter * norm.ppf((ranks - 0.375) / (ranks + 0.25)))
+
+
+def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: Factors) -> dict[str, Floats]:
+    """Seconds of every term, one entry per draw; they sum to the step."""
+    terms = {name: np.zeros_like(factors.compute) for name in TERMS}
+    mean_forward, mean_backward, slowest = _compute(ranks, factors)
+    terms["forward"], terms["backward"] = mean_forward, mean_backward
+    terms["update"] = factors.compute * max(work.update for work in ranks.works)
+    count = ranks.fabric.ranks
+    if count > 1:
+        if policy.aggregation == "none":
+            raise Unsupported(
+                "this framework's policy aggregates nothing, so it runs on one device only",
+                hint="choose another framework or mode; `paceline catalog` lists them",
+            )
+        _add_distributed(terms, ranks, policy, calibration=calibration, factors=factors)
+        if policy.synchrony == "asynchronous":
+            _without_barrier(terms, ranks)
+            _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
+            return terms
+        jitter = calibration.jitter if calibration.jitter is not None else max(w.jitter for w in ranks.works)
+        terms["waiting"] = slowest - mean_forward - mean_backward + slowest * expected_slowest(count, jitter)
+    _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
+    return terms
+
+
+def _without_barrier(terms: dict[str, Floats], ranks: Ranks) -> None:
+    """Asynchronous ranks do not wait: the mean step is the harmonic mean of the devices' own steps."""
+    weights = np.asarray(ranks.counts, dtype=np.float64) / sum(ranks.counts)
+    times = np.asarray([work.compute for work in ranks.works])
+    share = float(1 / (weights @ (1 / times)) / (weights @ times))
+    terms["forward"] = terms["forward"] * share
+    terms["backward"] = terms["backward"] * share
+
+
+def _compute(ranks: Ranks, factors: Factors) -> tuple[Floats, Floats, Floats]:
+    """Mean forward and backward over the devices, and the compute of the slowest."""
+    weights = np.asarray(ranks.counts, dtype=np.float64) / sum(ranks.counts)
+    scale = factors.compute * ranks.accumulate
+    forward = scale * float(weights @ [work.forward.sum() for work in ranks.works])
+    backward = scale * float(weights @ [work.backward.sum() for work in ranks.works])
+    return forward, backward, scale * max(work.compute for work in ranks.works)
+
+
+def _add_distributed(
+    terms: dict[str, Floats], ranks: Ranks, policy: Policy, *, calibration: Calibration, factors: Factors
+) -> None:
+    lead = max(ranks.works, key=lambda work: work.compute)
+    last = buckets_of(policy, lead)
+    share = COMPRESSED[policy.compression] * ranks.element_share
+    sizes = bucket_bytes(lead.gradients, last) * share
+    comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
+    if policy.block_samples:
+        comm = comm / max(1.0, policy.block_samples / ranks.batch)
+    exposed = _exposed(ranks, policy, lead, last=last, comm=comm, factors=factors)
+    hidden = np.maximum(comm.sum(axis=-1) - exposed, 0.0)
+    terms["aggregate"] = exposed
+    crowded = calibration.crowding * (ranks.fabric.local - 1) * factors.compute * ranks.accumulate * lead.compute
+    terms["slowdown"] = hidden * np.minimum(calibration.slowdown.value * factors.slowdown, 0.9) + crowded
+    per_gradient = calibration.fixed_per_gradient.value * lead.num_gradients
+    copies = calibration.fixed_copies.value * lead.total_bytes * ranks.memory_per_byte
+    terms["fixed"] = factors.fixed * (per_gradient + copies)
+
+
+def _exposed(ranks: Ranks, policy: Policy, lead: StepWork, *, last: Ints, comm: Floats, factors: Factors) -> Floats:
+    """Exposed aggregation; a bucket is ready when the slowest device has it."""
+    scale = factors.compute[:, None]
+    ready = scale * np.max([recurrence.bucket_ready(work.backward, last) for work in ranks.works], axis=0)
+    if policy.shard_stage == 3:
+        forward = scale * np.add.reduceat(lead.forward, np.append(0, last[:-1] + 1))
+        third = comm / 3
+        ahead, behind = recurrence.exposed_sharded(forward, ready, gather=third, scatter=third, overlap=policy.overlap)
+        return ahead + behind
+    if not policy.overlap:
+        return recurrence.exposed_none(comm)
+    if policy.order == "priority":
+        forward = scale * np.add.reduceat(lead.forward, np.append(0, last[:-1] + 1))
+        return recurrence.exposed_priority(ready, comm, forward)
+    return recurrence.exposed_fifo(ready, comm)
+
+
+def _comm(fabric: Fabric, policy: Policy, calibration: Calibration, *, sizes: Floats, factors: Factors) -> Floats:
+    """Seconds of each bucket's exchange, draws first."""
+    if policy.aggregation != "parameter_server":
+        name = "reduce_scatter" if policy.shard_stage == 3 else "all_reduce"
+        swept = seconds_at(calibration.collectives, name, fabric.ranks, sizes)
+        if swept is not None:
+            times = 3.0 if policy.shard_stage == 3 else 1.0
+            return times * swept[0][None, :] * factors.bandwidth[:, None]
+    slow = fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
+    late = _formula(slow.slowed(1.0, 0.0), policy, sizes)
+    wide = _formula(slow.slowed(0.0, 1.0), policy, sizes)
+    return late[None, :] * factors.latency[:, None] + wide[None, :] * factors.bandwidth[:, None]
+
+
+def _formula(fabric: Fabric, policy: Policy, sizes: Floats) -> Floats:
+    if policy.aggregation == "parameter_server":
+        return parameter_server(fabric, sizes, servers=policy.servers or 0)
+    if policy.shard_stage == 3:
+        return 3 * gather_or_scatter(fabric, sizes)
+    return allreduce(fabric, sizes, policy.algorithm)
+
+
+def _add_input(terms: dict[str, Floats], input_s: tuple[float, float], *, overlapped: bool) -> None:
+    """Input is hidden behind the rest of the step if the next batch is read meanwhile."""
+    total = sum(input_s)
+    if total <= 0:
+        return
+    rest = sum(terms.values(), np.zeros_like(terms["forward"]))
+    exposed = np.maximum(total - rest, 0.0) if overlapped else np.full_like(rest, total)
+    terms["io"] = exposed * (input_s[0] / total)
+    terms["h2d"] = exposed * (input_s[1] / total)

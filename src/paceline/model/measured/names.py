@@ -1,0 +1,81 @@
+"""What people write, matched to what is known: networks to parameters, links to rates, strategies to their kind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from paceline import catalog
+from paceline.catalog.published.tables import published_parameters
+from paceline.spec.network import layer_costs
+
+__all__ = ["LinkKind", "StrategyKind", "link_kind", "normal", "parameters_of", "strategy_kind"]
+
+_RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*g(?:b|i|e|$|\s)")
+_VARIANT = re.compile(r"(v15|v1|default|pretraining|phase1|phase2|uncased|cased)$")
+_SERVER = re.compile(r"(?:^|[^a-z])ps(?:[^a-z]|$)|param\w*[ _-]?server|kvstore|dist_sync|distributed tensorflow|byteps")
+_NO_OVERLAP = re.compile(r"(?:^|[^a-z])bsp(?:[^a-z]|$)|no overlap|without overlap|cntk")
+_OVERLAP = re.compile(r"wfbp|overlap|ddp|horovod|bytescheduler|replicated|byteps|kvstore|server")
+_STATED = {"aries": 10e9, "nvlink": 100e9, "nvswitch": 200e9, "infiniband": 12e9, "ec2": 1.5e9, "pcie": 10e9}
+
+
+def normal(text: str) -> str:
+    """Letters and digits alone, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+@cache
+def parameters_of(network: str) -> float | None:
+    """Parameters of a network by what people call it; None if nobody knows it."""
+    name = normal(network)
+    for candidate in (name, _VARIANT.sub("", name)):
+        if candidate in published_parameters():
+            return published_parameters()[candidate]
+        for known in catalog.network_names():
+            if candidate in (normal(known), normal(known).replace("inceptionv", "inception")):
+                return float(sum(cost.parameters for cost in layer_costs(catalog.network(known))))
+    return None
+
+
+@dataclass(frozen=True)
+class LinkKind:
+    """What a link's label tells."""
+
+    bandwidth: float | None
+    """Stated bytes per second, if the label says it."""
+    through_kernel: bool
+    """TCP through the operating system, not remote direct memory access."""
+
+
+@cache
+def link_kind(label: str) -> LinkKind:
+    """Rate and protocol from what people call a link."""
+    text = label.lower()
+    remote = "rdma" in text or "roce" in text or "infiniband" in text or re.search(r"\bib\b|gbib|gb ib|[ehnf]dr", text)
+    kernel = "tcp" in text or (not remote and ("gbe" in text or "ethernet" in text or "ec2" in text))
+    match = _RATE.search(text)
+    if match:
+        return LinkKind(float(match.group(2)) * float(match.group(1) or 1) / 8 * 1e9, kernel)
+    stated = next((rate for word, rate in _STATED.items() if word in text), None)
+    return LinkKind(stated, kernel)
+
+
+@dataclass(frozen=True)
+class StrategyKind:
+    """What the names of framework and strategy tell about aggregation."""
+
+    servers: bool
+    overlap: bool | None
+    """None if the label does not say."""
+
+
+@cache
+def strategy_kind(label: str) -> StrategyKind:
+    """Kind of aggregation from what people call framework and strategy."""
+    text = label.lower()
+    if _NO_OVERLAP.search(text):
+        overlap: bool | None = False
+    else:
+        overlap = True if _OVERLAP.search(text) else None
+    return StrategyKind(bool(_SERVER.search(text)), overlap)

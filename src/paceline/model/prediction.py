@@ -1,0 +1,123 @@
+"""Predictions: named terms that sum to the step time, each prediction an interval, and what a curve tells.
+
+step = io + h2d + forward + backward + aggregate + update + fixed + slowdown + waiting
+
+`aggregate` is the exposed part, `fixed` the cost of being distributed at all, `slowdown` what compute loses while
+communication runs, `waiting` what the others wait for the slowest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["TERMS", "Curve", "Estimate", "Prediction", "estimate", "knee_of"]
+
+TERMS = ("io", "h2d", "forward", "backward", "aggregate", "update", "fixed", "slowdown", "waiting")
+"""The named terms of a step, in order; they sum to it."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted number with its 50 % and 90 % intervals."""
+
+    value: float
+    interval_50: tuple[float, float]
+    interval_90: tuple[float, float]
+
+    @property
+    def half_width(self) -> float:
+        """Half the 90 % interval as a share of the value."""
+        low, high = self.interval_90
+        return (high - low) / 2 / self.value if self.value else float("inf")
+
+
+def estimate(value: float, draws: Floats) -> Estimate:
+    """The value with intervals from draws; an interval always holds its value."""
+    low90, low50, high50, high90 = (float(q) for q in np.quantile(draws, [0.05, 0.25, 0.75, 0.95]))
+    return Estimate(value, (min(low50, value), max(high50, value)), (min(low90, value), max(high90, value)))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One number of devices: how long a step takes, how fast that is, and why."""
+
+    devices: int
+    batch_per_device: float
+    step_s: Estimate
+    samples_per_s: Estimate
+    efficiency: float
+    """Throughput per device, relative to one device."""
+    terms: dict[str, float]
+    """Seconds of each term; they sum to the step."""
+    cost: float | None = None
+    """Price of a million samples, in the currency of the devices' price per hour."""
+
+    @property
+    def dominant(self) -> str:
+        """The largest term that is not compute; the one to work on first."""
+        others = {name: value for name, value in self.terms.items() if name not in ("forward", "backward")}
+        name = max(others, key=lambda key: others[key])
+        return name if others[name] > 0.02 * self.step_s.value else "compute"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "devices": self.devices,
+            "batch_per_device": self.batch_per_device,
+            "step_s": self.step_s.value,
+            "step_s_interval_50": list(self.step_s.interval_50),
+            "step_s_interval_90": list(self.step_s.interval_90),
+            "samples_per_s": self.samples_per_s.value,
+            "interval_50": list(self.samples_per_s.interval_50),
+            "interval_90": list(self.samples_per_s.interval_90),
+            "efficiency": self.efficiency,
+            "terms": self.terms,
+            "dominant": self.dominant,
+            "cost": self.cost,
+        }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Predictions over numbers of devices, and what they show together."""
+
+    label: str
+    predictions: tuple[Prediction, ...]
+    knee: int | None
+    """Last number of devices before a doubling gains less than `knee_gain`; none if it was not reached."""
+    knee_gain: float
+    advice: str
+    """The one measurement that would narrow the widest interval most."""
+    basis: tuple[str, ...] = field(default=())
+    """What the prediction rests on, one line each."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """Further facts of this kind of prediction, for JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "label": self.label,
+            "predictions": [prediction.as_dict() for prediction in self.predictions],
+            "knee": self.knee,
+            "knee_gain": self.knee_gain,
+            "advice": self.advice,
+            "basis": list(self.basis),
+            **self.detail,
+        }
+
+
+def knee_of(devices: Floats, throughput: Floats, *, gain: float) -> int | None:
+    """The last count after which a doubling gains less than `gain` (0.5: half of what was added), by interpolation."""
+    count, first = np.unique(devices, return_index=True)
+    rate = throughput[first]
+    for index in range(len(count) - 1):
+        slope = np.log(rate[index + 1] / rate[index]) / np.log(count[index + 1] / count[index])
+        if 2.0**slope - 1.0 < gain:
+            return int(count[index])
+    return None

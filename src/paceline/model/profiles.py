@@ -1,0 +1,105 @@
+"""Profiles of stored one-rank runs: spans say how a step divides over layers, clean passes say how long it is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from paceline.errors import Unsupported
+from paceline.measurements.profile import Profile, ProfiledLayer
+from paceline.measurements.results import Launches
+from paceline.measurements.sql import connect
+from paceline.measurements.store import Store
+
+__all__ = ["profile_of"]
+
+Row = tuple[str, str, float, float, int | None]
+
+
+def profile_of(store: Store, launches: Launches) -> Profile:
+    """The profile of a case that ran on one rank."""
+    run = launches.first
+    if run.ranks != 1:
+        raise Unsupported(
+            f"{run.id} ran on {run.ranks} ranks, a profile needs one", hint="run the case with devices = [1]"
+        )
+    rows = _spans(store, [item.id for item in launches.runs])
+    if not rows or not launches.passes:
+        raise Unsupported(
+            f"{run.network} on {run.framework} has no spans of its layers",
+            hint="run it with phase_steps above 0 in the protocol",
+        )
+    passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
+    clean = median(launches.steps)
+    update = max(0.0, clean - passes["compute"])
+    layers, ready = _layers(rows, passes["forward"], passes["compute"] - passes["forward"])
+    return Profile(
+        network=run.network,
+        device=str(run.case["cluster"]["hosts"][0]["devices"][0]["name"]),
+        batch=run.batch,
+        layers=layers,
+        ready=ready,
+        update=update,
+        h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
+        io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
+        jitter=min(1.0, _jitter(store, [item.id for item in launches.runs])),
+        uncertainty=min(1.0, _between(launches.steps)),
+        source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
+    )
+
+
+def _spans(store: Store, runs: list[str]) -> list[Row]:
+    with connect(store) as connection:
+        return connection.execute(
+            """SELECT phase, name, median(seconds), median(start_s), max(size_bytes) FROM spans
+               WHERE run IN (SELECT unnest(?)) AND rank = 0 AND phase IN ('forward', 'backward')
+               GROUP BY phase, name""",
+            [runs],
+        ).fetchall()
+
+
+def _jitter(store: Store, runs: list[str]) -> float:
+    """Standard deviation of a step about its launch's mean, as a share of it; robust to single long steps."""
+    with connect(store) as connection:
+        rows = connection.execute(
+            """SELECT quantile_cont(seconds, 0.75) - quantile_cont(seconds, 0.25), median(seconds) FROM steps
+               WHERE run IN (SELECT unnest(?)) AND pass_name = 'clean' AND NOT warmup GROUP BY run""",
+            [runs],
+        ).fetchall()
+    return float(median(width / 1.349 / middle for width, middle in rows)) if rows else 0.01
+
+
+def _between(steps: Sequence[float]) -> float:
+    """Standard error of the mean over launches; one launch alone says little."""
+    if len(steps) < 2:
+        return 0.05
+    return float(max(0.005, np.std(steps, ddof=1) / np.mean(steps) / np.sqrt(len(steps))))
+
+
+def _layers(rows: list[Row], forward: float, backward: float) -> tuple[tuple[ProfiledLayer, ...], tuple[str, ...]]:
+    """Layers in forward order, scaled to the clean passes, and their names in the order of readiness."""
+    ahead = sorted((row for row in rows if row[0] == "forward"), key=lambda row: row[3])
+    behind = sorted((row for row in rows if row[0] == "backward"), key=lambda row: row[3])
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in behind:
+        found[row[1].rpartition(".")[0]].append(row)
+    gradients = dict(found)
+    scale_f = forward / sum(row[2] for row in ahead)
+    scale_b = backward / sum(row[2] for row in behind)
+    names = [row[1] for row in ahead]
+    missing = [name for name in gradients if name not in names]
+    seconds = {row[1]: row[2] * scale_f for row in ahead}
+    layers = tuple(
+        ProfiledLayer(
+            name=name,
+            forward=seconds.get(name, 0.0),
+            backward=sum(row[2] for row in gradients.get(name, [])) * scale_b,
+            gradients=tuple(float(row[4] or 0) for row in gradients.get(name, [])),
+        )
+        for name in [*names, *missing]
+    )
+    plain = [layer.name for layer in reversed(layers) if layer.name not in gradients]
+    return layers, (*plain, *gradients)

@@ -1,0 +1,149 @@
+"""From what is asked to a curve: step time, throughput and efficiency over numbers of devices, with intervals.
+
+Uncertain inputs are drawn together (one draw is one possible world, the same for every number of devices); the
+recurrence runs over all draws at once. Fixing one input at a time tells which measurement would narrow most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.catalog import Policy, framework, resolve
+from paceline.model.calibration import CATALOG_ONLY, Calibration
+from paceline.model.collective.sweep import seconds_at
+from paceline.model.compute import StepWork
+from paceline.model.iteration.terms import Factors, step_terms
+from paceline.model.prediction import Curve, Prediction, estimate, knee_of
+from paceline.model.question import Question, check_question, ranks_of, works_of
+from paceline.spec.cluster import place
+
+__all__ = ["predict_curve"]
+
+Floats = NDArray[np.float64]
+
+NUM_DRAWS = 400
+ADVICE = {
+    "compute": "profile one step on one device (a capture, or `paceline run` with one rank) and give it with --profile",
+    "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
+    "latency": "sweep the collective on the real link, small sizes included, and calibrate with it",
+    "fixed": "run two devices once and calibrate with it: the fixed cost of being distributed is only assumed",
+    "slowdown": "run two devices once with and without overlap: the slowdown under communication is only assumed",
+}
+
+
+def predict_curve(
+    question: Question,
+    devices: tuple[int, ...],
+    *,
+    calibration: Calibration = CATALOG_ONLY,
+    knee_gain: float = 0.5,
+    seed: int = 0,
+) -> Curve:
+    """Predictions for each number of devices, smallest first."""
+    counts = tuple(sorted(set(devices)))
+    check_question(question, counts)
+    policy = resolve(question.framework, question.strategy)
+    works = works_of(question)
+    spreads = _spreads(counts[-1], calibration, works)
+    factors = _draw(spreads, seed)
+    steps = {
+        count: _terms(question, count, policy, calibration=calibration, works=works, factors=factors)
+        for count in {1, *counts}
+    }
+    predictions = tuple(_prediction(question, count, steps) for count in counts)
+    return Curve(
+        label=question.label,
+        predictions=predictions,
+        knee=_knee(predictions, knee_gain),
+        knee_gain=knee_gain,
+        advice=_advice(question, counts[-1], policy, calibration=calibration, works=works, spreads=spreads, seed=seed),
+        basis=_basis(question, policy, calibration, works),
+        detail={"policy": policy.model_dump(mode="json", exclude_none=True)},
+    )
+
+
+def _spreads(largest: int, calibration: Calibration, works: dict[str, StepWork]) -> dict[str, float]:
+    """Standard deviation of the log of every uncertain input."""
+    bandwidth, latency = calibration.reach.spread, calibration.latency.spread
+    swept = seconds_at(calibration.collectives, "all_reduce", max(2, largest), np.array([1e6]))
+    if swept is not None:
+        bandwidth = latency = swept[1]
+    return {
+        "compute": max(work.spread for work in works.values()),
+        "bandwidth": bandwidth,
+        "latency": latency,
+        "fixed": calibration.fixed_per_gradient.spread,
+        "slowdown": calibration.slowdown.spread,
+    }
+
+
+def _draw(spreads: dict[str, float], seed: int) -> Factors:
+    rng = np.random.default_rng(seed)
+    draws = {name: np.exp(spread * rng.standard_normal(NUM_DRAWS)) for name, spread in sorted(spreads.items())}
+    for values in draws.values():
+        values[0] = 1.0
+    return Factors(**draws)
+
+
+def _terms(
+    question: Question,
+    count: int,
+    policy: Policy,
+    *,
+    calibration: Calibration,
+    works: dict[str, StepWork],
+    factors: Factors,
+) -> dict[str, Floats]:
+    return step_terms(ranks_of(question, count, calibration, works), policy, calibration, factors)
+
+
+def _prediction(question: Question, count: int, steps: dict[int, dict[str, Floats]]) -> Prediction:
+    step = sum(steps[count].values(), np.zeros(NUM_DRAWS))
+    single = sum(steps[1].values(), np.zeros(NUM_DRAWS))
+    samples = question.batch * question.strategy.accumulate * count
+    placed = place(question.cluster, count)
+    prices = [rank.device.price for rank in placed]
+    hourly = sum(price for price in prices if price) if all(price is not None for price in prices) else None
+    return Prediction(
+        devices=count,
+        batch_per_device=question.batch,
+        step_s=estimate(float(step[0]), step),
+        samples_per_s=estimate(samples / float(step[0]), samples / step),
+        efficiency=float(single[0] / step[0]),
+        terms={name: float(values[0]) for name, values in steps[count].items()},
+        cost=None if hourly is None else hourly / 3600 * float(step[0]) / samples * 1e6,
+    )
+
+
+def _knee(predictions: tuple[Prediction, ...], gain: float) -> int | None:
+    counts = np.array([float(p.devices) for p in predictions])
+    rates = np.array([p.samples_per_s.value for p in predictions])
+    return knee_of(counts, rates, gain=gain)
+
+
+def _advice(
+    question: Question,
+    count: int,
+    policy: Policy,
+    *,
+    calibration: Calibration,
+    works: dict[str, StepWork],
+    spreads: dict[str, float],
+    seed: int,
+) -> str:
+    """The input whose own uncertainty moves the largest case most."""
+    widths = {}
+    for name in spreads:
+        alone = {other: (spread if other == name else 0.0) for other, spread in spreads.items()}
+        drawn = _draw(alone, seed)
+        terms = _terms(question, count, policy, calibration=calibration, works=works, factors=drawn)
+        widths[name] = float(np.std(np.log(sum(terms.values(), np.zeros(NUM_DRAWS)))))
+    return ADVICE[max(widths, key=lambda key: widths[key])]
+
+
+def _basis(question: Question, policy: Policy, calibration: Calibration, works: dict[str, StepWork]) -> tuple[str, ...]:
+    overlap = "overlapped with backward" if policy.overlap else "after backward"
+    fused = f"buckets of {policy.bucket / 2**20:.3g} MiB" if policy.bucket else f"one exchange per {policy.fusion}"
+    rule = f"{framework(question.framework)} {policy.version}: {policy.aggregation}, {fused}, {overlap}"
+    return (*sorted({work.basis for work in works.values()}), rule, calibration.source)

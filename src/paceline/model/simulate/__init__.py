@@ -1,0 +1,1 @@
+"""A small discrete-event core for what has no recurrence: asynchrony, contention, stragglers, failures."""

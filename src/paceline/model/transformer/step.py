@@ -1,0 +1,110 @@
+"""Seconds of one iteration of a parallel transformer, vectorised over cases.
+
+    block  = ((work + tensor collectives)^q + launch^q)^(1/q)        kernels hide their launch, or wait for it
+    stage  = layers/p block + head/p + hand-over
+    step   = (m + (p-1)/v) stage + data-parallel exchange + update + fixed
+
+m micro-batches, p stages of 1F1B, v chunks (Narayanan et al., Megatron-LM, 2021). work = flop and bytes at fitted
+rates, so that every rate is a parameter with a physical meaning and a prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.model.transformer.shape import Parallel, TransformerShape
+
+__all__ = ["BETWEEN", "PRIOR", "RATES", "SPREAD", "features", "iteration_seconds"]
+
+Floats = NDArray[np.float64]
+
+RATES = {
+    "flop": 6.7e-3,
+    "bytes_whole": 1e-3,
+    "bytes_split": 1e-3,
+    "bytes_scores": 1e-3,
+    "launch": 2e-3,
+    "tensor_launch": 3e-4,
+    "tensor_growth": 1.0,
+    "tensor_latency": 1.5e-5,
+    "tensor_byte": 1e-2,
+    "head": 6.7e-3,
+    "hand_byte": 1e-2,
+    "hand_latency": 1e-4,
+    "data_byte": 1e-2,
+    "update": 2e-3,
+    "fixed": 2e-3,
+    "sharpness": 3.0,
+}
+"""Every rate and where its prior is centred: seconds per Tflop, per GB, per billion parameters, or seconds."""
+BETWEEN = {"efficiency": 1.1, "between_byte": 4e-2, "tensor_between_byte": 5e-3}
+"""Further rates beyond one host: factor on work, seconds per GB of one port, and of all ports of a host together."""
+PRIOR = np.log(np.array([*RATES.values(), *BETWEEN.values()]))
+SPREAD = np.array([2.0] * len(RATES) + [0.15, 0.5, 0.5])
+"""Standard deviations of the logarithms."""
+
+
+def features(shapes: Sequence[TransformerShape], parallels: Sequence[Parallel]) -> dict[str, Floats]:
+    """Counts of everything that takes time, one entry per case."""
+    rows = [_row(shape, parallel) for shape, parallel in zip(shapes, parallels, strict=True)]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _row(shape: TransformerShape, parallel: Parallel) -> dict[str, float]:
+    tokens = parallel.micro_batch * shape.sequence
+    hidden, tensor = float(shape.hidden), parallel.tensor
+    again = 4 / 3 if parallel.recompute else 1.0
+    held = shape.layers * 12 * hidden**2 / tensor / parallel.pipeline + shape.vocabulary * hidden / tensor
+    volume = 1.5 if parallel.zero_stage == 3 else 1.0
+    return {
+        "tensor": float(tensor),
+        "pipeline": float(parallel.pipeline),
+        "micro": float(parallel.num_micro),
+        "chunks": float(parallel.interleave),
+        "blocks": shape.layers / parallel.pipeline,
+        "again": again,
+        "flop": again * (72 * tokens * hidden**2 + 12 * tokens * shape.sequence * hidden) / tensor / 1e12,
+        "whole": again * 40 * tokens * hidden / 1e9,
+        "split": again * 40 * tokens * hidden / tensor / 1e9,
+        "scores": again * 12 * parallel.micro_batch * shape.heads * shape.sequence**2 / tensor / 1e9,
+        "tensor_bytes": (6 if parallel.recompute else 4) * 2 * tokens * hidden * 2 * (tensor - 1) / tensor / 1e9,
+        "tensor_calls": (6.0 if parallel.recompute else 4.0) * (tensor > 1),
+        "head": 6 * tokens * hidden * shape.vocabulary / tensor / 1e12,
+        "hand": 2 * tokens * hidden / 1e9,
+        "parameters": held / 1e9,
+        "data_bytes": volume * held * 2 * 2 * (parallel.data - 1) / parallel.data / 1e9,
+        "beyond": float(parallel.devices > parallel.per_host),
+        "tensor_beyond": float(tensor > parallel.per_host),
+        "per_host": float(parallel.per_host),
+    }
+
+
+def iteration_seconds(log_rates: Floats, case: dict[str, Floats]) -> Floats:
+    """Seconds of one iteration of each case under one set of rates (logarithms, in the order of RATES, BETWEEN)."""
+    rate = dict(zip((*RATES, *BETWEEN), np.exp(log_rates), strict=True))
+    beyond = case["beyond"] > 0
+    efficiency = np.where(beyond, rate["efficiency"], 1.0)
+    local = np.minimum(case["tensor"], case["per_host"]) - 1
+    work = efficiency * (
+        rate["flop"] * case["flop"]
+        + rate["bytes_whole"] * case["whole"]
+        + rate["bytes_split"] * case["split"]
+        + rate["bytes_scores"] * case["scores"]
+    )
+    across = case["tensor_beyond"] * rate["tensor_between_byte"]
+    tensor = case["tensor_calls"] * rate["tensor_latency"] * local + case["tensor_bytes"] * (
+        rate["tensor_byte"] + across
+    )
+    launch = case["again"] * rate["launch"] + rate["tensor_launch"] * local ** rate["tensor_growth"]
+    power = np.clip(rate["sharpness"], 1.0, 20.0)
+    block = ((work + tensor) ** power + launch**power) ** (1 / power)
+    hand_byte = np.where(beyond, 2 * rate["between_byte"], rate["hand_byte"])
+    hand = (case["pipeline"] > 1) * (hand_byte * case["hand"] * case["chunks"] + rate["hand_latency"])
+    stage = case["blocks"] * block + efficiency * rate["head"] * case["head"] / case["pipeline"] + hand
+    exchange = np.where(beyond, rate["between_byte"], rate["data_byte"]) * case["data_bytes"]
+    filling = (case["pipeline"] - 1) / case["chunks"]
+    total = (case["micro"] + filling) * stage + exchange + rate["update"] * case["parameters"] + rate["fixed"]
+    return np.asarray(total)

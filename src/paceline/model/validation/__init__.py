@@ -1,0 +1,1 @@
+"""Predicted against published: one table over everything the product ships figures for."""

@@ -1,0 +1,117 @@
+"""Published throughputs as series: those that ship with the product, or any file in the public column format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from paceline.catalog.published.tables import campaign_names, published
+from paceline.errors import InputError
+from paceline.model.measured.points import Series, series_of_rows
+from paceline.spec.load import read_text
+
+__all__ = ["published_series", "read_campaigns"]
+
+COLUMNS = (
+    "source_id",
+    "framework",
+    "comm",
+    "model",
+    "hardware",
+    "interconnect",
+    "devices",
+    "batch_per_device",
+    "value",
+)
+RATES = re.compile(r"^(img|images|samples|sentences|sequences|tokens)/s( total| per gpu)?$")
+TIMES = re.compile(r"(?<![\w.])\d+\s?x\s?(?=[A-Z])")
+
+
+@cache
+def published_series() -> tuple[Series, ...]:
+    """Every shipped series."""
+    return tuple(
+        _shipped(name.removeprefix("throughput-"), entry)
+        for name in campaign_names()
+        for entry in published(name)["series"]
+    )
+
+
+def _shipped(campaign: str, entry: dict[str, object]) -> Series:
+    def numbers(name: str) -> list[float]:
+        values = entry.get(name, [])
+        assert isinstance(values, list)
+        return [float(value) for value in values]
+
+    rates = np.array(numbers("samples_per_s"))
+    devices, hosts = np.array(numbers("devices")), np.array(numbers("hosts"))
+    how = f"{entry['framework']} {entry.get('strategy', '')}".strip()
+    batch = entry.get("batch")
+    parts = (entry["network"], how, entry["device"], entry["link"], entry.get("precision"), entry.get("data"))
+    return Series(
+        label=", ".join(str(part) for part in parts if part) + (f", batch {batch}" if batch else ""),
+        network=str(entry["network"]),
+        how=how,
+        device=str(entry["device"]),
+        link=str(entry["link"]),
+        batch=float(str(batch)) if batch else None,
+        per_host=float(np.max(devices / hosts)),
+        devices=devices,
+        hosts=hosts,
+        samples_per_s=rates,
+        spread=np.array(numbers("spread") or [0.0] * len(rates)) / rates,
+        campaign=campaign,
+    )
+
+
+def read_campaigns(path: Path) -> tuple[Series, ...]:
+    """Series of a CSV file with the columns source_id, framework, comm, model, ..., nodes, devices, value, unit."""
+    reader = csv.DictReader(io.StringIO(read_text(path).lstrip("\ufeff")))
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise InputError(f"{path}: column missing: {', '.join(missing)}", hint=f"columns: {', '.join(COLUMNS)}")
+    rows = [_row(str(path), number, row) for number, row in enumerate(reader, start=2)]
+    return series_of_rows([row for row in rows if row is not None], str(path))
+
+
+def _row(file: str, line: int, row: dict[str, str | None]) -> dict[str, str | float | None] | None:
+    """One throughput; other units (efficiencies, hours) are left out."""
+    text = {
+        key: (value or "").strip() for key, value in row.items() if isinstance(key, str) and not isinstance(value, list)
+    }
+    unit = text.get("unit", "img/s").lower() or "img/s"
+    if not RATES.match(unit):
+        return None
+    devices, value = _positive(file, line, "devices", text["devices"]), _positive(file, line, "value", text["value"])
+    nodes = float(text["nodes"]) if text.get("nodes") else 0.0
+    return {
+        "network": text["model"],
+        "framework": text["framework"],
+        "strategy": text["comm"],
+        "device": TIMES.sub("", text["hardware"]),
+        "link": text["interconnect"],
+        "precision": text.get("precision", ""),
+        "data": text.get("data", ""),
+        "note": text.get("note", ""),
+        "campaign": text["source_id"],
+        "devices": devices,
+        "devices_per_host": devices / nodes if nodes else None,
+        "batch_per_device": float(text["batch_per_device"]) if text["batch_per_device"] else None,
+        "samples_per_s": value * devices if unit.endswith("per gpu") else value,
+        "spread": float(text["spread"]) if text.get("spread") else None,
+    }
+
+
+def _positive(file: str, line: int, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InputError(f"{file}:{line}: {name}: got {text!r}, expected a number above 0")
+    return value

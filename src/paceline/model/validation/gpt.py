@@ -1,0 +1,98 @@
+"""GPT iterations: cross-validation over model shapes on one host, then many hosts from few of their own points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.catalog.published.tables import published
+from paceline.model.transformer.fit import Rates, fit_rates, predict_iteration, refit_beyond
+from paceline.model.transformer.shape import Parallel, TransformerShape
+from paceline.model.transformer.step import features
+
+__all__ = ["GptPoints", "Judged", "gpt_points", "judge_many_hosts", "judge_one_host"]
+
+Floats = NDArray[np.float64]
+
+CALIBRATION_SHARE = 0.1
+FEW = 5
+REPEATS = 20
+"""Random choices of the few points; every choice is judged on all the others."""
+
+
+@dataclass(frozen=True)
+class GptPoints:
+    """Measured iterations."""
+
+    shapes: tuple[TransformerShape, ...]
+    parallels: tuple[Parallel, ...]
+    seconds: Floats
+
+    def take(self, index: NDArray[np.int64]) -> tuple[dict[str, Floats], Floats]:
+        """Features and seconds of some of the points."""
+        chosen = [int(k) for k in index]
+        case = features([self.shapes[k] for k in chosen], [self.parallels[k] for k in chosen])
+        return case, self.seconds[index]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Predicted over measured, and whether the intervals held, one entry per judged point."""
+
+    ratio: Floats
+    in_50: NDArray[np.bool_]
+    in_90: NDArray[np.bool_]
+
+
+def gpt_points(name: str) -> GptPoints:
+    """The shipped points of one file."""
+    table = published(name)
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    shapes = tuple(TransformerShape(r["hidden"], r["heads"], r["layers"], r["sequence"]) for r in rows)
+    parallels = tuple(
+        Parallel(r["tensor"], r["pipeline"], r["data"], r["micro_batch"], r["global_batch"]) for r in rows
+    )
+    return GptPoints(shapes, parallels, np.array([r["milliseconds"] / 1e3 for r in rows]))
+
+
+def judge_one_host(points: GptPoints, *, seed: int = 0) -> Judged:
+    """Each model shape is left out once; a tenth of all points, drawn from the others, calibrates."""
+    rng = np.random.default_rng(seed)
+    names = [(shape.hidden, shape.layers) for shape in points.shapes]
+    budget = int(CALIBRATION_SHARE * len(names))
+    parts = []
+    for name in sorted(set(names)):
+        held = np.array([k for k, other in enumerate(names) if other == name])
+        others = np.setdiff1d(np.arange(len(names)), held)
+        rates = fit_rates(*points.take(rng.choice(others, budget, replace=False)))
+        parts.append(_judge(rates, points, held))
+    return _joined(parts)
+
+
+def judge_many_hosts(one_host: GptPoints, many: GptPoints, *, seed: int = 0) -> Judged:
+    """One host's calibration and five points beyond it predict the rest, over repeated choices of the five."""
+    rng = np.random.default_rng(seed)
+    budget = int(CALIBRATION_SHARE * len(one_host.seconds))
+    rates = fit_rates(*one_host.take(rng.choice(len(one_host.seconds), budget, replace=False)))
+    parts = []
+    for _ in range(REPEATS):
+        order = rng.permutation(len(many.seconds))
+        beyond = refit_beyond(rates, *many.take(order[:FEW]))
+        parts.append(_judge(beyond, many, order[FEW:]))
+    return _joined(parts)
+
+
+def _judge(rates: Rates, points: GptPoints, index: NDArray[np.int64]) -> Judged:
+    case, seconds = points.take(index)
+    found = predict_iteration(rates, case)
+    held = [
+        [low <= truth <= high for (low, high), truth in zip(intervals, seconds, strict=True)]
+        for intervals in ([e.interval_50 for e in found], [e.interval_90 for e in found])
+    ]
+    return Judged(np.array([e.value for e in found]) / seconds, np.array(held[0]), np.array(held[1]))
+
+
+def _joined(parts: list[Judged]) -> Judged:
+    return Judged(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("ratio", "in_50", "in_90")))

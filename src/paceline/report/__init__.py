@@ -1,0 +1,1 @@
+"""From findings to what people look at: terminal text, one self-contained HTML page, exports; shows, never computes."""

@@ -1,0 +1,1 @@
+"""Exports for other tools: traces, MLPerf logging lines, TensorBoard scalars, Markdown, CSV and Parquet."""

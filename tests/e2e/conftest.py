@@ -1,0 +1,106 @@
+"""A browser, and a report of real runs: PyTorch processes measured now."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+STUDY = """
+name = "pages"
+title = "LeNet on one and two processes"
+networks = ["lenet"]
+frameworks = ["pytorch"]
+devices = [1, 2]
+batch = [16]
+
+[[strategy]]
+name = "default"
+
+[[strategy]]
+name = "after-backward"
+overlap = false
+
+[protocol]
+launches = 2
+max_launches = 2
+warmup = 2
+steps = 8
+launch_budget = "1 s"
+phase_steps = 3
+"""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page and the store it was made from."""
+
+    page: Path
+    store: Path
+    said: str
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory, pytorch: Path) -> Written:
+    folder = tmp_path_factory.mktemp("pages")
+    store = folder / "results"
+    (folder / "study.toml").write_text(STUDY)
+    command = str(Path(sys.executable).parent / "paceline")
+    env = {**os.environ, "PACELINE_STORE": str(store)}
+    subprocess.run([command, "run", str(folder / "study.toml")], env=env, check=True, capture_output=True, timeout=280)
+    page = folder / "page.html"
+    done = subprocess.run(
+        [command, "report", "pages", "-o", str(page)], env=env, check=True, capture_output=True, text=True, timeout=60
+    )
+    return Written(page, store, done.stdout)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A page that is open, and everything it complained about."""
+
+    page: Page
+    complaints: list[str]
+
+
+@pytest.fixture
+def opened(browser: Browser, written: Written) -> Iterator[Opened]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("file:", "blob:", "data:")) else complaints.append(request.url),
+    )
+    page.goto(written.page.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    yield Opened(page, complaints)
+    context.close()

@@ -1,0 +1,107 @@
+"""A virtual cluster of three hosts with sshd, Slurm and Ray on them, once for all tests of launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.bench.virtual.hosts.enter import on_host
+from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
+from paceline.spec.cluster import Cluster, Device, Host, Link
+from tests.integration.cluster.services import missing_programs, start_ray, start_slurm, start_sshd
+
+QUICK = Path(__file__).parent.parent / "quick.py"
+HOSTS = ("n0", "n1", "n2")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without root or the engines these tests cannot run; `make test-cluster` brings both and fails without."""
+    reason = "needs root" if os.geteuid() else ""
+    missing = missing_programs()
+    reason = reason or (f"not installed: {', '.join(missing)} (make test-cluster installs them)" if missing else "")
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    if reason and os.environ.get("PACELINE_TEST_CLUSTER"):
+        pytest.exit(f"make test-cluster cannot run: {reason}", returncode=1)
+    for item in here if reason else []:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def equal_hosts(names: tuple[str, ...], *, name: str = "grounds", bandwidth: float = 1.25e8, **link: float) -> Cluster:
+    """Hosts with one plain device each."""
+    way = Link(name="way", bandwidth=bandwidth, **link)
+    inside = Link(name="bus", bandwidth=1e11)
+    devices = (Device(name="cpu", kind="cpu"),)
+    return Cluster(name=name, hosts=tuple(Host(name=n, devices=devices, inside=inside, link=way) for n in names))
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """Where engines run, and how a user on its first host calls the command line."""
+
+    up: VirtualCluster
+    env: dict[str, str]
+    ray_address: str | None
+    folder: Path
+    python: list[str] = field(default_factory=lambda: [sys.executable])
+
+    def start(self, store: Path, *args: str, command: Path = QUICK) -> subprocess.Popen[str]:
+        """Start `paceline ...` on the first host, or on the machine itself where that plays the hosts."""
+        argv = [*self.python, str(command), *args, "--store", str(store)]
+        if not {"local", "virtual"} & set(args):
+            argv = on_host(self.up.pid_of("n0"), argv, directory=store.parent)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, env=self.env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    def run(self, store: Path, *args: str, code: int = 0) -> str:
+        """Run it to its end."""
+        process = self.start(store, *args)
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
+        return out + err
+
+
+@pytest.fixture(scope="session")
+def grounds() -> Iterator[Grounds]:
+    up = bring_up(equal_hosts(HOSTS), name=f"grounds-{os.getpid()}", owner=os.getpid())
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-grounds-") as name:
+            folder = Path(name)
+            folder.chmod(0o755)
+            yield _furnished(up, folder)
+            take_down(up.home)
+    finally:
+        take_down(up.home)
+
+
+def _furnished(up: VirtualCluster, folder: Path) -> Grounds:
+    config = start_sshd(up, folder / "ssh")
+    programs = folder / "bin"
+    programs.mkdir()
+    wrapper = programs / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')
+    wrapper.chmod(0o755)
+    env = start_slurm(up, folder / "slurm")
+    python = os.environ.get("PACELINE_RAY_PYTHON")
+    address = start_ray(up, Path(python)) if python else None
+    env = {**env, "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin", "COLUMNS": "140", "RAY_AUTH_MODE": "disabled"}
+    if address:
+        env["RAY_ADDRESS"] = address
+    return Grounds(up, env, address, folder)
+
+
+def workers() -> list[psutil.Process]:
+    """Ranks and agents that still run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any("quick_worker.py" in word for word in words) or any("import base64,zlib;exec" in word for word in words):
+            found.append(process)
+    return found

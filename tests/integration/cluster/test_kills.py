@@ -1,0 +1,96 @@
+"""kill -9 of any process of a running study, at any moment: no namespace, no stray process, no half run."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.measurements.store import Store
+from tests.integration.cluster.conftest import QUICK
+from tests.integration.cluster.services import wait_until
+
+CLUSTER = """
+name = "pair"
+[[host]]
+name = "n"
+count = 2
+devices = [{ name = "plain", kind = "cpu" }]
+inside = "loopback"
+link = { name = "way", bandwidth = "100 Mb/s" }
+"""
+STUDY = """
+name = "kills"
+networks = ["lenet"]
+frameworks = ["pytorch"]
+clusters = ["pair.toml"]
+devices = [2]
+batch = [8, 16]
+[protocol]
+launches = 3
+max_launches = 3
+warmup = 1
+steps = 5
+phases = false
+timeout = "1 min"
+"""
+KILLS = 12
+
+
+def family(root: int) -> list[psutil.Process]:
+    """The command, everything it started, and what holds its cluster."""
+    processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "paceline.bench.virtual.hosts.holder" in words and words[-1] == str(root):
+            processes += [process, *process.children(recursive=True)]
+    return processes
+
+
+def mine(token: str) -> list[psutil.Process]:
+    """Processes that name this test's own folder, in their command line or environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("KILLS_TOKEN") == token:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    (tmp_path / "pair.toml").write_text(CLUSTER)
+    (tmp_path / "study.toml").write_text(STUDY)
+    token, store = tmp_path.name, tmp_path / "results"
+    env = {**os.environ, "KILLS_TOKEN": token, "XDG_STATE_HOME": str(tmp_path / "state")}
+    words = [sys.executable, str(QUICK), "run", str(tmp_path / "study.toml"), "--on", "virtual", "--store", str(store)]
+    dice = random.Random(11)
+    for number in range(KILLS):
+        command = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(dice.uniform(0.3, 6.0))
+        if command.poll() is None:
+            victims = family(command.pid)
+            victim = victims[0] if number % 3 == 0 else dice.choice(victims)
+            with_root = victim.pid == command.pid
+            try:
+                os.kill(victim.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                with_root = False
+            if not with_root:
+                command.wait(timeout=120)
+        command.wait(timeout=120)
+        wait_until(lambda: not mine(token), "the end of all processes of the study", 20)
+    for run in Store(store).read_all():
+        assert run.outcome == "ok" or run.failure is not None
+    assert not list((store / "runs").glob("*/*.part"))
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)

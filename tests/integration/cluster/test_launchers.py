@@ -1,0 +1,131 @@
+"""Every launcher passes the same tests: ranks run where they should, fail in the open, and end when they must."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.measurements.store import Store
+from tests.integration.cluster.conftest import Grounds, workers
+from tests.integration.cluster.services import wait_until
+
+CLUSTER = """
+name = "two"
+[[host]]
+name = "n1"
+devices = [{ name = "plain", kind = "cpu" }]
+inside = "loopback"
+link = { name = "way", bandwidth = "1 Gb/s" }
+[[host]]
+name = "n2"
+devices = [{ name = "plain", kind = "cpu" }]
+inside = "loopback"
+link = { name = "way", bandwidth = "1 Gb/s" }
+"""
+STUDY = """
+name = "conform"
+networks = ["lenet"]
+frameworks = ["pytorch"]
+clusters = ["{cluster}"]
+devices = [2]
+batch = [{batch}]
+[protocol]
+launches = 1
+max_launches = 1
+warmup = 1
+steps = 5
+phase_steps = 1
+timeout = "{timeout}"
+"""
+HANG, CRASH = 1001, 1002
+ENGINES = ("local", "virtual", "ssh", "mpi", "mpich", "slurm", "slurm-batch", "slurm-array", "slurm-het", "ray")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, grounds: Grounds) -> str:
+    if request.param == "ray" and grounds.ray_address is None:
+        pytest.skip("PACELINE_RAY_PYTHON names no interpreter with Ray (make test-cluster makes one)")
+    return str(request.param)
+
+
+@pytest.fixture
+def study(tmp_path: Path, engine: str) -> Callable[..., list[str]]:
+    """Writes a study and says how to run it."""
+
+    def write(batch: int = 8, timeout: str = "1 min") -> list[str]:
+        cluster = tmp_path / "two.toml"
+        cluster.write_text(CLUSTER)
+        # An array job lands where Slurm likes; the cluster then names no hosts.
+        name = "local" if engine == "slurm-array" else str(cluster)
+        path = tmp_path / "study.toml"
+        path.write_text(STUDY.format(cluster=name, batch=batch, timeout=timeout))
+        return ["run", str(path), "--on", engine]
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After each test no rank and no agent runs."""
+    yield
+    wait_until(lambda: not workers(), "the end of all ranks", 30)
+
+
+def test_ranks_run_and_come_back(
+    grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path, engine: str
+) -> None:
+    grounds.run(tmp_path / "results", *study())
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.outcome == "ok", run.failure
+    assert run.launcher.startswith(engine.split("-")[0].replace("mpich", "mpi"))
+    assert len(run.facts["clock_offsets_s"]) == 2
+
+
+def test_a_crash_is_a_stored_failure(grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    grounds.run(tmp_path / "results", *study(CRASH))
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.failure is not None
+    assert run.failure.reason == "crash"
+    assert "the planted crash" in run.failure.log_tail
+
+
+def test_a_lost_rank_is_a_stored_failure(grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    process = grounds.start(tmp_path / "results", *study(HANG))
+    _await_ranks(2)
+    time.sleep(0.5)
+    victims = [p for p in workers() if any("quick_worker" in word for word in p.cmdline())]
+    os.kill(victims[-1].pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.failure is not None, out + err
+    assert run.failure.reason == "killed"
+
+
+def test_the_end_of_the_command_ends_the_ranks(
+    grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    process = grounds.start(tmp_path / "results", *study(HANG))
+    _await_ranks(2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not workers(), "the end of all ranks", 30)
+    assert Store(tmp_path / "results").read_all() == []
+
+
+def test_a_timeout_is_a_stored_failure(grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    grounds.run(tmp_path / "results", *study(HANG, "8 s"))
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.failure is not None
+    assert run.failure.reason == "timeout"
+
+
+def _await_ranks(count: int) -> None:
+    def there() -> bool:
+        return sum(any("quick_worker" in word for word in p.info["cmdline"] or ()) for p in workers()) >= count
+
+    wait_until(there, f"{count} ranks", 60)

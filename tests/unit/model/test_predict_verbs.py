@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+POINTS = """network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s
+ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,1,64,253
+ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,4,64,1015
+ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,8,64,1796
+"""
+ASK = ("--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--batch", "64")
+
+
+def test_predict_prints_a_table_a_plot_and_advice(paceline):
+    text = paceline("predict", *ASK, "--devices", "1,8,32")
+    for words in ("samples/s", "terms of a step", "knee", "rests on", "to narrow the interval", "|"):
+        assert words in text
+
+
+def test_predict_json_is_versioned_and_complete(paceline):
+    found = paceline.json("predict", *ASK, "--devices", "1,8")
+    assert found["schema"] == "paceline.predict/1"
+    one, eight = found["predictions"]
+    assert set(one) >= {"devices", "samples_per_s", "interval_50", "interval_90", "terms", "efficiency", "series"}
+    assert sum(eight["terms"].values()) == pytest.approx(eight["step_s"])
+    assert found["curves"][0]["policy"]["overlap"] is True
+
+
+def test_predict_from_measured_points(paceline, tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    found = paceline.json("predict", "--measured", str(path), "--at", "16,32")
+    assert [one["devices"] for one in found["predictions"]] == [16, 32]
+    assert 2000 < found["predictions"][0]["samples_per_s"] < 4048
+
+
+def test_whatif_shows_the_gain(paceline):
+    found = paceline.json("whatif", *ASK, "--devices", "32", "--set", "link.bandwidth=100Gb/s")
+    assert found["schema"] == "paceline.whatif/1"
+    assert found["after"]["predictions"][0]["samples_per_s"] > found["before"]["predictions"][0]["samples_per_s"]
+    assert "gain" in paceline("whatif", *ASK, "--set", "strategy.bucket=1MiB")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("predict", *ASK, "--devices", "0"), "numbers of devices"),
+        (("predict", *ASK, "--devices", "64"), "has 32"),
+        (("predict", "--network", "resnet50", "--batch", "64"), "no cluster"),
+        (("predict", "--network", "resnet5", "--cluster", "dgx-1", "--batch", "64"), "resnet"),
+        (("predict", *ASK[:-1], "5000"), "too much"),
+        (("predict", *ASK, "--framework", "caffe3"), "caffe"),
+        (("predict", "--cluster", "dgx-1"), "one of --network"),
+        (("predict", "--measured", "nowhere.csv", "--at", "3"), "nowhere.csv"),
+        (("predict", "--profile", "nowhere.profile", "--cluster", "dgx-1"), "nowhere.profile"),
+        (("whatif", *ASK, "--set", "link.bandwidth=-3 Gb/s"), "greater than 0"),
+        (("whatif", *ASK), "nothing to change"),
+        (("validate", "--data", "nowhere.csv"), "nowhere.csv"),
+        (("calibrate",), "neither a sweep nor a one-rank run"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(paceline, args, words):
+    text = paceline(*args, code=2)
+    assert text.startswith("error:")
+    assert words in text
+
+
+def test_a_measured_curve_of_one_point_is_refused(paceline, tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("".join(POINTS.splitlines(keepends=True)[:2]))
+    assert "one point" in paceline("predict", "--measured", str(path), "--at", "8", code=2)
+
+
+def test_validate_reads_other_files(paceline, tmp_path):
+    path = tmp_path / "t.csv"
+    head = (
+        "source_id,framework,comm,model,data,precision,hardware,interconnect,nodes,devices,batch_per_device,value,unit"
+    )
+    rows = [
+        f"mine,PyTorch,DDP,ResNet-50,synthetic,fp32,V100,NVLink,1,{n},64,{360 * n * 0.98**n},img/s" for n in (1, 2, 4)
+    ]
+    path.write_text("\n".join([head, *rows]) + "\n")
+    found = paceline.json("validate", "--data", str(path))
+    assert json.dumps(found["rows"][0]["name"]) == '"mine"'
+    assert found["rows"][0]["mean_error"] < 0.1

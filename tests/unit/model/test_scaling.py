@@ -1,0 +1,172 @@
+from dataclasses import replace
+
+import pytest
+
+from paceline import catalog
+from paceline.errors import InputError, UnknownName, Unsupported
+from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
+from paceline.model.calibration import CATALOG_ONLY, Known, read_calibration, write_calibration
+from paceline.model.changes import changed, parse_changes
+from paceline.model.memory import memory_of
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
+from paceline.spec.cluster import Cluster, Device
+from paceline.spec.strategy import Strategy
+from tests.unit.model.clusters import V100, cluster
+
+COUNTS = (1, 2, 4, 8, 16)
+
+
+def ask(**changes):
+    given = {"cluster": cluster(), "framework": "pytorch", "batch": 32, "network": catalog.network("resnet50")}
+    return Question(**{**given, **changes})
+
+
+def steps(question, counts=COUNTS, **options):
+    return [p.step_s.value for p in predict_curve(question, counts, **options).predictions]
+
+
+def test_a_curve_has_intervals_terms_knee_and_advice():
+    curve = predict_curve(ask(), COUNTS)
+    for prediction in curve.predictions:
+        assert sum(prediction.terms.values()) == pytest.approx(prediction.step_s.value)
+        (low90, high90), (low50, high50) = prediction.samples_per_s.interval_90, prediction.samples_per_s.interval_50
+        assert low90 <= low50 <= prediction.samples_per_s.value <= high50 <= high90
+        assert prediction.cost is not None
+    first = curve.predictions[0]
+    assert first.efficiency == 1.0
+    assert first.terms["aggregate"] == first.terms["waiting"] == first.terms["fixed"] == 0.0
+    assert curve.knee == 4
+    assert curve.predictions[-1].dominant == "aggregate"
+    assert "bench-collectives" in curve.advice
+
+
+def test_frameworks_differ_by_their_policy():
+    overlapped, after, servers = (steps(ask(framework=name))[-1] for name in ("pytorch", "cntk", "mxnet"))
+    assert overlapped < after
+    assert overlapped < servers
+
+
+@pytest.mark.parametrize("framework", ["pytorch/fsdp2", "horovod", "caffe-mpi", "tensorflow/parameter_server", "jax"])
+def test_every_policy_can_be_asked(framework):
+    assert steps(ask(framework=framework))[-1] > 0
+
+
+def test_strategies_change_the_exchange():
+    plain = steps(ask())[-1]
+    assert steps(ask(strategy=Strategy(compression="float16")))[-1] < plain
+    assert steps(ask(strategy=Strategy(algorithm="hierarchical")))[-1] > 0
+    slow = predict_curve(ask(strategy=Strategy(accumulate=4)), (16,)).predictions[0]
+    assert slow.samples_per_s.value > 16 * 32 / plain
+
+
+def test_a_slower_device_makes_the_others_wait():
+    slow = Device(**{**V100.model_dump(), "name": "old", "peak": {"float32": 8e12}})
+    even = cluster(1, 2)
+    mixed = Cluster(name="m", hosts=(even.hosts[0].model_copy(update={"devices": (V100, slow)}),))
+    assert predict_curve(ask(cluster=mixed), (2,)).predictions[0].terms["waiting"] > 0.01
+    assert predict_curve(ask(cluster=even), (2,)).predictions[0].terms["waiting"] < 0.005
+    free = ask(cluster=mixed, strategy=Strategy(synchrony="asynchronous"))
+    assert steps(free, (2,))[0] < steps(ask(cluster=mixed), (2,))[0]
+
+
+def test_input_is_hidden_until_it_is_too_slow():
+    host = cluster(1, 4).hosts[0]
+    fast, slow = (Cluster(name="d", hosts=(host.model_copy(update={"disk": rate}),)) for rate in (5e9, 20e6))
+    assert predict_curve(ask(cluster=fast, input="files"), (4,)).predictions[0].terms["io"] == 0.0
+    assert predict_curve(ask(cluster=slow, input="files"), (4,)).predictions[0].dominant == "io"
+    with pytest.raises(Unsupported, match="disk"):
+        predict_curve(ask(input="files"), (4,))
+
+
+def profile(**changes):
+    layers = (
+        ProfiledLayer(name="a", forward=0.01, backward=0.02, gradients=(4e6,)),
+        ProfiledLayer(name="relu", forward=0.001, backward=0.002),
+        ProfiledLayer(name="b", forward=0.02, backward=0.03, gradients=(8e6, 4e3)),
+    )
+    return Profile(**{"network": "mine", "batch": 8, "layers": layers, "update": 0.003, **changes})
+
+
+def test_a_profile_predicts_its_own_step(tmp_path):
+    path = tmp_path / "x.profile"
+    write_profile(profile(), path)
+    assert read_profile(path) == profile()
+    question = ask(network=None, profile=profile(), batch=8)
+    found = predict_curve(question, (1, 8)).predictions
+    assert found[0].step_s.value == pytest.approx(profile().step)
+    assert found[0].step_s.half_width < 0.05
+    assert steps(replace(question, batch=16), (1,))[0] == pytest.approx(2 * 0.083 + 0.003, rel=0.01)
+
+
+def test_a_profile_moves_to_another_device_by_rooflines():
+    where = catalog.cluster("v100-10gbe-8x4")
+    known = profile(network="lenet", device="p100-pcie")
+    moved = predict_curve(ask(cluster=where, network=None, profile=known, batch=8), (1,))
+    assert moved.predictions[0].step_s.value < known.step
+    assert "ratio of rooflines" in moved.basis[0]
+    other = predict_curve(ask(cluster=where, network=None, profile=profile(network="lenet", device="host-cpu")), (1,))
+    assert "jitter alone" in other.basis[0]
+
+
+def test_a_profile_of_an_unknown_network_is_refused_elsewhere():
+    with pytest.raises(Unsupported, match="cannot say how they compare"):
+        predict_curve(ask(network=None, profile=profile(device="something"), batch=8), (2,))
+
+
+def test_what_nothing_supports_is_refused():
+    unknown = cluster(device=Device(name="mystery"))
+    with pytest.raises(Unsupported, match="mystery"):
+        predict_curve(ask(cluster=unknown), (2,))
+    with pytest.raises(Unsupported, match="one device only"):
+        predict_curve(ask(framework="caffe"), (2,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts", "words"),
+    [
+        ({}, (0,), "at least 1"),
+        ({}, (64,), "has 16"),
+        ({"batch": 0}, (1,), "no batch"),
+        ({"network": None}, (1,), "either a network or a profile"),
+        ({"batch": 2000}, (1,), "too much"),
+    ],
+)
+def test_wrong_questions_are_refused(changes, counts, words):
+    with pytest.raises(InputError, match=words):
+        predict_curve(ask(**changes), counts)
+
+
+def test_memory_counts_sharding_once():
+    whole, shared = (memory_of(catalog.network("resnet50"), 32, shards=(stage, 8)) for stage in (0, 3))
+    assert shared.weights == pytest.approx(whole.weights / 8)
+    assert shared.activations == whole.activations
+
+
+def test_changes_are_checked_like_files():
+    faster = changed(ask(), parse_changes(("link.bandwidth=100Gb/s", "strategy.bucket=64MiB", "host.nics=2")))
+    assert faster.cluster.hosts[0].link.bandwidth == 12.5e9
+    assert faster.strategy.bucket == 64 * 2**20
+    assert faster.cluster.hosts[0].nics == 2
+    assert steps(faster)[-1] < steps(ask())[-1]
+    with pytest.raises(InputError, match="greater than 0"):
+        changed(ask(), {"link.bandwidth": "-1 Gb/s"})
+    with pytest.raises(InputError, match="bandwidth"):
+        changed(ask(), {"link.bandwidth": "3 s"})
+    with pytest.raises(UnknownName, match="linc"):
+        changed(ask(), {"linc.bandwidth": "1 Gb/s"})
+    with pytest.raises(UnknownName, match="bandwith"):
+        changed(ask(), {"link.bandwith": "1 Gb/s"})
+    with pytest.raises(InputError, match="key=value"):
+        parse_changes(("link.bandwidth",))
+
+
+def test_a_calibration_is_written_and_read(tmp_path):
+    path = tmp_path / "c.json"
+    known = replace(CATALOG_ONLY, slowdown=Known(0.2, 0.1), crowding=0.1)
+    write_calibration(known, path)
+    assert read_calibration(path) == known
+    path.write_text('{"schema": "other"}')
+    with pytest.raises(InputError, match="no calibration"):
+        read_calibration(path)
+    assert steps(ask(), calibration=known)[1] > steps(ask())[1]

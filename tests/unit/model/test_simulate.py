@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from paceline.errors import InputError
+from paceline.model.simulate.events import FairLink, Simulation
+from paceline.model.simulate.training import (
+    AsyncRun,
+    Job,
+    SyncRun,
+    simulate_async,
+    simulate_jobs,
+    simulate_sync,
+)
+
+
+def test_events_run_in_time_and_ties_in_order():
+    seen = []
+    simulation = Simulation()
+    for time, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
+        simulation.at(time, seen.append, name)
+    simulation.run()
+    assert seen == ["a", "b", "c"]
+    assert simulation.num_events == 3
+    with pytest.raises(ValueError, match="before"):
+        simulation.at(1.0, seen.append)
+
+
+def test_flows_share_a_link_fairly():
+    ends = simulate_jobs([Job(0.0, 100.0, 1), Job(0.0, 100.0, 1)], 100.0)
+    assert ends == pytest.approx([2.0, 2.0])
+    ends = simulate_jobs([Job(0.0, 100.0, 1), Job(0.5, 100.0, 1)], 100.0)
+    assert ends == pytest.approx([1.5, 2.0])
+    with pytest.raises(InputError, match="bandwidth"):
+        FairLink(Simulation(), -1.0)
+
+
+def test_equal_asynchronous_workers_reach_the_closed_form():
+    run = AsyncRun(np.full(4, 0.1), exchange=0.02, service=1e-6, iterations=200)
+    assert simulate_async(run).updates_per_s == pytest.approx(4 / 0.12, rel=0.01)
+    full = AsyncRun(np.full(64, 0.1), exchange=0.02, service=0.01, iterations=50)
+    result = simulate_async(full)
+    assert result.updates_per_s == pytest.approx(1 / 0.01, rel=0.02)
+    assert result.server_busy > 0.95
+    assert result.staleness == pytest.approx(63, rel=0.1)
+
+
+def test_a_seed_repeats_and_another_does_not():
+    run = AsyncRun(np.linspace(0.1, 0.4, 16), exchange=0.01, service=1e-3, iterations=20, jitter=0.1)
+    assert simulate_async(run, seed=3) == simulate_async(run, seed=3)
+    assert simulate_async(run, seed=3) != simulate_async(run, seed=4)
+
+
+def test_workers_join_and_leave():
+    leave = np.array([0.55, np.inf])
+    run = AsyncRun(np.full(2, 0.1), 0.0, 0.0, iterations=10, join_at=np.array([0.0, 5.0]), leave_at=leave)
+    result = simulate_async(run)
+    assert result.updates == 15
+    assert result.seconds == pytest.approx(6.0)
+
+
+def test_synchronous_steps_wait_for_the_slowest():
+    ends = simulate_sync(SyncRun(np.array([0.1, 0.3]), aggregate=0.05, steps=10))
+    assert ends[-1] == pytest.approx(3.5)
+    slow = simulate_sync(SyncRun(np.full(8, 0.1), aggregate=0.05, steps=50, straggle=0.05))
+    assert slow[-1] > 1.5 * 50 * 0.15
+
+
+def test_failures_cost_restarts_and_repeated_steps():
+    calm = SyncRun(np.full(4, 0.1), aggregate=0.0, steps=100, checkpoint_every=10)
+    rough = SyncRun(np.full(4, 0.1), 0.0, 100, failures_per_s=0.05, restart=1.0, checkpoint_every=10)
+    assert simulate_sync(rough)[-1] > simulate_sync(calm)[-1] + 1.0
+    assert np.all(simulate_sync(rough) > 0)
+
+
+def test_an_empty_run_is_refused():
+    with pytest.raises(InputError):
+        simulate_async(AsyncRun(np.array([]), 0.0, 0.0, iterations=1))

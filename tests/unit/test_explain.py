@@ -1,0 +1,123 @@
+"""Breakdowns, stragglers, findings, gaps and what-ifs of runs whose content is known."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.explain.explanation import Explanation, explain_campaign
+from tests.made import Made, write
+
+
+def explain(root: Path, *cases: Made) -> Explanation:
+    return explain_campaign(write(root, list(cases)), "made-1")
+
+
+def first_cause(explanation: Explanation) -> str | None:
+    return explanation.findings[0].cause if explanation.findings else None
+
+
+def test_shares_sum_to_one_and_parts_to_the_step(tmp_path):
+    made = Made(aggregate=0.03, update=0.01, h2d=0.002, io=0.02, other=0.005, input="files")
+    breakdown = explain(tmp_path, made).cases[0].breakdown
+    assert sum(part.share for part in breakdown.parts) == pytest.approx(1.0)
+    assert sum(part.seconds for part in breakdown.parts) == pytest.approx(breakdown.step_s.value)
+    expected = {"io": 0.02, "h2d": 0.002, "forward": 0.04, "backward": 0.08, "aggregate": 0.03, "update": 0.01}
+    for name, seconds in expected.items():
+        assert breakdown.part(name).seconds == pytest.approx(seconds, rel=0.01)
+    assert breakdown.part("other").seconds == pytest.approx(0.005, rel=0.05)
+
+
+def test_layers_and_ranks_are_told_apart(tmp_path):
+    breakdown = explain(tmp_path, Made(rank_factors=(1.0, 1.5))).cases[0].breakdown
+    assert [item.rank for item in breakdown.ranks] == [0, 1]
+    assert breakdown.ranks[1].seconds["backward"] == pytest.approx(1.5 * breakdown.ranks[0].seconds["backward"])
+    assert [layer.name for layer in breakdown.layers] == [f"layer{n}" for n in range(20)]
+    assert breakdown.layers[0].gradient_bytes == 50_000
+
+
+def test_a_persistent_straggler_is_named_with_its_cost(tmp_path):
+    explanation = explain(tmp_path, Made(ranks=3, rank_factors=(1.0, 1.0, 1.4)))
+    (straggler,) = explanation.cases[0].stragglers
+    assert (straggler.rank, straggler.host, straggler.kind) == (2, "node2", "persistent")
+    assert straggler.cost_s.value == pytest.approx(0.4 * 0.12, rel=0.01)
+    assert straggler.cost_per_day_s == pytest.approx(86400 * 0.4 / 1.4, rel=0.01)
+    assert first_cause(explanation) == "slow_rank"
+    assert explanation.findings[0].gain.value == pytest.approx(0.4 / 1.4, rel=0.02)
+
+
+def test_equal_ranks_have_no_straggler(tmp_path):
+    assert explain(tmp_path, Made(ranks=4)).cases[0].stragglers == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "cause"),
+    [
+        (Made(aggregate=0.1, strategy={"bucket": 65536.0}), "slow_link"),
+        (Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0}), "no_overlap"),
+        (Made(backward=0.005, aggregate=0.008, gradients=50, strategy={"bucket": 0.0}), "small_buckets"),
+        (Made(io=0.2, input="files"), "slow_input"),
+        (Made(before_first_layer=0.05), "fixed_overhead"),
+        (Made(ranks=2, threads=8, cores=2, one_host=True), "oversubscribed_threads"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_cause_is_named_first(tmp_path, made, cause):
+    assert first_cause(explain(tmp_path, made)) == cause
+
+
+def test_a_good_case_has_no_finding(tmp_path):
+    explanation = explain(tmp_path, Made(aggregate=0.001, strategy={"bucket": 65536.0}))
+    assert explanation.findings == ()
+    assert "No single change" in explanation.summary[-1]
+
+
+def test_a_small_batch_is_found_by_comparing_batches(tmp_path):
+    cases = [Made(batch=size, forward=0.01 + 0.001 * size, backward=0.02 + 0.002 * size) for size in (1, 4)]
+    finding = explain(tmp_path, *cases).findings[0]
+    assert finding.cause == "small_batch"
+    assert finding.trial.batch == 16
+    assert finding.gain.value == pytest.approx(1 - (0.03 / 16 + 0.003) / 0.033, abs=0.01)
+    assert "accuracy" in finding.change.warning
+
+
+def test_more_ranks_that_do_not_help_are_named(tmp_path):
+    explanation = explain(tmp_path, Made(ranks=1), Made(ranks=2, aggregate=0.4))
+    assert "too_many_devices" in {finding.cause for finding in explanation.findings}
+
+
+def test_bars_sum_to_the_measured_gap(tmp_path):
+    slow = Made(aggregate=0.06, forward=0.05, update=0.01, strategy={"name": "after", "overlap": False})
+    fast = Made(aggregate=0.01, strategy={"name": "before", "bucket": 100_000.0})
+    (gap,) = explain(tmp_path, slow, fast).gaps
+    assert gap.slow.endswith("after, batch 32 x 2 ranks")
+    assert sum(bar.seconds for bar in gap.bars) == pytest.approx(gap.seconds, abs=1e-12)
+    seconds = {bar.cause: bar.seconds for bar in gap.bars}
+    assert seconds["kernels"] == pytest.approx(0.01, rel=0.02)
+    assert seconds["update"] == pytest.approx(0.01, rel=0.02)
+    assert seconds["overlap"] > 0
+    assert gap.bars[-1].cause == "unexplained"
+    assert gap.bars[-1].interval is not None
+
+
+def test_what_ifs_and_sensitivities_move_the_right_way(tmp_path):
+    case = explain(tmp_path, Made(aggregate=0.1, strategy={"bucket": 65536.0})).cases[0]
+    steps = {item.change: item.predicted_step_s for item in case.what_ifs}
+    now = case.evidence.result.step_s.value
+    assert steps["no exchange at all"] < steps["link ten times as fast"] < steps["link twice as fast"] < now
+    assert steps["overlap off"] > now
+    assert steps["overlap on"] == pytest.approx(now)
+    for item in case.sensitivities:
+        assert item.halved_s <= item.base_s <= item.doubled_s
+
+
+def test_the_model_predicts_from_one_rank(tmp_path):
+    (series,) = explain(tmp_path, Made(ranks=1), Made(ranks=2, aggregate=0.02)).series
+    assert [residual.ranks for residual in series.residuals] == [1, 2]
+    assert series.residuals[0].predicted_step_s == pytest.approx(0.12, rel=0.1)
+    assert {term.phase for term in series.residuals[0].terms} >= {"forward", "backward", "aggregate"}
+
+
+def test_without_one_rank_there_is_no_curve_and_a_reason(tmp_path):
+    (series,) = explain(tmp_path, Made(ranks=2)).series
+    assert series.curve is None
+    assert series.why_not

@@ -1,0 +1,68 @@
+"""Manifests are valid: pods and jobs by Kubernetes' own schema, the kinds around them by the fields their APIs name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from paceline.bench.launchers.kubernetes import Kind, Kubernetes, manifest, yaml_text
+from paceline.bench.launchers.remote.launcher import Seats
+from paceline.errors import InputError, Unsupported
+
+AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000", "token")
+
+
+def written(kind: Kind, ranks: int = 3) -> dict[str, Any]:
+    text = yaml_text(manifest(kind, "paceline-x", ranks=ranks, image="python:3.11", command=AGENT))
+    document: dict[str, Any] = yaml.safe_load(text)
+    assert document == manifest(kind, "paceline-x", ranks=ranks, image="python:3.11", command=AGENT)
+    return document
+
+
+def check_job(spec: dict[str, Any]) -> None:
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+    kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_jobset() -> None:
+    document = written("jobset")
+    assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
+    assert set(document["spec"]) <= {"replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy"}
+    (group,) = document["spec"]["replicatedJobs"]
+    assert set(group) == {"name", "replicas", "template"}
+    check_job(group["template"]["spec"])
+    assert group["template"]["spec"]["completions"] == 3
+    assert group["template"]["spec"]["template"]["spec"]["containers"][0]["command"] == list(AGENT)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_pytorch_job(ranks: int) -> None:
+    document = written("pytorchjob", ranks)
+    specs = document["spec"]["pytorchReplicaSpecs"]
+    assert sum(spec["replicas"] for spec in specs.values()) == ranks
+    assert set(specs) == ({"Master", "Worker"} if ranks > 1 else {"Master"})
+    for spec in specs.values():
+        assert set(spec) == {"replicas", "restartPolicy", "template"}
+        assert spec["template"]["spec"]["containers"][0]["name"] == "pytorch"  # the operator looks for this name
+        check_job({"template": spec["template"]})
+
+
+def test_the_check_can_fail() -> None:
+    document = written("jobset")
+    spec = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec["template"]["spec"]["containers"][0]["imag"] = "x"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check_job(spec)
+
+
+def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="kind=jobset"):
+        Kubernetes(("kind=pod",))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unsupported, match="kubectl"):
+        Kubernetes(()).commands(Seats(("", ""), AGENT, tmp_path))
+    assert yaml.safe_load((tmp_path / "manifest.yaml").read_text())["kind"] == "JobSet"

@@ -1,0 +1,153 @@
+"""The page and the exports: what they hold, and that no name can do harm."""
+
+import csv
+import json
+import re
+
+import pyarrow.parquet as pq
+import pytest
+
+import paceline
+from paceline.explain.explanation import explain_campaign
+from paceline.report.document import explanation_document
+from paceline.report.exports.markdown import markdown_report
+from paceline.report.exports.write import EXPORTS, export
+from paceline.report.page import file_name, render_page
+from paceline.report.words import explanation_lines
+from tests.made import Made, write
+
+HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
+CASES = [
+    Made(ranks=1),
+    Made(ranks=2, aggregate=0.03),
+    Made(ranks=2, aggregate=0.06, strategy={"name": "s", "overlap": False}),
+]
+
+
+@pytest.fixture
+def explained(tmp_path):
+    store = write(tmp_path / "results", CASES, title="Three cases")
+    return store, explain_campaign(store, "made-1")
+
+
+def test_the_page_is_whole_small_and_alone(explained):
+    _, explanation = explained
+    page = render_page(explanation)
+    assert len(page.encode()) < 3_000_000
+    assert page.startswith("<!doctype html>")
+    outside = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"(src|href)=\"(?!#)", outside)
+    for sentence in explanation.summary:
+        assert sentence in page
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_text_everywhere(tmp_path, name):
+    cases = [Made(ranks=ranks, shown_network=name, host=name, strategy={"name": name}) for ranks in (1, 2)]
+    store = write(tmp_path / "results", cases, study=name, title=name)
+    explanation = explain_campaign(store, "made-1")
+    page = render_page(explanation)
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL).group(1)
+    assert "<" not in data
+    assert name not in page.replace(data, "") or not set(name) & set('<>"')
+    assert "<script>alert(1)</script>" not in page
+    assert "<img" not in page
+    for trace in json.loads(data)["scaling-plot"]["data"]:
+        assert "<" not in trace.get("name", "")
+    text = markdown_report(explanation)
+    assert "<script>" not in text
+    assert "](javascript" not in text
+    for kind in EXPORTS:
+        path = export(explanation, store, kind, tmp_path / "out" / kind)
+        assert (tmp_path / "out") in path.parents
+    written = {path.resolve() for path in tmp_path.rglob("*")}
+    assert all(tmp_path.resolve() in path.parents for path in written)
+    assert "/" not in file_name(name)
+    assert not file_name(name).startswith(".")
+
+
+def test_a_default_export_cannot_leave_its_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = write(tmp_path / "results", CASES[:1], study="../../etc/passwd")
+    path = export(explain_campaign(store, "made-1"), store, "csv")
+    assert path.resolve().parent == tmp_path.resolve()
+
+
+def test_numbers_on_the_page_are_those_of_the_results(explained):
+    _, explanation = explained
+    page = render_page(explanation)
+    for case in explanation.cases:
+        rate = case.evidence.result.throughput.value
+        row = re.search(rf'data-case="{case.evidence.run.case_id}".*?</tr>', page, re.DOTALL).group(0)
+        assert f'data-value="{rate!r}"' in row
+
+
+def test_the_document_is_json_without_infinities(explained):
+    _, explanation = explained
+    document = json.loads(json.dumps(explanation_document(explanation), allow_nan=False))
+    assert len(document["cases"]) == 3
+    assert document["gaps"][0]["bars"]
+
+
+def test_words_hold_the_summary_and_the_gap(explained):
+    _, explanation = explained
+    text = "\n".join(explanation_lines(explanation))
+    assert explanation.summary[0] in text
+    assert "the measured gap" in text
+
+
+def test_csv_parquet_and_load_runs_agree(explained, tmp_path):
+    store, explanation = explained
+    table = paceline.load_runs(store.root, study="made")
+    assert table.num_rows == 9
+    assert table["samples_per_s"][0].as_py() == pytest.approx(32 / 0.12, rel=0.01)
+    assert table["backward_s"][0].as_py() == pytest.approx(0.08, rel=0.01)
+    read = pq.read_table(export(explanation, store, "parquet", tmp_path / "t.parquet"))
+    assert read.column_names == table.column_names
+    assert read["step_s"].to_pylist() == table["step_s"].to_pylist()
+    with export(explanation, store, "csv", tmp_path / "t.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["step_s"]) for row in rows] == table["step_s"].to_pylist()
+    frame = table.to_pandas()
+    assert list(frame["ranks"].unique()) == [1, 2]
+
+
+def test_chrome_export_holds_measured_and_predicted_steps(explained, tmp_path):
+    store, explanation = explained
+    for kind in ("chrome", "chrome-predicted"):
+        document = json.loads(export(explanation, store, kind, tmp_path / kind).read_text())
+        events = [event for event in document["traceEvents"] if event["ph"] == "X"]
+        assert len({event["pid"] for event in events}) == 5
+        assert {"forward", "backward"} <= {event["cat"] for event in events}
+    assert "aggregate" in {event["cat"] for event in events}
+
+
+def test_mlperf_lines_parse(explained, tmp_path):
+    store, explanation = explained
+    lines = export(explanation, store, "mlperf", tmp_path / "log").read_text().splitlines()
+    contents = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert all(line.startswith(":::MLLOG {") for line in lines)
+    assert sum(content["key"] == "run_start" for content in contents) == 9
+    stats = [content["value"] for content in contents if content["key"] == "tracked_stats"]
+    assert stats[0]["throughput"] == explanation.cases[0].evidence.launches.throughputs[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_the_scalars(explained, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    store, explanation = explained
+    folder = export(explanation, store, "tensorboard", tmp_path / "board")
+    place = next(folder.glob("lenet-pytorch-batch*"))
+    reader = EventAccumulator(str(place))
+    reader.Reload()
+    values = [event.value for event in reader.Scalars("samples_per_s")]
+    assert values == pytest.approx(list(explanation.cases[0].evidence.launches.throughputs))
+    assert reader.Scalars("phase/backward_s")[0].value == pytest.approx(0.08, rel=0.01)
+
+
+def test_markdown_is_a_table(explained):
+    _, explanation = explained
+    rows = [line for line in markdown_report(explanation).splitlines() if line.startswith("| lenet")]
+    assert len(rows) == 3
+    assert all(row.count(" | ") == 5 for row in rows)

@@ -1,0 +1,184 @@
+"""What virtual clusters compute before anything is started: layouts, waits, dilation, faithfulness, commands."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.collectives import bus_factor, collective_times
+from paceline.bench.launchers.mpi import Mpi
+from paceline.bench.launchers.remote.launcher import Seats
+from paceline.bench.launchers.slurm import Slurm
+from paceline.bench.launchers.ssh import Ssh
+from paceline.bench.launchers.table import Wish, make_launcher
+from paceline.bench.virtual.devices.clock import DeviceClock
+from paceline.bench.virtual.devices.dilation import Exchange, choose_dilation, judge
+from paceline.bench.virtual.devices.timing import device_times, needed_memory, update_time
+from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
+from paceline.bench.virtual.links.shaping import segment_bytes
+from paceline.catalog import network
+from paceline.errors import InputError, UnknownName, Unsupported
+from paceline.measurements.run import Span
+from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
+
+
+def cluster(*rates: float, latency: float = 1e-3) -> Cluster:
+    inside = Link(name="bus", bandwidth=1e11)
+    hosts = [
+        Host(
+            name=f"h{number}",
+            devices=(Device(name="d"),),
+            inside=inside,
+            link=Link(name="way", bandwidth=rate, latency=latency * (number + 1)),
+        )
+        for number, rate in enumerate(rates)
+    ]
+    return Cluster(name="c", hosts=tuple(hosts))
+
+
+def test_dilation_slows_links_and_stretches_latency() -> None:
+    plain, slow = (lay_out(cluster(1e9, 5e8), instance="x", dilation=factor) for factor in (1.0, 10.0))
+    assert [seat.link.bandwidth for seat in slow.seats] == [1e8, 5e7]
+    assert path_latency(*slow.seats) == pytest.approx(10 * path_latency(*plain.seats))
+    assert path_latency(*plain.seats) == pytest.approx(1.5e-3)
+    assert path_rate(plain.seats) == 5e8
+
+
+def test_instances_do_not_share_a_network() -> None:
+    found = {lay_out(cluster(1e9), instance=f"i{number}").seats[0].address for number in range(100)}
+    assert len(found) > 95
+
+
+def test_too_many_hosts_are_refused() -> None:
+    with pytest.raises(Unsupported, match="at most"):
+        lay_out(cluster(*([1e9] * 251)), instance="x")
+
+
+def test_segments_are_short_on_slow_links_and_single_where_packets_are_lost() -> None:
+    slow = lay_out(cluster(1e6, 1e6), instance="x")
+    fast = lay_out(cluster(1e9, 1e9), instance="x")
+    assert segment_bytes(slow, slow.seats[0]) < 2000 < 60000 < segment_bytes(fast, fast.seats[0]) <= 65536
+    lossy = cluster(1e9, 1e9)
+    link = lossy.hosts[0].link.model_copy(update={"loss": 0.01})
+    layout = lay_out(
+        lossy.model_copy(update={"hosts": tuple(h.model_copy(update={"link": link}) for h in lossy.hosts)}),
+        instance="x",
+    )
+    assert segment_bytes(layout, layout.seats[0]) < 2000
+
+
+def test_stated_times_are_spread_over_layers_by_work() -> None:
+    device = Device(name="d", emulation=Emulation(forward=0.04, backward=0.06, speed=2.0))
+    times = device_times(device, network("lenet"), batch=8, precision="float32")
+    assert sum(time.forward for time in times) == pytest.approx(0.02)
+    assert sum(time.backward for time in times) == pytest.approx(0.03)
+
+
+def test_roofline_and_what_it_needs() -> None:
+    device = Device(name="d", peak={"float32": 1e12}, memory_bandwidth=1e11, emulation=Emulation())
+    one, two = (
+        sum(time.forward for time in device_times(device, network("resnet20"), batch=batch, precision="float32"))
+        for batch in (32, 64)
+    )
+    assert one < two <= 2.01 * one
+    assert update_time(device, network("resnet20"), precision="float32") > 0
+    with pytest.raises(Unsupported, match="no peak rate"):
+        device_times(device, network("lenet"), batch=1, precision="float16")
+
+
+def test_memory_grows_with_batch() -> None:
+    small, large = (needed_memory(network("resnet20"), batch=batch, precision="float32") for batch in (1, 100))
+    assert 0 < small < large
+
+
+def exchange(ranks: int, rate: float, size: float) -> Exchange:
+    return Exchange(ranks, (rate,) * ranks, (size / 8,) * 8, backward_s=0.08, step_s=0.12)
+
+
+def test_more_load_never_means_less_dilation() -> None:
+    for ranks, rate in itertools.product((2, 4, 8, 16), (1.25e8, 1.25e9, 1.25e10)):
+        here = choose_dilation(exchange(ranks, rate, 1e7), cores=2)
+        assert here <= choose_dilation(exchange(2 * ranks, rate, 1e7), cores=2)
+        assert here <= choose_dilation(exchange(ranks, 10 * rate, 1e7), cores=2)
+        assert here >= choose_dilation(exchange(ranks, rate, 1e7), cores=64) >= 1
+        assert choose_dilation(exchange(ranks, rate, 1e7), cores=2, slower=2.5) > here
+    assert choose_dilation(exchange(1, 1e9, 1e9), cores=2) == 1
+
+
+def test_an_unfaithful_run_is_known_by_its_worst_rank() -> None:
+    good, bad = {"late_share": 0.001, "queued_share": 0.004}, {"late_share": 0.02, "queued_share": 0.3}
+    assert judge([good, good], dilation=2).holds
+    verdict = judge([good, bad], dilation=2)
+    assert not verdict.holds
+    assert verdict.error == pytest.approx(0.32)
+
+
+def test_the_device_clock_forgives_small_lateness_and_counts_the_rest() -> None:
+    clock = DeviceClock({}, dilation=2.0, seed=0)
+    clock.begin_step()
+    begin = time.perf_counter()
+    for _ in range(10):
+        clock.run(0.002)
+        time.sleep(0.0005)
+    assert time.perf_counter() - begin == pytest.approx(0.0405, rel=0.2)
+    clock.begin_step()
+    time.sleep(0.05)
+    before = clock.late_s
+    clock.run(0.001)
+    assert clock.late_s - before == pytest.approx(0.048, rel=0.3)
+
+
+def test_stragglers_and_jitter_are_drawn_by_seed() -> None:
+    settings = {"jitter": 0.0, "straggle": 0.5, "straggle_factor": 10.0}
+    factors = []
+    for seed in (1, 1, 2):
+        clock = DeviceClock(settings, dilation=1.0, seed=seed)
+        drawn = []
+        for _ in range(40):
+            clock.begin_step()
+            drawn.append(clock._factor)
+        factors.append(drawn)
+    assert factors[0] == factors[1] != factors[2]
+    assert 5 < factors[0].count(10.0) < 35
+
+
+def test_engines_ask_for_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seats = Seats(("a", "a", "b"), ("python3", "-c", "x y"), tmp_path)
+    commands = Ssh(("-p", "22")).commands(seats)
+    assert [words[-2] for words in commands.values()] == ["a", "a", "b"]
+    assert commands["ssh 0"][-1] == "python3 -c 'x y'"
+    with pytest.raises(InputError, match="--hosts"):
+        Ssh().commands(Seats(("",), ("python3",), tmp_path))
+    for name in ("srun", "mpirun"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "mpirun (Open MPI) 4.1"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert "a:2,b:1" in Mpi().commands(seats)["mpirun"]
+    words = Slurm(("--partition=x",)).commands(seats)["slurm"]
+    assert words[:3] == ["srun", "--kill-on-bad-exit=0", "--partition=x"]
+    assert {"--ntasks=3", "--nodes=2"} <= set(words)
+    assert Slurm(way="hetjob").commands(seats)["slurm"].count(":") == 1
+    assert "--array=0-2" in Slurm(way="array").commands(seats)["slurm"]
+
+
+def test_wrong_wishes() -> None:
+    with pytest.raises(UnknownName, match="slrum"):
+        make_launcher(Wish(on="slrum"))
+    with pytest.raises(InputError, match="dilate"):
+        make_launcher(Wish(on="ssh", dilation=2.0))
+
+
+def test_bus_bandwidth_as_nccl_tests_has_it() -> None:
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_gather", 4) == 0.75
+    assert bus_factor("broadcast", 4) == 1.0
+    spans = [
+        Span(rank, step, "aggregate", "all_reduce", 0.0, seconds, 1000)
+        for rank, step, seconds in ((0, 0, 1.0), (1, 0, 2.0), (0, 1, 4.0), (1, 1, 3.0), (0, 2, 2.0), (1, 2, 2.0))
+    ]
+    (found,) = collective_times(spans, 2)
+    assert found.seconds == 2.0
+    assert found.bus_bandwidth == 500.0
