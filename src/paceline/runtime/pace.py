@@ -259,13 +259,19 @@ class Pace:
         if session.rank == 0:
             self._training.mark = f"speaking:{secrets.token_hex(4)}"
             between.exchange(num_samples=len(self._dataset), epochs=self._epochs)
+            self._take_lease(between)
         header, theta = between.header(), between.base.clone()
         session.wire.broadcast(header, 0)
         session.wire.broadcast(theta, 0)
         if session.rank != 0:
             between.follow(header, theta)
-        self._training.position = Position(self.position.step, between.epoch, between.begin)
+            self._take_lease(between)
         self._training.mark = f"{session.view.number}:{session.view.leader}:round {between.sequence}"
+        self._last_end = time.perf_counter()
+
+    def _take_lease(self, between: Between) -> None:
+        """Go on with the samples of the new lease."""
+        self._training.position = Position(self.position.step, between.epoch, between.begin)
 
     def _backward(self, loss: Tensor, attempt: _Attempt, chunk: np.ndarray, *, last: bool) -> None:
         if self._holder.broken is not None:
