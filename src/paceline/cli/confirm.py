@@ -11,6 +11,7 @@ from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
 from paceline.catalog import known
 from paceline.cli.progress import Display
+from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
 from paceline.explain.advice.confirm import Confirmation, confirmation_of, with_measured
 from paceline.explain.advice.finding import Finding
@@ -58,6 +59,7 @@ def _try(item: Confirmation, explanation: Explanation, store: Store, *, quiet: b
         Display(quiet=quiet) as display,
         open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name,
     ):
+        prepare_all(cases, display)
         campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
         display.follow(run_campaign(campaign, store), study.protocol, cases)
     rates = {group.first.case_id: list(group.throughputs) for group in load_launches(store, name)}

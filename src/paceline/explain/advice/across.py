@@ -48,11 +48,12 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
     """Part of the step does not shrink with the batch: step = fixed + batch x per_sample."""
     batches = np.array([float(item.run.batch) for item in group])
     steps = np.array([item.result.step_s.value for item in group if item.result.step_s])
-    per_sample, fixed = np.polyfit(batches, steps, 1)
-    if fixed <= 0 or per_sample <= 0 or case.result.step_s is None:
+    slope, fixed = (float(value) for value in np.polyfit(batches, steps, 1))
+    per_sample = max(slope, 0.0)
+    if fixed <= 0 or case.result.step_s is None:
         return None
     batch, step = case.run.batch, case.result.step_s.value
-    wanted = _enough(batch, fixed / per_sample)
+    wanted = _enough(batch, fixed / max(per_sample, 1e-12))
     if wanted <= batch:
         return None
     after = fixed / wanted + per_sample

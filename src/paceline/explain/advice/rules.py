@@ -97,8 +97,10 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
     if exchange is None or exchange.overlap:
         return None
     better = replace(exchange, overlap=True)
+    more: dict[str, int] = {}
     if better.num_exchanges == 1:
         better = better.best_buckets()
+        more = {"bucket": round(better.bucket_limit)}
     return make(
         evidence,
         "no_overlap",
@@ -108,8 +110,8 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
             f"with overlap the model leaves {SECONDS.format(better.exposed)} of it exposed",
         ),
         gain=gain_of(evidence, exchange.exposed - better.exposed),
-        change=Change("setting", "strategy.overlap = true (DistributedDataParallel instead of a loop after backward)"),
-        trial=Trial(strategy={"overlap": True}),
+        change=Change("setting", f"strategy.overlap = true{_bucket_words(more)} (DistributedDataParallel)"),
+        trial=Trial(strategy={"overlap": True, **more}),
     )
 
 
@@ -124,7 +126,7 @@ def small_buckets(evidence: CaseEvidence) -> Finding | None:
     return make(
         evidence,
         "large_buckets" if smaller else "small_buckets",
-        f"Buckets are too {'large' if smaller else 'small'}: {exchange.num_exchanges} exchanges a step",
+        f"Buckets are too {'large' if smaller else 'small'}: {_times(exchange.num_exchanges)} a step",
         evidence=(
             *_exchange_facts(evidence, exchange),
             f"start-up is {SECONDS.format(exchange.startup)} of each exchange; "
@@ -230,9 +232,17 @@ def _exchange_facts(evidence: CaseEvidence, exchange: Exchange) -> tuple[str, ..
     share = evidence.result.shares.get("aggregate", 0.0)
     return (
         f"exposed exchange is {SECONDS.format(exchange.exposed)}, {format_share(share)} of the step",
-        f"{BYTES.format(exchange.total_bytes)} of gradients in {exchange.num_exchanges} exchanges, "
+        f"{BYTES.format(exchange.total_bytes)} of gradients in {_times(exchange.num_exchanges)}, "
         f"{SECONDS.format(exchange.communication)} in all",
     )
+
+
+def _bucket_words(more: dict[str, int]) -> str:
+    return f', strategy.bucket = "{BYTES.format(more["bucket"])}"' if more else ""
+
+
+def _times(count: int) -> str:
+    return "1 exchange" if count == 1 else f"{count} exchanges"
 
 
 def _compute(evidence: CaseEvidence) -> float | None:

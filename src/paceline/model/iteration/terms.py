@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from paceline.catalog import Policy
 from paceline.errors import Unsupported
@@ -120,7 +120,7 @@ def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable
 
 def expected_slowest(ranks: int, jitter: float) -> float:
     """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
-    return float(jitter * norm.ppf((ranks - 0.375) / (ranks + 0.25)))
+    return float(jitter * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)))
 
 
 def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: Factors) -> dict[str, Floats]:
