@@ -53,11 +53,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         update=update,
         h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
-<<<<<<< HEAD
-        jitter=min(MOST_JITTER, _jitter(store, [item.id for item in launches.runs])),
-=======
-        jitter=min(1.0, jitter),
->>>>>>> main
+        jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
     )
