@@ -71,10 +71,10 @@ class KeepingUp:
         self._clock = clock
         self._begin = self._sample()
 
-    def _sample(self) -> Tuple[float, float, Dict[str, Tuple[float, int]]]:
+    def _sample(self) -> tuple[float, float, dict[str, tuple[float, int]]]:
         return time.perf_counter(), self._clock.late_s, _queued()
 
-    def report(self) -> Dict[str, float]:
+    def report(self) -> dict[str, float]:
         """Shares of the time since the beginning: host late, and its worst thread ready to run but kept waiting."""
         (begin, late_before, before), (end, late, after) = self._begin, self._sample()
         waits = [0.0]
@@ -93,7 +93,7 @@ def real_time(priority: int = 10) -> bool:
     return False
 
 
-def _queued() -> Dict[str, Tuple[float, int]]:
+def _queued() -> dict[str, tuple[float, int]]:
     """For each thread that moves data: seconds it was ready to run and did not, and how often it got a turn."""
     waits = {}
     main = f"/proc/self/task/{os.getpid()}/schedstat"  # its lateness is measured on the device's clock
