@@ -9,6 +9,7 @@ help:
 	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, say what was found"
 	@echo "make test    set everything up, run every check and test"
 	@echo "make test-cluster   as root: install real engines (Slurm, MPI, sshd, Ray) and run every test of many hosts"
+	@echo "make test-frameworks   install every framework (12 GB, 25 minutes), run the conformance suite on all of them"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make docs    write docs/reference anew from the code"
 	@echo "make lock    pin dependencies anew"
@@ -50,6 +51,11 @@ $(RAY_ENV)/.ready: | $(SETUP)
 	$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/ray.txt
 	@touch $@
 
+test-frameworks: setup
+	$(BIN)/paceline frameworks install all
+	PACELINE_TEST_FRAMEWORKS=1 $(BIN)/pytest tests/integration/frameworks tests/unit/test_frameworks.py
+	$(BIN)/paceline frameworks verify
+
 docs: setup
 	$(BIN)/python tools/reference.py
 
@@ -57,4 +63,4 @@ lock: setup
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 
-.PHONY: help setup demo check test test-cluster docs lock
+.PHONY: help setup demo check test test-cluster test-frameworks docs lock
