@@ -6,7 +6,7 @@ PYTHON ?= python3.11
 SETUP := $(VENV)/.ready
 
 help:
-	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, say what was found"
+	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, predict 4-64 GPUs, write a report"
 	@echo "make test    set everything up, run every check and test"
 	@echo "make test-cluster  only the tests of many hosts: Slurm, MPI, sshd, Ray, virtual clusters"
 	@echo "make check   formatting, lint, types, direction of imports"
@@ -25,6 +25,9 @@ $(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
 
 demo: setup
 	$(BIN)/paceline run examples/studies/demo.toml
+	$(BIN)/paceline calibrate demo --output results/demo-calibration.json --profiles results/demo-profiles
+	$(BIN)/paceline predict --profile results/demo-profiles/resnet20-pytorch-ddp-batch-32.profile --cluster examples/clusters/v100-10gbe-16x4.toml --devices 4,8,16,32,64
+	$(BIN)/paceline report demo
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks tools

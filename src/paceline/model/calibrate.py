@@ -62,7 +62,8 @@ def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveF
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
     """Everything a store's sweeps and one campaign of runs tell."""
     campaigns = [item for item in store.read_campaigns() if item["study"] != "collectives"]
-    launches = load_launches(store, find_campaign(store, study)) if campaigns or study else []
+    newest = str(campaigns[-1]["campaign"]) if campaigns else None
+    launches = load_launches(store, find_campaign(store, study or newest)) if study or newest else []
     good = [item for item in launches if item.steps]
     profiles = {_label(item): profile_of(store, item) for item in good if item.first.ranks == 1}
     clusters = sorted({item.first.cluster for item in good})

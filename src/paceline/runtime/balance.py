@@ -13,6 +13,8 @@ from paceline.spec.split import Cost, proportional_split, split_batch
 
 __all__ = ["Balance"]
 
+TRY_AGAIN = 50
+"""Steps without samples after which a rank gets one, to see whether it has recovered."""
 GAIN = 0.01
 """Shares change only for a step that is predicted to be this much shorter."""
 
@@ -26,6 +28,7 @@ class Balance:
         self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
         self._estimates = {name: Estimate() for name in self._ids}
         self._shares: dict[int, tuple[int, ...]] = {}
+        self._idle = dict.fromkeys(self._ids, 0)
 
     def shares(self, total: int) -> tuple[int, ...]:
         """Samples of each rank in a step of so many."""
@@ -33,14 +36,26 @@ class Balance:
             return proportional_split([1.0] * len(self._ids), total)
         if total not in self._shares:
             self._shares[total] = split_batch(self.costs(), total).samples
-        return self._shares[total]
+        return self._with_a_trial(self._shares[total])
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
         """Take in what a step cost each rank; drop shares that would be clearly beaten."""
         for name, samples, time in zip(self._ids, shares, seconds, strict=True):
+            if samples and self._idle[name] >= TRY_AGAIN:
+                self._estimates[name].forget()
+            self._idle[name] = 0 if samples else self._idle[name] + 1
             self._estimates[name].observe(samples, time)
         costs = self.costs()
         self._shares = {total: kept for total, kept in self._shares.items() if _still_good(costs, kept, total)}
+
+    def _with_a_trial(self, shares: tuple[int, ...]) -> tuple[int, ...]:
+        """One sample for each rank that had none for long, from whoever has most."""
+        tried = list(shares)
+        for index, name in enumerate(self._ids):
+            if tried[index] == 0 and self._idle[name] >= TRY_AGAIN:
+                tried[tried.index(max(tried))] -= 1
+                tried[index] = 1
+        return tuple(tried)
 
     def costs(self) -> list[Cost]:
         """Each rank's cost; a rank that has not stepped yet is taken for an average one."""

@@ -48,6 +48,10 @@ class Estimate:
             self._forget()
         self._fit()
 
+    def forget(self) -> None:
+        """What was seen is long ago; the next steps alone decide."""
+        self._seen.clear()
+
     def plain(self) -> list[float]:
         """The estimate as numbers."""
         return [self._a, self._b]

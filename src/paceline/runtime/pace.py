@@ -104,8 +104,9 @@ class Pace:
         where = membership()
         self._between = Between(where, model, global_batch=global_batch) if where else None
         """The other groups, if there are any."""
+        batch = self._between.batch if self._between else global_batch
         also = (self._between,) if self._between else ()
-        self._training = Training(model, optimizer, settings, num_samples=len(dataset), also=also)
+        self._training = Training(model, optimizer, settings, num_samples=len(dataset), global_batch=batch, also=also)
         self._training.resume()
         self._member = meet(launched(), settings.patience)
         self._session: GroupSession | None = None
@@ -149,7 +150,11 @@ class Pace:
     @property
     def shares(self) -> tuple[int, ...]:
         """Samples of each rank in a full step, as of now."""
-        return self._live.balance.shares(self._between.batch if self._between else self.global_batch)
+        return self._live.balance.shares(self._training.global_batch)
+
+    def explain(self) -> str:
+        """Why the group steps as it does, from what was measured so far."""
+        return self._live.explain(self._training.global_batch)
 
     @property
     def noise_scale(self) -> float | None:
@@ -254,13 +259,19 @@ class Pace:
         if session.rank == 0:
             self._training.mark = f"speaking:{secrets.token_hex(4)}"
             between.exchange(num_samples=len(self._dataset), epochs=self._epochs)
+            self._take_lease(between)
         header, theta = between.header(), between.base.clone()
         session.wire.broadcast(header, 0)
         session.wire.broadcast(theta, 0)
         if session.rank != 0:
             between.follow(header, theta)
-        self._training.position = Position(self.position.step, between.epoch, between.begin)
+            self._take_lease(between)
         self._training.mark = f"{session.view.number}:{session.view.leader}:round {between.sequence}"
+        self._last_end = time.perf_counter()
+
+    def _take_lease(self, between: Between) -> None:
+        """Go on with the samples of the new lease."""
+        self._training.position = Position(self.position.step, between.epoch, between.begin)
 
     def _backward(self, loss: Tensor, attempt: _Attempt, chunk: np.ndarray, *, last: bool) -> None:
         if self._holder.broken is not None:

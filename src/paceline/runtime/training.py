@@ -28,8 +28,11 @@ class Training:
         settings: Settings,
         *,
         num_samples: int,
+        global_batch: int,
         also: tuple[Stateful, ...] = (),
     ) -> None:
+        self.global_batch = global_batch
+        """Samples of a full step of this group."""
         self._also = (*settings.also, *also)
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self._identity = {"num_samples": num_samples, "seed": settings.seed}

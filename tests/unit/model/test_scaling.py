@@ -41,6 +41,14 @@ def test_a_curve_has_intervals_terms_knee_and_advice():
     assert "bench-collectives" in curve.advice
 
 
+def test_the_best_fusion_is_told():
+    fusion = predict_curve(ask(), COUNTS).detail["fusion"]
+    assert fusion["optimal"]["exposed_s"] <= min(fusion["policy"]["exposed_s"], fusion["mgwfbp"]["exposed_s"]) + 1e-12
+    last = predict_curve(ask(), COUNTS).predictions[-1]
+    assert fusion["policy"]["exposed_s"] == pytest.approx(last.terms["aggregate"])
+    assert predict_curve(ask(framework="cntk"), COUNTS).detail["fusion"] == {}
+
+
 def test_frameworks_differ_by_their_policy():
     overlapped, after, servers = (steps(ask(framework=name))[-1] for name in ("pytorch", "cntk", "mxnet"))
     assert overlapped < after

@@ -61,3 +61,17 @@ def test_a_new_rank_is_taken_for_an_average_one() -> None:
     balance = Balance(["x", "y", "late"], chunks=[None] * 3)
     balance.assume({"x": [0.0, 0.001], "y": [0.0, 0.003]})
     assert balance.shares(100)[2] == pytest.approx(27, abs=1)
+
+
+def test_a_rank_without_samples_is_tried_again_and_comes_back() -> None:
+    balance = Balance(["x", "y"], chunks=[None, None])
+    seconds = [0.001, 50.0]
+    shared = []
+    for step in range(200):
+        if step == 60:
+            seconds[1] = 0.001
+        shares = balance.shares(64)
+        shared.append(shares)
+        balance.learn(shares, [n * cost for n, cost in zip(shares, seconds, strict=True)])
+    assert shared[40] == (64, 0)
+    assert shared[-1] == (32, 32)

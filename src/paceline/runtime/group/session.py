@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = ["GroupSession"]
 
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
+log = logging.getLogger("paceline.runtime")
 ARRANGE_AFTER = (4, 16)
 """Committed steps of a view after which buckets are arranged anew from the times seen."""
 
@@ -81,6 +83,25 @@ class GroupSession:
             self.reducer.arrange_as_ready(ready.tolist())
         if self._link is not None and self._committed in ARRANGE_AFTER:
             self._arrange(self._link)
+            if self.rank == 0:
+                log.info("after %d steps: %s", self._committed, self.explain(self._training.global_batch))
+
+    def explain(self, batch: int) -> str:
+        """Why the group steps as it does: who takes how much, what the exchange costs, what would help."""
+        shares = self.balance.shares(batch)
+        if self.size == 1 or not self.balance.plain():
+            return f"{self.size} rank takes all {batch} samples" if self.size == 1 else "nothing measured yet"
+        costs = self.balance.costs()
+        finish = max(cost.seconds(n) for cost, n in zip(costs, shares, strict=True))
+        rates = ", ".join(f"{n} samples at {cost.b * 1e3:.2f} ms" for cost, n in zip(costs, shares, strict=True))
+        text = f"shares by measured cost: {rates}; all finish after {finish * 1e3:.0f} ms"
+        if self._link is None:
+            return text
+        exchange = self._link.seconds(sum(self.reducer.sizes))
+        text += f"; {len(self.reducer.layout)} buckets, {exchange * 1e3:.0f} ms of exchange beside them"
+        if exchange > finish:
+            text += "; the link is the bottleneck: `paceline plan` compares groups that exchange less often"
+        return text
 
     def link_plain(self) -> list[float] | None:
         """The measured cost of an all-reduce."""

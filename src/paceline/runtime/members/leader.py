@@ -180,8 +180,12 @@ class Leader:
     def _step_down(self) -> None:
         """We slept so long that others may lead by now: let everybody go, ourselves too."""
         log.warning("this leader was asleep for too long and steps down")
+        self.resign()
+
+    def resign(self) -> None:
+        """Lead no more; the followers turn to the next."""
         self.leading = False
-        for follower in self._followers.values():
+        for follower in list(self._followers.values()):
             follower.channel.close()
 
     def _tell_all(self, message: Message) -> None:

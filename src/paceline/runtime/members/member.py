@@ -25,6 +25,7 @@ from paceline.runtime.members.view import Patience, Peer, View
 __all__ = ["Member"]
 
 RETRY = 0.05
+LAST_WORD = 0.1
 log = logging.getLogger("paceline.runtime")
 
 
@@ -99,9 +100,13 @@ class Member:
             return not self._ended(view) and key in self._board
 
     def leave(self) -> None:
-        """Hang up for good."""
+        """Hang up for good; who leads gives the last word time to arrive, then lets the others find another leader."""
         self._left = True
         self._server.close()
+        leader = self._leader
+        if leader is not None and leader.leading:
+            time.sleep(LAST_WORD if self._over else 0.0)
+            leader.resign()
         if self._channel is not None:
             self._channel.close()
 

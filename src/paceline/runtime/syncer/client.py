@@ -100,7 +100,9 @@ class SyncerClient:
                     reply["data"] = channel.receive_payload(reply)
                 return reply
             except OSError as error:
-                self._channels.pop(index, None)
+                broken = self._channels.pop(index, None)
+                if broken is not None:
+                    broken.close()
                 if time.monotonic() > deadline:
                     place = self._places[index]
                     raise TrainingLost(f"the syncer at {place[0]}:{place[1]} does not answer: {error}") from error

@@ -38,7 +38,8 @@ class Server:
         self._shard, self._queue = shard, queue
         self._leases: Leases | None = None
         self._expected, self._silence = groups, silence
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
+        self._born, self._restarted = time.monotonic(), shard.theta is not None
         self._active: set[str] = set()
         self._seen: set[str] = set()
         self._away: dict[str, float] = {}
@@ -91,11 +92,12 @@ class Server:
             self._shard.start(theta)
             if self._leases is None:
                 self._leases = Leases(message["num_samples"], message["epochs"])
-            self._seen.add(group)
         self._count(group, busy=True)
 
     def _push(self, arrival: Arrival) -> None:
         with self._changed:
+            if arrival.group not in self._active:
+                self._count(arrival.group, busy=True)
             self._shard.arrive(arrival, time.monotonic())
             self._advance()
             self._changed.wait_for(lambda: self._shard.settled(arrival.group, arrival.sequence))
@@ -120,9 +122,16 @@ class Server:
         """A group takes part in rounds, or does not for now."""
         with self._changed:
             (self._active.add if busy else self._active.discard)(group)
-            missing = max(0, self._expected - len(self._seen))
-            self._shard.count(len(self._active) + missing)
-            self._advance()
+            self._seen.add(group)
+            self._recount()
+
+    def _recount(self) -> None:
+        """Who is expected and never came still counts; after a restart only for a while, since it may have left."""
+        missing = max(0, self._expected - len(self._seen))
+        if self._restarted and time.monotonic() - self._born > self._silence:
+            missing = 0
+        self._shard.count(len(self._active) + missing)
+        self._advance()
 
     def _advance(self) -> None:
         if self._shard.advance(time.monotonic()):
@@ -132,6 +141,8 @@ class Server:
         while True:
             time.sleep(TICK)
             with self._changed:
+                if self._restarted and self._seen:
+                    self._recount()
                 self._advance()
                 gone = [group for group, since in self._away.items() if time.monotonic() - since > self._silence]
             for group in gone:

@@ -60,10 +60,8 @@ class CntkNetwork:
         high, wide = layer["padding"]
         x = _padded(x, ((high, high), (wide, wide)), 0.0)
         kernel = self._own(layer, "weight")
-        if layer["groups"] == 1:
-            x = _convolve(kernel, x, layer)
-        else:  # CNTK's grouped convolution needs a GPU
-            x = cntk.splice(*_grouped(kernel, x, layer), axis=0)
+        # CNTK's own grouped convolution needs a GPU
+        x = _convolve(kernel, x, layer) if layer["groups"] == 1 else cntk.splice(*_grouped(kernel, x, layer), axis=0)
         return x + cntk.reshape(self._own(layer, "bias"), (-1, 1, 1)) if layer["bias"] else x
 
     def _linear(self, layer: Plain, x: Any) -> Any:

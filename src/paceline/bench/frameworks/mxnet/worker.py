@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import mxnet as mx
@@ -10,6 +11,7 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.mxnet.worker_network import MxnetNetwork
@@ -49,6 +51,17 @@ class MxnetSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in MXNet's memory."""
         return nd.array(inputs, dtype="float32"), nd.array(targets, dtype="float32")
+
+    def read(self) -> Iterator[Any]:
+        """Gluon's DataLoader with a pool of threads."""
+        files = FileSet(self.job)
+        own = gluon.data.SimpleDataset(range(self.rank, len(files), self.ranks))
+        own = own.transform(lambda index: files[int(index)], lazy=True)
+        options = {"shuffle": True, "last_batch": "rollover", "num_workers": 1, "thread_pool": True}
+        loader = gluon.data.DataLoader(own, self.job["batch"], **options)
+        while True:
+            for inputs, targets in loader:
+                yield tuple(part.as_in_context(mx.cpu()).astype("float32") for part in (inputs, targets))
 
     def run(self, part: str, batch: Any) -> None:
         """One step; MXNet's engine runs it while Python goes on."""

@@ -1,0 +1,78 @@
+"""The runtime as a framework of a study, and under its own launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import ROOT, Command
+
+STUDY = """
+name = "own"
+networks = ["lenet"]
+frameworks = ["paceline"]
+clusters = ["{cluster}"]
+devices = [2]
+batch = [8]
+
+[protocol]
+launches = 1
+max_launches = 1
+steps = 10
+warmup = 5
+"""
+
+CLUSTER = """
+name = "unequal"
+
+[[host]]
+name = "here"
+devices = [
+  { name = "fast", kind = "gpu", emulation = { forward = "20 ms", speed = 3.0 } },
+  { name = "slow", kind = "gpu", emulation = { forward = "20 ms" } },
+]
+inside = "loopback"
+link = "loopback"
+"""
+
+
+def test_a_study_measures_the_runtime_on_unequal_devices(
+    paceline: Command, pytorch: Path, study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    cluster = tmp_path / "unequal.toml"
+    cluster.write_text(CLUSTER)
+    paceline("run", str(study_file(STUDY.format(cluster=cluster))))
+    rows = paceline.json("query", "select facts from runs")["rows"]
+    assert len(rows) == 1
+    assert "shares" in str(rows[0])
+
+
+def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, pytorch: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "from paceline.runtime import Patience, Settings, join\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "settings = Settings(patience=Patience(silence=2.0))\n"
+        "with join(model, optimizer, TensorDataset(torch.randn(64, 4)), global_batch=8, settings=settings) as pace:\n"
+        "    for batch in pace.batches(epochs=12):\n"
+        "        first_life = os.environ['PACELINE_RANK'] == '1' and 'PACELINE_LATE' not in os.environ\n"
+        "        if pace.position.step == 20 and first_life:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        import time; time.sleep(0.05)\n"
+        "        pace.step(model(batch.inputs).square().mean())\n"
+        "print('ended at step', pace.position.step)\n"
+    )
+    text = paceline("train", str(script), "--ranks", "2", "--restarts", "1")
+    assert text.count("ended at step 96") == 2
+    assert "started again" in text
+
+
+def test_the_examples_train(paceline: Command, pytorch: Path) -> None:
+    folder = ROOT / "examples" / "training"
+    text = paceline("train", str(folder / "train_gpt.py"), "--ranks", "2", "--", "--epochs", "1", "--samples", "512")
+    assert "after 4 steps" in text
+    text = paceline("train", str(folder / "train_cifar.py"), "--ranks", "2", "--", "--epochs", "1", "--samples", "128")
+    assert "after 2 steps" in text

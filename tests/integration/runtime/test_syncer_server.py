@@ -1,0 +1,152 @@
+"""The syncer's server and client over real sockets, with a kill in between, without any training."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.bench.launchers.local import free_ports
+from paceline.errors import TrainingLost
+from paceline.runtime.syncer.client import SyncerClient
+
+SECRET = secrets.token_hex(8)
+
+
+class Syncer:
+    def __init__(self, folder: Path, shards: int, **policy: Any) -> None:
+        self.folder, self.ports = folder, free_ports(shards)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for index, port in enumerate(self.ports):
+            settings = {"index": index, "folder": str(folder), "address": "127.0.0.1", "port": port, **policy}
+            (folder / f"settings-{index}.json").write_text(json.dumps(settings))
+            self.processes.append(self.start(index))
+
+    def start(self, index: int) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "paceline.runtime.syncer.server", str(self.folder / f"settings-{index}.json")]
+        with (self.folder / f"{index}.log").open("ab") as log:
+            return subprocess.Popen(argv, env={**os.environ, "PACELINE_SECRET": SECRET}, stdout=log, stderr=log)
+
+    def restart(self) -> None:
+        for index, process in enumerate(self.processes):
+            process.kill()
+            process.wait()
+            self.processes[index] = self.start(index)
+
+    def client(self, group: str, patience: float = 20.0) -> SyncerClient:
+        return SyncerClient(
+            [("127.0.0.1", port) for port in self.ports], SECRET.encode(), group=group, patience=patience
+        )
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def syncer(tmp_path: Path) -> Iterator[Any]:
+    made: list[Syncer] = []
+
+    def make(shards: int, **policy: Any) -> Syncer:
+        made.append(Syncer(tmp_path, shards, **policy))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.stop()
+
+
+def start(client: SyncerClient, size: int = 10) -> tuple[np.ndarray, list[int]]:
+    return client.start(np.zeros(size, dtype=np.float32), num_samples=100, epochs=1)
+
+
+def test_progress_moves_the_common_parameters_over_all_shards(syncer: Any) -> None:
+    client = syncer(3, groups=1, quorum=1).client("a")
+    _, versions = start(client)
+    assert versions == [0, 0, 0]
+    moved, versions = client.exchange(np.arange(10, dtype=np.float32), sequence=1, versions=versions, samples=10)
+    assert moved == pytest.approx(-np.arange(10))
+    assert versions == [1, 1, 1]
+    assert client.facts()["mean_staleness"] == 0
+    client.close()
+
+
+def test_a_quorum_of_all_waits_for_all(syncer: Any) -> None:
+    made = syncer(1, groups=2, quorum=2)
+    clients = [made.client(name) for name in "ab"]
+    versions = [start(client)[1] for client in clients]
+    results: dict[int, np.ndarray] = {}
+
+    def push(index: int) -> None:
+        progress = np.full(10, float(1 + index), dtype=np.float32)
+        results[index] = clients[index].exchange(progress, sequence=1, versions=versions[index], samples=10)[0]
+
+    first = threading.Thread(target=push, args=(0,))
+    first.start()
+    first.join(0.5)
+    assert first.is_alive(), "the first waits for the second"
+    push(1)
+    first.join(5)
+    assert results[0] == pytest.approx(results[1])
+    assert results[0] == pytest.approx(np.full(10, -1.5))
+    for client in clients:
+        client.close()
+
+
+def test_a_killed_syncer_loses_nothing_and_counts_nothing_twice(syncer: Any) -> None:
+    made = syncer(2, groups=1, quorum=1)
+    client = made.client("a")
+    _, versions = start(client)
+    ones = np.ones(10, dtype=np.float32)
+    _, versions = client.exchange(ones, sequence=1, versions=versions, samples=10)
+    lease = client.lease(2, 30)
+    made.restart()
+    theta, versions = client.exchange(ones, sequence=1, versions=versions, samples=10)
+    assert theta == pytest.approx(-ones), "what was acknowledged is there, once"
+    assert client.lease(2, 30) == lease
+    theta, _ = client.exchange(ones, sequence=2, versions=versions, samples=10)
+    assert theta == pytest.approx(-2 * ones)
+    client.close()
+
+
+def test_a_group_that_left_before_a_restart_is_not_waited_for(syncer: Any) -> None:
+    made = syncer(1, groups=2, quorum=2, silence=0.5)
+    left, stays = made.client("left"), made.client("stays")
+    start(left)
+    _, versions = start(stays)
+    left.leave()
+    made.restart()
+    theta, _ = stays.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=versions, samples=10)
+    assert theta == pytest.approx(-np.ones(10))
+    stays.close()
+
+
+def test_samples_of_a_group_that_is_gone_are_handed_out_again(syncer: Any) -> None:
+    made = syncer(1, groups=2, quorum=1, silence=0.3)
+    gone, stays = made.client("gone"), made.client("stays")
+    start(gone)
+    start(stays)
+    lost = gone.lease(1, 60)
+    gone.close()
+    taken = [stays.lease(number, 60) for number in (1, 2, 3)]
+    assert lost in taken
+    assert taken[-1] is None
+    stays.close()
+
+
+def test_a_syncer_that_is_not_there_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    client = SyncerClient([("127.0.0.1", port)], b"x", group="a", patience=0.3)
+    with pytest.raises(TrainingLost, match="does not answer"):
+        start(client)
+    client.close()

@@ -1,0 +1,236 @@
+"""Authentication and membership over real sockets, without any training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TrainingLost
+from paceline.runtime.members.channel import Channel, Refused, answer, call
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.view import Patience, Peer, View
+
+SECRET = b"the secret of this job"
+QUICK = Patience(beat=0.05, silence=0.6, join=10.0, linger=0.05)
+
+
+class Door:
+    """A server that answers one caller at a time."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        self.let_in: list[Channel] = []
+        self.turned_away: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.server.accept()
+            except OSError:
+                return
+            try:
+                self.let_in.append(answer(connection, SECRET))
+            except ConnectionError as error:
+                self.turned_away.append(error)
+
+    def close(self) -> None:
+        self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+        for channel in self.let_in:
+            channel.close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    opened = Door()
+    yield opened
+    opened.close()
+
+
+def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
+    mine = call("127.0.0.1", door.port, SECRET, timeout=5)
+    mine.send({"kind": "hello"}, b"\x00\x01" * 1000)
+    while not door.let_in:
+        time.sleep(0.01)
+    theirs = door.let_in[0]
+    message = theirs.receive()
+    assert message["kind"] == "hello"
+    assert theirs.receive_payload(message) == b"\x00\x01" * 1000
+    mine.close()
+
+
+def test_a_caller_with_another_secret_is_refused_and_logged(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="paceline.runtime"), pytest.raises(ConnectionError):
+        call("127.0.0.1", door.port, b"a guess", timeout=5)
+    assert isinstance(door.turned_away[0], Refused)
+    assert "refused a connection from 127.0.0.1" in caplog.text
+
+
+def test_a_server_without_the_secret_is_refused() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def pretend() -> None:
+        connection, _ = server.accept()
+        with connection:
+            channel = Channel(connection)
+            channel.send({"nonce": "00"})
+            channel.receive()
+            channel.send({"proof": "0" * 64})
+
+    thread = threading.Thread(target=pretend, daemon=True)
+    thread.start()
+    with pytest.raises(Refused, match="does not hold the secret"):
+        call("127.0.0.1", server.getsockname()[1], SECRET, timeout=5)
+    thread.join(5)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        struct.pack(">I", 2**31),
+        struct.pack(">I", 2) + b"[]",
+        struct.pack(">I", 3) + b"\xff{}",
+    ],
+    ids=["http", "huge", "no-table", "no-text"],
+)
+def test_garbage_is_turned_away(door: Door, garbage: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger:
+        stranger.sendall(garbage)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1000):
+                pass
+    assert not door.let_in
+
+
+class Crew:
+    """Members of one job in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.roster = folder / "roster.json"
+        self.members: dict[int, Member] = {}
+        self.meet: tuple[str, int] | None = None
+
+    def add(self, rank: int, *, first: int | None = None) -> Member:
+        server = socket.create_server(("127.0.0.1", 0))
+        place = server.getsockname()
+        self.meet = self.meet or (place[0], place[1])
+        peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
+        member = Member(server, SECRET, peer=peer, patience=QUICK)
+        member.start(self.meet, first=first, roster=self.roster)
+        self.members[rank] = member
+        return member
+
+    def next_views(self, *ranks: int) -> list[View]:
+        found: dict[int, View] = {}
+        threads = [
+            threading.Thread(target=lambda r=rank: found.__setitem__(r, self.members[r].next_view({"step": r})))
+            for rank in ranks
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(15)
+        return [found[rank] for rank in ranks]
+
+    def vanish(self, rank: int) -> None:
+        """As if the process had been killed: every connection of it breaks."""
+        self.members.pop(rank).leave()
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    made = Crew(tmp_path)
+    yield made
+    for rank in list(made.members):
+        made.vanish(rank)
+
+
+def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(2)
+    crew.add(1)
+    views = crew.next_views(0, 1, 2)
+    assert views[0] == views[1] == views[2]
+    assert [peer.rank for peer in views[0].peers] == [0, 1, 2]
+    assert [report["step"] for report in views[0].reports] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_whoever_vanishes_the_others_form_the_next_view(crew: Crew, gone: int) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    first = crew.next_views(0, 1, 2)[0]
+    crew.vanish(gone)
+    left = [rank for rank in range(3) if rank != gone]
+    assert all(crew.members[rank].interrupted.wait(5) for rank in left)
+    views = crew.next_views(*left)
+    assert views[0] == views[1]
+    assert [peer.rank for peer in views[0].peers] == left
+    assert views[0].number > first.number
+    assert views[0].leader == crew.members[left[0]].peer.id
+
+
+def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    crew.vanish(0)
+    crew.members[1].interrupted.wait(5)
+    crew.next_views(1)
+    assert len(json.loads(crew.roster.read_text())) == 1
+    crew.add(0)
+    views = crew.next_views(0, 1)
+    assert [peer.rank for peer in views[0].peers] == [0, 1]
+    assert views[0].leader == crew.members[1].peer.id
+
+
+def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    view = crew.next_views(0, 1)[0]
+    crew.members[1].trouble(view, "a test")
+    assert crew.members[0].interrupted.wait(5)
+    again = crew.next_views(0, 1)[0]
+    assert len(again.peers) == 2
+    assert again.number == view.number + 1
+
+
+def test_the_board_belongs_to_its_view(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    view = crew.next_views(0, 1)[0]
+    crew.members[0].put(view.number, "key", b"value")
+    assert crew.members[1].read(view.number, "key") == b"value"
+    assert crew.members[1].read(view.number - 1, "key") is None
+
+
+def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    place = server.getsockname()
+    unused = socket.create_server(("127.0.0.1", 0))
+    nowhere = ("127.0.0.1", unused.getsockname()[1])
+    unused.close()
+    hurry = Patience(beat=0.05, silence=0.3, join=0.5)
+    member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), patience=hurry)
+    member.start(nowhere, first=None)
+    with pytest.raises(TrainingLost, match="nobody who leads"):
+        member.next_view({})
+    member.leave()
