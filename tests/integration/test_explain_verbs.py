@@ -12,7 +12,7 @@ name = "steady"
 title = "Steps that do not depend on the batch"
 networks = ["lenet"]
 frameworks = ["pytorch"]
-devices = [1, 2]
+devices = [1]
 batch = [1, 4]
 
 [protocol]
@@ -32,14 +32,14 @@ def steady(quick, study_file):
 
 def test_advice_is_tried_and_both_gains_stand_side_by_side(steady):
     document = steady.json("explain", "steady", "--confirm", "--most", "1")
-    first = document["findings"][0]
-    assert first["cause"] == "small_batch"
-    assert first["measured_gain"]["value"] == pytest.approx(first["gain"]["value"], abs=0.1)
-    assert document["summary"][0].startswith("The fastest of 4 cases")
+    (tried,) = [finding for finding in document["findings"] if finding["measured_gain"]]
+    assert tried["cause"] == "small_batch"
+    assert tried["measured_gain"]["value"] == pytest.approx(tried["gain"]["value"], abs=0.1)
+    assert document["summary"][0].startswith("The fastest of 2 cases")
     campaigns = steady.json("show", "--list")["campaigns"]
     assert {campaign["study"] for campaign in campaigns} == {"steady", "steady.confirm"}
     again = steady.json("explain", "steady")
-    assert again["findings"][0]["measured_gain"] is None
+    assert all(finding["measured_gain"] is None for finding in again["findings"])
 
 
 def test_explain_and_report_speak_the_same_three_sentences(steady, tmp_path):

@@ -39,6 +39,8 @@ class Bar:
     interval: Interval | None = None
     trial: Trial | None = None
     """A run of the slower side that changes only this cause."""
+    measured_s: float | None = None
+    """What that run really saved, where it was made."""
 
 
 @dataclass(frozen=True)

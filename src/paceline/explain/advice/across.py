@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.advice.rules import gain_of, make
+from paceline.explain.advice.threads import oversubscribed_threads
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval
@@ -27,6 +28,10 @@ def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
     good = [case for case in cases if case.result.step_s is not None]
     findings = [_small_batch(case, group) for group in _along(good, "batch") for case in group]
     findings += [_fixed_overhead(case) for case in good]
+    families: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
+    for case in good:
+        families[_others(case.run, "ranks")].append(case)
+    findings += [oversubscribed_threads(case, family) for family in families.values() for case in family]
     findings += [_fewer_devices(case, group) for group in _along(good, "ranks") for case in group]
     return [finding for finding in findings if finding is not None]
 

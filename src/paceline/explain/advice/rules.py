@@ -18,7 +18,7 @@ from paceline.explain.stragglers import find_stragglers
 from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
-__all__ = ["RULES", "Rule", "gain_of", "make"]
+__all__ = ["RULES", "Rule", "gain_of", "is_emulated", "make", "ranks_per_host"]
 
 Rule = Callable[[CaseEvidence], Finding | None]
 
@@ -60,35 +60,6 @@ def slow_rank(evidence: CaseEvidence) -> Finding | None:
         gain=gain_of(evidence, worst.cost_s.value),
         change=Change("machine", f"{how}, or replace it by one like the others"),
     )
-
-
-def oversubscribed_threads(evidence: CaseEvidence) -> Finding | None:
-    """Ranks of a host have more compute threads than it has cores."""
-    threads, cores = evidence.run.environment.threads, evidence.run.environment.cores
-    compute = _compute(evidence)
-    crowd = _ranks_per_host(evidence)
-    if threads is None or compute is None or threads * crowd <= cores or _emulated(evidence):
-        return None
-    fair = max(1, cores // crowd)
-    factor = threads * crowd / cores
-    lost = compute * _crowding_loss(factor)
-    return make(
-        evidence,
-        "oversubscribed_threads",
-        f"{crowd} ranks x {threads} threads share {cores} cores",
-        evidence=(
-            f"{factor:.1f} threads for every core: they wait for each other at the end of every kernel",
-            f"forward and backward take {SECONDS.format(compute)}",
-        ),
-        gain=gain_of(evidence, lost),
-        change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
-        trial=Trial(threads=fair),
-    )
-
-
-def _crowding_loss(factor: float) -> float:
-    """Share of compute lost to threads that wait for a core; each further thread per core adds less."""
-    return 1 - 1 / math.sqrt(factor)
 
 
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
@@ -166,7 +137,7 @@ def hierarchical(evidence: CaseEvidence) -> Finding | None:
     """A flat ring crosses the network with every rank's bytes although hosts have several ranks."""
     exchange, policy = exchange_of(evidence), evidence.policy
     hosts = {item.host for item in evidence.placed}
-    local = _ranks_per_host(evidence)
+    local = ranks_per_host(evidence)
     if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(hosts) < 2 or local < 2:
         return None
     better = replace(exchange, per_byte=max(exchange.per_byte / local, FASTEST_PER_BYTE))
@@ -245,27 +216,23 @@ def _times(count: int) -> str:
     return "1 exchange" if count == 1 else f"{count} exchanges"
 
 
-def _compute(evidence: CaseEvidence) -> float | None:
-    phases = evidence.result.phases
-    return phases["forward"] + phases["backward"] if phases else None
-
-
 def _served(evidence: CaseEvidence) -> bool:
     return evidence.policy is not None and evidence.policy.aggregation == "parameter_server"
 
 
-def _emulated(evidence: CaseEvidence) -> bool:
+def is_emulated(evidence: CaseEvidence) -> bool:
+    """Whether compute is only timed waiting, which needs no core."""
     return any(item.device.emulation is not None for item in evidence.placed)
 
 
-def _ranks_per_host(evidence: CaseEvidence) -> int:
+def ranks_per_host(evidence: CaseEvidence) -> int:
+    """Ranks on the fullest host."""
     hosts = [item.host for item in evidence.placed]
     return max((hosts.count(host) for host in hosts), default=evidence.run.ranks)
 
 
 RULES: tuple[Rule, ...] = (
     slow_rank,
-    oversubscribed_threads,
     no_overlap,
     small_buckets,
     server_hot_spot,
