@@ -196,7 +196,7 @@ def test_inspect_and_collectives_over_slurm(grounds: Grounds, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     hosts = cluster(str(found)).hosts
     assert [host.name for host in hosts] == ["n0", "n1", "n2"]
-    assert all(host.link.bandwidth == pytest.approx(1.25e8, rel=0.15) for host in hosts)
+    assert all(host.link.bandwidth == pytest.approx(1.25e8, rel=0.15) for host in hosts), found.read_text()
     assert found.read_text().count("# clock:") == 3
 
 
