@@ -55,7 +55,8 @@ def _virtual(
     cluster: str, strategy: str = 'bucket = "128 KiB"', *, devices: str = "[2]", worker: str = "", **more: str
 ) -> Side:
     batch, source = more.get("batch", "[32]"), more.get("input", "resident")
-    study = f'networks = ["resnet20"]\ndevices = {devices}\nbatch = {batch}\ninput = ["{source}"]\n[[strategy]]\nname = "asked"\n{strategy}\n'
+    head = f'networks = ["resnet20"]\ndevices = {devices}\nbatch = {batch}\ninput = ["{source}"]\n'
+    study = f'{head}[[strategy]]\nname = "asked"\n{strategy}\n'
     return Side(study, on="virtual", cluster=cluster, worker=worker)
 
 
