@@ -202,6 +202,27 @@ def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> Non
     assert views[0].leader == crew.members[1].peer.id
 
 
+def test_two_parts_that_were_cut_apart_become_one_again(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    loner = crew.members[2]
+    assert loner._channel is not None
+    loner._lead(first=None)
+    loner._turn_to = (loner.peer.address, loner.peer.port)
+    loner._channel.close()
+    assert crew.next_views(2)[0].peers == (loner.peer,), "it leads a group of its own"
+    assert crew.members[0].interrupted.wait(5)
+    assert len(crew.next_views(0, 1)[0].peers) == 2
+    assert loner.interrupted.wait(10), "the smaller part gives way"
+    assert crew.members[0].interrupted.wait(10)
+    assert crew.members[1].interrupted.wait(10)
+    views = crew.next_views(0, 1, 2)
+    assert views[0] == views[1] == views[2]
+    assert len(views[0].peers) == 3
+
+
 def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> None:
     crew.add(0, first=2)
     crew.add(1)
