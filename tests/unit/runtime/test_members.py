@@ -46,6 +46,11 @@ class Door:
             except ConnectionError as error:
                 self.turned_away.append(error)
 
+    def wait_until_turned_away(self) -> None:
+        deadline = time.monotonic() + 5
+        while not self.turned_away and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def close(self) -> None:
         self.server.shutdown(socket.SHUT_RDWR)
         self.server.close()
@@ -74,8 +79,10 @@ def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
 
 
 def test_a_caller_with_another_secret_is_refused_and_logged(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="paceline.runtime"), pytest.raises(ConnectionError):
-        call("127.0.0.1", door.port, b"a guess", timeout=5)
+    with caplog.at_level(logging.WARNING, logger="paceline.runtime"):
+        with pytest.raises(ConnectionError):
+            call("127.0.0.1", door.port, b"a guess", timeout=5)
+        door.wait_until_turned_away()
     assert isinstance(door.turned_away[0], Refused)
     assert "refused a connection from 127.0.0.1" in caplog.text
 
@@ -110,12 +117,16 @@ def test_a_server_without_the_secret_is_refused() -> None:
     ids=["http", "huge", "no-table", "no-text"],
 )
 def test_garbage_is_turned_away(door: Door, garbage: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger,
+    ):
         stranger.sendall(garbage)
         stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(1000):
-                pass
+        while stranger.recv(1000):
+            pass
+    door.wait_until_turned_away()
+    assert door.turned_away
     assert not door.let_in
 
 
