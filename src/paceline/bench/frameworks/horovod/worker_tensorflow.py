@@ -32,8 +32,7 @@ class HorovodTensorFlowSession(TensorFlowSession):
 
     def _exchange(self, inputs: Any, targets: Any) -> Any:
         loss, gradients = self._averaged(inputs, targets)
-        with tf.control_dependencies(gradients):
-            return tf.identity(loss)
+        return loss, gradients
 
     def _update(self, inputs: Any, targets: Any) -> Any:
         loss, gradients = self._averaged(inputs, targets)

@@ -74,7 +74,8 @@ class TensorFlowSession(ArraySession):
 
     def run(self, part: str, batch: Any) -> None:
         """One compiled pass."""
-        self.loss = self.passes[part](*batch)
+        result = self.passes[part](*batch)
+        self.loss = result[0] if isinstance(result, tuple) else result
 
     def sync(self) -> None:
         """Kernels of a tf.function on CPU end before it returns; reading the loss makes sure."""
@@ -95,17 +96,14 @@ class TensorFlowSession(ArraySession):
     def _compute(self, inputs: Any, targets: Any) -> Any:
         def replica(inputs: Any, targets: Any) -> Any:
             loss, gradients = self._gradients(inputs, targets)
-            with tf.control_dependencies(gradients):
-                return tf.identity(loss)
+            return loss, gradients  # results that nobody reads would be optimised away
 
         return self.strategy.run(replica, args=(inputs, targets))
 
     def _exchange(self, inputs: Any, targets: Any) -> Any:
         def replica(inputs: Any, targets: Any) -> Any:
             loss, gradients = self._gradients(inputs, targets)
-            summed = _sum_over_ranks(gradients)
-            with tf.control_dependencies(summed):
-                return tf.identity(loss)
+            return loss, _sum_over_ranks(gradients)
 
         return self.strategy.run(replica, args=(inputs, targets))
 

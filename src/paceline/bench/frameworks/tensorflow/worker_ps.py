@@ -56,7 +56,8 @@ class ChiefSession(TensorFlowSession):
         step = self.passes["update" if part == "exchange" else part]
         done = [self.coordinator.schedule(step, args=batch) for _ in range(self.ranks)]
         self.coordinator.join()
-        self.loss = done[0].fetch()
+        result = done[0].fetch()
+        self.loss = result[0] if isinstance(result, tuple) else result
         self.waiting.release()
 
     def sync(self) -> None:
@@ -72,8 +73,7 @@ class ChiefSession(TensorFlowSession):
 
     def _compute(self, inputs: Any, targets: Any) -> Any:
         loss, gradients = self._gradients(inputs, targets)
-        with tf.control_dependencies(gradients):
-            return tf.identity(loss)
+        return loss, gradients
 
     def _update(self, inputs: Any, targets: Any) -> Any:
         loss, gradients = self._gradients(inputs, targets)
