@@ -54,10 +54,13 @@ def command(
     """
     cluster = known().cluster(name)
     plan = read_plan(plan_file) if plan_file else None
-    planned = 1 + max(member.rank for group in plan.group for member in group.members) if plan else None
-    count = ranks or planned or (cluster.num_devices if name != "local" else 1)
-    if count > cluster.num_devices or (planned is not None and count < planned):
-        raise InputError(f"{count} ranks asked, cluster {cluster.name!r} has {cluster.num_devices}, the plan {planned}")
+    chosen = _chosen(plan) if plan else tuple(range(ranks or (cluster.num_devices if name != "local" else 1)))
+    if max(chosen) >= cluster.num_devices:
+        raise InputError(
+            f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
+            hint="lower --ranks, or name the cluster that the plan was made for",
+        )
+    placed = place(cluster, max(chosen) + 1)
     with tempfile.TemporaryDirectory(prefix="paceline-train-") as folder:
         own = importlib.util.find_spec("torch") is not None
         job = TrainingJob(
@@ -65,7 +68,7 @@ def command(
             arguments=arguments,
             python=Path(sys.executable) if own else environment_python(prepare("pytorch", say)),
             folder=Path(folder),
-            placement=place(cluster, count),
+            placement=tuple(placed[old].model_copy(update={"rank": new}) for new, old in enumerate(chosen)),
             meet=("127.0.0.1", free_ports(1)[0]),
             threads=threads,
             path=None if own else worker_path(),
@@ -78,11 +81,16 @@ def command(
         raise LaunchFailed(f"the training did not come to its end: exit codes {ended.codes}")
 
 
+def _chosen(plan: PlanFile) -> tuple[int, ...]:
+    """The devices that the plan uses; those it leaves out are not started."""
+    return tuple(sorted(member.rank for group in plan.group for member in group.members))
+
+
 def _grouping(plan: PlanFile) -> Grouping:
-    count = len(plan.group)
+    count, order = len(plan.group), _chosen(plan)
     ports = free_ports(2 * count)
     return Grouping(
-        groups=tuple(tuple(member.rank for member in group.members) for group in plan.group),
+        groups=tuple(tuple(order.index(member.rank) for member in group.members) for group in plan.group),
         samples=tuple(sum(member.samples for member in group.members) for group in plan.group),
         local_steps=plan.local_steps,
         quorum=plan.quorum,

@@ -132,7 +132,7 @@ def _solve(matrix: Floats, wanted: Floats, *, scale: Floats) -> Floats:
         np.concatenate([wanted, pull @ usual]),
         bounds=([0, 0, 0], [0.01, 0.9, 1.0]),
     )
-    return np.asarray(found.x)
+    return np.where(found.x < 1e-9, 0.0, found.x)
 
 
 def _label(item: Launches) -> str:

@@ -16,6 +16,9 @@ from paceline.measurements.store import Store
 
 __all__ = ["Row", "profile_from", "profile_of"]
 
+MOST_JITTER = 0.2
+"""More is other load on the machine, not the device."""
+
 Row = tuple[str, str, float, float, int | None]
 
 
@@ -50,7 +53,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         update=update,
         h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
-        jitter=min(1.0, jitter),
+        jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
     )

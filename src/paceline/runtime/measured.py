@@ -39,7 +39,7 @@ class PacelineSession(Session):
         settings = Settings(bucket=job["strategy"]["bucket"] or None)
         self.pace = join(self.net, optimizer, _samples(job, POOL * batch), global_batch=batch, settings=settings)
         self.pace.__enter__()
-        self.batches: Iterator[Batch] = self.pace.batches(steps=ENDLESS)
+        self.batches: Iterator[Batch] = self.pace.batches(steps=ENDLESS, epochs=ENDLESS)
         self.current = next(self.batches)
         self.loss = torch.zeros(())
 
@@ -64,6 +64,7 @@ class PacelineSession(Session):
         """What the balance and the exchange came to."""
         session = self.pace._live
         return {
+            **self.pace.syncer_facts(),
             "loss": float(self.loss),
             "shares": list(self.pace.shares),
             "costs": session.balance.plain(),

@@ -156,6 +156,10 @@ class Pace:
         """Why the group steps as it does, from what was measured so far."""
         return self._live.explain(self._training.global_batch)
 
+    def syncer_facts(self) -> dict[str, Any]:
+        """Versions, groups and staleness by the syncer's count; nothing if there is one group only."""
+        return {"syncer": self._between.facts()} if self._between is not None else {}
+
     @property
     def noise_scale(self) -> float | None:
         """Samples per step beyond which more hardly help; None unless Settings(noise=True) and enough was seen."""

@@ -64,9 +64,10 @@ def test_a_study_measures_it(framework: str, source: str, paceline: Command, stu
     devices = [1] if alone or source == "files" else [1, 2]
     path = study_file(STUDY.format(framework=framework, devices=devices, source=source))
     document = json.loads(paceline("run", str(path), "--json", timeout=600))
-    results = document["results"]
-    assert len(results) == len(devices)
-    for row in results:
-        assert row["throughput"]["value"] > 0, row
-        shares = row["phases"]
-        assert abs(sum(shares.values()) - 1) < 0.03, row
+    cases = document["cases"]
+    assert [case["ranks"] for case in cases] == devices
+    for case in cases:
+        assert case["failed"] == 0
+        assert case["samples_per_s"]["value"] > 0
+        assert sum(case["shares"].values()) == pytest.approx(1, abs=0.03)
+        assert case["shares"]["forward"] > 0

@@ -10,7 +10,7 @@ from tests.conftest import ROOT, Command
 STUDY = """
 name = "own"
 networks = ["lenet"]
-frameworks = ["paceline"]
+frameworks = ["paceline/group", "paceline/hybrid"]
 clusters = ["{cluster}"]
 devices = [2]
 batch = [8]
@@ -43,8 +43,9 @@ def test_a_study_measures_the_runtime_on_unequal_devices(
     cluster.write_text(CLUSTER)
     paceline("run", str(study_file(STUDY.format(cluster=cluster))))
     rows = paceline.json("query", "select facts from runs")["rows"]
-    assert len(rows) == 1
-    assert "shares" in str(rows[0])
+    assert len(rows) == 2
+    assert all("shares" in str(row) for row in rows)
+    assert sum("mean_staleness" in str(row) for row in rows) == 1, "the syncer's staleness is in its run"
 
 
 def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, pytorch: Path, tmp_path: Path) -> None:

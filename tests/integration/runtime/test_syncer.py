@@ -35,7 +35,7 @@ def test_two_groups_use_every_sample_once(
     one, other = fast.wait()[0], slow.wait()[0]
     check_samples([fast, slow], [1, 1])
     if quorum == 1:
-        assert one["steps"] > 1.5 * other["steps"], "the fast group takes more of the queue"
+        assert one["steps"] > other["steps"], "the fast group takes more of the queue"
 
 
 def test_a_killed_shard_comes_back_without_loss(ranks: StartRanks, syncers: StartSyncers) -> None:

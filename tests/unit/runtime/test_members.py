@@ -46,6 +46,11 @@ class Door:
             except ConnectionError as error:
                 self.turned_away.append(error)
 
+    def wait_until_turned_away(self) -> None:
+        deadline = time.monotonic() + 5
+        while not self.turned_away and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def close(self) -> None:
         self.server.shutdown(socket.SHUT_RDWR)
         self.server.close()
@@ -74,8 +79,10 @@ def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
 
 
 def test_a_caller_with_another_secret_is_refused_and_logged(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="paceline.runtime"), pytest.raises(ConnectionError):
-        call("127.0.0.1", door.port, b"a guess", timeout=5)
+    with caplog.at_level(logging.WARNING, logger="paceline.runtime"):
+        with pytest.raises(ConnectionError):
+            call("127.0.0.1", door.port, b"a guess", timeout=5)
+        door.wait_until_turned_away()
     assert isinstance(door.turned_away[0], Refused)
     assert "refused a connection from 127.0.0.1" in caplog.text
 
@@ -110,12 +117,16 @@ def test_a_server_without_the_secret_is_refused() -> None:
     ids=["http", "huge", "no-table", "no-text"],
 )
 def test_garbage_is_turned_away(door: Door, garbage: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger,
+    ):
         stranger.sendall(garbage)
         stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(1000):
-                pass
+        while stranger.recv(1000):
+            pass
+    door.wait_until_turned_away()
+    assert door.turned_away
     assert not door.let_in
 
 
@@ -200,6 +211,27 @@ def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> Non
     views = crew.next_views(0, 1)
     assert [peer.rank for peer in views[0].peers] == [0, 1]
     assert views[0].leader == crew.members[1].peer.id
+
+
+def test_two_parts_that_were_cut_apart_become_one_again(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    loner = crew.members[2]
+    assert loner._channel is not None
+    loner._lead(first=None)
+    loner._turn_to = (loner.peer.address, loner.peer.port)
+    loner._channel.close()
+    assert crew.next_views(2)[0].peers == (loner.peer,), "it leads a group of its own"
+    assert crew.members[0].interrupted.wait(5)
+    assert len(crew.next_views(0, 1)[0].peers) == 2
+    assert loner.interrupted.wait(10), "the smaller part gives way"
+    assert crew.members[0].interrupted.wait(10)
+    assert crew.members[1].interrupted.wait(10)
+    views = crew.next_views(0, 1, 2)
+    assert views[0] == views[1] == views[2]
+    assert len(views[0].peers) == 3
 
 
 def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> None:

@@ -32,6 +32,8 @@ class _Follower:
     report: dict[str, Any] | None = None
     """Set while it is ready for the next view."""
     finished: bool = False
+    seen: int = 0
+    """Number of the last view it was in, under whatever leader."""
 
 
 class Leader:
@@ -58,9 +60,9 @@ class Leader:
         self.leading = True
         threading.Thread(target=self._run, daemon=True, name="paceline-leader").start()
 
-    def admit(self, peer: Peer, channel: Channel) -> None:
-        """Take in an authenticated caller."""
-        self._events.put(("join", peer.id, _Follower(peer, channel)))
+    def admit(self, peer: Peer, channel: Channel, *, seen: int = 0) -> None:
+        """Take in an authenticated caller; views go on counting from the last one it has seen."""
+        self._events.put(("join", peer.id, _Follower(peer, channel, seen=seen)))
         threading.Thread(target=self._listen, args=(peer.id, channel), daemon=True, name="paceline-hear").start()
 
     def _listen(self, id: str, channel: Channel) -> None:  # noqa: A002
@@ -102,6 +104,7 @@ class Leader:
         self._followers[id] = follower
         self._tell(follower, {"kind": "welcome", "view": self._number})
         self._halt(f"{id} joined")
+        self._number = max(self._number, follower.seen)
 
     def _say(self, id: str, content: tuple[Channel, Message]) -> None:  # noqa: A002
         channel, message = content

@@ -26,6 +26,7 @@ __all__ = ["Member"]
 
 RETRY = 0.05
 LAST_WORD = 0.1
+LOOK_AROUND = 1.0
 log = logging.getLogger("paceline.runtime")
 
 
@@ -48,6 +49,10 @@ class Member:
         self._channel: Channel | None = None
         self._ready: Message | None = None
         self._heard = time.monotonic()
+        self._known: dict[str, Peer] = {}
+        """Everybody who was in a view with us and may still live."""
+        self._turn_to: tuple[str, int] | None = None
+        """A leader that we resigned for."""
         threading.Thread(target=self._serve, daemon=True, name="paceline-door").start()
 
     def start(self, meet: tuple[str, int], *, first: int | None, roster: Path | None = None) -> None:
@@ -59,6 +64,7 @@ class Member:
             known, meet = [], (self.peer.address, self.peer.port)
         threading.Thread(target=self._follow, args=([*known, meet],), daemon=True, name="paceline-follow").start()
         threading.Thread(target=self._beat, daemon=True, name="paceline-beat").start()
+        threading.Thread(target=self._look_around, daemon=True, name="paceline-look").start()
 
     def next_view(self, report: dict[str, Any]) -> View:
         """Report for the next view and wait for it."""
@@ -183,6 +189,7 @@ class Member:
         with self._changed:
             if kind == "view":
                 self._view, self._board = View.of(message["view"]), {}
+                self._known |= {peer.id: peer for peer in self._view.peers if peer.id != self.peer.id}
                 self.interrupted.clear()
             elif kind == "halt":
                 self.interrupted.set()
@@ -198,12 +205,13 @@ class Member:
             return [*_read_roster(self._roster)]
         last = self._view.leader
         order = [peer for peer in self._view.peers if peer.id != last]
-        asleep = self._leader is not None and not self._leader.leading
-        if asleep:
+        order += [peer for peer in self._view.peers if peer.id == last]
+        resigned = self._leader is not None and not self._leader.leading
+        if resigned:
             order.sort(key=lambda peer: peer.id == self.peer.id)
-        else:
-            order += [peer for peer in self._view.peers if peer.id == last]
-        return [(peer.address, peer.port) for peer in order]
+        first = [self._turn_to] if self._turn_to is not None else []
+        self._turn_to = None
+        return [*first, *((peer.address, peer.port) for peer in order)]
 
     def _find(self, places: list[tuple[str, int]]) -> Channel | None:
         """The first place that leads, or where it points to; ourselves lead if all before us are silent."""
@@ -239,7 +247,7 @@ class Member:
         try:
             channel = call(*place, self._secret, timeout=1.0)
             channel.settle(2.0)
-            channel.send({"kind": "hello", "peer": asdict(self.peer)})
+            channel.send({"kind": "hello", "peer": asdict(self.peer), "view": self._view.number if self._view else 0})
             reply = channel.receive()
             channel.settle(None)
         except (OSError, KeyError):
@@ -282,10 +290,14 @@ class Member:
             channel.settle(5.0)
             hello = channel.receive()
             channel.settle(None)
+            if hello["kind"] == "who":
+                channel.send(self._who())
+                channel.close()
+                return
             peer = Peer(**hello["peer"])
             leader = self._leader
             if leader is not None and leader.leading:
-                leader.admit(peer, channel)
+                leader.admit(peer, channel, seen=int(hello["view"]))
             else:
                 channel.send(self._direction())
                 channel.close()
@@ -296,6 +308,41 @@ class Member:
             return {"kind": "wait"}
         leader = self._view.peers[self._view.place(self._view.leader)]
         return {"kind": "follow", "address": leader.address, "port": leader.port}
+
+    def _who(self) -> Message:
+        return {"kind": "who", "leads": self.leads, "id": self.peer.id, "members": self._num_members()}
+
+    def _num_members(self) -> int:
+        return len(self._view.peers) if self._view is not None else 0
+
+    def _look_around(self) -> None:
+        """While we lead, ask those we lost whether they lead too: of two groups that were cut apart, one gives way."""
+        while not self._left:
+            time.sleep(LOOK_AROUND)
+            present = {peer.id for peer in self._view.peers} if self._view is not None else set()
+            for peer in list(self._known.values()):
+                if not self.leads or self._over:
+                    break
+                if peer.id not in present and self._outranked_by(peer):
+                    log.warning("%s leads another part of this job; this one gives way", peer.id)
+                    self._turn_to = (peer.address, peer.port)
+                    assert self._leader is not None
+                    self._leader.resign()
+
+    def _outranked_by(self, peer: Peer) -> bool:
+        """Whether a lost peer leads a larger group, or one as large and has the higher name."""
+        try:
+            channel = call(peer.address, peer.port, self._secret, timeout=1.0)
+            channel.settle(1.0)
+            channel.send({"kind": "who"})
+            reply = channel.receive()
+            channel.close()
+        except ConnectionRefusedError:
+            self._known.pop(peer.id, None)
+            return False
+        except (OSError, KeyError):
+            return False
+        return bool(reply.get("leads")) and (reply["members"], reply["id"]) > (self._num_members(), self.peer.id)
 
     def _write_roster(self, view: View) -> None:
         """Leave word for those who come later, if there is a file for it."""

@@ -72,8 +72,9 @@ class CntkNetwork:
         raise UnsupportedLayer(f"CNTK trains batch normalisation on GPU only ({layer['name']})")
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
-        radius, alpha = layer["size"] // 2, layer["alpha"] / layer["size"]
-        return cntk.local_response_normalization(x, radius, layer["k"], alpha, layer["beta"])
+        # CNTK divides alpha by the size of the window itself
+        radius = layer["size"] // 2
+        return cntk.local_response_normalization(x, radius, layer["k"], layer["alpha"], layer["beta"])
 
     def _relu(self, _: Plain, x: Any) -> Any:
         return cntk.relu(x)

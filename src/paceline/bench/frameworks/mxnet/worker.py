@@ -41,6 +41,8 @@ class MxnetSession(ArraySession):
 
     def connect(self) -> Any:
         """The kvstore of the mode; one rank keeps it in its process."""
+        if self.ranks > 1:
+            self.labels.append("servers apply the update: it is counted as aggregate")
         return mx.kv.create(self.job["mode"] if self.ranks > 1 else "local")
 
     def trainer_of(self, parameters: Any) -> Any:
@@ -77,8 +79,6 @@ class MxnetSession(ArraySession):
 
     def exchange(self, part: str, batch: int) -> None:
         """Push gradients, pull weights; where servers update, exchange and update are one."""
-        if part == "exchange":
-            self.labels = ["servers apply the update: it is counted as aggregate"]
         self.trainer.step(batch * self.ranks)
 
     def sync(self) -> None:

@@ -1,15 +1,22 @@
-"""How a case becomes processes of Paceline's runtime."""
+"""How a case becomes processes of Paceline's runtime: one balanced group, or groups of one around a syncer."""
 
 from __future__ import annotations
 
+import json
+
 from paceline.bench.job import Order, Process, rank_processes
+from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
 
 __all__ = ["Paceline"]
 
+WORKER = "paceline.runtime.measured"
+"""It lives in the runtime, which bench must not import."""
+SYNCER = "paceline.runtime.syncer.server"
+
 
 class Paceline:
-    """The balanced synchronous group over Gloo."""
+    """The balanced synchronous group over Gloo, and its asynchronous relative."""
 
     name = "paceline"
 
@@ -18,27 +25,55 @@ class Paceline:
         return "pytorch"
 
     def refusal(self, case: Case) -> str | None:
-        """Only what the group does itself."""
-        strategy = case.strategy
-        if strategy.aggregation not in (None, "allreduce"):
-            return f"the group aggregates by all-reduce, not {strategy.aggregation}"
-        if strategy.transport not in (None, "gloo"):
-            return f"the group runs over gloo, not {strategy.transport}"
+        """Only what the runtime does itself."""
+        strategy, hybrid = case.strategy, case.framework.endswith("/hybrid")
+        way, pace = ("parameter_server", "asynchronous") if hybrid else ("allreduce", "synchronous")
+        if strategy.aggregation not in (None, way):
+            return f"{case.framework} aggregates by {way}, not {strategy.aggregation}"
+        if strategy.synchrony not in (None, pace):
+            return f"{case.framework} is {pace}"
+        if strategy.transport not in (None, "gloo") or (hybrid and strategy.transport):
+            return f"{case.framework} does not run over {strategy.transport}"
         if strategy.compression != "none":
             return f"compression {strategy.compression!r} is not offered"
-        if strategy.synchrony == "asynchronous":
-            return "the group is synchronous"
-        if strategy.overlap is False:
-            return "the group always exchanges while it computes"
+        if strategy.overlap is not None and strategy.overlap == hybrid:
+            return "the group always exchanges while it computes, the syncer never"
         if case.input != "resident":
             return f"input {case.input!r} is not offered; the runtime loads its own batches"
         return None
 
     def processes(self, order: Order) -> list[Process]:
-        """One worker per rank; it lives in the runtime, which bench must not import.
-
-        The ranks meet at a port of their own, with the launch's token as secret.
-        """
+        """One worker per rank, and the syncer if there is one; the launch's token is the job's secret."""
+        if order.case.framework.endswith("/hybrid") and order.case.ranks > 1:
+            return [_syncer(order), *rank_processes(order, WORKER, lambda placed: _own_group(order, placed))]
         place = f"{order.meet.address}:{order.meet.ports[1]}"
         meet = {"PACELINE_JOIN": place, "PACELINE_SECRET": order.token, "PACELINE_SIZE": str(order.case.ranks)}
-        return rank_processes(order, "paceline.runtime.measured", lambda placed: meet)
+        return rank_processes(order, WORKER, lambda placed: meet)
+
+
+def _own_group(order: Order, placed: Placed) -> dict[str, str]:
+    """Every rank is a group of one that takes an equal share of the batch and more of the queue if it is fast."""
+    return {
+        "PACELINE_SIZE": "1",
+        "PACELINE_GROUP": f"rank{placed.rank}",
+        "PACELINE_GROUP_SHARE": repr(1 / order.case.ranks),
+        "PACELINE_SYNCER": f"{order.meet.address}:{order.meet.ports[2]}",
+        "PACELINE_SYNCER_SECRET": order.token,
+    }
+
+
+def _syncer(order: Order) -> Process:
+    """One shard beside rank 0, with a quorum of one."""
+    settings = {
+        "index": 0,
+        "folder": str(order.folder),
+        "address": order.meet.address,
+        "port": order.meet.ports[2],
+        "groups": order.case.ranks,
+        "quorum": 1,
+    }
+    path = order.folder / "syncer.json"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    env = {"PYTHONPATH": str(order.worker_path), "PYTHONUNBUFFERED": "1", "PACELINE_SECRET": order.token}
+    argv = (str(order.python), "-m", SYNCER, str(path))
+    return Process("syncer", order.placement[0].host, argv, env, order.folder / "syncer.log")

@@ -20,6 +20,7 @@ class Singa(PolicyAdapter):
     inputs = ("image",)
     missing: ClassVar = {
         "batch_norm": VECTOR,
+        "groups": "SINGA 3.0.0.dev1's CPU convolution knows no groups",
         "local_response_norm": "SINGA 3.0.0.dev1 has no local response normalisation operator",
         "gelu": "SINGA 3.0.0.dev1 has no gelu",
         "pad_shortcut": "SINGA 3.0.0.dev1 has no constant padding operator on CPU",

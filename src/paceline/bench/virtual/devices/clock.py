@@ -17,6 +17,8 @@ from typing import Any
 
 __all__ = ["DeviceClock", "KeepingUp", "real_time"]
 
+WAKE_S = 30e-6
+"""What it takes to wake a thread on an idle core; no lateness, because streams go on meanwhile."""
 _TIMER_SLACK = 29
 
 
@@ -69,13 +71,16 @@ class KeepingUp:
         self._clock = clock
         self._begin = self._sample()
 
-    def _sample(self) -> tuple[float, float, dict[str, float]]:
-        return time.perf_counter(), self._clock.late_s, _queued_s()
+    def _sample(self) -> tuple[float, float, dict[str, tuple[float, int]]]:
+        return time.perf_counter(), self._clock.late_s, _queued()
 
     def report(self) -> dict[str, float]:
         """Shares of the time since the beginning: host late, and its worst thread ready to run but kept waiting."""
-        (begin, late_before, queued_before), (end, late, queued) = self._begin, self._sample()
-        waits = [seconds - queued_before.get(thread, 0.0) for thread, seconds in queued.items()]
+        (begin, late_before, before), (end, late, after) = self._begin, self._sample()
+        waits = [0.0]
+        for thread, (seconds, turns) in after.items():
+            seconds_before, turns_before = before.get(thread, (0.0, 0))
+            waits.append(seconds - seconds_before - WAKE_S * (turns - turns_before))
         return {"late_share": (late - late_before) / (end - begin), "queued_share": max(waits) / (end - begin)}
 
 
@@ -88,11 +93,12 @@ def real_time(priority: int = 10) -> bool:
     return False
 
 
-def _queued_s() -> dict[str, float]:
-    """Seconds that each thread which moves data was ready to run and did not; the main one's lateness is measured."""
-    waits = {"none": 0.0}
-    main = f"/proc/self/task/{os.getpid()}/schedstat"
+def _queued() -> dict[str, tuple[float, int]]:
+    """For each thread that moves data: seconds it was ready to run and did not, and how often it got a turn."""
+    waits = {}
+    main = f"/proc/self/task/{os.getpid()}/schedstat"  # its lateness is measured on the device's clock
     for path in set(glob.glob("/proc/self/task/*/schedstat")) - {main}:
         with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
-            waits[path] = int(file.read().split()[1]) / 1e9
+            _, waited, turns = file.read().split()
+            waits[path] = (int(waited) / 1e9, int(turns))
     return waits
