@@ -51,10 +51,13 @@ class Bookkeeping(EmulatedSession):
 
     def step(self, upto: str) -> None:
         """A step after the inspection."""
+        norm = 0.0
         for tensor in self.net.parameters():
-            values = tensor.detach().flatten().tolist()
-            if any(value != value for value in values):
-                raise ValueError("a weight is not a number")
+            for value in tensor.detach().flatten().tolist():
+                norm += value * value
+                if value != value:
+                    raise ValueError("a weight is not a number")
+        self.norm = norm**0.5
         super().step(upto)
 
 

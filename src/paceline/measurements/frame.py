@@ -25,21 +25,27 @@ def load_runs(store: Path | str | None = None, *, study: str | None = None, camp
     and the exposed seconds of each phase (io_s .. update_s, other_s).
     """
     place = Store(Path(store) if store is not None else default_store())
+    given = {"study": study, "campaign": campaign}
+    wanted = {name: value for name, value in given.items() if value is not None}
     with connect(place) as connection:
         rows: pa.Table = connection.sql(
             f"""SELECT {_ASKED}, runs.launch, runs.started_at, outcome, failure.reason AS reason, timed_steps, step_s,
                        samples_per_s
                 FROM runs
                 LEFT JOIN (SELECT id AS run_id, timed_steps, step_s, samples_per_s FROM launches) ON id = run_id
-                WHERE ($study IS NULL OR study = $study) AND ($campaign IS NULL OR campaign = $campaign)
+                WHERE {_conditions(wanted)}
                 ORDER BY started_at, id""",
-            params={"study": study, "campaign": campaign},
+            params=list(wanted.values()),
         ).to_arrow_table()
         phases = _phases(connection)
     for name in (*PHASES, "other"):
         column = [phases.get(run, {}).get(name) for run in rows["id"].to_pylist()]
         rows = rows.append_column(f"{name}_s", pa.array(column, pa.float64()))
     return rows
+
+
+def _conditions(wanted: dict[str, str]) -> str:
+    return " AND ".join(f"{name} = ?" for name in wanted) or "true"
 
 
 def _phases(connection: Any) -> dict[str, dict[str, float]]:
