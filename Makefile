@@ -6,9 +6,10 @@ PYTHON ?= python3.11
 SETUP := $(VENV)/.ready
 
 help:
-	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, say what was found"
+	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, predict 4-64 GPUs, write a report"
 	@echo "make test    set everything up, run every check and test"
 	@echo "make test-cluster  only the tests of many hosts: Slurm, MPI, sshd, Ray, virtual clusters"
+	@echo "make test-frameworks  install every framework (12 GB, 25 minutes), run the conformance suite on all of them"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make docs    write docs/reference anew from the code"
 	@echo "make lock    pin dependencies anew"
@@ -25,6 +26,9 @@ $(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
 
 demo: setup
 	$(BIN)/paceline run examples/studies/demo.toml
+	$(BIN)/paceline calibrate demo --output results/demo-calibration.json --profiles results/demo-profiles
+	$(BIN)/paceline predict --profile results/demo-profiles/resnet20-pytorch-ddp-batch-32.profile --cluster examples/clusters/v100-10gbe-16x4.toml --devices 4,8,16,32,64
+	$(BIN)/paceline report demo
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks tools
@@ -54,6 +58,11 @@ test: check engines
 test-cluster: engines
 	$(WITH_ENGINES) $(BIN)/pytest tests/integration/cluster
 
+test-frameworks: setup
+	$(BIN)/paceline frameworks install all
+	PACELINE_TEST_FRAMEWORKS=1 $(BIN)/pytest tests/integration/frameworks tests/unit/test_frameworks.py
+	$(BIN)/paceline frameworks verify
+
 docs: setup
 	$(BIN)/python tools/reference.py
 
@@ -61,4 +70,4 @@ lock: setup
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 
-.PHONY: help setup engines demo check test test-cluster docs lock
+.PHONY: help setup engines demo check test test-cluster test-frameworks docs lock

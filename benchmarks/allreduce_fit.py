@@ -2,9 +2,11 @@
 
     python benchmarks/allreduce_fit.py [--ranks 2,4,8] [--dilation 2] [--figure docs/explanation/allreduce-fit.svg]
 
-Two forms are fitted to the same medians by least relative squares, and the data chooses:
+Three forms are fitted to the same medians by least relative squares, and the data chooses:
 
-    sum:  t = 2 (P-1) a + 2 (P-1)/P N b          max:  t = max(2 (P-1) a, 2 (P-1)/P N b)
+    sum:     t = 2 (P-1) a + 2 (P-1)/P N b
+    max:     t = max(2 (P-1) a, 2 (P-1)/P N b)                a bucket's tokens refill while a hop waits
+    shared:  t = max(2 (P-1) (a + P c), 2 (P-1)/P N b)        and every hop waits for P ranks to get a core
 
 Needs root and a quiet machine.
 """
@@ -15,7 +17,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from paceline.bench.machine import describe_machine
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
 SIZES = tuple(2**power for power in range(10, 27, 2))
-FORMS: dict[str, Callable[[float, float], float]] = {"sum": lambda one, two: one + two, "max": max}
+FORMS: dict[str, Callable[[float, float], float]] = {"sum": lambda one, two: one + two, "max": max, "shared": max}
 COLOURS = {2: "#1b6ca8", 4: "#c2571a", 8: "#2f7d32", 16: "#7b3fa0"}
 
 
@@ -50,30 +52,30 @@ def measure(ranks: int, dilation: float) -> list[CollectiveTime]:
     return list(collective_times(data.spans, ranks))
 
 
-def predicted(form: str, item: CollectiveTime, a: float, b: float) -> float:
-    """Seconds by one form of the equation."""
+def predicted(form: str, item: CollectiveTime, constants: Sequence[float]) -> float:
+    """Seconds by one form of the equation; `constants` are a, b and, where cores are shared, c."""
     hops, share = 2 * (item.ranks - 1), 2 * (item.ranks - 1) / item.ranks
-    return FORMS[form](hops * a, share * item.size_bytes * b)
+    hop = constants[0] + (item.ranks * constants[2] if form == "shared" else 0.0)
+    return FORMS[form](hops * hop, share * item.size_bytes * constants[1])
 
 
-def fit(form: str, items: list[CollectiveTime]) -> tuple[float, float, list[float]]:
-    """Latency, seconds per byte, and the relative residual of every point."""
+def fit(form: str, items: list[CollectiveTime]) -> tuple[list[float], list[float]]:
+    """The form's constants, and the relative residual of every point."""
 
     def residuals(logs: np.ndarray) -> list[float]:
-        a, b = np.exp(logs)
-        return [predicted(form, item, a, b) / item.seconds - 1 for item in items]
+        return [predicted(form, item, np.exp(logs)) / item.seconds - 1 for item in items]
 
-    starts = [np.log([latency, 1 / 1.25e8]) for latency in (3e-5, 1e-4, 3e-4)]
+    more = [3e-5] if form == "shared" else []
+    starts = [np.log([latency, 1 / 1.25e8, *more]) for latency in (1e-5, 3e-5, 1e-4, 3e-4)]
     found = [
         minimize(lambda logs: float(np.sum(np.square(residuals(logs)))), start, method="Nelder-Mead")
         for start in starts
     ]
     best = min(found, key=lambda result: float(result.fun))
-    a, b = (float(value) for value in np.exp(best.x))
-    return a, b, residuals(best.x)
+    return [float(value) for value in np.exp(best.x)], residuals(best.x)
 
 
-def figure(items: list[CollectiveTime], form: str, a: float, b: float) -> str:
+def figure(items: list[CollectiveTime], form: str, constants: Sequence[float]) -> str:
     """Measured points and the fitted lines, both axes logarithmic, as SVG."""
     left, top, width, height = 70, 20, 560, 360
     low_x, high_x = np.log10(SIZES[0]) - 0.1, np.log10(SIZES[-1]) + 0.1
@@ -101,7 +103,7 @@ def figure(items: list[CollectiveTime], form: str, a: float, b: float) -> str:
     for number, ranks in enumerate(sorted({item.ranks for item in items})):
         colour = COLOURS.get(ranks, "#000")
         mine = sorted((item for item in items if item.ranks == ranks), key=lambda item: item.size_bytes)
-        line = " ".join(",".join(map(str, place(i.size_bytes, predicted(form, i, a, b)))) for i in mine)
+        line = " ".join(",".join(map(str, place(i.size_bytes, predicted(form, i, constants)))) for i in mine)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
         for item in mine:
             x, y = place(item.size_bytes, item.seconds)
@@ -126,20 +128,22 @@ def main() -> int:
             file.writelines(json.dumps(vars(item)) + "\n" for item in items)
         items = [CollectiveTime(**json.loads(line)) for line in options.json.read_text().splitlines()]
     fits = {form: fit(form, items) for form in FORMS}
-    for form, (a, b, residuals) in fits.items():
+    for form, (constants, residuals) in fits.items():
         mean, worst = np.mean(np.abs(residuals)), np.max(np.abs(residuals))
-        print(f"{form}: a = {1e6 * a:.1f} us, b = {1e9 * b:.3f} ns/B ({8e-9 / b:.3f} Gb/s), ", end="")
+        a, b, *c = constants
+        shared = f"c = {1e6 * c[0]:.1f} us, " if c else ""
+        print(f"{form}: a = {1e6 * a:.1f} us, {shared}b = {1e9 * b:.3f} ns/B ({8e-9 / b:.3f} Gb/s), ", end="")
         print(f"mean |residual| {100 * mean:.1f} %, largest {100 * worst:.1f} %")
-    best = min(fits, key=lambda form: float(np.mean(np.square(fits[form][2]))))
+    best = min(fits, key=lambda form: float(np.mean(np.square(fits[form][1]))))
     print(f"\nthe data chooses: {best}\n\n| ranks | size | measured | {best} | residual |\n|---|---|---|---|---|")
-    a, b, residuals = fits[best]
+    constants, residuals = fits[best]
     for item, residual in zip(items, residuals, strict=True):
         size = f"{item.size_bytes // 1024} KiB"
-        expected = predicted(best, item, a, b)
+        expected = predicted(best, item, constants)
         times = f"{1e3 * item.seconds:.3f} ms | {1e3 * expected:.3f} ms"
         print(f"| {item.ranks} | {size} | {times} | {100 * residual:+.1f} % |")
     if options.figure:
-        options.figure.write_text(figure(items, best, a, b))
+        options.figure.write_text(figure(items, best, constants))
     return 0
 
 

@@ -51,8 +51,12 @@ def _slow_host() -> str:
     )
 
 
-def _virtual(cluster: str, strategy: str = 'bucket = "128 KiB"', *, devices: str = "[2]", worker: str = "") -> Side:
-    study = f'networks = ["resnet20"]\ndevices = {devices}\nbatch = [32]\n[[strategy]]\nname = "asked"\n{strategy}\n'
+def _virtual(
+    cluster: str, strategy: str = 'bucket = "128 KiB"', *, devices: str = "[2]", worker: str = "", **more: str
+) -> Side:
+    batch, source = more.get("batch", "[32]"), more.get("input", "resident")
+    head = f'networks = ["resnet20"]\ndevices = {devices}\nbatch = {batch}\ninput = ["{source}"]\n'
+    study = f'{head}[[strategy]]\nname = "asked"\n{strategy}\n'
     return Side(study, on="virtual", cluster=cluster, worker=worker)
 
 
@@ -68,6 +72,11 @@ def threads_of(side: Side) -> int:
 
 
 FAST, GOOD = _hosts(rate="10 Gb/s"), 'bucket = "128 KiB"'
+STARTS = _hosts(rate="10 Gb/s").replace(
+    'kind = "gpu", emulation = { forward = "40 ms", backward = "80 ms" }',
+    'kind = "gpu", peak = { float32 = "1 Tflop/s" }, launch_overhead = "0.5 ms", emulation = {}',
+)
+"""Devices that take half a millisecond to start a layer, so that small batches leave them idle."""
 SERVED = _hosts(rate="1 Gb/s", count=4, forward=60, backward=12)
 
 CASES = (
@@ -81,9 +90,8 @@ CASES = (
     Planted(
         "slow input",
         "slow_input",
-        _local("[16]", 'input = ["files"]', worker="files"),
-        _local("[16]", 'input = ["copied"]'),
-        batch=16,
+        _virtual(FAST, input="files", worker="files"),
+        _virtual(FAST, input="copied"),
     ),
     Planted("one slow rank", "slow_rank", _virtual(_slow_host()), _virtual(FAST)),
     Planted(
@@ -98,7 +106,7 @@ CASES = (
         _virtual(_hosts(rate="200 Mb/s"), GOOD + "\noverlap = false"),
         _virtual(_hosts(rate="200 Mb/s"), GOOD),
     ),
-    Planted("large fixed overhead", "fixed_overhead", _local("[16]", worker="bookkeeping"), _local("[16]"), batch=16),
+    Planted("large fixed overhead", "fixed_overhead", _virtual(FAST, worker="bookkeeping"), _virtual(FAST)),
     Planted(
         "parameter-server hot spot",
         "server_hot_spot",
@@ -108,6 +116,13 @@ CASES = (
         _virtual(SERVED, "overlap = false", devices="[4]"),
         ranks=4,
     ),
-    Planted("too small batch", "small_batch", _local("[1, 4]"), _local("[16]"), batch=1, removed_batch=16),
+    Planted(
+        "too small batch",
+        "small_batch",
+        _virtual(STARTS, batch="[1, 4]"),
+        _virtual(STARTS, batch="[16]"),
+        batch=1,
+        removed_batch=16,
+    ),
     Planted("control: nothing planted", None, _virtual(FAST), _virtual(FAST)),
 )

@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 
 from paceline.bench.frameworks.harness import Job, main
-from paceline.bench.frameworks.pytorch.worker import TorchSession
 from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
 
-SIDE = 160
+SIDE = 256
 """Side of the stored images, which are shrunk to the network's input while the step waits."""
 
 
-class SlowFiles(TorchSession):
+class SlowFiles(EmulatedSession):
     """Every step reads, unpacks and shrinks its images itself, one after the other."""
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -47,7 +46,7 @@ class SlowFiles(TorchSession):
             self.batch[index] = torch.nn.functional.interpolate(image, size=size, mode="bilinear", antialias=True)[0]
 
 
-class Bookkeeping(TorchSession):
+class Bookkeeping(EmulatedSession):
     """Every step begins by looking at every weight in Python, as a forgotten debugging aid does."""
 
     def step(self, upto: str) -> None:

@@ -1,6 +1,6 @@
 """Real DDP runs on two ranks here, predicted from one-rank profiles and a sweep of the collective.
 
-    python benchmarks/predict_ddp.py --store /tmp/ddp                 measure everything, then report
+    python benchmarks/predict_ddp.py --store /tmp/ddp                 measure everything (8 min), then report
     python benchmarks/predict_ddp.py --store /tmp/ddp --only report   report what is stored
 
 Three networks x three bucket sizes. A network is predicted from its own one-rank profile, the sweep, and the costs of
@@ -27,7 +27,8 @@ from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.strategy import Strategy
 
-NETWORKS = {"resnet20": 32, "alexnet-64px": 16, "gpt2-tiny": 8}
+NETWORKS = {"resnet20": 8, "alexnet-64px": 8, "gpt2-tiny": 4}
+"""Name and batch per rank: steps of some tens of milliseconds on one core."""
 BUCKETS = ("1 MiB", "4 MiB", "25 MiB")
 TARGET = 0.05
 STUDY = """name = "ddp-{network}"
@@ -37,23 +38,26 @@ devices = {devices}
 batch = [{batch}]
 {strategies}
 [protocol]
-launches = 2
-max_launches = 2
+launches = {launches}
+max_launches = {launches}
 warmup = 3
 steps = 20
-launch_budget = "4 s"
-phase_steps = 6
+launch_budget = "3 s"
+phase_steps = 5
 threads = 1
 """
 
 
-def measure(network: str, store: Path) -> None:
-    """Run the network on one rank, and on two with every bucket size."""
+def measure(network: str, store: Path, launches: int) -> None:
+    """Run the network on one rank, and on two with every bucket size; what is stored already is kept."""
     buckets = "".join(f'[[strategy]]\nname = "{size}"\nbucket = "{size}"\n' for size in BUCKETS)
     for devices, strategies in (("[1]", ""), ("[2]", buckets)):
         path = store / f"{network}-{devices[1]}.toml"
+        if Store(store).read_all(study=f"ddp-{network}-{devices[1]}"):
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = STUDY.format(network=network, devices=devices, batch=NETWORKS[network], strategies=strategies)
+        fields = {"network": network, "devices": devices, "batch": NETWORKS[network], "launches": launches}
+        text = STUDY.format(strategies=strategies, **fields)
         path.write_text(text.replace(f'"ddp-{network}"', f'"ddp-{network}-{devices[1]}"'), encoding="utf-8")
         subprocess.run([_paceline(), "run", str(path), "--store", str(store)], check=True, timeout=600)
 
@@ -105,12 +109,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--only", choices=["sweep", "report", *NETWORKS])
+    parser.add_argument("--launches", type=int, default=3)
     asked = parser.parse_args()
     if asked.only in (None, "sweep"):
         sweep(asked.store)
     for network in NETWORKS:
         if asked.only in (None, network):
-            measure(network, asked.store)
+            measure(network, asked.store, asked.launches)
     return report(asked.store) if asked.only in (None, "report") else 0
 
 

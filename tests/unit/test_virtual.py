@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,10 @@ from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
 from paceline.bench.virtual.links.shaping import segment_bytes
 from paceline.catalog import network
 from paceline.errors import InputError, UnknownName, Unsupported
+from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
 from paceline.measurements.run import Span
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
+from paceline.spec.network import layer_costs
 
 
 def cluster(*rates: float, latency: float = 1e-3) -> Cluster:
@@ -77,6 +78,18 @@ def test_stated_times_are_spread_over_layers_by_work() -> None:
     assert sum(time.backward for time in times) == pytest.approx(0.03)
 
 
+def test_a_profile_gives_the_times_of_each_layer(tmp_path: Path) -> None:
+    names = [cost.name for cost in layer_costs(network("lenet"))]
+    layers = tuple(ProfiledLayer(name=name, forward=0.001 * n, backward=0.002 * n) for n, name in enumerate(names))
+    write_profile(Profile(network="lenet", batch=4, layers=layers), tmp_path / "p.json")
+    device = Device(name="d", emulation=Emulation(profile=str(tmp_path / "p.json"), speed=2.0))
+    times = device_times(device, network("lenet"), batch=8, precision="float32")
+    assert [time.forward for time in times] == pytest.approx([layer.forward for layer in layers])
+    assert [time.backward for time in times] == pytest.approx([layer.backward for layer in layers])
+    with pytest.raises(Unsupported, match="no layer"):
+        device_times(device, network("resnet20"), batch=8, precision="float32")
+
+
 def test_roofline_and_what_it_needs() -> None:
     device = Device(name="d", peak={"float32": 1e12}, memory_bandwidth=1e11, emulation=Emulation())
     one, two = (
@@ -116,19 +129,39 @@ def test_an_unfaithful_run_is_known_by_its_worst_rank() -> None:
     assert verdict.error == pytest.approx(0.32)
 
 
-def test_the_device_clock_forgives_small_lateness_and_counts_the_rest() -> None:
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_the_device_clock_forgives_lateness_that_the_host_makes_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime()
+    monkeypatch.setattr("paceline.bench.virtual.devices.clock.time", fake)
     clock = DeviceClock({}, dilation=2.0, seed=0)
     clock.begin_step()
-    begin = time.perf_counter()
     for _ in range(10):
         clock.run(0.002)
-        time.sleep(0.0005)
-    assert time.perf_counter() - begin == pytest.approx(0.0405, rel=0.2)
+        fake.sleep(0.0005)
+    assert fake.now == pytest.approx(100.0405)
     clock.begin_step()
-    time.sleep(0.05)
-    before = clock.late_s
+    assert clock.late_s == 0
+    fake.sleep(0.05)
     clock.run(0.001)
-    assert clock.late_s - before == pytest.approx(0.048, rel=0.3)
+    clock.begin_step()
+    assert clock.late_s == pytest.approx(0.048)
+    fake.sleep(0.05)
+    clock.waited_for_data()
+    clock.run(0.001)
+    assert fake.now == pytest.approx(100.0405 + 0.05 + 0.05 + 0.002)
+    clock.begin_step()
+    assert clock.late_s == pytest.approx(0.048)
 
 
 def test_stragglers_and_jitter_are_drawn_by_seed() -> None:

@@ -16,8 +16,8 @@ def test_all_campaigns_within_eight_percent(rows):
 
 
 def test_hkbu_and_dlperf_as_reached(rows):
-    """The aim is 5 %; 5.2 % is reached, of which 1.2 is one series whose input collapses on the second host."""
-    assert rows["HKBU and DLPerf together"].mean_error <= 0.055
+    """The aim is 5 %; 5.0 % is reached, of which 1.2 is one series whose input collapses on the second host."""
+    assert rows["HKBU and DLPerf together"].mean_error <= 0.052
     assert rows["HKBU and DLPerf together"].median_error <= 0.035
 
 

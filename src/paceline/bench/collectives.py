@@ -36,6 +36,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "point
 WORKERS = {
     "gloo": "paceline.bench.frameworks.pytorch.worker_collectives",
     "nccl": "paceline.bench.frameworks.pytorch.worker_collectives",
+    "mpi": "paceline.bench.frameworks.mpi.worker_collectives",
 }
 TIMEOUT_S = 600.0
 
@@ -85,7 +86,7 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 def run_sweep(sweep: Sweep, launcher: Launcher, machine: Environment, *, launch: int = 0) -> RunData:
     """Measure one launch of a sweep; a failure is a stored run too."""
-    _check(sweep)
+    _check(sweep, launcher)
     prepare("pytorch")
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     case = case_of(sweep.cluster, sweep.ranks, framework=f"collectives/{sweep.transport}")
@@ -100,7 +101,9 @@ def run_sweep(sweep: Sweep, launcher: Launcher, machine: Environment, *, launch:
     return RunData(Run.model_validate({**run, **ending, **clock}), spans=spans)
 
 
-def _check(sweep: Sweep) -> None:
+def _check(sweep: Sweep, launcher: Launcher) -> None:
+    if sweep.transport == "mpi" and launcher.name != "mpi":
+        raise InputError("MPI's ranks must be started by mpirun", hint="--on mpi --transport mpi")
     for name in sweep.collectives:
         if name not in COLLECTIVES:
             raise UnknownName("collective", name, COLLECTIVES)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.bench.generated_data import data_set
 from paceline.bench.virtual.devices.timing import emulation_document
 from paceline.spec.cluster import Placed, place
 from paceline.spec.network import plain_network
@@ -177,6 +178,7 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
         "devices": [device.model_dump(mode="json") for device in devices],
         "emulation": emulation_document(devices, case) if any(device.emulation for device in devices) else None,
         "dilation": order.meet.dilation,
+        "data": data_set(case.network) if case.input == "files" else None,
         "script": case.script.model_dump(mode="json") if case.script else None,
         "passes": passes_of(case),
         "phases": protocol.phases,

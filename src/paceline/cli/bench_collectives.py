@@ -29,7 +29,7 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 @click.option("--ranks", default="2", show_default=True, help="Numbers of ranks, such as 2,4,8.")
 @click.option("--sizes", default=SIZES, show_default=True, help="Sizes of one rank's buffer.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, help="Which ones.")
-@click.option("--transport", default="gloo", show_default=True, help="gloo, or nccl on GPUs.")
+@click.option("--transport", default="gloo", show_default=True, help="gloo, nccl on GPUs, or mpi with --on mpi.")
 @click.option("--seconds", default=0.8, show_default=True, help="Time for each collective and size.")
 @store_option
 @json_option

@@ -1,8 +1,9 @@
-"""Run what confirms findings: each case as it was beside the same case with only the cause changed."""
+"""Run what confirms causes: each case as it was beside the same case with only the cause changed."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.doctor import diagnose
@@ -11,42 +12,81 @@ from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
 from paceline.catalog import known
 from paceline.cli.progress import Display
+from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
-from paceline.explain.advice.confirm import Confirmation, confirmation_of, with_measured
-from paceline.explain.advice.finding import Finding
+from paceline.explain.advice.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
+from paceline.explain.advice.finding import Finding, Trial
+from paceline.explain.evidence import CaseEvidence
 from paceline.explain.explanation import Explanation
+from paceline.explain.gap import Bar, Gap
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Study
 
-__all__ = ["confirm_findings"]
+__all__ = ["confirm"]
 
 PROTOCOL = Protocol(launches=3, max_launches=3, warmup=5, steps=30, launch_budget=5.0, phases=False)
+Rates = tuple[list[float], list[float]]
 
 
-def confirm_findings(explanation: Explanation, store: Store, most: int, *, quiet: bool) -> tuple[Finding, ...]:
-    """All findings, the first of those that can be tried here with the gain that was measured."""
-    wanted = [found for finding in explanation.findings if (found := _find(finding, explanation)) is not None]
-    tried = {id(item.finding): _try(item, explanation, store, quiet=quiet) for item in wanted[:most]}
-    return tuple(tried.get(id(finding), finding) for finding in explanation.findings)
+def confirm(explanation: Explanation, store: Store, most: int, *, quiet: bool) -> Explanation:
+    """The explanation with what was measured of its first findings and of the largest gap, where it can be tried."""
+    tries = _Tries(explanation, store, quiet=quiet)
+    findings = tuple(tries.finding(finding) if tries.made < most else finding for finding in explanation.findings)
+    gaps = tuple(tries.gap(gap) if number == 0 else gap for number, gap in enumerate(explanation.gaps))
+    return replace(explanation, findings=findings, gaps=gaps)
 
 
-def _find(finding: Finding, explanation: Explanation) -> Confirmation | None:
-    evidence = next(case.evidence for case in explanation.cases if case.evidence.run.case_id == finding.case_id)
-    try:
-        network = known().network(evidence.run.network)
-    except UnknownName:
-        return None
-    return confirmation_of(finding, evidence, network)
+class _Tries:
+    """Trials of one explanation; the same trial is run once."""
+
+    def __init__(self, explanation: Explanation, store: Store, *, quiet: bool) -> None:
+        self.explanation, self.store, self.quiet = explanation, store, quiet
+        self.rates: dict[str, Rates] = {}
+
+    @property
+    def made(self) -> int:
+        """Trials that were run."""
+        return len(self.rates)
+
+    def finding(self, finding: Finding) -> Finding:
+        """The finding with its measured gain."""
+        found = self._measured(finding.trial, finding.case_id, finding.title)
+        return with_measured(finding, *found) if found else finding
+
+    def gap(self, gap: Gap) -> Gap:
+        """The gap with what changing each cause alone really saved."""
+        return replace(gap, bars=tuple(self._bar(bar, gap) for bar in gap.bars))
+
+    def _bar(self, bar: Bar, gap: Gap) -> Bar:
+        found = self._measured(bar.trial, gap.slow_id, f"{bar.cause} of {gap.slow}")
+        run = self._evidence(gap.slow_id).run
+        return bar_with_measured(bar, run.batch * run.ranks, *found) if found else bar
+
+    def _measured(self, trial: Trial | None, case_id: str, title: str) -> Rates | None:
+        evidence = self._evidence(case_id)
+        try:
+            wanted = confirmation_of(trial, evidence, known().network(evidence.run.network))
+        except UnknownName:
+            return None
+        if wanted is None:
+            return None
+        key = f"{wanted.before.id} {wanted.after.id}"
+        if key not in self.rates:
+            self.rates[key] = _run(wanted, self.explanation, self.store, title=title, quiet=self.quiet)
+        return self.rates[key]
+
+    def _evidence(self, case_id: str) -> CaseEvidence:
+        return next(case.evidence for case in self.explanation.cases if case.evidence.run.case_id == case_id)
 
 
-def _try(item: Confirmation, explanation: Explanation, store: Store, *, quiet: bool) -> Finding:
-    """Measure both cases in turn, in a campaign of their own."""
+def _run(item: Confirmation, explanation: Explanation, store: Store, *, title: str, quiet: bool) -> Rates:
+    """Samples per second of both cases' launches, measured in turn, in a campaign of their own."""
     cases = (item.before, item.after)
     study = Study(
         name=f"{explanation.study}.confirm",
-        title=f"Confirms: {item.finding.title}",
+        title=f"Confirms: {title}",
         networks=(item.before.network.name,),
         frameworks=(item.before.framework,),
         batch=(item.before.batch,),
@@ -58,7 +98,8 @@ def _try(item: Confirmation, explanation: Explanation, store: Store, *, quiet: b
         Display(quiet=quiet) as display,
         open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name,
     ):
+        prepare_all(cases, display)
         campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
         display.follow(run_campaign(campaign, store), study.protocol, cases)
     rates = {group.first.case_id: list(group.throughputs) for group in load_launches(store, name)}
-    return with_measured(item.finding, rates.get(item.before.id, []), rates.get(item.after.id, []))
+    return rates.get(item.before.id, []), rates.get(item.after.id, [])

@@ -24,6 +24,10 @@ def show_curve(curve: Curve) -> None:
     gain = format_share(curve.knee_gain)
     knee = f"after {curve.knee} devices" if curve.knee else "not reached"
     click.echo(f"\nknee (a doubling adds less than {gain}): {knee}")
+    choices = curve.detail.get("fusion", {})
+    if choices:
+        said = [f"{name} {one['exchanges']} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()]
+        click.echo(f"exchanges (exposed) at {curve.predictions[-1].devices} devices: {', '.join(said)}")
     for line in curve.basis:
         click.echo(f"rests on: {line}")
     click.echo(f"to narrow the interval: {curve.advice}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from paceline.cli.confirm import confirm_findings
+from paceline.cli.confirm import confirm as try_out
 from paceline.cli.output import emit, json_option, say, store_option
-from paceline.explain.explanation import Explanation, explain_campaign
+from paceline.explain.explanation import explain_campaign
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
 from paceline.report.document import explanation_document
@@ -41,14 +40,9 @@ def command(study: str | None, confirm: bool, most: int, store: Path, as_json: b
     place = Store(store)
     explanation = explain_campaign(place, find_campaign(place, study))
     if confirm:
-        explanation = _confirmed(explanation, place, most, quiet=as_json)
+        explanation = try_out(explanation, place, most, quiet=as_json)
     if as_json:
         emit(explanation_document(explanation), "explain")
     else:
         for line in explanation_lines(explanation):
             say(line)
-
-
-def _confirmed(explanation: Explanation, store: Store, most: int, *, quiet: bool) -> Explanation:
-    findings = confirm_findings(explanation, store, most, quiet=quiet)
-    return replace(explanation, findings=findings)

@@ -11,7 +11,7 @@ import click
 from paceline.bench.availability import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import Proof, prove_framework
+from paceline.bench.verify import UNPROVABLE, Proof, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.output import emit, json_option, say, table
 from paceline.cli.progress import Display
@@ -117,16 +117,6 @@ def _modes(names: tuple[str, ...]) -> list[str]:
         modes = framework_record(full.split("/")[0]).mode
         found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes if f"{name}/{mode}" not in UNPROVABLE]
     return found
-
-
-UNPROVABLE = {
-    "mxnet/dist_async": "asynchronous: the weights depend on who comes first",
-    "tensorflow/parameter_server": "asynchronous: the weights depend on who comes first",
-    "cntk/onebit": "quantises gradients to one bit",
-    "cntk/block_momentum": "exchanges models, not gradients",
-    "script/command": "a user's own program",
-}
-"""Modes whose two-rank weights are not those of the large batch, by design."""
 
 
 def _line(proof: Proof) -> str:

@@ -23,7 +23,7 @@ from paceline.measurements.store import Store
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
 
-__all__ = ["command"]
+__all__ = ["command", "prepare_all"]
 
 
 @click.command()
@@ -61,7 +61,7 @@ def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Pa
         open_campaign(study, cases, place, resume=resume, launcher=launcher.name) as name,
     ):
         display.checks(checks)
-        _prepare_all(cases, display)
+        prepare_all(cases, display)
         campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
         with display.interruptible(f"paceline run {study_file} --resume"):
             display.follow(run_campaign(campaign, place), study.protocol, cases)
@@ -71,7 +71,8 @@ def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Pa
         show_results(place, name)
 
 
-def _prepare_all(cases: tuple[Case, ...], display: Display) -> None:
+def prepare_all(cases: tuple[Case, ...], display: Display) -> None:
+    """Make the environments that these cases need and that are not there yet."""
     names = {adapter_of(case.framework).environment(case.framework.split("/")[1]) for case in cases}
     for name in sorted(names):
         if find_environment(name) is None:

@@ -51,6 +51,7 @@ class Breakdown:
 
     case_id: str
     label: str
+    network: str
     step_s: Interval
     parts: tuple[Part, ...]
     hidden_s: float | None
@@ -82,6 +83,7 @@ def break_down(evidence: CaseEvidence) -> Breakdown | None:
     return Breakdown(
         case_id=evidence.run.case_id,
         label=evidence.label,
+        network=evidence.run.network,
         step_s=result.step_s,
         parts=parts,
         hidden_s=_hidden(result.native, result.phases["aggregate"]),

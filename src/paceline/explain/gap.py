@@ -39,6 +39,8 @@ class Bar:
     interval: Interval | None = None
     trial: Trial | None = None
     """A run of the slower side that changes only this cause."""
+    measured_s: float | None = None
+    """What that run really saved, where it was made."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
 def _changed(now: Exchange, then: Exchange, cause: str) -> tuple[Exchange, Bar]:
     words = {
         "overlap": f"exposed {SECONDS.format(now.exposed)} as it is, {SECONDS.format(then.exposed)} if overlap changed",
-        "fusion": f"{now.num_exchanges} exchanges against {then.num_exchanges}: "
+        "fusion": f"exchanges a step: {now.num_exchanges} against {then.num_exchanges}, "
         f"exposed {SECONDS.format(now.exposed)} becomes {SECONDS.format(then.exposed)}",
     }
     changes: dict[str, dict[str, Any]] = {

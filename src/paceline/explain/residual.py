@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from pydantic import ValidationError
 
 from paceline.errors import PacelineError
-from paceline.explain.breakdown import layers_of
 from paceline.explain.evidence import CaseEvidence
-from paceline.measurements.profile import Profile, ProfiledLayer
+from paceline.measurements.run import Span
 from paceline.model.prediction import Curve, Prediction
+from paceline.model.profiles import Row, profile_from
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 
 __all__ = ["Residual", "Series", "TermResidual", "predict_series"]
 
+JITTER = 0.01
+"""Spread of a step within a launch, as a share of it, where the prediction needs one."""
 REACH = 4
 """A curve is predicted up to this many times the largest number of ranks that was measured."""
 PHASE_TERMS = {
@@ -101,7 +104,7 @@ def _series(cases: list[CaseEvidence]) -> Series:
         why = error.message if isinstance(error, PacelineError) else str(error.errors()[0]["msg"])
         return Series(label, tuple(cases), None, why, ())
     if curve is None:
-        return Series(label, tuple(cases), None, "no launch with one rank was traced layer by layer", ())
+        return Series(label, tuple(cases), None, "a curve needs a case with one rank, and weak scaling", ())
     known = {prediction.devices: prediction for prediction in curve.predictions}
     residuals = [_residual(case, known[case.run.ranks]) for case in cases if case.result.phases]
     return Series(label, tuple(cases), curve, "", tuple(residuals))
@@ -109,9 +112,9 @@ def _series(cases: list[CaseEvidence]) -> Series:
 
 def _curve(cases: list[CaseEvidence]) -> Curve | None:
     smallest = cases[0]
-    profile = profile_of(smallest) if smallest.run.ranks == 1 else None
-    if profile is None or smallest.cluster is None or smallest.run.scaling == "strong":
+    if smallest.run.ranks != 1 or smallest.cluster is None or smallest.run.scaling == "strong":
         return None
+    profile = profile_from(smallest.launches, _rows(smallest), jitter=JITTER)
     question = Question(
         cluster=smallest.cluster,
         framework=smallest.run.framework,
@@ -126,33 +129,16 @@ def _curve(cases: list[CaseEvidence]) -> Curve | None:
     return predict_curve(question, tuple(sorted(measured | more)))
 
 
-def profile_of(evidence: CaseEvidence) -> Profile | None:
-    """One device's step layer by layer: the traced layers, scaled to the phases that were measured without hooks."""
-    layers, phases = layers_of(evidence), evidence.result.phases
-    if not layers or not phases or sum(layer.forward_s for layer in layers) <= 0:
-        return None
-    forward = phases["forward"] / sum(layer.forward_s for layer in layers)
-    traced = sum(layer.backward_s for layer in layers)
-    backward = phases["backward"] / traced if traced > 0 else 0.0
-    device = evidence.placed[0].device.name if evidence.placed else None
-    return Profile(
-        network=evidence.run.network,
-        device=device,
-        batch=evidence.run.batch,
-        layers=tuple(
-            ProfiledLayer(
-                name=layer.name,
-                forward=layer.forward_s * forward,
-                backward=layer.backward_s * backward,
-                gradients=(layer.gradient_bytes,) if layer.gradient_bytes else (),
-            )
-            for layer in layers
-        ),
-        io=phases["io"],
-        h2d=phases["h2d"],
-        update=phases["update"] + max(0.0, phases["other"]),
-        source=evidence.run.id,
-    )
+def _rows(evidence: CaseEvidence) -> list[Row]:
+    """Phase, name, median seconds and start, and bytes of everything that rank 0 traced."""
+    found: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in evidence.spans:
+        if span.rank == 0 and span.phase in ("forward", "backward"):
+            found[span.phase, span.name].append(span)
+    return [
+        (phase, name, median(s.seconds for s in spans), median(s.start_s for s in spans), spans[0].size_bytes)
+        for (phase, name), spans in found.items()
+    ]
 
 
 def _residual(case: CaseEvidence, prediction: Prediction) -> Residual:

@@ -62,7 +62,8 @@ def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveF
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
     """Everything a store's sweeps and one campaign of runs tell."""
     campaigns = [item for item in store.read_campaigns() if item["study"] != "collectives"]
-    launches = load_launches(store, find_campaign(store, study)) if campaigns or study else []
+    newest = str(campaigns[-1]["campaign"]) if campaigns else None
+    launches = load_launches(store, find_campaign(store, study or newest)) if study or newest else []
     good = [item for item in launches if item.steps]
     profiles = {_label(item): profile_of(store, item) for item in good if item.first.ranks == 1}
     clusters = sorted({item.first.cluster for item in good})
@@ -131,7 +132,7 @@ def _solve(matrix: Floats, wanted: Floats, *, scale: Floats) -> Floats:
         np.concatenate([wanted, pull @ usual]),
         bounds=([0, 0, 0], [0.01, 0.9, 1.0]),
     )
-    return np.asarray(found.x)
+    return np.where(found.x < 1e-9, 0.0, found.x)
 
 
 def _label(item: Launches) -> str:

@@ -192,7 +192,7 @@ def on_device(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWo
         update=work.update * wanted.update / measured.update,
         io=work.io,
         h2d=work.h2d,
-        jitter=work.jitter,
+        jitter=wanted.jitter,
         spread=float(np.hypot(work.spread, 0.2)),
         basis=f"{work.basis}, moved by the ratio of rooflines",
     )

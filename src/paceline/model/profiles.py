@@ -14,19 +14,27 @@ from paceline.measurements.results import Launches
 from paceline.measurements.sql import connect
 from paceline.measurements.store import Store
 
-__all__ = ["profile_of"]
+__all__ = ["Row", "profile_from", "profile_of"]
+
+MOST_JITTER = 0.2
+"""More is other load on the machine, not the device."""
 
 Row = tuple[str, str, float, float, int | None]
 
 
 def profile_of(store: Store, launches: Launches) -> Profile:
     """The profile of a case that ran on one rank."""
+    runs = [item.id for item in launches.runs]
+    return profile_from(launches, _spans(store, runs), jitter=_jitter(store, runs))
+
+
+def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profile:
+    """The profile of spans that are read already: phase, name, median seconds and start, bytes of each."""
     run = launches.first
     if run.ranks != 1:
         raise Unsupported(
             f"{run.id} ran on {run.ranks} ranks, a profile needs one", hint="run the case with devices = [1]"
         )
-    rows = _spans(store, [item.id for item in launches.runs])
     if not rows or not launches.passes:
         raise Unsupported(
             f"{run.network} on {run.framework} has no spans of its layers",
@@ -45,7 +53,7 @@ def profile_of(store: Store, launches: Launches) -> Profile:
         update=update,
         h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
-        jitter=min(1.0, _jitter(store, [item.id for item in launches.runs])),
+        jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
     )

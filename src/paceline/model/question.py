@@ -89,7 +89,7 @@ def _work_on(question: Question, device: Device) -> StepWork:
 
 
 def _moved(work: StepWork, profile: Profile, device: Device, question: Question) -> StepWork:
-    """A profile of another device: by the ratio of rooflines, or by the new device's roofline alone."""
+    """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
     if profile.device is None or profile.device == device.name:
         return work
     if profile.network not in catalog.network_names():
@@ -102,8 +102,8 @@ def _moved(work: StepWork, profile: Profile, device: Device, question: Question)
     wanted = roofline(network, device, question.batch, precision=question.strategy.precision)
     before = catalog.device(profile.device) if profile.device in catalog.device_names() else None
     if before is None or before.memory_bandwidth is None or "float32" not in before.peak:
-        why = f"the figures of {profile.device} are not known, so its profile gives jitter alone"
-        return replace(wanted, jitter=work.jitter, basis=f"{wanted.basis}; {why}")
+        why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
+        return replace(wanted, basis=f"{wanted.basis}; {why}")
     return on_device(work, measured=roofline(network, before, question.batch), wanted=wanted)
 
 

@@ -13,7 +13,7 @@ from paceline.catalog import Policy, framework, resolve
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.collective.sweep import seconds_at
 from paceline.model.compute import StepWork
-from paceline.model.iteration.terms import Factors, step_terms
+from paceline.model.iteration.terms import Factors, fusion_choices, step_terms
 from paceline.model.prediction import Curve, Prediction, estimate, knee_of
 from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.spec.cluster import place
@@ -59,7 +59,15 @@ def predict_curve(
         knee_gain=knee_gain,
         advice=_advice(question, counts[-1], policy, calibration=calibration, works=works, spreads=spreads, seed=seed),
         basis=_basis(question, policy, calibration, works),
-        detail={"policy": policy.model_dump(mode="json", exclude_none=True)},
+        detail={
+            "policy": policy.model_dump(mode="json", exclude_none=True),
+            "fusion": {
+                name: {"exchanges": exchanges, "exposed_s": exposed}
+                for name, (exchanges, exposed) in fusion_choices(
+                    ranks_of(question, counts[-1], calibration, works), policy, calibration
+                ).items()
+            },
+        },
     )
 
 

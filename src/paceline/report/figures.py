@@ -253,7 +253,7 @@ def waterfall(gap: Gap) -> Figure:
     heights.append(1e3 * gap.fast_step_s.value)
     roles.append("@total")
     texts = [
-        f"{height:+.2f}" if 0 < index < len(labels) - 1 else f"{height:.2f}" for index, height in enumerate(heights)
+        _signed(height) if 0 < index < len(labels) - 1 else f"{height:.2f}" for index, height in enumerate(heights)
     ]
     trace = {
         "type": "bar",
@@ -313,6 +313,10 @@ def residual_bars(series: Sequence[Series]) -> Figure:
                 }
             )
     return _figure(traces, x="", y="milliseconds of a step")
+
+
+def _signed(value: float) -> str:
+    return "0.00" if abs(value) < 0.005 else f"{value:+.2f}"
 
 
 def _figure(traces: list[Figure], *, x: str, y: str, log: bool = False) -> Figure:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from paceline.explain.advice.finding import Finding
 from paceline.measurements.summary import Interval
-from paceline.report.markup import Markup, element, join
+from paceline.report.markup import Markup, element
 from paceline.units import format_share
 
 __all__ = ["findings_section", "gain_words"]
 
-MOST = 30
+MOST_OTHERS = 5
+"""Further cases of the same cause that are named."""
 KINDS = {"setting": "Setting", "code": "In the script", "purchase": "To buy", "machine": "On the machine"}
 
 
@@ -27,16 +28,14 @@ def findings_section(findings: Sequence[Finding]) -> Markup:
     """The findings, the weightiest first."""
     if not findings:
         return element("p", "No single change is predicted to save 5 % or more of the time per sample.")
-    more = len(findings) - MOST
-    note = (
-        element("p", f"{more} more are not shown; `paceline explain --json` has all.", class_="quiet")
-        if more > 0
-        else None
-    )
-    return join(element("ol", *(_item(finding) for finding in findings[:MOST]), class_="findings"), note)
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.cause, []).append(finding)
+    items = [_item(group[0], group[1:]) for group in groups.values()]
+    return element("ol", *items, class_="findings")
 
 
-def _item(finding: Finding) -> Markup:
+def _item(finding: Finding, others: Sequence[Finding]) -> Markup:
     measured = (
         element("p", f"Measured gain when tried: {gain_words(finding.measured_gain)}.", class_="gain")
         if finding.measured_gain
@@ -51,6 +50,7 @@ def _item(finding: Finding) -> Markup:
         measured,
         element("p", f"{KINDS[finding.change.kind]}: ", element("code", finding.change.what), class_="change"),
         warning,
+        _others(others),
         element(
             "details",
             element("summary", "Evidence"),
@@ -58,3 +58,12 @@ def _item(finding: Finding) -> Markup:
         ),
         data_cause=finding.cause,
     )
+
+
+def _others(findings: Sequence[Finding]) -> Markup | None:
+    """Cases with the same cause and a smaller gain."""
+    if not findings:
+        return None
+    named = "; ".join(f"{item.case} ({format_share(item.gain.value)})" for item in findings[:MOST_OTHERS])
+    more = len(findings) - MOST_OTHERS
+    return element("p", f"Also: {named}" + (f"; and {more} more cases." if more > 0 else "."), class_="quiet")

@@ -6,13 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.explain.breakdown import Breakdown
 from paceline.explain.explanation import CaseExplanation, Explanation
 from paceline.explain.timeline import measured_step, predicted_step
 from paceline.report import figures
 from paceline.report.details import settings_section
 from paceline.report.findings import findings_section
 from paceline.report.markup import Markup, element, join
-from paceline.report.tables import breakdown_table, gap_table, residual_table, results_table, straggler_table
+from paceline.report.tables import (
+    breakdown_table,
+    gap_table,
+    layer_table,
+    rank_table,
+    residual_table,
+    results_table,
+    straggler_table,
+)
 
 __all__ = ["Page", "all_sections"]
 
@@ -129,7 +138,24 @@ def _phases(page: Page) -> Markup | None:
         plot,
         more,
         _folded("Shares and seconds of every case", breakdown_table(found)),
+        _by_rank(found),
+        _by_layer(found),
     )
+
+
+def _by_rank(found: Sequence[Breakdown]) -> Markup | None:
+    several = [item for item in found if len(item.ranks) > 1][:MOST_CHOICES]
+    return _folded("Each rank's own compute", rank_table(several)) if several else None
+
+
+def _by_layer(found: Sequence[Breakdown]) -> Markup | None:
+    """The layers of the largest case of each network, so many networks at most."""
+    chosen: dict[str, Breakdown] = {}
+    for item in found:
+        if item.layers:
+            chosen[item.network] = item
+    parts = [_folded(f"Layer by layer: {item.label}", layer_table(item)) for item in list(chosen.values())[:4]]
+    return join(*parts) if parts else None
 
 
 def _timeline(page: Page) -> Markup | None:

@@ -13,9 +13,17 @@ from paceline.explain.stragglers import Straggler
 from paceline.measurements.run import PHASES
 from paceline.measurements.summary import Interval
 from paceline.report.markup import Markup, element
-from paceline.units import SECONDS, format_share
+from paceline.units import BYTES, SECONDS, format_share
 
-__all__ = ["breakdown_table", "gap_table", "residual_table", "results_table", "straggler_table"]
+__all__ = [
+    "breakdown_table",
+    "gap_table",
+    "layer_table",
+    "rank_table",
+    "residual_table",
+    "results_table",
+    "straggler_table",
+]
 
 
 def table(
@@ -94,10 +102,40 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
     return table(columns, rows)
 
 
+def rank_table(breakdowns: Sequence[Breakdown]) -> Markup:
+    """Each rank's own compute, before it waits for anybody."""
+    rows = [
+        [
+            item.label,
+            str(rank.rank),
+            rank.host,
+            *(SECONDS.format(rank.seconds[name]) for name in ("forward", "backward")),
+        ]
+        for item in breakdowns
+        for rank in item.ranks
+    ]
+    return table(["case", ">rank", "host", ">forward", ">backward"], rows)
+
+
+def layer_table(item: Breakdown) -> Markup:
+    """Layers of one case in the order of the forward pass."""
+    rows = [
+        [
+            layer.name,
+            SECONDS.format(layer.forward_s),
+            SECONDS.format(layer.backward_s),
+            BYTES.format(float(layer.gradient_bytes)) if layer.gradient_bytes else "",
+        ]
+        for layer in item.layers
+    ]
+    caption = f"{item.label}; hooks on every layer make these times longer than those of a clean step."
+    return table(["layer", ">forward", ">backward", ">gradients"], rows, caption=caption)
+
+
 def gap_table(gap: Gap) -> Markup:
     """Causes of a gap with their evidence; the last row is their sum."""
     rows: list[list[Markup | str | float | None]] = [
-        [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds:+.2f}"), _range(bar.interval), bar.evidence]
+        [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"), _range(bar.interval), bar.evidence]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)

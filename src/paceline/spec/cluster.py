@@ -21,6 +21,8 @@ class Emulation(Noun):
     """Seconds of one forward pass of the case; none given means the model's estimate for the device."""
     backward: Seconds | None = None
     """Seconds of one backward pass; none given means twice the forward."""
+    profile: Name | None = None
+    """Path of a profile whose times, layer by layer, the device takes, scaled to the case's batch."""
     speed: Annotated[float, Field(gt=0)] = 1.0
     """How many times faster than stated the device is."""
     jitter: Share = 0.0

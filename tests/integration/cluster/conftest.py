@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -48,7 +48,6 @@ class Grounds:
 
     up: VirtualCluster
     env: dict[str, str]
-    ray_address: str | None
     folder: Path
     python: list[str] = field(default_factory=lambda: [sys.executable])
 
@@ -89,12 +88,17 @@ def _furnished(up: VirtualCluster, folder: Path) -> Grounds:
     wrapper.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')
     wrapper.chmod(0o755)
     env = start_slurm(up, folder / "slurm")
-    python = os.environ.get("PACELINE_RAY_PYTHON")
-    address = start_ray(up, Path(python)) if python else None
     env = {**env, "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin", "COLUMNS": "140", "RAY_AUTH_MODE": "disabled"}
-    if address:
-        env["RAY_ADDRESS"] = address
-    return Grounds(up, env, address, folder)
+    return Grounds(up, env, folder)
+
+
+@pytest.fixture(scope="session")
+def ray_grounds(grounds: Grounds) -> Grounds:
+    """The same with Ray on it, which takes a while to start and is started only where it is needed."""
+    python = os.environ.get("PACELINE_RAY_PYTHON")
+    if not python:
+        pytest.skip("PACELINE_RAY_PYTHON names no interpreter with Ray (make test-cluster makes one)")
+    return replace(grounds, env={**grounds.env, "RAY_ADDRESS": start_ray(grounds.up, Path(python))})
 
 
 def workers() -> list[psutil.Process]:

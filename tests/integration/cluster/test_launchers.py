@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paceline.bench.virtual.hosts.enter import on_host
+from paceline.catalog import cluster
 from paceline.measurements.store import Store
 from tests.integration.cluster.conftest import Grounds, workers
-from tests.integration.cluster.services import wait_until
+from tests.integration.cluster.services import on, wait_until
 
 CLUSTER = """
 name = "two"
@@ -47,10 +52,15 @@ ENGINES = ("local", "virtual", "ssh", "mpi", "mpich", "slurm", "slurm-batch", "s
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, grounds: Grounds) -> str:
-    if request.param == "ray" and grounds.ray_address is None:
-        pytest.skip("PACELINE_RAY_PYTHON names no interpreter with Ray (make test-cluster makes one)")
+def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, engine: str) -> Grounds:
+    """Where the engine runs."""
+    found: Grounds = request.getfixturevalue("ray_grounds" if engine == "ray" else "grounds")
+    return found
 
 
 @pytest.fixture
@@ -76,26 +86,24 @@ def nothing_left() -> Iterator[None]:
     wait_until(lambda: not workers(), "the end of all ranks", 30)
 
 
-def test_ranks_run_and_come_back(
-    grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path, engine: str
-) -> None:
-    grounds.run(tmp_path / "results", *study())
+def test_ranks_run_and_come_back(place: Grounds, study: Callable[..., list[str]], tmp_path: Path, engine: str) -> None:
+    place.run(tmp_path / "results", *study())
     (run,) = Store(tmp_path / "results").read_all()
     assert run.outcome == "ok", run.failure
     assert run.launcher.startswith(engine.split("-")[0].replace("mpich", "mpi"))
     assert len(run.facts["clock_offsets_s"]) == 2
 
 
-def test_a_crash_is_a_stored_failure(grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
-    grounds.run(tmp_path / "results", *study(CRASH))
+def test_a_crash_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    place.run(tmp_path / "results", *study(CRASH))
     (run,) = Store(tmp_path / "results").read_all()
     assert run.failure is not None
     assert run.failure.reason == "crash"
     assert "the planted crash" in run.failure.log_tail
 
 
-def test_a_lost_rank_is_a_stored_failure(grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
-    process = grounds.start(tmp_path / "results", *study(HANG))
+def test_a_lost_rank_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    process = place.start(tmp_path / "results", *study(HANG))
     _await_ranks(2)
     time.sleep(0.5)
     victims = [p for p in workers() if any("quick_worker" in word for word in p.cmdline())]
@@ -106,10 +114,8 @@ def test_a_lost_rank_is_a_stored_failure(grounds: Grounds, study: Callable[..., 
     assert run.failure.reason == "killed"
 
 
-def test_the_end_of_the_command_ends_the_ranks(
-    grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path
-) -> None:
-    process = grounds.start(tmp_path / "results", *study(HANG))
+def test_the_end_of_the_command_ends_the_ranks(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    process = place.start(tmp_path / "results", *study(HANG))
     _await_ranks(2)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -117,8 +123,8 @@ def test_the_end_of_the_command_ends_the_ranks(
     assert Store(tmp_path / "results").read_all() == []
 
 
-def test_a_timeout_is_a_stored_failure(grounds: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
-    grounds.run(tmp_path / "results", *study(HANG, "8 s"))
+def test_a_timeout_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
+    place.run(tmp_path / "results", *study(HANG, "8 s"))
     (run,) = Store(tmp_path / "results").read_all()
     assert run.failure is not None
     assert run.failure.reason == "timeout"
@@ -129,3 +135,80 @@ def _await_ranks(count: int) -> None:
         return sum(any("quick_worker" in word for word in p.info["cmdline"] or ()) for p in workers()) >= count
 
     wait_until(there, f"{count} ranks", 60)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Callable[..., list[str]]:
+    """A study on the two named hosts, for tests of one engine."""
+
+    def write(on: str, batch: int = 8, timeout: str = "1 min") -> list[str]:
+        (tmp_path / "two.toml").write_text(CLUSTER)
+        path = tmp_path / "study.toml"
+        path.write_text(STUDY.format(cluster=tmp_path / "two.toml", batch=batch, timeout=timeout))
+        return ["run", str(path), "--on", on]
+
+    return write
+
+
+def test_hosts_without_a_shared_file_system(grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path) -> None:
+    """The launch's folder exists on the first host alone; its files travel, and log and events come back."""
+    private = grounds.folder / "private"
+    private.mkdir()
+    for host in ("n1", "n2"):
+        on(grounds.up, host, ["mount", "-t", "tmpfs", "none", str(private)])
+    there = replace(grounds, env={**grounds.env, "TMPDIR": str(private)})
+    there.run(tmp_path / "results", *pair("ssh"))
+    there.run(tmp_path / "crash", *pair("ssh", CRASH))
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.outcome == "ok", run.failure
+    (run,) = Store(tmp_path / "crash").read_all()
+    assert run.failure is not None
+    assert "the planted crash" in run.failure.log_tail
+
+
+def test_a_cancelled_job_is_a_stored_failure(grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path) -> None:
+    """What a preempted job looks like."""
+    process = grounds.start(tmp_path / "results", *pair("slurm-batch", HANG))
+    _await_ranks(2)
+    on(grounds.up, "n0", ["scancel", "--full", "--name=paceline"], env=grounds.env)
+    out, err = process.communicate(timeout=120)
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.failure is not None, out + err
+    assert run.failure.reason == "killed"
+
+
+def test_a_host_that_does_not_answer_is_a_stored_failure(
+    grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    grounds.run(tmp_path / "results", *pair("ssh"), "--hosts", "n1,nowhere")
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.failure is not None
+    assert run.failure.phase == "launch"
+    assert "nowhere" in run.failure.message
+
+
+def test_inspect_and_collectives_over_slurm(grounds: Grounds, tmp_path: Path) -> None:
+    """The links of the grounds are found as they were made."""
+    found = tmp_path / "found.toml"
+    argv = [sys.executable, "-m", "paceline", "cluster", "inspect", "--on", "slurm", "--out", str(found)]
+    inside = on_host(grounds.up.pid_of("n0"), argv, directory=tmp_path)
+    done = subprocess.run(inside, env=grounds.env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    hosts = cluster(str(found)).hosts
+    assert [host.name for host in hosts] == ["n0", "n1", "n2"]
+    assert all(host.link.bandwidth == pytest.approx(1.25e8, rel=0.15) for host in hosts), found.read_text()
+    assert found.read_text().count("# clock:") == 3
+
+
+def test_collectives_through_mpi(grounds: Grounds, tmp_path: Path, pytorch: Path) -> None:
+    (tmp_path / "two.toml").write_text(CLUSTER)
+    words = ["bench-collectives", "--on", "mpi", "--transport", "mpi", "--cluster", str(tmp_path / "two.toml")]
+    argv = [sys.executable, "-m", "paceline", *words, "--sizes", "1 KiB,1 MiB", "--seconds", "0.1"]
+    inside = on_host(grounds.up.pid_of("n0"), [*argv, "--store", str(tmp_path / "results")], directory=tmp_path)
+    done = subprocess.run(inside, env=grounds.env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.outcome == "ok", run.failure
+    times = {(item["collective"], item["size_bytes"]): item["seconds"] for item in run.facts["collectives"]}
+    assert len(times) == 10
+    assert times["all_reduce", 2**20] > 2**20 / 1.25e8 * 0.8  # the whole buffer crosses a link of 1 Gb/s

@@ -5,6 +5,7 @@ from paceline.model.iteration import recurrence
 from paceline.model.iteration.fusion import (
     bucket_bytes,
     buckets_of_size,
+    cycle_buckets,
     finish_of,
     mgwfbp_buckets,
     optimal_buckets,
@@ -78,3 +79,14 @@ def test_the_optimum_is_never_beaten():
         assert best == pytest.approx(min(every))
         greedy = finish_of(ready, sizes, mgwfbp_buckets(ready, sizes, startup=0.4, per_byte=0.3), cost)
         assert best <= greedy + 1e-12
+
+
+def test_a_cycle_sends_what_is_ready():
+    ready, sizes = np.array([1.0, 1.1, 1.2, 5.0]), np.ones(4)
+
+    def cost(size):
+        return 1.0 + 0 * size
+
+    assert cycle_buckets(ready, sizes, 10.0, cycle=0.01, cost=cost).tolist() == [0, 2, 3]
+    assert cycle_buckets(ready, sizes, 1.0, cycle=0.01, cost=cost).tolist() == [0, 1, 2, 3]
+    assert cycle_buckets(ready, sizes, 10.0, cycle=2.0, cost=cost).tolist() == [2, 3]

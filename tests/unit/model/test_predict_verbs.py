@@ -82,3 +82,14 @@ def test_validate_reads_other_files(paceline, tmp_path):
     found = paceline.json("validate", "--data", str(path))
     assert json.dumps(found["rows"][0]["name"]) == '"mine"'
     assert found["rows"][0]["mean_error"] < 0.1
+
+
+def test_a_transformer_is_predicted_or_does_not_fit(paceline):
+    small = ("transformer", "--tensor", "2", "--pipeline", "2", "--data", "2", "--global-batch", "64")
+    found = paceline.json(*small)
+    assert found["schema"] == "paceline.transformer/1"
+    assert found["interval_90"][0] < found["step_s"] < found["interval_90"][1]
+    assert found["memory_bytes"]["total"] < 80e9
+    assert "tokens/s" in paceline(*small)
+    assert "too much" in paceline(*small, "--memory", "4 GB", code=2)
+    assert "global batch" in paceline(*small[:-1], "63", code=2)

@@ -41,6 +41,14 @@ def test_a_curve_has_intervals_terms_knee_and_advice():
     assert "bench-collectives" in curve.advice
 
 
+def test_the_best_fusion_is_told():
+    fusion = predict_curve(ask(), COUNTS).detail["fusion"]
+    assert fusion["optimal"]["exposed_s"] <= min(fusion["policy"]["exposed_s"], fusion["mgwfbp"]["exposed_s"]) + 1e-12
+    last = predict_curve(ask(), COUNTS).predictions[-1]
+    assert fusion["policy"]["exposed_s"] == pytest.approx(last.terms["aggregate"])
+    assert predict_curve(ask(framework="cntk"), COUNTS).detail["fusion"] == {}
+
+
 def test_frameworks_differ_by_their_policy():
     overlapped, after, servers = (steps(ask(framework=name))[-1] for name in ("pytorch", "cntk", "mxnet"))
     assert overlapped < after
@@ -106,7 +114,7 @@ def test_a_profile_moves_to_another_device_by_rooflines():
     assert moved.predictions[0].step_s.value < known.step
     assert "ratio of rooflines" in moved.basis[0]
     other = predict_curve(ask(cluster=where, network=None, profile=profile(network="lenet", device="host-cpu")), (1,))
-    assert "jitter alone" in other.basis[0]
+    assert "cannot be moved" in other.basis[0]
 
 
 def test_a_profile_of_an_unknown_network_is_refused_elsewhere():

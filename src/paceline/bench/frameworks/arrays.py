@@ -6,7 +6,7 @@ Runs inside every framework's own environment: standard library and NumPy only, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class ArraySession(Session):
     (logits, loss and gradients of the resident batch, without exchange).
     """
 
-    parts = {"forward": "forward", "compute": "compute", "exchange": "exchange"}
+    parts: ClassVar = {"forward": "forward", "compute": "compute", "exchange": "exchange"}
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank, self.ranks = job, rank, job["ranks"]

@@ -20,7 +20,7 @@ FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchro
 class PolicyAdapter:
     """An adapter whose strategies are its catalog policy, but for the fields that it lets a study choose."""
 
-    name: ClassVar[str]
+    name: str
     module: ClassVar[str]
     """The worker; one process per rank runs it."""
     choices: ClassVar[Mapping[str, tuple[object, ...]]] = {}
@@ -42,6 +42,8 @@ class PolicyAdapter:
     def _refused_network(self, case: Case) -> str | None:
         if case.network.input.kind not in self.inputs:
             return f"{self.name} builds networks of images only, {case.network.name} reads {case.network.input.kind}"
+        if case.input == "files" and case.network.input.kind != "image":
+            return "only images are read from files"
         for layer in case.network.layers:
             if layer.kind in self.missing:
                 return f"{case.network.name} has {layer.kind} layers: {self.missing[layer.kind]}"

@@ -35,7 +35,7 @@ class LinkFound:
     source: str
     target: str
     bandwidth: float
-    """Bytes per second of one stream: the median of its samples."""
+    """Bytes per second of one stream: the best of its samples, because disturbances only take away."""
     bandwidth_spread: tuple[float, float]
     """Least and most of the samples."""
     latency: float
@@ -138,7 +138,7 @@ def _link(pair: dict[str, Any], names: list[str]) -> LinkFound:
     return LinkFound(
         source=names[pair["source"]],
         target=names[pair["target"]],
-        bandwidth=statistics.median(rates),
+        bandwidth=rates[-1],
         bandwidth_spread=(rates[0], rates[-1]),
         latency=statistics.median(trips) / 2,
         latency_spread=(trips[len(trips) // 10] / 2, trips[-1 - len(trips) // 10] / 2),

@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.advice.rules import gain_of, make
+from paceline.explain.advice.threads import oversubscribed_threads
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval
@@ -27,6 +28,10 @@ def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
     good = [case for case in cases if case.result.step_s is not None]
     findings = [_small_batch(case, group) for group in _along(good, "batch") for case in group]
     findings += [_fixed_overhead(case) for case in good]
+    families: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
+    for case in good:
+        families[_others(case.run, "ranks")].append(case)
+    findings += [oversubscribed_threads(case, family) for family in families.values() for case in family]
     findings += [_fewer_devices(case, group) for group in _along(good, "ranks") for case in group]
     return [finding for finding in findings if finding is not None]
 
@@ -48,11 +53,12 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
     """Part of the step does not shrink with the batch: step = fixed + batch x per_sample."""
     batches = np.array([float(item.run.batch) for item in group])
     steps = np.array([item.result.step_s.value for item in group if item.result.step_s])
-    per_sample, fixed = np.polyfit(batches, steps, 1)
-    if fixed <= 0 or per_sample <= 0 or case.result.step_s is None:
+    slope, fixed = (float(value) for value in np.polyfit(batches, steps, 1))
+    per_sample = max(slope, 0.0)
+    if fixed <= 0 or case.result.step_s is None:
         return None
     batch, step = case.run.batch, case.result.step_s.value
-    wanted = _enough(batch, fixed / per_sample)
+    wanted = _enough(batch, fixed / max(per_sample, 1e-12))
     if wanted <= batch:
         return None
     after = fixed / wanted + per_sample

@@ -6,35 +6,35 @@ Nothing is run here: who runs campaigns takes the cases, and hands back what the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from paceline.errors import InputError
 from paceline.explain.advice.finding import Finding, Trial
 from paceline.explain.evidence import CaseEvidence
+from paceline.explain.gap import Bar
 from paceline.measurements.summary import Interval, speedup_interval
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 
-__all__ = ["Confirmation", "confirmation_of", "with_measured"]
+__all__ = ["Confirmation", "bar_with_measured", "confirmation_of", "with_measured"]
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A finding, the case as it was, and the same case with only the cause changed."""
+    """A case as it was, and the same case with only one cause changed."""
 
-    finding: Finding
     before: Case
     after: Case
 
 
-def confirmation_of(finding: Finding, evidence: CaseEvidence, network: Network) -> Confirmation | None:
-    """What to run to confirm a finding; None if settings alone cannot try it here."""
-    if finding.trial is None or evidence.cluster is None or not _same_network(evidence, network):
+def confirmation_of(trial: Trial | None, evidence: CaseEvidence, network: Network) -> Confirmation | None:
+    """What to run to confirm a cause; None if settings alone cannot try it here."""
+    if trial is None or evidence.cluster is None or not _same_network(evidence, network):
         return None
-    before = _case(evidence, network, Trial())
-    after = _case(evidence, network, finding.trial)
-    return Confirmation(finding, before, after) if before.id != after.id else None
+    before, after = _case(evidence, network, Trial()), _case(evidence, network, trial)
+    return Confirmation(before, after) if before.id != after.id else None
 
 
 def _same_network(evidence: CaseEvidence, network: Network) -> bool:
@@ -72,3 +72,10 @@ def with_measured(finding: Finding, before: list[float], after: list[float]) -> 
         return finding
     ratio = speedup_interval(before, after)
     return replace(finding, measured_gain=Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low))
+
+
+def bar_with_measured(bar: Bar, samples: int, before: list[float], after: list[float]) -> Bar:
+    """The bar with the seconds that its trial really saved of a step of so many samples."""
+    if not before or not after:
+        return bar
+    return replace(bar, measured_s=samples / median(before) - samples / median(after))

@@ -18,7 +18,7 @@ from paceline.explain.stragglers import find_stragglers
 from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
-__all__ = ["RULES", "Rule", "gain_of", "make"]
+__all__ = ["RULES", "Rule", "gain_of", "is_emulated", "make", "ranks_per_host"]
 
 Rule = Callable[[CaseEvidence], Finding | None]
 
@@ -62,43 +62,16 @@ def slow_rank(evidence: CaseEvidence) -> Finding | None:
     )
 
 
-def oversubscribed_threads(evidence: CaseEvidence) -> Finding | None:
-    """Ranks of a host have more compute threads than it has cores."""
-    threads, cores = evidence.run.environment.threads, evidence.run.environment.cores
-    compute = _compute(evidence)
-    crowd = _ranks_per_host(evidence)
-    if threads is None or compute is None or threads * crowd <= cores or _emulated(evidence):
-        return None
-    fair = max(1, cores // crowd)
-    factor = threads * crowd / cores
-    lost = compute * _crowding_loss(factor)
-    return make(
-        evidence,
-        "oversubscribed_threads",
-        f"{crowd} ranks x {threads} threads share {cores} cores",
-        evidence=(
-            f"{factor:.1f} threads for every core: they wait for each other at the end of every kernel",
-            f"forward and backward take {SECONDS.format(compute)}",
-        ),
-        gain=gain_of(evidence, lost),
-        change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
-        trial=Trial(threads=fair),
-    )
-
-
-def _crowding_loss(factor: float) -> float:
-    """Share of compute lost to threads that wait for a core; each further thread per core adds less."""
-    return 1 - 1 / math.sqrt(factor)
-
-
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
     """Gradients wait for the end of backward although they could travel during it."""
     exchange = exchange_of(evidence)
     if exchange is None or exchange.overlap:
         return None
     better = replace(exchange, overlap=True)
+    more: dict[str, int] = {}
     if better.num_exchanges == 1:
         better = better.best_buckets()
+        more = {"bucket": round(better.bucket_limit)}
     return make(
         evidence,
         "no_overlap",
@@ -108,8 +81,8 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
             f"with overlap the model leaves {SECONDS.format(better.exposed)} of it exposed",
         ),
         gain=gain_of(evidence, exchange.exposed - better.exposed),
-        change=Change("setting", "strategy.overlap = true (DistributedDataParallel instead of a loop after backward)"),
-        trial=Trial(strategy={"overlap": True}),
+        change=Change("setting", f"strategy.overlap = true{_bucket_words(more)} (DistributedDataParallel)"),
+        trial=Trial(strategy={"overlap": True, **more}),
     )
 
 
@@ -124,7 +97,7 @@ def small_buckets(evidence: CaseEvidence) -> Finding | None:
     return make(
         evidence,
         "large_buckets" if smaller else "small_buckets",
-        f"Buckets are too {'large' if smaller else 'small'}: {exchange.num_exchanges} exchanges a step",
+        f"Buckets are too {'large' if smaller else 'small'}: {_times(exchange.num_exchanges)} a step",
         evidence=(
             *_exchange_facts(evidence, exchange),
             f"start-up is {SECONDS.format(exchange.startup)} of each exchange; "
@@ -164,7 +137,7 @@ def hierarchical(evidence: CaseEvidence) -> Finding | None:
     """A flat ring crosses the network with every rank's bytes although hosts have several ranks."""
     exchange, policy = exchange_of(evidence), evidence.policy
     hosts = {item.host for item in evidence.placed}
-    local = _ranks_per_host(evidence)
+    local = ranks_per_host(evidence)
     if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(hosts) < 2 or local < 2:
         return None
     better = replace(exchange, per_byte=max(exchange.per_byte / local, FASTEST_PER_BYTE))
@@ -230,32 +203,36 @@ def _exchange_facts(evidence: CaseEvidence, exchange: Exchange) -> tuple[str, ..
     share = evidence.result.shares.get("aggregate", 0.0)
     return (
         f"exposed exchange is {SECONDS.format(exchange.exposed)}, {format_share(share)} of the step",
-        f"{BYTES.format(exchange.total_bytes)} of gradients in {exchange.num_exchanges} exchanges, "
+        f"{BYTES.format(exchange.total_bytes)} of gradients in {_times(exchange.num_exchanges)}, "
         f"{SECONDS.format(exchange.communication)} in all",
     )
 
 
-def _compute(evidence: CaseEvidence) -> float | None:
-    phases = evidence.result.phases
-    return phases["forward"] + phases["backward"] if phases else None
+def _bucket_words(more: dict[str, int]) -> str:
+    return f', strategy.bucket = "{BYTES.format(more["bucket"])}"' if more else ""
+
+
+def _times(count: int) -> str:
+    return "1 exchange" if count == 1 else f"{count} exchanges"
 
 
 def _served(evidence: CaseEvidence) -> bool:
     return evidence.policy is not None and evidence.policy.aggregation == "parameter_server"
 
 
-def _emulated(evidence: CaseEvidence) -> bool:
+def is_emulated(evidence: CaseEvidence) -> bool:
+    """Whether compute is only timed waiting, which needs no core."""
     return any(item.device.emulation is not None for item in evidence.placed)
 
 
-def _ranks_per_host(evidence: CaseEvidence) -> int:
+def ranks_per_host(evidence: CaseEvidence) -> int:
+    """Ranks on the fullest host."""
     hosts = [item.host for item in evidence.placed]
     return max((hosts.count(host) for host in hosts), default=evidence.run.ranks)
 
 
 RULES: tuple[Rule, ...] = (
     slow_rank,
-    oversubscribed_threads,
     no_overlap,
     small_buckets,
     server_hot_spot,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from paceline.errors import Unsupported
 
@@ -111,6 +110,8 @@ def _solve(form: str, n: Floats, t: Floats) -> tuple[float, float, float]:
     columns = [np.ones_like(n), n] + ([np.sqrt(n)] if form == "saturating" else [])
     scale = np.array([np.abs(column).max() for column in columns])
     matrix = np.stack([column / size for column, size in zip(columns, scale, strict=True)], axis=1) / t[:, None]
+    from scipy.optimize import nnls
+
     solution, _ = nnls(matrix, np.ones_like(n))
     found = np.append(solution / scale, 0.0)
     return float(found[0]), float(found[1]), float(found[2])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bucket_bytes", "buckets_of_size", "finish_of", "mgwfbp_buckets", "optimal_buckets"]
+__all__ = ["bucket_bytes", "buckets_of_size", "cycle_buckets", "finish_of", "mgwfbp_buckets", "optimal_buckets"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,6 +30,25 @@ def buckets_of_size(sizes: Floats, limit: float, *, first: float | None = None) 
             held, cap = 0.0, limit
     if not last or last[-1] != len(sizes) - 1:
         last.append(len(sizes) - 1)
+    return np.asarray(last, dtype=np.int64)
+
+
+def cycle_buckets(
+    ready: Floats, sizes: Floats, limit: float, *, cycle: float, cost: Callable[[Floats], Floats]
+) -> Ints:
+    """Buckets of a background thread that looks every `cycle` seconds and sends what is ready, up to the limit.
+
+    While an exchange runs, gradients gather for the next: this is Horovod's tensor fusion.
+    """
+    last: list[int] = []
+    first, free = 0, 0.0
+    while first < len(sizes):
+        start = max(free, np.ceil(float(ready[first]) / cycle) * cycle)
+        held = np.cumsum(sizes[first:])
+        count = max(1, int(np.sum((ready[first:] <= start) & (held <= limit))))
+        last.append(first + count - 1)
+        free = start + float(cost(held[count - 1 : count])[0])
+        first += count
     return np.asarray(last, dtype=np.int64)
 
 

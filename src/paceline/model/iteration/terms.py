@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from paceline.catalog import Policy
 from paceline.errors import Unsupported
@@ -15,10 +16,16 @@ from paceline.model.collective.cost import Fabric, allreduce, gather_or_scatter,
 from paceline.model.collective.sweep import seconds_at
 from paceline.model.compute import StepWork
 from paceline.model.iteration import recurrence
-from paceline.model.iteration.fusion import bucket_bytes, buckets_of_size
+from paceline.model.iteration.fusion import (
+    bucket_bytes,
+    buckets_of_size,
+    cycle_buckets,
+    mgwfbp_buckets,
+    optimal_buckets,
+)
 from paceline.model.prediction import TERMS
 
-__all__ = ["Factors", "Ranks", "buckets_of", "expected_slowest", "step_terms"]
+__all__ = ["Factors", "Ranks", "buckets_of", "expected_slowest", "fusion_choices", "step_terms"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,9 +62,12 @@ class Ranks:
     """Bytes on the wire per byte of the profile's gradients, from a reduced precision of the exchange."""
 
 
-def buckets_of(policy: Policy, work: StepWork) -> Ints:
-    """Index of the last gradient of each bucket under a framework's policy."""
+def buckets_of(policy: Policy, work: StepWork, cost: Callable[[Floats], Floats]) -> Ints:
+    """Index of the last gradient of each bucket under a framework's policy; `cost` is that of one exchange."""
     count = work.num_gradients
+    if policy.cycle and policy.overlap and policy.bucket:
+        ready = np.cumsum(work.backward)
+        return cycle_buckets(ready, work.gradients, policy.bucket, cycle=policy.cycle, cost=cost)
     if policy.fusion == "all":
         return np.array([count - 1])
     if policy.fusion == "bytes":
@@ -68,9 +78,49 @@ def buckets_of(policy: Policy, work: StepWork) -> Ints:
     return ends.astype(np.int64)
 
 
+def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> dict[str, tuple[int, float]]:
+    """Number of exchanges and exposed seconds under the policy, under MG-WFBP's rule, and at the exact optimum.
+
+    Empty where fusion has no choice: one rank, no overlap, servers, shards, or gradients in order of priority.
+    """
+    whole = policy.aggregation == "allreduce" and policy.overlap and policy.order != "priority"
+    if ranks.fabric.ranks == 1 or not whole:
+        return {}
+    lead = max(ranks.works, key=lambda work: work.compute)
+    sizes = lead.gradients
+    ready = np.max([np.cumsum(work.backward) for work in ranks.works], axis=0)
+    cost = _nominal(ranks, policy, calibration)
+    small, large = cost(np.array([1.0, 1.0 + sizes.sum()]))
+    per_byte = float(large - small) / float(sizes.sum())
+    choices = {
+        "policy": buckets_of(policy, lead, cost),
+        "mgwfbp": mgwfbp_buckets(ready, sizes, startup=float(small), per_byte=per_byte),
+        "optimal": optimal_buckets(ready, sizes, cost),
+    }
+    return {
+        name: (len(last), float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
+        for name, last in choices.items()
+    }
+
+
+def _share(ranks: Ranks, policy: Policy) -> float:
+    return COMPRESSED[policy.compression] * ranks.element_share
+
+
+def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable[[Floats], Floats]:
+    """Seconds of one exchange by the bytes of its gradients, with nothing uncertain."""
+    one = Factors(*(np.ones(1) for _ in range(5)))
+
+    def cost(size: Floats) -> Floats:
+        sizes = np.asarray(size) * _share(ranks, policy)
+        return np.asarray(_comm(ranks.fabric, policy, calibration, sizes=sizes, factors=one)[0])
+
+    return cost
+
+
 def expected_slowest(ranks: int, jitter: float) -> float:
     """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
-    return float(jitter * norm.ppf((ranks - 0.375) / (ranks + 0.25)))
+    return float(jitter * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)))
 
 
 def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: Factors) -> dict[str, Floats]:
@@ -119,9 +169,8 @@ def _add_distributed(
     terms: dict[str, Floats], ranks: Ranks, policy: Policy, *, calibration: Calibration, factors: Factors
 ) -> None:
     lead = max(ranks.works, key=lambda work: work.compute)
-    last = buckets_of(policy, lead)
-    share = COMPRESSED[policy.compression] * ranks.element_share
-    sizes = bucket_bytes(lead.gradients, last) * share
+    last = buckets_of(policy, lead, _nominal(ranks, policy, calibration))
+    sizes = bucket_bytes(lead.gradients, last) * _share(ranks, policy)
     comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
     if policy.block_samples:
         comm = comm / max(1.0, policy.block_samples / ranks.batch)

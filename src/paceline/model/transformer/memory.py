@@ -1,8 +1,9 @@
 """Memory of one device of a parallel transformer: fits or not, and by how much.
 
-Activations of one block and micro-batch: s b h (10 + 24/t + 5 a s / (h t)) bytes, 2 s b h if recomputed; a stage of
-1F1B keeps at most `pipeline` micro-batches. Korthikanti et al., Reducing activation recomputation, 2023. State in
-mixed precision with Adam: 2 + 2 + 12 bytes a parameter; Rajbhandari et al., ZeRO, 2020.
+Activations of one block and micro-batch: s b h (10 + 24/t + 5 a s / (h t)) bytes, without the last term if scores are
+recomputed, 2 s b h if all is; a stage of 1F1B keeps at most `pipeline` micro-batches. Korthikanti et al., Reducing
+activation recomputation, 2023. State in mixed precision with Adam: 2 + 2 + 12 bytes a parameter; Rajbhandari et al.,
+ZeRO, 2020.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ def transformer_memory(shape: TransformerShape, parallel: Parallel) -> Transform
 
 def _activations(shape: TransformerShape, parallel: Parallel, blocks: float) -> float:
     tokens = float(shape.sequence * parallel.micro_batch * shape.hidden)
-    scores = 5 * shape.heads * shape.sequence / (shape.hidden * parallel.tensor)
+    scores = (
+        5 * shape.heads * shape.sequence / (shape.hidden * parallel.tensor) if parallel.recompute == "none" else 0.0
+    )
     full = tokens * (10 + 24 / parallel.tensor + scores)
     in_flight = min(parallel.pipeline, parallel.num_micro)
     growth = 1 + (parallel.pipeline - 1) / (parallel.pipeline * parallel.interleave) if parallel.interleave > 1 else 1.0
-    if parallel.recompute:
+    if parallel.recompute == "full":
         return (2 * tokens * blocks * in_flight + full) * growth
     return full * blocks * in_flight * growth
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.errors import InputError
 
@@ -42,8 +43,8 @@ class Parallel:
     interleave: int = 1
     """Model chunks per device in the pipeline; 1 is plain 1F1B."""
     zero_stage: int = 0
-    recompute: bool = False
-    """Forward runs again in backward instead of keeping activations."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What backward computes again instead of keeping it: nothing, attention scores, or the whole forward."""
     per_host: int = 8
 
     @property

@@ -43,7 +43,7 @@ RATES = {
 BETWEEN = {"efficiency": 1.1, "between_byte": 4e-2, "tensor_between_byte": 5e-3}
 """Further rates beyond one host: factor on work, seconds per GB of one port, and of all ports of a host together."""
 PRIOR = np.log(np.array([*RATES.values(), *BETWEEN.values()]))
-SPREAD = np.array([2.0] * len(RATES) + [0.15, 0.5, 0.5])
+SPREAD = np.array([1.0] * len(RATES) + [0.15, 0.5, 0.5])
 """Standard deviations of the logarithms."""
 
 
@@ -56,7 +56,9 @@ def features(shapes: Sequence[TransformerShape], parallels: Sequence[Parallel]) 
 def _row(shape: TransformerShape, parallel: Parallel) -> dict[str, float]:
     tokens = parallel.micro_batch * shape.sequence
     hidden, tensor = float(shape.hidden), parallel.tensor
-    again = 4 / 3 if parallel.recompute else 1.0
+    again = 4 / 3 if parallel.recompute == "full" else 1.0
+    scores = 4 / 3 if parallel.recompute != "none" else 1.0
+    calls = 6 if parallel.recompute == "full" else 4
     held = shape.layers * 12 * hidden**2 / tensor / parallel.pipeline + shape.vocabulary * hidden / tensor
     volume = 1.5 if parallel.zero_stage == 3 else 1.0
     return {
@@ -66,12 +68,12 @@ def _row(shape: TransformerShape, parallel: Parallel) -> dict[str, float]:
         "chunks": float(parallel.interleave),
         "blocks": shape.layers / parallel.pipeline,
         "again": again,
-        "flop": again * (72 * tokens * hidden**2 + 12 * tokens * shape.sequence * hidden) / tensor / 1e12,
+        "flop": tokens * hidden * (again * 72 * hidden + scores * 12 * shape.sequence) / tensor / 1e12,
         "whole": again * 40 * tokens * hidden / 1e9,
         "split": again * 40 * tokens * hidden / tensor / 1e9,
-        "scores": again * 12 * parallel.micro_batch * shape.heads * shape.sequence**2 / tensor / 1e9,
-        "tensor_bytes": (6 if parallel.recompute else 4) * 2 * tokens * hidden * 2 * (tensor - 1) / tensor / 1e9,
-        "tensor_calls": (6.0 if parallel.recompute else 4.0) * (tensor > 1),
+        "scores": scores * 12 * parallel.micro_batch * shape.heads * shape.sequence**2 / tensor / 1e9,
+        "tensor_bytes": calls * 2 * tokens * hidden * 2 * (tensor - 1) / tensor / 1e9,
+        "tensor_calls": float(calls * (tensor > 1)),
         "head": 6 * tokens * hidden * shape.vocabulary / tensor / 1e12,
         "hand": 2 * tokens * hidden / 1e9,
         "parameters": held / 1e9,

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog.published.tables import published
+from paceline.model.prediction import Estimate
 from paceline.model.transformer.fit import Rates, fit_rates, predict_iteration, refit_beyond
 from paceline.model.transformer.shape import Parallel, TransformerShape
 from paceline.model.transformer.step import features
 
-__all__ = ["GptPoints", "Judged", "gpt_points", "judge_many_hosts", "judge_one_host"]
+__all__ = ["GptPoints", "Judged", "gpt_points", "judge_many_hosts", "judge_one_host", "predict_published"]
 
 Floats = NDArray[np.float64]
 
@@ -51,8 +52,10 @@ def gpt_points(name: str) -> GptPoints:
     table = published(name)
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
     shapes = tuple(TransformerShape(r["hidden"], r["heads"], r["layers"], r["sequence"]) for r in rows)
+    again = table["recompute"]
     parallels = tuple(
-        Parallel(r["tensor"], r["pipeline"], r["data"], r["micro_batch"], r["global_batch"]) for r in rows
+        Parallel(r["tensor"], r["pipeline"], r["data"], r["micro_batch"], r["global_batch"], recompute=again)
+        for r in rows
     )
     return GptPoints(shapes, parallels, np.array([r["milliseconds"] / 1e3 for r in rows]))
 
@@ -82,6 +85,19 @@ def judge_many_hosts(one_host: GptPoints, many: GptPoints, *, seed: int = 0) -> 
         beyond = refit_beyond(rates, *many.take(order[:FEW]))
         parts.append(_judge(beyond, many, order[FEW:]))
     return _joined(parts)
+
+
+def predict_published(shape: TransformerShape, parallel: Parallel) -> Estimate:
+    """An iteration on A100 hosts, from a tenth of the published points of one host and all those beyond it."""
+    parallel.check(shape)
+    one_host = gpt_points("gpt-a100-one-host")
+    rng = np.random.default_rng(0)
+    budget = int(CALIBRATION_SHARE * len(one_host.seconds))
+    rates = fit_rates(*one_host.take(rng.choice(len(one_host.seconds), budget, replace=False)))
+    if parallel.devices > parallel.per_host:
+        many = gpt_points("gpt-a100-many-hosts")
+        rates = refit_beyond(rates, *many.take(np.arange(len(many.seconds))))
+    return predict_iteration(rates, features([shape], [parallel]))[0]
 
 
 def _judge(rates: Rates, points: GptPoints, index: NDArray[np.int64]) -> Judged:

@@ -96,14 +96,17 @@
     drawAll();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
-  let before;
+  let before, folded = [];
   window.addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
+    folded = [...document.querySelectorAll(".findings details:not([open])")];
+    folded.forEach((part) => { part.open = true; });
     drawAll(680);
   });
   window.addEventListener("afterprint", () => {
     if (before) root.dataset.theme = before; else delete root.dataset.theme;
+    folded.forEach((part) => { part.open = false; });
     drawAll();
   });
   let waiting;

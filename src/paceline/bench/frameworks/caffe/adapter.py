@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
 from paceline.bench.job import Order, Process
 
@@ -14,7 +16,7 @@ class Caffe(PolicyAdapter):
     name = "caffe"
     module = "paceline.bench.frameworks.caffe.worker"
     inputs = ("image",)
-    missing = {"gelu": "Caffe 1.0 has no gelu", "layer_norm": "Caffe 1.0 has no layer normalisation"}
+    missing: ClassVar = {"gelu": "Caffe 1.0 has no gelu", "layer_norm": "Caffe 1.0 has no layer normalisation"}
 
     def environment(self, mode: str) -> str:
         """Caffe and the scheme on it share one."""

@@ -11,7 +11,7 @@ import queue
 import threading
 from typing import Any
 
-os.environ["GLOG_minloglevel"] = "2"
+os.environ["GLOG_minloglevel"] = "2"  # noqa: SIM112
 
 import caffe
 import numpy as np

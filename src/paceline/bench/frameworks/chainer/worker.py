@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import chainer.functions as ops  # noqa: E402
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.chainer.worker_network import ChainerNetwork  # noqa: E402
+from paceline.bench.frameworks.datasets import FileSet  # noqa: E402
 from paceline.bench.frameworks.graph import tensor_shapes  # noqa: E402
 from paceline.bench.frameworks.harness import main  # noqa: E402
 
@@ -46,6 +48,16 @@ class ChainerSession(ArraySession):
         """Chainer computes on NumPy arrays; a copy stands for the way to the device."""
         images = inputs.dtype.kind == "f"
         return inputs.astype(np.float32 if images else np.int32), targets.astype(np.int32)
+
+    def read(self) -> Iterator[Any]:
+        """Chainer's multi-threaded iterator."""
+        files = FileSet(self.job)
+        mine = list(range(self.rank, len(files), self.ranks))
+        own = chainer.datasets.TransformDataset(mine, lambda index: files[index])
+        iterator = chainer.iterators.MultithreadIterator(own, self.job["batch"], n_threads=1)
+        while True:
+            samples = next(iterator)
+            yield self.place(np.stack([image for image, _ in samples]), np.asarray([label for _, label in samples]))
 
     def _loss_of(self, batch: Any) -> Any:
         logits = self.net(batch[0])

@@ -17,7 +17,7 @@ ROLES = {"conv2d": {"weight": "W", "bias": "b"}, "linear": {"weight": "W", "bias
 NORM_ROLES = {"weight": "gamma", "bias": "beta"}
 
 
-class ChainerNetwork(chainer.Chain):  # type: ignore[misc]
+class ChainerNetwork(chainer.Chain):
     """Links by layer name; tensors have Paceline's layout already."""
 
     def __init__(self, network: Plain, *, training: bool = True) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
 from paceline.bench.job import Order, Process
 
@@ -14,7 +16,7 @@ class Cntk(PolicyAdapter):
     name = "cntk"
     module = "paceline.bench.frameworks.cntk.worker"
     inputs = ("image",)
-    missing = {
+    missing: ClassVar = {
         "batch_norm": "CNTK trains batch normalisation on GPUs only",
         "gelu": "CNTK 2.7 has no gelu",
     }

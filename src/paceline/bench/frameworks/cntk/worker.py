@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
 warnings.filterwarnings("ignore")
 
+importlib.import_module("paceline_shims")  # what CNTK expects of CPython 3.6; put there by its recipe
+
 import cntk  # noqa: E402
 import numpy as np  # noqa: E402
-import paceline_shims  # noqa: E402, F401  (what CNTK expects of CPython 3.6; put there by its recipe)
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.cntk.worker_network import CntkNetwork  # noqa: E402

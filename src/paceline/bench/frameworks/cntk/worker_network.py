@@ -60,10 +60,8 @@ class CntkNetwork:
         high, wide = layer["padding"]
         x = _padded(x, ((high, high), (wide, wide)), 0.0)
         kernel = self._own(layer, "weight")
-        if layer["groups"] == 1:
-            x = _convolve(kernel, x, layer)
-        else:  # CNTK's grouped convolution needs a GPU
-            x = cntk.splice(*_grouped(kernel, x, layer), axis=0)
+        # CNTK's own grouped convolution needs a GPU
+        x = _convolve(kernel, x, layer) if layer["groups"] == 1 else cntk.splice(*_grouped(kernel, x, layer), axis=0)
         return x + cntk.reshape(self._own(layer, "bias"), (-1, 1, 1)) if layer["bias"] else x
 
     def _linear(self, layer: Plain, x: Any) -> Any:
@@ -74,8 +72,9 @@ class CntkNetwork:
         raise UnsupportedLayer(f"CNTK trains batch normalisation on GPU only ({layer['name']})")
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
-        radius, alpha = layer["size"] // 2, layer["alpha"] / layer["size"]
-        return cntk.local_response_normalization(x, radius, layer["k"], alpha, layer["beta"])
+        # CNTK divides alpha by the size of the window itself
+        radius = layer["size"] // 2
+        return cntk.local_response_normalization(x, radius, layer["k"], layer["alpha"], layer["beta"])
 
     def _relu(self, _: Plain, x: Any) -> Any:
         return cntk.relu(x)

@@ -35,8 +35,6 @@ class DeepSpeedSession(ArraySession):
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         self.stage = int(self.job["mode"].removeprefix("zero"))
         self.twin = Graph(self.job["network"], dropout=self.training)
-        self.net = Graph(self.job["network"], dropout=self.training)
-        self.engine = self._engine(self.net)
         self.loss = torch.zeros(())
 
     def _engine(self, net: Any) -> Any:
@@ -84,26 +82,19 @@ class DeepSpeedSession(ArraySession):
             self.engine.optimizer.zero_grad()
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set the parameters of the twin and of the engine, wherever their shards are."""
-        own = self.twin.named_tensors()
-        with torch.no_grad():
-            for name, array in tensors.items():
-                own[name].copy_(torch.from_numpy(array))
-        mine = self.net.named_tensors()
-        with self._gathered(list(mine.values()), writer=0), torch.no_grad():
-            for name, array in tensors.items():
-                mine[name].copy_(torch.from_numpy(array))
-        if self.stage in (1, 2):
-            self.engine.optimizer.refresh_fp32_params()
-
-    def _gathered(self, parameters: list[Any], *, writer: int | None) -> Any:
-        enabled = self.stage == 3
-        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer, enabled=enabled)
+        """Set the twin's parameters, and build the engine anew: it copies and shards weights when it is made."""
+        self.net = Graph(self.job["network"], dropout=self.training)
+        for net in (self.twin, self.net):
+            own = net.named_tensors()
+            with torch.no_grad():
+                for name, array in tensors.items():
+                    own[name].copy_(torch.from_numpy(array))
+        self.engine = self._engine(self.net)
 
     def tensors(self) -> dict[str, Any]:
         """Whole parameters of the engine."""
         mine = self.net.named_tensors()
-        with self._gathered(list(mine.values()), writer=None):
+        with deepspeed.zero.GatheredParameters(list(mine.values()), enabled=self.stage == 3):
             return {name: mine[name].detach().clone().numpy() for name in tensor_shapes(self.job["network"])}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:

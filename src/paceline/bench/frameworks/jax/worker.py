@@ -36,6 +36,8 @@ class JaxSession(ArraySession):
         self.key = jax.random.key(self.job["seed"])
         self.passes = {name: self._compiled(name) for name in ("forward", "compute", "exchange", "update")}
         self.result: Any = None
+        self.weights: dict[str, Any] = {}
+        self.momenta: dict[str, Any] = {}
 
     def build(self) -> Any:
         """The network as a function of its parameters."""

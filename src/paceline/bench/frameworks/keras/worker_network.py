@@ -179,7 +179,7 @@ def _entry(network: Plain, *, channels_first: bool) -> Any:
     return keras.Input((source["channels"], *sides) if channels_first else (*sides, source["channels"]))
 
 
-class _Own(layers.Layer):  # type: ignore[misc]
+class _Own(layers.Layer):
     """A layer with tensors of its own, by role, in Paceline's layout."""
 
     def __init__(self, layer: Plain) -> None:
@@ -210,7 +210,7 @@ class _Tied(_Own):
         return x + self.variables_by_role["bias"] if self._plain["bias"] else x
 
 
-class _Neighbours(layers.Layer):  # type: ignore[misc]
+class _Neighbours(layers.Layer):
     """Local response normalisation, which Keras lacks."""
 
     def __init__(self, layer: Plain, axis: int) -> None:

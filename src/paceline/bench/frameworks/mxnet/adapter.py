@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter
 from paceline.bench.job import Order, Process, shared_env
 from paceline.catalog.frameworks import resolve
@@ -16,7 +18,7 @@ class Mxnet(PolicyAdapter):
 
     name = "mxnet"
     module = "paceline.bench.frameworks.mxnet.worker"
-    choices = {"servers": ()}
+    choices: ClassVar = {"servers": ()}
 
     def _refused_ranks(self, case: Case) -> str | None:
         if case.ranks > 1 and case.framework.endswith("/local"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import mxnet as mx
@@ -10,6 +11,7 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.mxnet.worker_network import MxnetNetwork
@@ -39,6 +41,8 @@ class MxnetSession(ArraySession):
 
     def connect(self) -> Any:
         """The kvstore of the mode; one rank keeps it in its process."""
+        if self.ranks > 1:
+            self.labels.append("servers apply the update: it is counted as aggregate")
         return mx.kv.create(self.job["mode"] if self.ranks > 1 else "local")
 
     def trainer_of(self, parameters: Any) -> Any:
@@ -49,6 +53,17 @@ class MxnetSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in MXNet's memory."""
         return nd.array(inputs, dtype="float32"), nd.array(targets, dtype="float32")
+
+    def read(self) -> Iterator[Any]:
+        """Gluon's DataLoader with a pool of threads."""
+        files = FileSet(self.job)
+        own = gluon.data.SimpleDataset(range(self.rank, len(files), self.ranks))
+        own = own.transform(lambda index: files[int(index)], lazy=True)
+        options = {"shuffle": True, "last_batch": "rollover", "num_workers": 1, "thread_pool": True}
+        loader = gluon.data.DataLoader(own, self.job["batch"], **options)
+        while True:
+            for inputs, targets in loader:
+                yield tuple(part.as_in_context(mx.cpu()).astype("float32") for part in (inputs, targets))
 
     def run(self, part: str, batch: Any) -> None:
         """One step; MXNet's engine runs it while Python goes on."""
@@ -64,8 +79,6 @@ class MxnetSession(ArraySession):
 
     def exchange(self, part: str, batch: int) -> None:
         """Push gradients, pull weights; where servers update, exchange and update are one."""
-        if part == "exchange":
-            self.labels = ["servers apply the update: it is counted as aggregate"]
         self.trainer.step(batch * self.ranks)
 
     def sync(self) -> None:

@@ -14,7 +14,7 @@ __all__ = ["MxnetNetwork"]
 BN_ROLES = {"weight": "gamma", "bias": "beta"}
 
 
-class MxnetNetwork(gluon.HybridBlock):  # type: ignore[misc]
+class MxnetNetwork(gluon.HybridBlock):
     """Children by layer name; tensors have Paceline's layout already (OIHW kernels, (out, in) matrices)."""
 
     def __init__(self, network: Plain, *, training: bool = True) -> None:
@@ -92,7 +92,7 @@ def _pool(block: Any, **options: Any) -> Any:
     return build
 
 
-BLOCKS = {
+BLOCKS: dict[str, Any] = {
     "conv2d": _conv,
     "linear": lambda layer, shape: nn.Dense(
         layer["features"], in_units=shape[-1], flatten=False, use_bias=layer["bias"]
@@ -141,7 +141,7 @@ def _type(ops: Any, _: Plain, __: Any, own: Any, inputs: Any) -> Any:
     return ops.broadcast_add(inputs[0], ops.expand_dims(row, 0))
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Any] = {
     "local_response_norm": _local_response_norm,
     "gelu": _gelu,
     "global_avg_pool": lambda ops, layer, shapes, own, inputs: ops.mean(inputs[0], axis=(2, 3)),

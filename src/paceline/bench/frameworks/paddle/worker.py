@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import paddle.distributed as dist
 from paddle.nn import functional as ops
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.paddle.worker_network import PaddleNetwork
@@ -36,6 +38,14 @@ class PaddleSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in PaddlePaddle's memory."""
         return paddle.to_tensor(inputs), paddle.to_tensor(targets)
+
+    def read(self) -> Iterator[Any]:
+        """paddle.io's DataLoader, which buffers batches in a thread."""
+        files = FileSet(self.job)
+        own = paddle.io.Subset(files, list(range(self.rank, len(files), self.ranks)))
+        loader = paddle.io.DataLoader(own, batch_size=self.job["batch"], shuffle=True, drop_last=True, num_workers=0)
+        while True:
+            yield from loader
 
     def _loss_of(self, batch: Any) -> Any:
         logits = self.model(batch[0])

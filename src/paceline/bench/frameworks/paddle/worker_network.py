@@ -13,7 +13,7 @@ from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shape
 __all__ = ["PaddleNetwork"]
 
 
-class PaddleNetwork(nn.Layer):  # type: ignore[misc]
+class PaddleNetwork(nn.Layer):
     """Layers by name; matrices are (in, out) in PaddlePaddle, all else has Paceline's layout."""
 
     def __init__(self, network: Plain, *, training: bool = True) -> None:
@@ -127,7 +127,7 @@ def _local_response_norm(layer: Plain, _: Any) -> Any:
     return nn.LocalResponseNorm(layer["size"], alpha=layer["alpha"], beta=layer["beta"], k=layer["k"])
 
 
-BLOCKS = {
+BLOCKS: dict[str, Any] = {
     "conv2d": _conv,
     "linear": lambda layer, shape: nn.Linear(shape[-1], layer["features"], bias_attr=None if layer["bias"] else False),
     "batch_norm": lambda layer, shape: nn.BatchNorm2D(shape[0], epsilon=layer["eps"]),

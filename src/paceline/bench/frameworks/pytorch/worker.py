@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import Graph
 
@@ -42,6 +44,7 @@ class TorchSession(Session):
         self.pool = [_batch(job, rank * POOL + index, dtype) for index in range(POOL)]
         self.batch, self.targets = (tensor.to(self.device, copy=True) for tensor in self.pool[0])
         self.turn = 0
+        self.reader: Iterator[list[Tensor]] | None = None
         self.versions = {"torch": torch.__version__, "gloo": "bundled"}
         self.loss = torch.zeros(())
 
@@ -89,7 +92,7 @@ class TorchSession(Session):
     def step(self, upto: str) -> None:
         """One step, as far as asked."""
         if upto in ("copied", "full"):
-            self._copy_batch()
+            self._copy_batch(from_files=upto == "full")
         exchange = upto not in ("forward", "compute")
         with self._quiet(exchange):
             loss = self._forward()
@@ -131,11 +134,26 @@ class TorchSession(Session):
                 gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
                 offset += gradient.numel()
 
-    def _copy_batch(self) -> None:
-        source = self.pool[self.turn % POOL]
+    def _copy_batch(self, *, from_files: bool = False) -> None:
+        source = next(self._batches_from_files()) if from_files else self.pool[self.turn % POOL]
         self.turn += 1
         self.batch.copy_(source[0])
         self.targets.copy_(source[1])
+
+    def _batches_from_files(self) -> Iterator[list[Tensor]]:
+        if self.reader is None:
+            self.reader = self._read()
+        return self.reader
+
+    def _read(self) -> Iterator[list[Tensor]]:
+        """PyTorch's DataLoader with one worker process."""
+        files = FileSet(self.job)
+        own = torch.utils.data.Subset(files, range(self.rank, len(files), self.job["ranks"]))
+        loader = torch.utils.data.DataLoader(
+            own, self.job["batch"], shuffle=True, drop_last=True, num_workers=1, persistent_workers=True
+        )
+        while True:
+            yield from loader
 
     def sync(self) -> None:
         """Wait for the device."""

@@ -50,7 +50,7 @@ class EmulatedSession(TorchSession):
 
     def update(self) -> None:
         """The optimiser's update takes the device's time and touches no weight."""
-        self.clock.waited_for_data()
+        self.clock.end_compute()
         self.clock.run(self.emulation["update"])
 
     def _forward(self) -> Tensor:

@@ -40,7 +40,7 @@ class FsdpSession(TorchSession):
             for name, tensor in self.net.named_tensors().items():
                 whole = torch.from_numpy(tensors[name]).to(tensor.dtype)
                 shards = whole.chunk(self.job["ranks"])
-                local = tensor.to_local()  # type: ignore[attr-defined]
+                local = tensor.to_local()
                 if local.numel():
                     local.copy_(shards[dist.get_rank()])
         twins = self.twin.named_tensors()

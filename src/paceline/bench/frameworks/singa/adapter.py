@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
 from paceline.bench.job import Order, Process
 
@@ -16,8 +18,9 @@ class Singa(PolicyAdapter):
     name = "singa"
     module = "paceline.bench.frameworks.singa.worker"
     inputs = ("image",)
-    missing = {
+    missing: ClassVar = {
         "batch_norm": VECTOR,
+        "groups": "SINGA 3.0.0.dev1's CPU convolution knows no groups",
         "local_response_norm": "SINGA 3.0.0.dev1 has no local response normalisation operator",
         "gelu": "SINGA 3.0.0.dev1 has no gelu",
         "pad_shortcut": "SINGA 3.0.0.dev1 has no constant padding operator on CPU",

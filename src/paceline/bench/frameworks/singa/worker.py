@@ -38,7 +38,7 @@ class SingaSession(ArraySession):
         autograd.training = True
         self.net = SingaNetwork(self.job["network"], self.device, training=self.training)
         self.momenta = {name: _zeros_like(value, self.device) for name, value in self.net.tensors.items()}
-        self.world = None
+        self.world: Any = None
         if self.ranks > 1:
             from mpi4py import MPI
 

@@ -21,7 +21,7 @@ class SingaNetwork:
         self._network, self._device, self._training = network, device, training
         self._shapes = input_shapes(network)
         self._kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[tuple[str, int], Any] = {}
         self.tensors = {name: self._parameter(name, shape) for name, shape in tensor_shapes(network).items()}
 
     def _parameter(self, name: str, shape: tuple[int, ...]) -> Any:

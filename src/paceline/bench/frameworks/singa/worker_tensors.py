@@ -39,7 +39,7 @@ def _copy_out(self: Any, size: int, *_: Any) -> Any:
     return array
 
 
-class SoftmaxCrossEntropy(autograd.Operator):  # type: ignore[misc]
+class SoftmaxCrossEntropy(autograd.Operator):
     """The mean loss; SINGA's own divides in place, which its proxies for CPython 3.6 do not survive here."""
 
     def __init__(self, targets: Any) -> None:

@@ -22,7 +22,7 @@ __all__ = ["TensorFlowNetwork", "cross_entropy"]
 IMAGE_FIRST_TO_LAST = (0, 2, 3, 1)
 
 
-class TensorFlowNetwork(tf.Module):  # type: ignore[misc]
+class TensorFlowNetwork(tf.Module):
     """Variables by Paceline's tensor names, in TensorFlow's layout; calling it gives the logits."""
 
     def __init__(self, network: Plain, *, dtype: str = "float32", training: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""The measured TensorFlow process with ParameterServerStrategy: every rank serves as a worker, rank 0 drives them.
+"""The measured TensorFlow process with ParameterServerStrategy: rank 0 drives the workers, one for each rank.
 
-Rank 0 is also the chief and hosts the parameter server in a process of its own making. A step of rank 0 schedules one
-training step for each worker and waits for all; the other ranks wait for its word, so that their clocks agree.
+Workers and the parameter server are processes of their own. A step of rank 0 schedules one training step for each
+worker and waits for all; the other ranks wait for its word, so that their clocks agree.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,11 @@ class ChiefSession(TensorFlowSession):
     """Rank 0: schedules a function on every worker through the coordinator."""
 
     def setup(self) -> None:
-        """Start this rank's own server, connect to all, build variables on the parameter server."""
+        """Connect to all servers, build variables on the parameter server."""
         tf.config.threading.set_intra_op_parallelism_threads(self.job["threads"])
         self.versions = {"tensorflow": tf.__version__}
         self.labels = ["asynchronous: a worker updates the variables without waiting for the others"]
         self.waiting = _Followers(self.ranks)
-        self.servers = [_serve("ps", 0), _serve("worker", 0)]
         cluster = tf.train.ClusterSpec(_cluster())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             cluster, task_type="chief", task_id=0, rpc_layer="grpc"
@@ -93,13 +93,11 @@ class ChiefSession(TensorFlowSession):
 
 
 class FollowerSession(ArraySession):
-    """Another rank: its server computes when the chief says so; its steps last as long as the chief's."""
+    """Another rank: its worker computes when the chief says so; its steps last as long as the chief's."""
 
     def setup(self) -> None:
-        """Serve, and call the chief."""
-        tf.config.threading.set_intra_op_parallelism_threads(self.job["threads"])
+        """Call the chief."""
         self.versions = {"tensorflow": tf.__version__}
-        self.server = _serve("worker", self.rank)
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.chief = _call(address, port)
 
@@ -139,8 +137,6 @@ class _Followers:
 
 
 def _call(address: str, port: int) -> socket.socket:
-    import time
-
     for _ in range(600):
         try:
             return socket.create_connection((address, port))
@@ -152,11 +148,6 @@ def _call(address: str, port: int) -> socket.socket:
 def _cluster() -> dict[str, list[str]]:
     found: dict[str, list[str]] = json.loads(os.environ["PACELINE_CLUSTER"])
     return found
-
-
-def _serve(kind: str, index: int) -> Any:
-    spec = tf.train.ClusterSpec(_cluster())
-    return tf.distribute.Server(spec, job_name=kind, task_index=index, protocol="grpc", start=True)
 
 
 def make_session(job: Any, rank: int) -> Any:

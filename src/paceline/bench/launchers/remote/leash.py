@@ -12,12 +12,13 @@ import io
 import json
 import select
 import socket
-import subprocess
 import tarfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from paceline.bench.job import Process
 
@@ -25,7 +26,7 @@ __all__ = ["LOST", "Leash", "own_addresses"]
 
 LOST = -9
 """Exit code of a process whose host was lost."""
-DROPPED = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK", "OMPI_")
+DROPPED = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
 """Variables of the engine that would change what is imported or how many threads run."""
 
 
@@ -126,6 +127,6 @@ def accept(server: socket.socket, token: str, *, timeout_s: float) -> Leash | No
 
 def own_addresses() -> list[str]:
     """Addresses of this host by which others may reach it, loopback last."""
-    done = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, timeout=10, check=False)
-    found = [line.split()[3].split("/")[0] for line in done.stdout.splitlines()]
+    interfaces = psutil.net_if_addrs().values()
+    found = [item.address for items in interfaces for item in items if item.family is socket.AF_INET]
     return sorted(found, key=lambda address: address.startswith("127.")) or ["127.0.0.1"]

@@ -1,8 +1,8 @@
 """A pretend device: compute is time that passes on its clock, and a record of how well the host kept up with it.
 
-Work is queued on the device's own clock, as on an accelerator: a host that is late by a little (waking up, running
-hooks) does not delay the device as long as it catches up. Standard library only, because it runs inside measured
-processes; Python 3.9 syntax.
+Work is queued on the device's own clock, as on an accelerator: a host that is late (waking up, running hooks, copying
+gradients that a device would copy itself) does not delay the device as long as it catches up within the step.
+Standard library only, because it runs inside measured processes; Python 3.9 syntax.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 __all__ = ["DeviceClock", "KeepingUp", "real_time"]
 
-FORGIVEN_S = 0.002
-"""Real seconds by which the host may be late without delaying the device."""
+WAKE_S = 30e-6
+"""What it takes to wake a thread on an idle core; no lateness, because streams go on meanwhile."""
 _TIMER_SLACK = 29
 
 
@@ -30,11 +30,14 @@ class DeviceClock:
         self._draw = random.Random(seed)
         self._free_at = 0.0
         self._factor = 1.0
+        self._behind = 0.0
         self.late_s = 0.0
-        """Real seconds by which the host was late beyond what is forgiven."""
+        """Real seconds by which the host came to the end of its compute later than the device, over all steps."""
 
     def begin_step(self) -> None:
         """A step starts now; its luck is drawn."""
+        self.late_s += self._behind
+        self._behind = 0.0
         self._free_at = time.perf_counter()
         jitter, straggle = self._emulation.get("jitter", 0.0), self._emulation.get("straggle", 0.0)
         self._factor = max(0.05, self._draw.gauss(1.0, jitter)) if jitter else 1.0
@@ -43,19 +46,22 @@ class DeviceClock:
 
     def run(self, seconds: float) -> None:
         """Occupy the device for some emulated seconds; returns when it is done with them."""
-        now = time.perf_counter()
-        late = now - self._free_at - FORGIVEN_S
-        if late > 0:
-            self.late_s += late
-            self._free_at += late
         self._free_at += seconds * self._factor * self._dilation
-        rest = self._free_at - now
+        rest = self._free_at - time.perf_counter()
+        self._behind = max(0.0, -rest)
         if rest > 0:
             time.sleep(rest)
+
+    def end_compute(self) -> None:
+        """Forward and backward are over; what the host is behind by now is lateness, what comes next starts now."""
+        self.late_s += self._behind
+        self._behind = 0.0
+        self._free_at = max(self._free_at, time.perf_counter())
 
     def waited_for_data(self) -> None:
         """The device stood still for its peers until now, rightly: that is not the host's lateness."""
         self._free_at = max(self._free_at, time.perf_counter())
+        self._behind = 0.0
 
 
 class KeepingUp:
@@ -65,13 +71,16 @@ class KeepingUp:
         self._clock = clock
         self._begin = self._sample()
 
-    def _sample(self) -> tuple[float, float, dict[str, float]]:
-        return time.perf_counter(), self._clock.late_s, _queued_s()
+    def _sample(self) -> tuple[float, float, dict[str, tuple[float, int]]]:
+        return time.perf_counter(), self._clock.late_s, _queued()
 
     def report(self) -> dict[str, float]:
         """Shares of the time since the beginning: host late, and its worst thread ready to run but kept waiting."""
-        (begin, late_before, queued_before), (end, late, queued) = self._begin, self._sample()
-        waits = [seconds - queued_before.get(thread, 0.0) for thread, seconds in queued.items()]
+        (begin, late_before, before), (end, late, after) = self._begin, self._sample()
+        waits = [0.0]
+        for thread, (seconds, turns) in after.items():
+            seconds_before, turns_before = before.get(thread, (0.0, 0))
+            waits.append(seconds - seconds_before - WAKE_S * (turns - turns_before))
         return {"late_share": (late - late_before) / (end - begin), "queued_share": max(waits) / (end - begin)}
 
 
@@ -84,10 +93,12 @@ def real_time(priority: int = 10) -> bool:
     return False
 
 
-def _queued_s() -> dict[str, float]:
-    """Seconds that each thread of this process was ready to run and did not."""
+def _queued() -> dict[str, tuple[float, int]]:
+    """For each thread that moves data: seconds it was ready to run and did not, and how often it got a turn."""
     waits = {}
-    for path in glob.glob("/proc/self/task/*/schedstat"):
+    main = f"/proc/self/task/{os.getpid()}/schedstat"  # its lateness is measured on the device's clock
+    for path in set(glob.glob("/proc/self/task/*/schedstat")) - {main}:
         with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
-            waits[path] = int(file.read().split()[1]) / 1e9
+            _, waited, turns = file.read().split()
+            waits[path] = (int(waited) / 1e9, int(turns))
     return waits

@@ -16,6 +16,8 @@ MOVED_PER_CORE = 300e6
 """Bytes per second of gradients, summed over all ranks, that one core moves without disturbing anything."""
 STEP_S = 1.5e-3
 """Seconds that a step takes the host of a rank beside waiting: hooks, copies, waking up."""
+COPIES, COPIED_PER_S = 2, 2e9
+"""Copies of the last gradient that nothing hides and a device would make itself, and the host's rate for them."""
 HOP_S = 100e-6
 HOP_PER_RANK_S = 10e-6
 """Seconds that one hop of a ring takes the machine: of itself, and for each rank that shares its cores."""
@@ -77,7 +79,8 @@ def choose_dilation(exchange: Exchange, *, cores: int | None = None, slower: flo
     cost = [ring * size * exchange.ranks / moved + _hops(exchange.ranks) for size in exchange.buckets]
     keep_rate = sum(exchange.rates) / moved
     hide = max(2 * sum(cost) / max(exchange.backward_s, 1e-9), max(cost) / (DISTURBANCE * exchange.step_s))
-    fixed = (STEP_S + _hops(exchange.ranks)) / (DISTURBANCE * exchange.step_s)
+    copies = COPIES * max(exchange.buckets) / COPIED_PER_S
+    fixed = (STEP_S + _hops(exchange.ranks) + copies) / (DISTURBANCE * exchange.step_s)
     return _round_up(slower * max(1.0, fixed, min(keep_rate, hide)))
 
 

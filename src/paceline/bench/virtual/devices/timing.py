@@ -1,12 +1,14 @@
-"""How long each layer takes on an emulated device: as stated, or from the device's peak and memory bandwidth."""
+"""How long each layer takes on an emulated device: as stated, as profiled, or from its peak and memory bandwidth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import Unsupported
+from paceline.measurements.profile import Profile, read_profile
 from paceline.spec.cluster import Device, Emulation, Precision
 from paceline.spec.network import LayerCost, Network, layer_costs
 from paceline.spec.study import Case
@@ -35,6 +37,8 @@ def device_times(device: Device, network: Network, *, batch: int, precision: Pre
     """Seconds of every layer on the device, in order of execution."""
     emulation = device.emulation or Emulation()
     costs = layer_costs(network)
+    if emulation.profile is not None:
+        return _profiled(read_profile(Path(emulation.profile)), costs, batch=batch, speed=emulation.speed)
     if emulation.forward is None:
         shares = [_roofline(device, cost, batch=batch, precision=precision) for cost in costs]
         forward = sum(shares)
@@ -46,6 +50,24 @@ def device_times(device: Device, network: Network, *, batch: int, precision: Pre
     return tuple(
         LayerTime(cost.name, forward * share * scale, backward * share * scale)
         for cost, share in zip(costs, shares, strict=True)
+    )
+
+
+def _profiled(profile: Profile, costs: tuple[LayerCost, ...], *, batch: int, speed: float) -> tuple[LayerTime, ...]:
+    """Times of a profile; a layer that it does not name takes none, but it must name every layer with gradients."""
+    known = {layer.name: layer for layer in profile.layers}
+    missing = next((cost.name for cost in costs if cost.tensors and cost.name not in known), None)
+    if missing is not None:
+        raise Unsupported(
+            f"the profile of {profile.network!r} has no layer {missing!r}",
+            hint="take the profile of the network that the study names",
+        )
+    scale = batch / profile.batch / speed
+    return tuple(
+        LayerTime(cost.name, known[cost.name].forward * scale, known[cost.name].backward * scale)
+        if cost.name in known
+        else LayerTime(cost.name, 0.0, 0.0)
+        for cost in costs
     )
 
 

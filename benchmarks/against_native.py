@@ -1,0 +1,113 @@
+"""Paceline's throughput of a framework against that framework's own bare idiomatic loop, in one interleaved run.
+
+Both train LeNet, batch 256 per rank, a core for each rank; Horovod runs two ranks, the others one. They run in turn
+within one session, so that the machine's mood touches both alike. Passes if the ratio of medians is at least 0.97 for every framework.
+
+    .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] [--pairs 5] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from paceline.bench.campaign import Campaign, run_campaign
+from paceline.bench.environments import environment_python, environment_variables, prepare
+from paceline.bench.launchers.local import LocalLauncher
+from paceline.bench.machine import describe_machine
+from paceline.catalog import known
+from paceline.measurements.sql import launch_throughputs
+from paceline.measurements.store import Store
+from paceline.measurements.summary import speedup_interval
+from paceline.spec.study import Study, expand
+
+ENVIRONMENTS = {
+    "pytorch": "pytorch",
+    "tensorflow": "tensorflow",
+    "jax": "jax",
+    "mxnet": "mxnet",
+    "horovod": "horovod-pytorch",
+}
+NATIVE = Path(__file__).parent / "native_loops.py"
+HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandline()"
+LEAST = 0.97
+STUDY = """
+name = "native"
+networks = ["lenet"]
+frameworks = ["{framework}"]
+devices = [{ranks}]
+batch = [{batch}]
+[protocol]
+launches = 1
+max_launches = 1
+warmup = 30
+steps = {steps}
+launch_budget = "60 s"
+phases = false
+threads = 1
+"""
+
+
+def main() -> None:
+    """Run the pairs, print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("frameworks", nargs="*", default=list(ENVIRONMENTS))
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    chosen = options.frameworks or list(ENVIRONMENTS)
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
+    for index in range(options.pairs):
+        for name in chosen:
+            order = (native, under_paceline) if index % 2 else (under_paceline, native)
+            rates = {run.__name__: run(name, options.batch, options.steps) for run in order}
+            pairs[name].append((rates["under_paceline"], rates["native"]))
+    found = {name: _ratio(rows) for name, rows in pairs.items()}
+    if options.json:
+        print(json.dumps(found))
+    else:
+        for name, row in found.items():
+            print(f"{name:<11} paceline / native {row['ratio']:.3f}  95 % {row['low']:.3f} to {row['high']:.3f}")
+    sys.exit(0 if all(row["ratio"] >= LEAST for row in found.values()) else 1)
+
+
+def _ratio(rows: list[tuple[float, float]]) -> dict[str, float]:
+    interval = speedup_interval([ours for ours, _ in rows], [theirs for _, theirs in rows])
+    return {"ratio": interval.value, "low": interval.low, "high": interval.high, "pairs": len(rows)}
+
+
+def under_paceline(name: str, batch: int, steps: int) -> float:
+    """Samples per second of one launch by the campaign, as `paceline run` makes it."""
+    text = STUDY.format(framework=name, ranks=2 if name == "horovod" else 1, batch=batch, steps=steps)
+    study = Study.model_validate_json(json.dumps(tomllib.loads(text)))
+    prepare(ENVIRONMENTS[name])
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        campaign = Campaign("native", study, expand(study, known()), LocalLauncher(), describe_machine())
+        for _ in run_campaign(campaign, store):
+            pass
+        return next(iter(launch_throughputs(store, "native").values()))
+
+
+def native(name: str, batch: int, steps: int) -> float:
+    """Samples per second of the bare loop."""
+    environment = ENVIRONMENTS[name]
+    python = environment_python(prepare(environment))
+    command = [str(python), str(NATIVE), name, str(batch), str(steps)]
+    if name == "horovod":
+        command = [str(python), "-c", HOROVODRUN, "--gloo", "-np", "2", *command]
+    env = {**os.environ, **environment_variables(environment)}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
+    return float(output.split("samples/s")[1].split()[0])
+
+
+if __name__ == "__main__":
+    main()

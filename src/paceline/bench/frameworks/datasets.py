@@ -1,0 +1,118 @@
+"""Reads training data from files: CIFAR's binary records, or a folder of PNG images per class.
+
+    FileSet(job)           sample by sample, for frameworks whose loaders take a data set
+    read_ahead(job, rank)  batch by batch from a thread, for frameworks without a loader of their own
+
+Runs inside every framework's own environment: standard library and NumPy only, Python 3.9 syntax only.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from paceline.bench.frameworks.harness import Job
+
+__all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead"]
+
+AHEAD = 4
+"""Batches that may wait, read, for the step."""
+
+
+class FileSet:
+    """The job's data set by index: an image, channels first in [-1, 1], and its class."""
+
+    def __init__(self, job: Job) -> None:
+        given = job["network"]["input"]
+        self.shape = (given["channels"], given["height"], given["width"])
+        self.kind, self.path = job["data"]["kind"], job["data"]["path"]
+        self._entries = _records(self.path, self.shape) if self.kind == "cifar" else _images(self.path)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        place, position = self._entries[index]
+        if self.kind == "cifar":
+            size = 1 + int(np.prod(self.shape))
+            with open(place, "rb") as file:
+                file.seek(position * size)
+                record = np.frombuffer(file.read(size), np.uint8)
+            return _scaled(record[1:].reshape(self.shape)), np.int64(record[0])
+        with open(place, "rb") as file:
+            pixels = decode_png(file.read())
+        return _scaled(pixels.transpose(2, 0, 1)), np.int64(position)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Paths with the position of the record, or the class of the image."""
+        return self._entries
+
+
+def _scaled(pixels: Any) -> Any:
+    return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
+
+
+def _records(path: str, shape: tuple[int, ...]) -> list[tuple[str, int]]:
+    size = 1 + int(np.prod(shape))
+    files = sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(".bin"))
+    return [(file, index) for file in files for index in range(os.path.getsize(file) // size)]
+
+
+def _images(path: str) -> list[tuple[str, int]]:
+    classes = sorted(name for name in os.listdir(path) if os.path.isdir(os.path.join(path, name)))
+    return [
+        (os.path.join(path, name, file), label)
+        for label, name in enumerate(classes)
+        for file in sorted(os.listdir(os.path.join(path, name)))
+    ]
+
+
+def decode_png(data: bytes) -> Any:
+    """Pixels (height, width, channels) of an 8-bit grey or colour PNG whose rows are not filtered."""
+    width, height, depth, colour = struct.unpack(">IIBB", data[16:26])
+    channels = {0: 1, 2: 3}.get(colour)
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or depth != 8 or channels is None:
+        raise ValueError("only 8-bit grey or colour PNG images are read")
+    packed, position = b"", 8
+    while position < len(data):
+        length, kind = struct.unpack(">I4s", data[position : position + 8])
+        if kind == b"IDAT":
+            packed += data[position + 8 : position + 8 + length]
+        position += 12 + length
+    rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, 1 + width * channels)
+    if rows[:, 0].any():
+        raise ValueError("PNG images with filtered rows are not read; Paceline's own data sets have none")
+    return rows[:, 1:].reshape(height, width, channels)
+
+
+def read_ahead(job: Job, rank: int) -> Iterator[tuple[Any, Any]]:
+    """Batches of this rank's share, for ever, read by a thread that stays a few batches ahead."""
+    ready: Any = queue.Queue(AHEAD)
+    thread = threading.Thread(target=_fill, args=(ready, job, rank), daemon=True)
+    thread.start()
+    while True:
+        batch = ready.get()
+        if isinstance(batch, Exception):
+            raise batch
+        yield batch
+
+
+def _fill(ready: Any, job: Job, rank: int) -> None:
+    try:
+        data = FileSet(job)
+        order = np.random.RandomState(job["seed"]).permutation(len(data))[rank :: job["ranks"]]
+        position = 0
+        while True:
+            chosen = [order[(position + index) % len(order)] for index in range(job["batch"])]
+            position += job["batch"]
+            samples = [data[int(index)] for index in chosen]
+            ready.put((np.stack([image for image, _ in samples]), np.asarray([label for _, label in samples])))
+    except Exception as error:  # noqa: BLE001  the thread's only way to tell
+        ready.put(error)

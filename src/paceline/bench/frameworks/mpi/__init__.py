@@ -1,0 +1,1 @@
+"""MPI itself, without a framework: only its collectives are measured."""

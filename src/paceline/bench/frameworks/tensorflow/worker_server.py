@@ -1,0 +1,23 @@
+"""A TensorFlow server that computes or keeps variables for the chief; ends with the launch."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import tensorflow as tf
+
+__all__ = ["serve"]
+
+
+def serve() -> None:
+    """Serve until ended."""
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    cluster = tf.train.ClusterSpec(json.loads(os.environ["PACELINE_CLUSTER"]))
+    kind, index = os.environ["PACELINE_TASK"].split()
+    tf.distribute.Server(cluster, job_name=kind, task_index=int(index), protocol="grpc", start=True).join()
+
+
+if __name__ == "__main__":
+    serve()

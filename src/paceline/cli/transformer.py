@@ -1,0 +1,72 @@
+"""`paceline transformer`: one iteration of a transformer spread by tensor, pipeline and data, and what fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from paceline.cli.output import emit, json_option, say, table
+from paceline.model.transformer.memory import TransformerMemory, check_memory
+from paceline.model.transformer.shape import Parallel, TransformerShape
+from paceline.model.validation.gpt import predict_published
+from paceline.units import BYTES, SECONDS
+
+__all__ = ["command"]
+
+_SIZES = {"hidden": 2048, "heads": 16, "layers": 24, "sequence": 1024, "tensor": 1, "pipeline": 1, "data": 8}
+_BATCHES = {"micro_batch": 4, "global_batch": 128, "interleave": 1}
+
+
+def _options(function: Any) -> Any:
+    for name, value in reversed({**_SIZES, **_BATCHES}.items()):
+        option = click.option(
+            f"--{name.replace('_', '-')}", type=click.IntRange(min=1), default=value, show_default=True
+        )
+        function = option(function)
+    return function
+
+
+@click.command()
+@_options
+@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage.")
+@click.option(
+    "--recompute",
+    type=click.Choice(["none", "selective", "full"]),
+    default="none",
+    show_default=True,
+    help="What backward computes again instead of keeping it.",
+)
+@click.option("--memory", default="80 GB", show_default=True, help="Memory of one device.")
+@json_option
+def command(zero: int, recompute: Any, memory: str, as_json: bool, **sizes: int) -> None:
+    """Predict an iteration on A100 hosts of eight, with intervals, from the published iterations that ship.
+
+    \b
+    Examples:
+      paceline transformer --tensor 2 --pipeline 2 --data 2 --global-batch 64
+      paceline transformer --hidden 12288 --heads 96 --layers 96 --sequence 2048 \\
+        --tensor 8 --pipeline 16 --data 4 --micro-batch 2 --global-batch 1536 --recompute full
+    """
+    shape = TransformerShape(sizes["hidden"], sizes["heads"], sizes["layers"], sizes["sequence"])
+    parallel = Parallel(
+        sizes["tensor"], sizes["pipeline"], sizes["data"], sizes["micro_batch"], sizes["global_batch"],
+        interleave=sizes["interleave"], zero_stage=zero, recompute=recompute,
+    )  # fmt: skip
+    use = check_memory(shape, parallel, device_bytes=BYTES.parse(memory))
+    step = predict_published(shape, parallel)
+    if as_json:
+        emit({"devices": parallel.devices, "parameters": shape.parameters, "step_s": step.value,
+              "interval_50": list(step.interval_50), "interval_90": list(step.interval_90),
+              "memory_bytes": {**vars(use), "total": use.total}}, "transformer")  # fmt: skip
+        return
+    low, high = (SECONDS.format(bound) for bound in step.interval_90)
+    tokens = parallel.global_batch * shape.sequence / step.value
+    say(f"{shape.parameters / 1e9:.2f} billion parameters on {parallel.devices} devices")
+    say(f"iteration {SECONDS.format(step.value)} (90 %: {low} to {high}), {tokens:,.0f} tokens/s")
+    _show_memory(use, memory)
+
+
+def _show_memory(use: TransformerMemory, memory: str) -> None:
+    rows = [(name, BYTES.format(size)) for name, size in {**vars(use), "total": use.total}.items()]
+    table(f"\nmemory of the fullest device, of {memory}", ["part", ">bytes"], rows)

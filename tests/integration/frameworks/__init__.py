@@ -1,0 +1,1 @@
+"""Every framework, for real."""

@@ -1,0 +1,23 @@
+"""The commands of docs/how-to/predict.md run as they stand, with the points that the page shows."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "predict.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^    paceline (.+)$", PAGE.replace("\\\n", " "), flags=re.MULTILINE)
+POINTS = "\n".join(re.findall(r"^    (network,.*|ResNet-50,.*)$", PAGE, flags=re.MULTILINE)) + "\n"
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith(("predict", "whatif"))])
+def test_a_command_of_the_page_runs(command, paceline, tmp_path):
+    points = tmp_path / "points.csv"
+    points.write_text(POINTS, encoding="utf-8")
+    words = shlex.split(command.partition(" #")[0].replace("points.csv", str(points)))
+    assert "samples/s" in paceline(*words)
+
+
+def test_the_page_shows_commands():
+    assert len(COMMANDS) >= 6

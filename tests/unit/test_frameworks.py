@@ -1,0 +1,192 @@
+"""What frameworks share, without any of them: graphs, refusals, recipes, data sets, the judge of the proof."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from paceline.bench import verify
+from paceline.bench.adapters import ADAPTERS
+from paceline.bench.availability import availability, environments_of
+from paceline.bench.environments import RECIPES
+from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
+from paceline.bench.frameworks.caffe.prototxt import train_prototxt
+from paceline.bench.frameworks.datasets import FileSet, decode_png, read_ahead
+from paceline.bench.frameworks.graph import flattened_images, pool_padding, tensor_shapes
+from paceline.bench.frameworks.script.worker import command_of, reading_of
+from paceline.bench.generated_data import data_set, encode_png
+from paceline.bench.proof_networks import PROOF_NETWORKS
+from paceline.catalog.clusters import cluster
+from paceline.catalog.frameworks import framework, framework_names
+from paceline.catalog.networks import network
+from paceline.errors import Unsupported
+from paceline.spec.network import plain_network
+from paceline.spec.strategy import Strategy
+from paceline.spec.study import Case
+from tests.conftest import Command
+
+
+def case(name: str, net: str = "lenet", **fields: object) -> Case:
+    strategy = Strategy(**{key: fields.pop(key) for key in list(fields) if key in Strategy.model_fields})
+    given = {"ranks": 2, "batch": 4, "input": "resident", "threads": 1, **fields}
+    return Case(
+        network=PROOF_NETWORKS.get(net) or network(net), cluster=cluster("local"), framework=framework(name),
+        strategy=strategy, scaling="weak", placement="packed", **given,
+    )  # fmt: skip
+
+
+def test_every_framework_of_the_catalog_has_an_adapter_and_environments() -> None:
+    names = {name.split("/")[0] for name in framework_names()}
+    assert names == set(ADAPTERS)
+    assert all(environment in RECIPES for name in framework_names() for environment in environments_of(name))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_everything_that_is_installed_is_pinned(recipe: object) -> None:
+    for line in recipe.lock.read_text().splitlines():
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!]+", line), line
+    for path in recipe.files:
+        assert all(re.fullmatch(r"[0-9a-f]{64}  pool/main/\S+\.deb", line) for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("caffe", {}, "one rank"),
+        ("mxnet/local", {}, "one process"),
+        ("cntk", {"net": "residual"}, "batch normalisation on GPUs"),
+        ("singa", {"net": "inception"}, "local response"),
+        ("keras/tensorflow", {"net": "grouped"}, "grouped convolutions"),
+        ("caffe-mpi", {"net": "transformer"}, "images only"),
+        ("jax", {"precision": "bfloat16"}, "float32"),
+        ("chainer", {"compression": "powersgd"}, "compression"),
+        ("horovod", {"transport": "zmq"}, "transport"),
+        ("deepspeed/zero2", {"shard_stage": 3}, "shard_stage"),
+        ("paddle", {"accumulate": 2}, "accumulation"),
+        ("pytorch/fsdp2", {"aggregation": "allreduce"}, "shards"),
+        ("script", {}, "[script]"),
+    ],
+)
+def test_what_a_framework_cannot_do_is_refused(name: str, fields: dict[str, str], words: str) -> None:
+    asked = case(name, **fields)
+    assert words in (ADAPTERS[name.split("/")[0]].refusal(asked) or "")
+
+
+@pytest.mark.parametrize("name", [name for name in framework_names() if name != "script/command"])
+def test_the_network_of_the_comparison_is_refused_by_none(name: str) -> None:
+    assert ADAPTERS[name.split("/")[0]].refusal(case(name, ranks=1)) is None
+
+
+def test_a_flattened_image_is_followed_to_the_matrix_that_reads_it() -> None:
+    assert flattened_images(plain_network(PROOF_NETWORKS["plain"])) == {"fc1": (12, 3, 3)}
+
+
+def test_windows_that_are_rounded_up_get_padding_after() -> None:
+    layer = next(item for item in plain_network(PROOF_NETWORKS["inception"])["layers"] if item["name"] == "pool1")
+    assert pool_padding(layer, (8, 14, 14)) == ((0, 1), (0, 1))
+
+
+def test_caffe_cuts_what_its_rounding_up_adds() -> None:
+    text = train_prototxt(plain_network(PROOF_NETWORKS["residual"]), batch=2)
+    assert "slice_point: 7" in text
+    assert text.count('type: "Scale"') == 2
+
+
+def test_weights_and_batches_depend_on_the_seed_alone() -> None:
+    job = {"network": plain_network(network("lenet")), "batch": 3, "seed": 5}
+    first, again = synthetic_batch(job, 1), synthetic_batch(job, 1)
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert not (synthetic_batch(job, 2)[0] == first[0]).all()
+    tensors = initial_tensors(job["network"], 5)
+    assert {name: value.shape for name, value in tensors.items()} == tensor_shapes(job["network"])
+    assert shard(np.arange(8), 1, 2).tolist() == [4, 5, 6, 7]
+
+
+def test_images_survive_png() -> None:
+    pixels = np.random.default_rng(1).integers(256, size=(5, 7, 3), dtype=np.uint8)
+    assert (decode_png(encode_png(pixels)) == pixels).all()
+    with pytest.raises(ValueError, match="PNG"):
+        decode_png(b"\x89PNG\r\n\x1a\n" + b"\0" * 40)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("resnet20", "cifar"), ("lenet", "folder")])
+def test_data_sets_are_made_once_and_read(
+    name: str, kind: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    found = data_set(network(name))
+    assert found == data_set(network(name))
+    assert found["kind"] == kind
+    job = {"network": plain_network(network(name)), "data": found, "batch": 6, "ranks": 2, "seed": 0}
+    image, label = FileSet(job)[3]
+    assert image.shape == network(name).input.shape
+    assert image.dtype == np.float32
+    assert -1 <= image.min() < image.max() <= 1
+    assert 0 <= label < 4
+    images, labels = next(read_ahead(job, 1))
+    assert images.shape == (6, *network(name).input.shape)
+    assert labels.shape == (6,)
+
+
+def test_text_is_not_read_from_files() -> None:
+    with pytest.raises(Unsupported):
+        data_set(network("gpt2-tiny"))
+
+
+SCRIPT = {"command": ["{bin}/run", "-n", "{ranks}", "--batch={batch}"], "pattern": r"(?P<per_rank>[0-9.]+) img/s"}
+
+
+def test_an_own_script_is_filled_in_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_BIN", "/env/bin")
+    monkeypatch.setenv("PACELINE_HERE", "/work")
+    job = {"ranks": 2, "batch": 32, "threads": 1, "script": SCRIPT}
+    assert command_of(job) == ["/env/bin/run", "-n", "2", "--batch=32"]
+    assert reading_of("Iter 1: 320.0 img/s", job) == pytest.approx(0.1)
+    assert reading_of("warming up", job) is None
+    own = {**job, "script": {"command": ["x"], "pattern": None}}
+    assert reading_of('paceline: {"seconds": 0.25}', own) == 0.25
+    assert reading_of('paceline: {"throughput": 640}', own) == pytest.approx(0.1)
+
+
+def test_a_script_without_a_readable_pattern_is_refused() -> None:
+    script = {"command": ["true"], "pattern": "("}
+    asked = Case.model_validate_json(json.dumps({**case("script").model_dump(mode="json"), "script": script}))
+    assert "regular expression" in (ADAPTERS["script"].refusal(asked) or "")
+
+
+def test_the_judge_names_the_layer_that_differs() -> None:
+    expected = {"logits": np.ones(4), "loss": np.ones(()), "g/conv.weight": np.ones(3), "w/conv.weight": np.ones(3)}
+    good = verify._judge("x/y", "plain", [expected], expected)
+    assert good.status == "equal"
+    summed = {**expected, "g/conv.weight": 2 * np.ones(3)}
+    bad = verify._judge("x/y", "plain", [summed], expected)
+    assert bad.status == "different"
+    assert "layer 'conv': gradient of weight" in bad.reason
+    lacking = verify._judge("x/y", "plain", [{"logits": np.ones(4), "loss": np.ones(())}], expected)
+    assert lacking.status == "different"
+    undefined = verify._judge("x/y", "plain", [{**expected, "logits": np.full(4, np.nan)}], expected)
+    assert undefined.status == "different"
+
+
+def test_summed_gradients_would_be_noticed(pytorch: object) -> None:
+    """The steps of the proof are large enough to tell averaged from summed gradients."""
+    net = PROOF_NETWORKS["plain"]
+    expected, given = verify._reference(net), verify._given(net)
+    moved = {key: expected[key] - given[key] for key in expected if key.startswith("w/")}
+    summed = {key: given[key] + 2 * step for key, step in moved.items()}
+    assert verify._judge("x/y", "plain", [summed, summed], expected).status == "different"
+
+
+def test_the_list_has_every_framework_and_a_status(paceline: Command) -> None:
+    rows = paceline.json("frameworks")["frameworks"]
+    assert {row["name"] for row in rows} == set(ADAPTERS)
+    assert {row["status"] for row in rows} <= {"ready", "installable", "unavailable"}
+    assert [row.name for row in availability()] == [row["name"] for row in rows]
+
+
+def test_a_wrong_name_is_one_clear_error(paceline: Command) -> None:
+    assert "did you mean 'tensorflow'" in paceline("frameworks", "install", "tensorflov", code=2)
+    assert "no framework" in paceline("frameworks", "verify", "nothing", code=2)
