@@ -76,7 +76,7 @@ def one_round(job: Job, kind: str, generator: random.Random) -> tuple[float, flo
         job.start(victim, late=True)
     else:
         process.send_signal(signal.SIGCONT)
-    return lost, job.until(lambda record: record["size"] == SIZE, since=back) - back
+    return lost, job.until(lambda record: record["size"] == SIZE, since=back, without=victim) - back
 
 
 class Job:

@@ -304,6 +304,8 @@ class Pace:
         compute = time.perf_counter() - attempt.began
         session = self._live
         session.exchange(attempt.shares, compute)
+        if self._member.doubtful:
+            raise Broken("this process may have been left behind while it waited")
         self._training.update()
         self._training.position = self._moved_on(attempt.size)
         self._training.mark = f"{session.view.number}:{session.view.leader}:{self.position.step}"

@@ -49,6 +49,7 @@ class Member:
         self._channel: Channel | None = None
         self._ready: Message | None = None
         self._heard = time.monotonic()
+        self._ticked, self._slept = time.monotonic(), False
         self._known: dict[str, Peer] = {}
         """Everybody who was in a view with us and may still live."""
         self._turn_to: tuple[str, int] | None = None
@@ -117,6 +118,11 @@ class Member:
             self._channel.close()
 
     @property
+    def doubtful(self) -> bool:
+        """Whether the others may have gone on without this process: what it has just received must not count."""
+        return self.interrupted.is_set() or self._was_asleep()
+
+    @property
     def leads(self) -> bool:
         """Whether this process leads now."""
         return self._leader is not None and self._leader.leading
@@ -146,11 +152,19 @@ class Member:
 
     def _beat(self) -> None:
         while not self._left:
+            self._was_asleep()
+            self._ticked = time.monotonic()
             self._send({"kind": "beat"})
             if time.monotonic() - self._heard > self._patience.silence and self._channel is not None:
                 log.warning("the leader was silent for %.1f s", time.monotonic() - self._heard)
                 self._channel.close()
             time.sleep(self._patience.beat)
+
+    def _was_asleep(self) -> bool:
+        """Whether it was this process that fell silent: then the others have a leader, most likely the same."""
+        if time.monotonic() - self._ticked > self._patience.silence:
+            self._slept = True
+        return self._slept
 
     def _follow(self, places: list[tuple[str, int]]) -> None:
         """Find the leader, follow it until it is gone, and again."""
@@ -163,7 +177,10 @@ class Member:
                     return
                 time.sleep(RETRY)
                 continue
-            self._heard, self._channel = time.monotonic(), channel
+            self._heard, self._channel, self._slept = time.monotonic(), channel, False
+            if not self.leads:
+                # Having resigned once must not change the order of succession, which all members have to share.
+                self._leader = None
             if self._ready is not None:
                 self._send(self._ready)
             self._obey(channel)
@@ -207,8 +224,8 @@ class Member:
         order = [peer for peer in self._view.peers if peer.id != last]
         order += [peer for peer in self._view.peers if peer.id == last]
         resigned = self._leader is not None and not self._leader.leading
-        if resigned:
-            order.sort(key=lambda peer: peer.id == self.peer.id)
+        if resigned or self._was_asleep():
+            order.sort(key=lambda peer: (peer.id == self.peer.id, peer.id != last))
         first = [self._turn_to] if self._turn_to is not None else []
         self._turn_to = None
         return [*first, *((peer.address, peer.port) for peer in order)]
@@ -258,8 +275,8 @@ class Member:
         return reply, None
 
     def _lost_place(self) -> tuple[str, int] | None:
-        """Where the leader was that this member lost."""
-        if self._view is None:
+        """Where the leader was that this member lost, unless it lost it by sleeping."""
+        if self._view is None or self._was_asleep():
             return None
         leader = self._view.peers[self._view.place(self._view.leader)]
         return (leader.address, leader.port)
