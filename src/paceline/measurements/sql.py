@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from paceline.errors import InputError
 from paceline.measurements.store import SPANS, STEPS, Store
 
-__all__ = ["VIEWS", "ask", "connect", "launch_throughputs"]
+__all__ = ["VIEWS", "ask", "connect", "hide_progress", "launch_throughputs"]
 
 VIEWS = {
     "runs": "one row per launch: what was asked, the outcome, the environment",
@@ -67,7 +68,8 @@ FROM runs JOIN per_run ON runs.id = per_run.run WHERE outcome = 'ok'
 def connect(store: Store) -> duckdb.DuckDBPyConnection:
     """A connection in memory whose views read the store's files as they are now."""
     connection = duckdb.connect(":memory:")
-    connection.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+    hide_progress(connection)
+    connection.execute("SET TimeZone = 'UTC'")
     runs = store.runs.absolute()
     found = any(runs.glob("*/run.json"))
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _RUN_COLUMNS.items())
@@ -84,6 +86,12 @@ def connect(store: Store) -> duckdb.DuckDBPyConnection:
         _parquet_view(connection, runs, name, schema, found=found)
     connection.execute(_LAUNCHES)
     return connection
+
+
+def hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
+    """Show no progress bar; in a notebook without widgets DuckDB has none to show and refuses to be told."""
+    with contextlib.suppress(duckdb.InvalidInputException):
+        connection.execute("SET enable_progress_bar = false")
 
 
 def _parquet_view(

@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 
 from paceline.measurements.run import Span
+from paceline.measurements.sql import hide_progress
 from paceline.measurements.store import Store
 
 __all__ = ["PassTime", "RankStep", "pass_times", "rank_steps", "read_spans"]
@@ -88,6 +89,6 @@ def _ask(store: Store, runs: Sequence[str], *, table: str, query: str, **given: 
     if not files:
         return []
     with duckdb.connect(":memory:") as connection:
-        connection.execute("SET enable_progress_bar = false")
+        hide_progress(connection)
         rows: list[Any] = connection.execute(query, {"files": files, **given}).fetchall()
     return rows
