@@ -20,8 +20,8 @@ $(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: apt-get install python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "this Python cannot make virtual environments: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/core.txt -r requirements/dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/pip install -qq --disable-pip-version-check -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup
@@ -49,7 +49,7 @@ engines: setup $(RAY_ENV)/.ready
 
 $(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
 	$(PYTHON) -m venv $(RAY_ENV)
-	$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/ray.txt
+	$(RAY_ENV)/bin/pip install -qq --disable-pip-version-check -r requirements/ray.txt
 	@touch $@
 
 test: check engines
