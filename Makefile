@@ -27,7 +27,7 @@ $(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
 demo: setup
 	$(BIN)/paceline run examples/studies/demo.toml
 	$(BIN)/paceline calibrate demo --output results/demo-calibration.json --profiles results/demo-profiles
-	$(BIN)/paceline predict --profile results/demo-profiles/resnet20-pytorch-ddp-batch-32.profile --cluster examples/clusters/v100-10gbe-16x4.toml --devices 4,8,16,32,64
+	$(BIN)/paceline predict --profile results/demo-profiles/resnet20-pytorch-ddp-batch-16.profile --cluster examples/clusters/v100-10gbe-16x4.toml --devices 4,8,16,32,64
 	$(BIN)/paceline report demo
 
 check: setup

@@ -132,7 +132,6 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
     speedup = speedup_interval(item.throughputs, base.throughputs, confidence=confidence) if good and base else None
     base_ranks = base.first.ranks if base else None
     efficiency = speedup.value * base_ranks / item.first.ranks if speedup and base_ranks else None
-    split = [phases_of(passes) for passes in item.passes]
     return CaseResult(
         run=next((run for run in item.runs if run.outcome == "ok"), item.first),
         num_launches=len(item.runs),
@@ -144,7 +143,7 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         speedup=speedup,
         base_ranks=base_ranks,
         efficiency=efficiency,
-        phases=_median_phases(split, item.steps),
+        phases=_median_phases(item.passes, item.steps),
         instrument_overhead=_overhead(item.passes),
         native=_median_timers(item.runs),
     )
@@ -154,12 +153,18 @@ def _drifted(run: Run) -> bool:
     return run.drift is not None and abs(run.drift) > 0.05
 
 
-def _median_phases(split: list[dict[str, float]], steps: tuple[float, ...]) -> dict[str, float]:
-    """Median of each phase; `other` is what then is missing to the median step, so that they sum to it."""
-    if not split:
+def _median_phases(passes: tuple[dict[str, float], ...], steps: tuple[float, ...]) -> dict[str, float]:
+    """Phases of the median step: each pass as the median share that it was of its launch's clean step.
+
+    Shares first, then differences: a difference of two noisy passes is never negative, so medians of differences
+    would add up to more than the step.
+    """
+    if not passes:
         return {}
-    middle = {name: median(phases[name] for phases in split) for name in split[0] if name != "other"}
-    return {**middle, "other": median(steps) - sum(middle.values())}
+    step = median(steps)
+    names = {name for item in passes for name in item}
+    shares = {name: median(item[name] / item["clean"] for item in passes if name in item) for name in names}
+    return phases_of({name: share * step for name, share in shares.items()})
 
 
 def _overhead(passes: tuple[dict[str, float], ...]) -> float | None:
