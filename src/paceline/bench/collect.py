@@ -48,7 +48,6 @@ class Ending:
     first_failed: tuple[str, ...] = ()
     """Processes that had failed when the first failure was seen."""
     timed_out: bool = False
-    cancelled: bool = False
     oom_killed: bool = False
 
 
@@ -131,7 +130,7 @@ _READERS = {
 def explain_failure(processes: list[Process], reports: list[RankReport], ending: Ending) -> Failure | None:
     """Why the launch has no result, or None if every rank came to its end."""
     codes = [ending.codes.get(process.name) for process in processes if process.rank is not None]
-    if all(report.done for report in reports) and not any(codes) and not ending.timed_out and not ending.cancelled:
+    if all(report.done for report in reports) and not any(codes) and not ending.timed_out:
         return None
     process = _culprit(processes, reports, ending)
     report = reports[process.rank] if process.rank is not None else reports[0]
@@ -178,8 +177,6 @@ def _blame(process: Process, reports: list[RankReport], ending: Ending) -> tuple
 
 
 def _reason(code: int | None, ending: Ending) -> Reason:
-    if ending.cancelled:
-        return "cancelled"
     if code == OUT_OF_MEMORY_EXIT or (code == -9 and ending.oom_killed):
         return "out_of_memory"
     if ending.timed_out:
@@ -194,7 +191,6 @@ def _reason(code: int | None, ending: Ending) -> Reason:
 def _message(reason: Reason, name: str, report: RankReport, code: int | None) -> str:
     words = {
         "timeout": f"{name} was still in {report.phase} when the time ran out",
-        "cancelled": f"stopped by the user while {name} was in {report.phase}",
         "killed": f"{name} was ended by signal {-(code or 0)} in {report.phase}",
         "no_output": f"{name} ended without saying so",
         "out_of_memory": f"{name} ran out of memory in {report.phase}",
