@@ -15,6 +15,7 @@ from paceline.bench.launchers.ssh import Ssh
 from paceline.bench.launchers.table import Wish, make_launcher
 from paceline.bench.virtual.devices.clock import DeviceClock
 from paceline.bench.virtual.devices.dilation import Exchange, choose_dilation, judge
+from paceline.bench.virtual.devices.exchange import least_tail
 from paceline.bench.virtual.devices.timing import device_times, needed_memory, update_time
 from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
 from paceline.bench.virtual.links.shaping import segment_bytes
@@ -24,6 +25,8 @@ from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
 from paceline.measurements.run import Span
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.network import layer_costs
+from paceline.spec.strategy import Strategy
+from paceline.spec.study import Case
 
 
 def cluster(*rates: float, latency: float = 1e-3) -> Cluster:
@@ -127,6 +130,52 @@ def test_an_unfaithful_run_is_known_by_its_worst_rank() -> None:
     verdict = judge([good, bad], dilation=2)
     assert not verdict.holds
     assert verdict.error == pytest.approx(0.32)
+
+
+def test_threads_that_waited_behind_compute_did_no_harm() -> None:
+    """Whatever was added to a step lies after the compute of the rank that waited least for the others."""
+    first = {"late_share": 0.0, "queued_share": 0.3, "beyond_share": 0.02}
+    second = {"late_share": 0.0, "queued_share": 0.3, "beyond_share": 0.4}
+    verdict = judge([first, second], dilation=2)
+    assert verdict.holds
+    assert verdict.error == pytest.approx(0.02)
+    assert "2.0 % longer" in str(verdict)
+    assert not judge([second, second], dilation=2).holds
+
+
+def test_the_last_gradient_takes_its_time_after_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime()
+    monkeypatch.setattr("paceline.bench.virtual.devices.clock.time", fake)
+    clock = DeviceClock({"least_tail": 0.01}, dilation=2.0, seed=0)
+    clock.begin_step()
+    clock.run(0.1)
+    fake.sleep(0.025)
+    clock.end_compute()
+    assert clock.beyond_s == pytest.approx(0.005)
+
+
+def test_least_tail_is_the_exchange_of_the_first_layer() -> None:
+    net = network("lenet")
+    device = Device(name="d", emulation=Emulation(forward=0.1, backward=0.2))
+    link, inside = Link(name="way", bandwidth=1e8), Link(name="bus", bandwidth=1e12)
+    hosts = tuple(Host(name=f"h{n}", devices=(device,), inside=inside, link=link) for n in range(4))
+    case = Case(
+        network=net,
+        cluster=Cluster(name="c", hosts=hosts),
+        framework="pytorch/ddp",
+        strategy=Strategy(),
+        ranks=4,
+        batch=8,
+        scaling="weak",
+        placement="packed",
+        input="resident",
+        threads=1,
+    )
+    first = sum(tensor.elements for tensor in layer_costs(net)[0].tensors)
+    assert first
+    assert least_tail(case) == pytest.approx(1.5 * 4 * first / 1e8)
+    assert least_tail(case.model_copy(update={"framework": "pytorch/fsdp2"})) is None
+    assert least_tail(case.model_copy(update={"ranks": 1})) == 0
 
 
 class FakeTime:

@@ -2,7 +2,8 @@
 
 A campaign is one pass through a study. Launches go in rounds: each round launches every case that is not done once, in
 a new random order, so that a drifting machine hurts all alike. A case is done when its interval is narrow enough, when
-it had its launches, when it failed twice, or when the budget ends.
+it had its launches, when it failed twice, or when the budget ends. A launch that the machine could not sustain is not
+one of its launches: it is repeated, played slower.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class CaseState:
     launched: int = 0
     throughputs: list[float] = field(default_factory=list)
     failures: int = 0
+    unsustained: int = 0
     drifted: int = 0
     stopped: StopReason | None = None
 
@@ -123,7 +125,7 @@ def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
             state.throughputs.append(stored[run.id])
             state.drifted += _drifted(run, campaign.study.protocol)
         else:
-            state.failures += 1
+            _count_failure(state, run)
     for state in states.values():
         state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
     return list(states.values())
@@ -150,7 +152,12 @@ def _account(state: CaseState, data: RunData, protocol: Protocol) -> None:
         state.throughputs.append(throughput(data.steps, data.run.ranks * data.run.batch))
         state.drifted += _drifted(data.run, protocol)
     else:
-        state.failures += 1
+        _count_failure(state, data.run)
+
+
+def _count_failure(state: CaseState, run: Run) -> None:
+    state.failures += 1
+    state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
 
 
 def _drifted(run: Run, protocol: Protocol) -> bool:
@@ -173,4 +180,4 @@ def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:
         interval = median_interval(state.throughputs, confidence=protocol.confidence, seed=protocol.seed)
         if interval.width <= protocol.width:
             return "settled"
-    return "launches" if state.launched >= protocol.max_launches else None
+    return "launches" if state.launched - state.unsustained >= protocol.max_launches else None

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.bench.generated_data import data_set
+from paceline.bench.virtual.devices.exchange import least_tail
 from paceline.bench.virtual.devices.timing import emulation_document
-from paceline.spec.cluster import Placed, place
+from paceline.spec.cluster import Device, Placed, place
 from paceline.spec.network import plain_network
 from paceline.spec.protocol import Protocol as MeasuringProtocol
 from paceline.spec.study import Case
@@ -176,7 +177,7 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
         "threads": order.threads,
         "accelerator": "cuda" if all(device.kind == "gpu" and not device.emulation for device in devices) else "none",
         "devices": [device.model_dump(mode="json") for device in devices],
-        "emulation": emulation_document(devices, case) if any(device.emulation for device in devices) else None,
+        "emulation": _emulation(devices, case) if any(device.emulation for device in devices) else None,
         "dilation": order.meet.dilation,
         "data": data_set(case.network) if case.input == "files" else None,
         "script": case.script.model_dump(mode="json") if case.script else None,
@@ -189,6 +190,10 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
         "timeout": protocol.timeout,
         "seed": protocol.seed,
     }
+
+
+def _emulation(devices: list[Device], case: Case) -> list[dict[str, Any]]:
+    return [{**document, "least_tail": least_tail(case)} for document in emulation_document(devices, case)]
 
 
 def rank_processes(

@@ -43,6 +43,9 @@ class Session:
         """One step up to and including a pass's part: forward, compute, exchange, resident, copied or full."""
         raise NotImplementedError
 
+    def begin_timing(self) -> None:
+        """Warm-up is over: the steps that follow are the result."""
+
     def sync(self) -> None:
         """Wait until everything asked of the device is done."""
 
@@ -150,6 +153,7 @@ def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict
     typical = statistics.median(seconds for _, seconds in rows[-5:])
     fitting = int(job["launch_budget"] / max(typical, 1e-9))
     steps = meeting.agree(max(5, min(job["steps"], fitting)))
+    session.begin_timing()
     meeting.barrier()
     start_of_timed = time.perf_counter()
     timed: list[list[float]] = []

@@ -48,6 +48,10 @@ class EmulatedSession(TorchSession):
         self.clock.begin_step()
         super().step(upto)
 
+    def begin_timing(self) -> None:
+        """From here on it counts whether the machine keeps up: what came before is no result."""
+        self.keeping_up = KeepingUp(self.clock)
+
     def update(self) -> None:
         """The optimiser's update takes the device's time and touches no weight."""
         self.clock.end_compute()

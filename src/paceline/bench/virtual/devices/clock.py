@@ -33,6 +33,10 @@ class DeviceClock:
         self._behind = 0.0
         self.late_s = 0.0
         """Real seconds by which the host came to the end of its compute later than the device, over all steps."""
+        least = emulation.get("least_tail")
+        self._least_tail = None if least is None else least * dilation
+        self.beyond_s = 0.0
+        """Real seconds from the end of compute to the end of the exchange beyond the least that the links allow."""
 
     def begin_step(self) -> None:
         """A step starts now; its luck is drawn."""
@@ -54,9 +58,17 @@ class DeviceClock:
 
     def end_compute(self) -> None:
         """Forward and backward are over; what the host is behind by now is lateness, what comes next starts now."""
+        now = time.perf_counter()
         self.late_s += self._behind
         self._behind = 0.0
-        self._free_at = max(self._free_at, time.perf_counter())
+        if self._least_tail is not None:
+            self.beyond_s += max(0.0, now - self._free_at - self._least_tail)
+        self._free_at = max(self._free_at, now)
+
+    @property
+    def bounds_exchange(self) -> bool:
+        """Whether it is known how soon after its compute a step could have ended."""
+        return self._least_tail is not None
 
     def waited_for_data(self) -> None:
         """The device stood still for its peers until now, rightly: that is not the host's lateness."""
@@ -71,17 +83,19 @@ class KeepingUp:
         self._clock = clock
         self._begin = self._sample()
 
-    def _sample(self) -> tuple[float, float, dict[str, tuple[float, int]]]:
-        return time.perf_counter(), self._clock.late_s, _queued()
+    def _sample(self) -> tuple[float, float, float, dict[str, tuple[float, int]]]:
+        return time.perf_counter(), self._clock.late_s, self._clock.beyond_s, _queued()
 
     def report(self) -> dict[str, float]:
-        """Shares of the time since the beginning: host late, and its worst thread ready to run but kept waiting."""
-        (begin, late_before, before), (end, late, after) = self._begin, self._sample()
+        """Shares of the time since the beginning: host late, worst thread kept waiting, exchange beyond its least."""
+        (begin, late_before, beyond_before, before), (end, late, beyond, after) = self._begin, self._sample()
+        seconds = end - begin
         waits = [0.0]
-        for thread, (seconds, turns) in after.items():
-            seconds_before, turns_before = before.get(thread, (0.0, 0))
-            waits.append(seconds - seconds_before - WAKE_S * (turns - turns_before))
-        return {"late_share": (late - late_before) / (end - begin), "queued_share": max(waits) / (end - begin)}
+        for thread, (waited, turns) in after.items():
+            waited_before, turns_before = before.get(thread, (0.0, 0))
+            waits.append(waited - waited_before - WAKE_S * (turns - turns_before))
+        shares = {"late_share": (late - late_before) / seconds, "queued_share": max(waits) / seconds}
+        return {**shares, "beyond_share": (beyond - beyond_before) / seconds} if self._clock.bounds_exchange else shares
 
 
 def real_time(priority: int = 10) -> bool:

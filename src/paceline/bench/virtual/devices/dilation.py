@@ -6,6 +6,7 @@ which moving the gradients costs the machine little beside what the emulated lin
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,11 +53,21 @@ class Faithfulness:
     queued_share: float
     """Time that a thread which moves gradients waited for a core."""
     dilation: float
+    beyond_share: float = math.inf
+    """Time from the end of compute to the end of the exchange beyond what the links need; the least of all ranks."""
 
     @property
     def error(self) -> float:
-        """Largest share of a step that the machine, not the emulated cluster, may have caused."""
-        return self.late_share + self.queued_share
+        """Largest share of a step that the machine, not the emulated cluster, may have caused: the lower of two bounds.
+
+        What kept threads waiting may be hidden behind compute; what came after the compute of the rank that waited
+        least, beyond the links' own time for the last gradient, holds everything that was added.
+        """
+        return min(self.late_share + self.queued_share, self.beyond_share)
+
+    @property
+    def _bounded(self) -> bool:
+        return math.isfinite(self.beyond_share)
 
     @property
     def holds(self) -> bool:
@@ -66,7 +77,8 @@ class Faithfulness:
     def __str__(self) -> str:
         return (
             f"host late {100 * self.late_share:.1f} %, thread kept waiting {100 * self.queued_share:.1f} %, "
-            f"dilation {self.dilation:g}"
+            + (f"exchange up to {100 * self.beyond_share:.1f} % longer than it need be, " if self._bounded else "")
+            + f"dilation {self.dilation:g}"
         )
 
 
@@ -100,9 +112,10 @@ def _round_up(factor: float) -> float:
 
 
 def judge(reports: Sequence[Mapping[str, float]], *, dilation: float) -> Faithfulness:
-    """The worst of all ranks' reports."""
+    """The worst of all ranks' reports; of what came after compute the least, because ranks wait for the slowest."""
     return Faithfulness(
         late_share=max(report["late_share"] for report in reports),
         queued_share=max(report["queued_share"] for report in reports),
         dilation=dilation,
+        beyond_share=min(report.get("beyond_share", math.inf) for report in reports),
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.bench.virtual.devices.dilation import Exchange
 from paceline.bench.virtual.devices.timing import device_times
-from paceline.spec.cluster import place
+from paceline.spec.cluster import Placed, place
 from paceline.spec.network import layer_costs
 from paceline.spec.study import Case
 
-__all__ = ["exchange_of"]
+__all__ = ["exchange_of", "least_tail"]
 
 USUAL_BUCKET = 25 * 2**20
 _ELEMENT = 4
@@ -31,6 +33,36 @@ def exchange_of(case: Case) -> Exchange | None:
         buckets=tuple(_buckets(case)),
         backward_s=backward,
         step_s=forward + backward,
+    )
+
+
+def least_tail(case: Case) -> float | None:
+    """Seconds that the exchange must go on after the last compute of a step; none where that is not known.
+
+    The gradients of the first layer that has any are ready last, and no all-reduce sends less than 2 (H-1)/H of them
+    over the link of each of H hosts.
+    """
+    strategy = case.strategy
+    if case.framework != "pytorch/ddp" or strategy.compression != "none" or strategy.precision != "float32":
+        return None
+    placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
+    hosts = [case.cluster.hosts[number] for number in {item.host for item in placed}]
+    size = next(
+        (sum(t.elements for t in cost.tensors) * _ELEMENT for cost in layer_costs(case.network) if cost.tensors), 0
+    )
+    rate = min(host.link.bandwidth * host.nics for host in hosts)
+    return max(0.0, 2 * (len(hosts) - 1) / len(hosts) * size / rate - _compute_before_gradients(case, placed))
+
+
+def _compute_before_gradients(case: Case, placed: Sequence[Placed]) -> float:
+    """Backward compute of the layers before the first with gradients, on the slowest device."""
+    count = next((n for n, cost in enumerate(layer_costs(case.network)) if cost.tensors), 0)
+    return max(
+        sum(
+            time.backward
+            for time in device_times(item.device, case.network, batch=case.batch, precision="float32")[:count]
+        )
+        for item in placed
     )
 
 
