@@ -62,6 +62,8 @@ def test_the_check_can_fail() -> None:
 def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="kind=jobset"):
         Kubernetes(("kind=pod",))
+    with pytest.raises(InputError, match="knows no img"):
+        Kubernetes(("img=x",))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unsupported, match="kubectl"):
         Kubernetes(()).commands(Seats(("", ""), AGENT, tmp_path))

@@ -19,6 +19,7 @@ from paceline.bench.virtual.devices.exchange import least_tail
 from paceline.bench.virtual.devices.timing import device_times, needed_memory, update_time
 from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
 from paceline.bench.virtual.links.shaping import segment_bytes
+from paceline.bench.virtual.links.verify import link_paths
 from paceline.catalog import network
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
@@ -112,6 +113,18 @@ def test_memory_grows_with_batch() -> None:
 
 def exchange(ranks: int, rate: float, size: float) -> Exchange:
     return Exchange(ranks, (rate,) * ranks, (size / 8,) * 8, backward_s=0.08, step_s=0.12)
+
+
+def test_every_link_is_measured_both_ways_at_its_full_rate() -> None:
+    for rates in ((1e8,) * 2, (1e8,) * 7, (1e8, 5e6, 5e6), (5e6, 1e8, 1e8, 2e8), (3e8, 1e8, 2e8)):
+        layout = lay_out(cluster(*rates), instance="x")
+        seen = {seat.name: {"out": 0.0, "in": 0.0} for seat in layout.seats}
+        for source, target in link_paths(layout):
+            for seat, way in ((source, "out"), (target, "in")):
+                seen[seat.name][way] = max(seen[seat.name][way], path_rate((source, target)))
+        for number, rate in enumerate(rates):
+            reachable = min(rate, max(other for index, other in enumerate(rates) if index != number))
+            assert seen[f"h{number}"] == {"out": reachable, "in": reachable}
 
 
 def test_more_load_never_means_less_dilation() -> None:

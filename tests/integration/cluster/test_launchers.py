@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.catalog import cluster
@@ -38,7 +39,7 @@ networks = ["lenet"]
 frameworks = ["pytorch"]
 clusters = ["{cluster}"]
 devices = [2]
-batch = [{batch}]
+batch = {batch}
 [protocol]
 launches = 1
 max_launches = 1
@@ -67,13 +68,13 @@ def place(request: pytest.FixtureRequest, engine: str) -> Grounds:
 def study(tmp_path: Path, engine: str) -> Callable[..., list[str]]:
     """Writes a study and says how to run it."""
 
-    def write(batch: int = 8, timeout: str = "1 min") -> list[str]:
+    def write(*batch: int, timeout: str = "1 min") -> list[str]:
         cluster = tmp_path / "two.toml"
         cluster.write_text(CLUSTER)
         # An array job lands where Slurm likes; the cluster then names no hosts.
         name = "local" if engine == "slurm-array" else str(cluster)
         path = tmp_path / "study.toml"
-        path.write_text(STUDY.format(cluster=name, batch=batch, timeout=timeout))
+        path.write_text(STUDY.format(cluster=name, batch=list(batch), timeout=timeout))
         return ["run", str(path), "--on", engine]
 
     return write
@@ -86,28 +87,30 @@ def nothing_left() -> Iterator[None]:
     wait_until(lambda: not workers(), "the end of all ranks", 30)
 
 
-def test_ranks_run_and_come_back(place: Grounds, study: Callable[..., list[str]], tmp_path: Path, engine: str) -> None:
-    place.run(tmp_path / "results", *study())
-    (run,) = Store(tmp_path / "results").read_all()
-    assert run.outcome == "ok", run.failure
-    assert run.launcher.startswith(engine.split("-")[0].replace("mpich", "mpi"))
-    assert len(run.facts["clock_offsets_s"]) == 2
-
-
-def test_a_crash_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
-    place.run(tmp_path / "results", *study(CRASH))
-    (run,) = Store(tmp_path / "results").read_all()
-    assert run.failure is not None
-    assert run.failure.reason == "crash"
-    assert "the planted crash" in run.failure.log_tail
+def test_runs_come_back_and_failures_are_stored(
+    place: Grounds, study: Callable[..., list[str]], tmp_path: Path, engine: str
+) -> None:
+    """One study with a case that works, one whose rank crashes and one that hangs: it goes on after each."""
+    place.run(tmp_path / "results", *study(8, CRASH, HANG, timeout="7 s"))
+    runs = {run.batch: run for run in Store(tmp_path / "results").read_all()}
+    good, crashed, hung = (runs[batch] for batch in (8, CRASH, HANG))
+    assert good.outcome == "ok", good.failure
+    assert good.launcher.startswith(engine.split("-")[0].replace("mpich", "mpi"))
+    assert len(good.facts["clock_offsets_s"]) == 2
+    assert crashed.failure is not None
+    assert crashed.failure.reason == "crash"
+    assert "the planted crash" in crashed.failure.log_tail
+    assert hung.failure is not None
+    assert hung.failure.reason == "timeout"
 
 
 def test_a_lost_rank_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
     process = place.start(tmp_path / "results", *study(HANG))
     _await_ranks(2)
     time.sleep(0.5)
-    victims = [p for p in workers() if any("quick_worker" in word for word in p.cmdline())]
-    os.kill(victims[-1].pid, signal.SIGKILL)
+    ranks = [p for p in workers() if any("quick_worker" in word for word in p.cmdline())]
+    last = next(p for p in ranks if p.environ().get("PACELINE_RANK") == "1")
+    os.kill(last.pid, signal.SIGKILL)
     out, err = process.communicate(timeout=120)
     (run,) = Store(tmp_path / "results").read_all()
     assert run.failure is not None, out + err
@@ -121,13 +124,6 @@ def test_the_end_of_the_command_ends_the_ranks(place: Grounds, study: Callable[.
     process.communicate()
     wait_until(lambda: not workers(), "the end of all ranks", 30)
     assert Store(tmp_path / "results").read_all() == []
-
-
-def test_a_timeout_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:
-    place.run(tmp_path / "results", *study(HANG, "8 s"))
-    (run,) = Store(tmp_path / "results").read_all()
-    assert run.failure is not None
-    assert run.failure.reason == "timeout"
 
 
 def _await_ranks(count: int) -> None:
@@ -144,7 +140,7 @@ def pair(tmp_path: Path) -> Callable[..., list[str]]:
     def write(on: str, batch: int = 8, timeout: str = "1 min") -> list[str]:
         (tmp_path / "two.toml").write_text(CLUSTER)
         path = tmp_path / "study.toml"
-        path.write_text(STUDY.format(cluster=tmp_path / "two.toml", batch=batch, timeout=timeout))
+        path.write_text(STUDY.format(cluster=tmp_path / "two.toml", batch=[batch], timeout=timeout))
         return ["run", str(path), "--on", on]
 
     return write
@@ -212,3 +208,20 @@ def test_collectives_through_mpi(grounds: Grounds, tmp_path: Path, pytorch: Path
     times = {(item["collective"], item["size_bytes"]): item["seconds"] for item in run.facts["collectives"]}
     assert len(times) == 10
     assert times["all_reduce", 2**20] > 2**20 / 1.25e8 * 0.8  # the whole buffer crosses a link of 1 Gb/s
+
+
+def test_pods_of_a_written_manifest(grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path) -> None:
+    """No Kubernetes runs here: its part, starting each container's command somewhere, is done by hand."""
+    manifest = tmp_path / "job.yaml"
+    process = grounds.start(tmp_path / "results", *pair("kubernetes"), "--engine", f"manifest={manifest}")
+    wait_until(lambda: manifest.exists() and manifest.stat().st_size, "the manifest")
+    job = yaml.safe_load(manifest.read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]
+    command = job["template"]["spec"]["containers"][0]["command"]
+    assert job["completions"] == 2
+    pods = [subprocess.Popen(on_host(grounds.up.pid_of(host), command)) for host in ("n1", "n2")]
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    assert [pod.wait(timeout=20) for pod in pods] == [0, 0]
+    (run,) = Store(tmp_path / "results").read_all()
+    assert run.outcome == "ok", run.failure
+    assert run.launcher == "kubernetes"

@@ -161,6 +161,17 @@ def test_without_root_it_says_so() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_virtual_clusters_do_not_nest() -> None:
+    up = bring_up(equal_hosts(PAIR, name="outer"), owner=os.getpid())
+    path = Path(__file__).parents[3] / "examples" / "clusters" / "four-1gbe.toml"
+    for words in (["cluster", "up", str(path)], ["bench-collectives", "--on", "virtual", "--cluster", str(path)]):
+        inside = on_host(up.pid_of("a"), [sys.executable, "-m", "paceline", *words])
+        done = subprocess.run(inside, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2
+        assert f"host of the virtual cluster '{up.name}'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_quota_holds_real_compute() -> None:
     code = "import time\nb=time.perf_counter()\nwhile time.perf_counter()-b<1: pass\nprint(time.process_time())"
     group = group_for(f"test-{os.getpid()}", "half", share=0.25)

@@ -26,23 +26,38 @@ class Kubernetes:
     """Applies a manifest with one pod for each process, and deletes it when the launch ends."""
 
     name = "kubernetes"
+    patience_s = 1800.0
+    """Pods may queue, and pull their image."""
 
     def __init__(self, options: tuple[str, ...] = ()) -> None:
         wanted = dict(word.split("=", 1) for word in options if "=" in word)
         self._image, self._kind = wanted.get("image", IMAGE), wanted.get("kind", "jobset")
+        unknown = set(wanted) - {"image", "kind", "manifest"}
+        if unknown or len(wanted) < len(options):
+            raise InputError(
+                f"Kubernetes knows no {', '.join(sorted(unknown)) or 'word without ='}",
+                hint="--engine image=NAME, --engine kind=jobset or pytorchjob, --engine manifest=FILE",
+            )
         if self._kind not in ("jobset", "pytorchjob"):
             raise InputError(f"no manifest is called {self._kind!r}", hint="kind=jobset or kind=pytorchjob")
+        self._kept = Path(wanted["manifest"]) if "manifest" in wanted else None
         self._path: Path | None = None
 
     def commands(self, seats: Seats) -> dict[str, list[str]]:
-        """One kubectl for all."""
+        """One kubectl for all; where the manifest is to be kept, whoever applies it may do so elsewhere."""
         name = "paceline-" + re.sub(r"[^a-z0-9]+", "-", seats.folder.name.lower()).strip("-")
         kind: Kind = "jobset" if self._kind == "jobset" else "pytorchjob"
         document = manifest(kind, name, ranks=len(seats.hosts), image=self._image, command=seats.agent)
+        if self._kept is not None:
+            self._kept.write_text(yaml_text(document), encoding="utf-8")
+            return {"manifest": ["echo", f"kubectl apply --filename {self._kept}"]}
         self._path = seats.folder / "manifest.yaml"
         self._path.write_text(yaml_text(document), encoding="utf-8")
         if shutil.which("kubectl") is None:
-            raise Unsupported("kubectl is not installed here", hint="install it and choose a context")
+            raise Unsupported(
+                "kubectl is not installed here",
+                hint="install it, or keep the manifest and apply it elsewhere: --engine manifest=FILE",
+            )
         return {"kubectl": ["kubectl", "apply", "--filename", str(self._path)]}
 
     def cancel(self) -> None:

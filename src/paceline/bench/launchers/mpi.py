@@ -15,6 +15,7 @@ class Mpi:
     """mpirun starts as many agents on each host as it has processes; the agents use no MPI themselves."""
 
     name = "mpi"
+    patience_s = 60.0
 
     def __init__(self, options: tuple[str, ...] = (), *, program: str = "mpirun") -> None:
         self._options, self._program = options, program

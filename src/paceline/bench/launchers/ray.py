@@ -19,6 +19,7 @@ class Ray:
     """A small driver connects to a Ray cluster that is up and starts the agents as its actors."""
 
     name = "ray"
+    patience_s = 300.0
 
     def __init__(self, options: tuple[str, ...] = (), *, python: str | None = None) -> None:
         self._address = next(

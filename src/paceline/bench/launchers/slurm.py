@@ -20,6 +20,8 @@ class Slurm:
     """Slurm places the agents; on named nodes if the cluster names them. A batch job is cancelled with the launch."""
 
     name = "slurm"
+    patience_s = 86400.0
+    """A job may queue for long; one that cannot run makes srun or sbatch end."""
 
     def __init__(self, options: tuple[str, ...] = (), *, way: Way = "srun") -> None:
         self._options, self._way = options, way

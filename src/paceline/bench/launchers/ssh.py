@@ -12,6 +12,7 @@ class Ssh:
     """OpenSSH's client with the user's own configuration and keys; asks for nothing, gives up in ten seconds."""
 
     name = "ssh"
+    patience_s = 60.0
 
     def __init__(self, options: tuple[str, ...] = ()) -> None:
         self._options = options

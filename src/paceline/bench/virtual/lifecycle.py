@@ -61,9 +61,24 @@ def check_machine() -> None:
             "a virtual cluster needs root: it makes network namespaces and shapes their links",
             hint="run as root, or use --on local, which runs the ranks over loopback without shaping",
         )
+    around = _cluster_around()
+    if around is not None:
+        raise Unsupported(
+            f"this is a host of the virtual cluster {around!r}, and virtual clusters do not nest",
+            hint="call it on the machine itself; on a host of the cluster use --on local or --on ssh",
+        )
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
             raise Unsupported(f"a virtual cluster needs {tool!r}", hint=f"install it: apt install {package}")
+
+
+def _cluster_around() -> str | None:
+    """The virtual cluster of whose hosts this is one: they see its list of names in place of /etc/hosts."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        source, target = line.split()[3:5]
+        if target == "/etc/hosts" and Path(source).parent.parent.name == "clusters":
+            return Path(source).parent.name
+    return None
 
 
 def bring_up(cluster: Cluster, *, name: str | None = None, dilation: float = 1.0, owner: int = 0) -> VirtualCluster:

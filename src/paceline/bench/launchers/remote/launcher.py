@@ -25,7 +25,6 @@ from paceline.spec.study import Case
 __all__ = ["Engine", "RemoteLauncher", "Seats"]
 
 PLACEHOLDER = "address-of-rank-0"
-CONNECT_S = 60.0
 GRACE_S = 8.0
 
 
@@ -54,6 +53,8 @@ class Engine(Protocol):
     """Starts agents on hosts: ssh, mpirun, srun, Ray."""
 
     name: str
+    patience_s: float
+    """How long its agents may take to call."""
 
     def commands(self, seats: Seats) -> dict[str, list[str]]:
         """Commands to run here, by name, that start the agents there."""
@@ -90,7 +91,7 @@ class RemoteLauncher:
             seats = Seats(hosts, agent, processes[0].log.parent)
             launch = _RemoteLaunch(self._engine, _spawn(self._engine, seats))
             try:
-                leashes = _gather(server, token, launch.engine, expected=len(processes), folder=seats.folder)
+                leashes = _gather(server, token, launch, expected=len(processes), folder=seats.folder)
                 launch.leashes = _assign(processes, hosts, leashes)
                 _hand_out(processes, launch.leashes)
             except BaseException:
@@ -132,10 +133,10 @@ def _log(folder: Path, name: str) -> Path:
     return folder / f"engine-{name.replace(' ', '-')}.log"
 
 
-def _gather(server: socket.socket, token: str, engine: Spawned, *, expected: int, folder: Path) -> list[Leash]:
+def _gather(server: socket.socket, token: str, launch: _RemoteLaunch, *, expected: int, folder: Path) -> list[Leash]:
     """All agents; an engine that gives up before they called is a failed launch, with its own words."""
     leashes: list[Leash] = []
-    deadline = time.monotonic() + CONNECT_S
+    engine, deadline = launch.engine, time.monotonic() + launch.patience_s
     while len(leashes) < expected:
         leash = accept(server, token, timeout_s=0.2)
         if leash is not None:
@@ -188,6 +189,7 @@ def _hand_out(processes: Sequence[Process], leashes: dict[str, Leash]) -> None:
 class _RemoteLaunch:
     def __init__(self, engine: Engine, started: Spawned) -> None:
         self._scheduler = engine
+        self.patience_s = engine.patience_s
         self.engine = started
         self.leashes: dict[str, Leash] = {}
 

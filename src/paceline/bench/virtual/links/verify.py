@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 import subprocess
 import sys
@@ -18,13 +19,15 @@ from paceline.bench.virtual.links.delay import LEAST_LATENCY_S
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
 
-__all__ = ["TOLERANCE", "LinkCheck", "measure_streams", "measure_trip", "measure_trips", "verify_links"]
+__all__ = ["TOLERANCE", "LinkCheck", "link_paths", "measure_streams", "measure_trip", "measure_trips", "verify_links"]
 
 TOLERANCE = 0.05
 PORT = 5199
 _RATE_S = 0.4
 _TRIPS = 60
 _ATTEMPTS = 3
+_TOGETHER = 100e6
+"""Bytes per second for each core that streams measured at the same time may move without disturbing each other."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +75,45 @@ def verify_links(layout: Layout, hosts: dict[str, int]) -> tuple[LinkCheck, ...]
 
 
 def _checks(layout: Layout, hosts: dict[str, int]) -> Iterator[LinkCheck]:
-    for source, target in _paths(layout):
-        yield _best(functools.partial(_check_rate, layout, hosts, source, target))
-    for source, target in {tuple(sorted(path, key=lambda seat: seat.name)) for path in _paths(layout)}:
+    paths = link_paths(layout)
+    for together in _rounds(paths):
+        for path, check in zip(together, _check_rates(layout, hosts, together), strict=True):
+            yield check if check.holds else _best(functools.partial(_check_rate, layout, hosts, path))
+    for source, target in {tuple(sorted(path, key=lambda seat: seat.name)) for path in paths}:
         if path_latency(source, target) >= LEAST_LATENCY_S:
             yield _best(functools.partial(_check_trip, layout, hosts, source, target))
 
 
-def _paths(layout: Layout) -> list[tuple[Seat, Seat]]:
-    """Every host to and from the widest other one, so that each link is measured both ways at its full rate."""
+def link_paths(layout: Layout) -> list[tuple[Seat, Seat]]:
+    """Every host to and from one whose link is no narrower, so that each link is measured both ways at its full rate.
+
+    The neighbour where that serves, else the widest; the narrower of two links is all that a path shows.
+    """
     paths: dict[tuple[str, str], tuple[Seat, Seat]] = {}
-    for seat in layout.seats:
-        others = (other for other in layout.seats if other is not seat)
-        peer = max(others, key=lambda other: other.link.bandwidth)
+    for number, seat in enumerate(layout.seats):
+        others = [other for other in layout.seats if other is not seat]
+        neighbour = layout.seats[number ^ 1] if number ^ 1 < len(layout.seats) else others[0]
+        widest = max(others, key=lambda other: other.link.bandwidth)
+        peer = neighbour if neighbour.link.bandwidth >= min(seat.link.bandwidth, widest.link.bandwidth) else widest
         paths[seat.name, peer.name] = (seat, peer)
         paths[peer.name, seat.name] = (peer, seat)
     return list(paths.values())
+
+
+def _rounds(paths: Sequence[tuple[Seat, Seat]]) -> list[list[tuple[Seat, Seat]]]:
+    """Paths that may be measured at the same time: no host twice, and no more than the machine moves with ease."""
+    limit = _TOGETHER * (os.cpu_count() or 1)
+    rounds: list[list[tuple[Seat, Seat]]] = []
+    for path in paths:
+        names = {seat.name for seat in path}
+        for together in rounds:
+            taken = {seat.name for other in together for seat in other}
+            if not names & taken and sum(map(path_rate, [*together, path])) <= limit:
+                together.append(path)
+                break
+        else:
+            rounds.append([path])
+    return rounds
 
 
 def _best(measure: Callable[[], LinkCheck]) -> LinkCheck:
@@ -100,8 +126,17 @@ def _best(measure: Callable[[], LinkCheck]) -> LinkCheck:
     return min(tried, key=lambda check: abs(check.error))
 
 
-def _check_rate(layout: Layout, hosts: dict[str, int], source: Seat, target: Seat) -> LinkCheck:
-    measured = float(_probe(hosts[source.name], "rate", target.address, str(_RATE_S)))
+def _check_rates(layout: Layout, hosts: dict[str, int], paths: Sequence[tuple[Seat, Seat]]) -> list[LinkCheck]:
+    """Rates of paths that are measured at the same time."""
+    found = _streams(hosts, paths, seconds=_RATE_S)
+    return [_rate_check(layout, *path, measured=rate) for path, rate in zip(paths, found, strict=True)]
+
+
+def _check_rate(layout: Layout, hosts: dict[str, int], path: tuple[Seat, Seat]) -> LinkCheck:
+    return _check_rates(layout, hosts, [path])[0]
+
+
+def _rate_check(layout: Layout, source: Seat, target: Seat, *, measured: float) -> LinkCheck:
     asked = path_rate((source, target))
     return LinkCheck(
         source=source.name,
@@ -140,11 +175,22 @@ def measure_streams(
 ) -> list[float]:
     """Bytes per second of streams that run at the same time, each from one host to another, in the machine's time."""
     with _serving(layout, hosts):
-        started = []
-        for source, target in pairs:
-            words = ("rate", layout.seat(target).address, str(PORT), str(seconds))
-            started.append(subprocess.Popen(_command(hosts[source], *words), stdout=subprocess.PIPE, text=True))
-        return [float(process.communicate(timeout=seconds * 10 + 60)[0]) for process in started]
+        return _streams(hosts, [(layout.seat(a), layout.seat(b)) for a, b in pairs], seconds=seconds)
+
+
+def _streams(hosts: dict[str, int], paths: Sequence[tuple[Seat, Seat]], *, seconds: float) -> list[float]:
+    pipe, started = subprocess.PIPE, []
+    for source, target in paths:
+        command = _command(hosts[source.name], "rate", target.address, str(PORT), str(seconds))
+        started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+    return [_rate_of(process, timeout_s=seconds * 10 + 60) for process in started]
+
+
+def _rate_of(process: subprocess.Popen[str], *, timeout_s: float) -> float:
+    out, words = process.communicate(timeout=timeout_s)
+    if process.returncode != 0:
+        raise LaunchFailed(f"measuring a link failed: {words.strip()[-300:]}")
+    return float(out)
 
 
 def measure_trip(layout: Layout, hosts: dict[str, int], source: str, target: str) -> float:
