@@ -277,3 +277,10 @@ def test_bus_bandwidth_as_nccl_tests_has_it() -> None:
     (found,) = collective_times(spans, 2)
     assert found.seconds == 2.0
     assert found.bus_bandwidth == 500.0
+
+
+def test_a_wish_can_be_said_again() -> None:
+    assert Wish().words == ""
+    wish = Wish(on="ssh", hosts=("a", "b"), options=("-p 22",))
+    assert wish.words == " --on ssh --hosts a,b --engine '-p 22'"
+    assert Wish(on="virtual", dilation=5.0).words == " --on virtual --dilation 5"

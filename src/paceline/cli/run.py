@@ -63,7 +63,7 @@ def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Pa
         display.checks(checks)
         prepare_all(cases, display)
         campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
-        with display.interruptible(f"paceline run {study_file} --resume"):
+        with display.interruptible(f"paceline run {study_file} --resume{wish.words}"):
             display.follow(run_campaign(campaign, place), study.protocol, cases)
     if as_json:
         emit(results_document(place, name), "run")

@@ -22,11 +22,13 @@ from paceline.spec.study import Case
 FORWARD, BACKWARD = 0.1, 0.2
 
 
-@pytest.fixture
-def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytorch: Path) -> Iterator[VirtualLauncher]:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with contextlib.closing(VirtualLauncher()) as made:
-        yield made
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory, pytorch: Path) -> Iterator[VirtualLauncher]:
+    """One for all, so that its hosts are made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        with contextlib.closing(VirtualLauncher()) as made:
+            yield made
 
 
 def case(*devices: Device, framework: str = "pytorch/ddp", bandwidth: float = 1.25e8) -> Case:
@@ -53,8 +55,8 @@ def accelerator(**changes: float) -> Device:
     return Device(name="d", memory=memory, emulation=Emulation(forward=FORWARD, backward=BACKWARD, **changes))
 
 
-def run(launcher: VirtualLauncher, asked: Case, *, steps: int = 6) -> RunData:
-    protocol = Protocol(launches=1, warmup=2, steps=steps, launch_budget=4.0, phases=False, timeout=120.0)
+def run(launcher: VirtualLauncher, asked: Case, *, steps: int = 6, budget: float = 1.0) -> RunData:
+    protocol = Protocol(launches=1, warmup=2, steps=steps, launch_budget=budget, phases=False, timeout=120.0)
     return launch_case(Ticket("test", "emulation", asked, 0), protocol, launcher, describe_machine(()))
 
 
@@ -86,18 +88,18 @@ def test_too_little_memory_is_a_stored_failure(launcher: VirtualLauncher) -> Non
 
 
 def test_stragglers_show(launcher: VirtualLauncher) -> None:
-    data = run(launcher, case(accelerator(straggle=0.4, straggle_factor=3.0), accelerator()), steps=12)
+    data = run(launcher, case(accelerator(straggle=0.4, straggle_factor=3.0), accelerator()), steps=12, budget=4.0)
     times = step_times(data)
     assert min(times) >= (FORWARD + BACKWARD) * 0.999
     assert max(times) > 2.5 * (FORWARD + BACKWARD)
 
 
 def test_what_the_machine_cannot_sustain_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight ranks that compute for a millisecond, undilated on this machine, cannot be right, and it is said."""
+    """Four ranks that compute for half a millisecond, undilated on this machine, cannot be right, and it is said."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     fast = Device(name="d", emulation=Emulation(forward=2e-4, backward=4e-4))
     with contextlib.closing(VirtualLauncher(dilation=1.0)) as launcher:
-        data = run(launcher, case(*[fast] * 8))
+        data = run(launcher, case(*[fast] * 4))
     assert data.run.outcome == "failed"
     assert data.run.failure is not None
     assert data.run.failure.reason == "unsustained"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,14 @@ class Wish:
     dilation: float | None = None
     options: tuple[str, ...] = ()
     """Words passed on to the engine, such as `--partition=gpu` for Slurm."""
+
+    @property
+    def words(self) -> str:
+        """As it is said on the command line, with a blank before each part."""
+        parts = [f" --on {self.on}"] if self.on != "local" else []
+        parts += [f" --hosts {','.join(self.hosts)}"] if self.hosts else []
+        parts += [f" --dilation {self.dilation:g}"] if self.dilation is not None else []
+        return "".join([*parts, *(f" --engine {shlex.quote(word)}" for word in self.options)])
 
 
 def _local(wish: Wish) -> Launcher:
