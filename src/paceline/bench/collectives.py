@@ -109,6 +109,11 @@ def _check(sweep: Sweep, launcher: Launcher) -> None:
             raise UnknownName("collective", name, COLLECTIVES)
     if sweep.transport not in WORKERS:
         raise UnknownName("transport", sweep.transport, WORKERS)
+    if sweep.transport == "nccl" and any(d.kind == "cpu" for host in sweep.cluster.hosts for d in host.devices):
+        raise InputError(
+            f"NCCL moves data between GPUs, and {sweep.cluster.name!r} has processors for devices",
+            hint="--transport gloo, or --cluster with GPUs",
+        )
     if sweep.ranks < 2:
         raise InputError("a collective needs at least two ranks", hint="--ranks 2")
     if sweep.ranks > sweep.cluster.num_devices:

@@ -20,9 +20,10 @@ __all__ = ["open_campaign"]
 
 @contextlib.contextmanager
 def open_campaign(study: Study, cases: tuple[Case, ...], store: Store, *, resume: bool, launcher: str) -> Iterator[str]:
-    """The id of a new campaign, or of the newest one that asked for the same; held until the block ends."""
+    """The id of a new campaign, or of the newest one that asked for the same in the same place; held until it ends."""
     digest = _digest(study, cases)
-    found = [document for document in store.read_campaigns(study.name) if document["digest"] == digest]
+    stored = store.read_campaigns(study.name)
+    found = [item for item in stored if item["digest"] == digest and item.get("launcher", launcher) == launcher]
     if resume and found:
         campaign = str(found[-1]["campaign"])
     else:

@@ -52,6 +52,7 @@ def command(
       paceline bench-collectives --on virtual --cluster examples/clusters/four-1gbe.toml --ranks 2,4
     """
     place, found = Store(store), cluster(where)
+    failed = False
     with contextlib.closing(make_launcher(wish)) as launcher:
         for count in _numbers(ranks):
             sweep = Sweep(
@@ -64,7 +65,9 @@ def command(
             )
             data = run_sweep(sweep, launcher, describe_machine(()))
             place.write(data)
-            _show(data, as_json)
+            failed = _show(data, as_json) or failed
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 def _numbers(text: str) -> list[int]:
@@ -74,13 +77,18 @@ def _numbers(text: str) -> list[int]:
         raise InputError(f"{text!r} are not numbers of ranks", hint="such as --ranks 2,4,8") from None
 
 
-def _show(data: RunData, as_json: bool) -> None:
+def _show(data: RunData, as_json: bool) -> bool:
+    """Print a sweep; says whether it failed."""
     run = data.run
     if as_json:
-        emit({"run": run.id, "ranks": run.ranks, "collectives": run.facts["collectives"]}, "bench-collectives")
-        return
+        failure = run.failure.model_dump(mode="json") if run.failure else None
+        found = {"run": run.id, "ranks": run.ranks, "collectives": run.facts["collectives"], "failure": failure}
+        emit(found, "bench-collectives")
+        return failure is not None
     if run.failure:
-        say(f"failed: {run.failure.message}")
+        last = run.failure.log_tail.strip().splitlines()[-1:]
+        say("\n  ".join([f"failed: {run.failure.message} (stored as {run.id})", *last]))
+        return True
     rows = [
         (
             item.collective,
@@ -92,3 +100,4 @@ def _show(data: RunData, as_json: bool) -> None:
     ]
     title = f"{run.framework} on {run.cluster}, {run.ranks} ranks (stored as {run.id})"
     table(title, ["collective", ">size", ">time", ">bus bandwidth"], rows)
+    return False

@@ -152,6 +152,13 @@ def slurm_nodes() -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except FileNotFoundError:
         raise Unsupported("Slurm is not installed here", hint="run on a login node of the cluster") from None
-    rows = [line.split() for line in done.stdout.splitlines()]
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()[-300:]
+        raise LaunchFailed(f"Slurm does not answer: {words}", hint="is slurmctld up, and SLURM_CONF right?")
+    rows = [line.split()[:2] for line in done.stdout.splitlines() if line.strip()]
     usable = ("idle", "mix", "alloc", "comp")
-    return list(dict.fromkeys(name for name, status in rows if status.startswith(usable)))
+    names = list(dict.fromkeys(name for name, status in rows if status.startswith(usable)))
+    if not names:
+        there = ", ".join(" ".join(row) for row in rows) or "none"
+        raise LaunchFailed(f"no node of Slurm would take a job now; there are: {there}", hint="`sinfo -R` says why")
+    return names
