@@ -13,7 +13,7 @@ from paceline.bench.machine import describe_machine
 from paceline.catalog import cluster
 from paceline.cli.output import emit, json_option, say, store_option, table
 from paceline.cli.place import Wish, place_options
-from paceline.errors import InputError
+from paceline.errors import InputError, LaunchFailed
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
 from paceline.units import BANDWIDTH, BYTES, SECONDS
@@ -52,7 +52,7 @@ def command(
       paceline bench-collectives --on virtual --cluster examples/clusters/four-1gbe.toml --ranks 2,4
     """
     place, found = Store(store), cluster(where)
-    failed = False
+    failed = 0
     with contextlib.closing(make_launcher(wish)) as launcher:
         for count in _numbers(ranks):
             sweep = Sweep(
@@ -65,9 +65,9 @@ def command(
             )
             data = run_sweep(sweep, launcher, describe_machine(()))
             place.write(data)
-            failed = _show(data, as_json) or failed
+            failed += _show(data, as_json)
     if failed:
-        raise click.exceptions.Exit(1)
+        raise LaunchFailed(f"{failed} of the sweeps failed", hint="what is stored of them holds the end of their logs")
 
 
 def _numbers(text: str) -> list[int]:
