@@ -126,6 +126,7 @@ def show(words: str, case: Case, data: RunData, path: Path | None) -> bool:
     ranks, gigabits, megabytes = words.split(",")
     row = {"ranks": int(ranks), "gigabits": float(gigabits), "megabytes": float(megabytes), "dilation": run.dilation}
     row |= {"expected_s": expected, "measured_s": None, "note": run.failure.message if run.failure else ""}
+    row |= {"emulation": run.facts.get("emulation", "")}
     if run.outcome == "ok":
         row["measured_s"] = measured(data)
     elif data.steps:

@@ -167,13 +167,12 @@ def test_the_last_gradient_takes_its_time_after_compute(monkeypatch: pytest.Monk
     assert clock.beyond_s == pytest.approx(0.005)
 
 
-def test_least_tail_is_the_exchange_of_the_first_layer() -> None:
-    net = network("lenet")
-    device = Device(name="d", emulation=Emulation(forward=0.1, backward=0.2))
-    link, inside = Link(name="way", bandwidth=1e8), Link(name="bus", bandwidth=1e12)
+def exchanging_case(link_rate: float, **emulation: float) -> Case:
+    device = Device(name="d", emulation=Emulation(forward=0.1, backward=0.2, **emulation))
+    link, inside = Link(name="way", bandwidth=link_rate), Link(name="bus", bandwidth=1e12)
     hosts = tuple(Host(name=f"h{n}", devices=(device,), inside=inside, link=link) for n in range(4))
-    case = Case(
-        network=net,
+    return Case(
+        network=network("lenet"),
         cluster=Cluster(name="c", hosts=hosts),
         framework="pytorch/ddp",
         strategy=Strategy(),
@@ -184,11 +183,21 @@ def test_least_tail_is_the_exchange_of_the_first_layer() -> None:
         input="resident",
         threads=1,
     )
-    first = sum(tensor.elements for tensor in layer_costs(net)[0].tensors)
-    assert first
-    assert least_tail(case) == pytest.approx(1.5 * 4 * first / 1e8)
-    assert least_tail(case.model_copy(update={"framework": "pytorch/fsdp2"})) is None
-    assert least_tail(case.model_copy(update={"ranks": 1})) == 0
+
+
+def test_least_tail_is_what_the_links_cannot_have_sent_yet() -> None:
+    fast, slow, unsteady = exchanging_case(1e9), exchanging_case(1e4), exchanging_case(1e4, jitter=0.1)
+    sizes = [4 * sum(tensor.elements for tensor in cost.tensors) for cost in layer_costs(fast.network)]
+    device = fast.cluster.hosts[0].devices[0]
+    times = device_times(device, fast.network, batch=8, precision="float32")
+    last = next(number for number, size in reversed(list(enumerate(sizes))) if size)
+    assert least_tail(fast, device) == pytest.approx(1.5 * sizes[0] / 1e9)
+    # Over a slow link everything is still outstanding but what left between the first gradient and the last compute.
+    whole = 1.5 * sum(sizes) / 1e4 - sum(time.backward for time in times[:last])
+    assert least_tail(slow, device) == pytest.approx(whole)
+    assert least_tail(unsteady, unsteady.cluster.hosts[0].devices[0]) == pytest.approx(1.5 * sizes[0] / 1e4)
+    assert least_tail(fast.model_copy(update={"framework": "pytorch/fsdp2"}), device) is None
+    assert least_tail(fast.model_copy(update={"ranks": 1}), device) == 0
 
 
 class FakeTime:

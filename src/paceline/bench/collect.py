@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.job import Process
-from paceline.bench.virtual.devices.dilation import judge
+from paceline.bench.virtual.devices.dilation import Faithfulness, judge
 from paceline.measurements.run import Failure, Span, Step
 
-__all__ = ["Ending", "RankReport", "explain_failure", "read_report", "unfaithful"]
+__all__ = ["Ending", "RankReport", "explain_failure", "faithfulness_of", "read_report", "unfaithful"]
 
 TAIL_BYTES = 4000
 Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
@@ -146,13 +146,16 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
     )
 
 
+def faithfulness_of(reports: list[RankReport], *, dilation: float) -> Faithfulness | None:
+    """How well the machine kept up with the devices it emulated; none where it emulated none."""
+    found = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
+    return judge(found, dilation=dilation) if found else None
+
+
 def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:
     """A failure if the machine could not keep up with the devices it emulated: such times are no result."""
-    found = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
-    if not found:
-        return None
-    faithfulness = judge(found, dilation=dilation)
-    if faithfulness.holds:
+    faithfulness = faithfulness_of(reports, dilation=dilation)
+    if faithfulness is None or faithfulness.holds:
         return None
     message = f"the machine could not keep up: off by up to {100 * faithfulness.error:.1f} % ({faithfulness})"
     return Failure(phase="measure", reason="unsustained", message=message)

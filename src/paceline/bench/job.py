@@ -193,7 +193,8 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
 
 
 def _emulation(devices: list[Device], case: Case) -> list[dict[str, Any]]:
-    return [{**document, "least_tail": least_tail(case)} for document in emulation_document(devices, case)]
+    documents = zip(emulation_document(devices, case), devices, strict=True)
+    return [{**document, "least_tail": least_tail(case, device)} for document, device in documents]
 
 
 def rank_processes(

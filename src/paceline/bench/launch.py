@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.bench.adapters import adapter_of
-from paceline.bench.collect import Ending, RankReport, explain_failure, read_report, unfaithful
+from paceline.bench.collect import Ending, RankReport, explain_failure, faithfulness_of, read_report, unfaithful
 from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
 from paceline.bench.job import Adapter, Launch, Launcher, MeetingPoint, Order, Process, job_document, threads_of
 from paceline.errors import LaunchFailed
@@ -158,6 +158,8 @@ def _oom_kills() -> int:
 def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: Environment) -> RunData:
     case, reports = ticket.case, outcome.reports
     first = reports[0] if reports else RankReport(0)
+    faithfulness = faithfulness_of(reports, dilation=outcome.place.dilation)
+    emulation = {"emulation_error": faithfulness.error, "emulation": str(faithfulness)} if faithfulness else {}
     run = Run(
         id=ticket.run_id,
         campaign=ticket.campaign,
@@ -185,7 +187,7 @@ def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: En
         drift=ticket.drift,
         dilation=outcome.place.dilation,
         labels=first.labels,
-        facts={**first.facts, **outcome.place.facts, "pid": os.getpid()},
+        facts={**first.facts, **outcome.place.facts, **emulation, "pid": os.getpid()},
     )
     steps = tuple(step for report in reports for step in report.steps)
     spans = tuple(span for report in reports for span in report.spans)

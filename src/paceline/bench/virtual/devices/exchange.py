@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from paceline.bench.virtual.devices.dilation import Exchange
 from paceline.bench.virtual.devices.timing import device_times
-from paceline.spec.cluster import Placed, place
+from paceline.spec.cluster import Device, place
 from paceline.spec.network import layer_costs
 from paceline.spec.study import Case
 
@@ -36,34 +34,33 @@ def exchange_of(case: Case) -> Exchange | None:
     )
 
 
-def least_tail(case: Case) -> float | None:
-    """Seconds that the exchange must go on after the last compute of a step; none where that is not known.
+def least_tail(case: Case, device: Device) -> float | None:
+    """Seconds that the exchange must go on after the device's last compute of a step; none where that is not known.
 
-    The gradients of the first layer that has any are ready last, and no all-reduce sends less than 2 (H-1)/H of them
-    over the link of each of H hosts.
+    A layer's gradients cannot leave before its backward pass is over, and no all-reduce sends less than 2 (H-1)/H of
+    them over the link of each of H hosts: what is ready late must still pass. An unsteady device's passes take longer
+    at times; then only the very last gradients are sure to be outstanding.
     """
-    strategy = case.strategy
+    strategy, emulation = case.strategy, device.emulation
     if case.framework != "pytorch/ddp" or strategy.compression != "none" or strategy.precision != "float32":
         return None
+    unsteady = emulation is not None and bool(emulation.jitter or emulation.straggle)
+    times = device_times(device, case.network, batch=case.batch, precision=strategy.precision)
+    least = outstanding = before_end = 0.0
+    for cost, time in zip(layer_costs(case.network), times, strict=True):
+        outstanding += sum(tensor.elements for tensor in cost.tensors) * _ELEMENT * _seconds_per_byte(case)
+        least = max(least, outstanding - before_end)
+        before_end += time.backward
+        if unsteady and cost.tensors:
+            break
+    return least
+
+
+def _seconds_per_byte(case: Case) -> float:
+    """What the slowest link of the case needs for each byte of gradients, at the least."""
     placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
     hosts = [case.cluster.hosts[number] for number in {item.host for item in placed}]
-    size = next(
-        (sum(t.elements for t in cost.tensors) * _ELEMENT for cost in layer_costs(case.network) if cost.tensors), 0
-    )
-    rate = min(host.link.bandwidth * host.nics for host in hosts)
-    return max(0.0, 2 * (len(hosts) - 1) / len(hosts) * size / rate - _compute_before_gradients(case, placed))
-
-
-def _compute_before_gradients(case: Case, placed: Sequence[Placed]) -> float:
-    """Backward compute of the layers before the first with gradients, on the slowest device."""
-    count = next((n for n, cost in enumerate(layer_costs(case.network)) if cost.tensors), 0)
-    return max(
-        sum(
-            time.backward
-            for time in device_times(item.device, case.network, batch=case.batch, precision="float32")[:count]
-        )
-        for item in placed
-    )
+    return 2 * (len(hosts) - 1) / len(hosts) / min(host.link.bandwidth * host.nics for host in hosts)
 
 
 def _buckets(case: Case) -> list[float]:
