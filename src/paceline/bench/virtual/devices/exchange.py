@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.bench.virtual.devices.dilation import Exchange
 from paceline.bench.virtual.devices.timing import device_times
-from paceline.spec.cluster import Device, place
+from paceline.spec.cluster import Device, Host, place
 from paceline.spec.network import layer_costs
 from paceline.spec.study import Case
 
@@ -38,28 +38,33 @@ def least_tail(case: Case, device: Device) -> float | None:
     """Seconds that the exchange must go on after the device's last compute of a step; none where that is not known.
 
     A layer's gradients cannot leave before its backward pass is over, and no all-reduce sends less than 2 (H-1)/H of
-    them over the link of each of H hosts: what is ready late must still pass. An unsteady device's passes take longer
-    at times; then only the very last gradients are sure to be outstanding.
+    them over the link of each of H hosts: what is ready late must still pass, and the very last goes around the ring.
+    An unsteady device's passes take longer at times; then only the very last are sure to be outstanding.
     """
     strategy, emulation = case.strategy, device.emulation
     if case.framework != "pytorch/ddp" or strategy.compression != "none" or strategy.precision != "float32":
         return None
     unsteady = emulation is not None and bool(emulation.jitter or emulation.straggle)
     times = device_times(device, case.network, batch=case.batch, precision=strategy.precision)
+    hosts = _hosts(case)
     least = outstanding = before_end = 0.0
+    around = 2 * (len(hosts) - 1) * min(host.link.latency for host in hosts)
     for cost, time in zip(layer_costs(case.network), times, strict=True):
-        outstanding += sum(tensor.elements for tensor in cost.tensors) * _ELEMENT * _seconds_per_byte(case)
-        least = max(least, outstanding - before_end)
+        if cost.tensors and not (unsteady and outstanding):
+            outstanding += sum(tensor.elements for tensor in cost.tensors) * _ELEMENT * _seconds_per_byte(hosts)
+            least = max(least, outstanding - before_end + around)
+            around = 0.0
         before_end += time.backward
-        if unsteady and cost.tensors:
-            break
     return least
 
 
-def _seconds_per_byte(case: Case) -> float:
-    """What the slowest link of the case needs for each byte of gradients, at the least."""
+def _hosts(case: Case) -> list[Host]:
     placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
-    hosts = [case.cluster.hosts[number] for number in {item.host for item in placed}]
+    return [case.cluster.hosts[number] for number in sorted({item.host for item in placed})]
+
+
+def _seconds_per_byte(hosts: list[Host]) -> float:
+    """What the slowest link needs for each byte of gradients, at the least."""
     return 2 * (len(hosts) - 1) / len(hosts) / min(host.link.bandwidth * host.nics for host in hosts)
 
 
