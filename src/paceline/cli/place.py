@@ -25,7 +25,12 @@ def place_options(verb: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--hosts", default="", metavar="A,B,...", help="Hosts for ssh and mpi, in order of the cluster's.")
     @click.option("--dilation", type=click.FloatRange(min=1), help="Play a virtual cluster so many times slower.")
-    @click.option("--engine", multiple=True, metavar="WORD", help="Passed on to srun, mpirun or ssh; may be repeated.")
+    @click.option(
+        "--engine",
+        multiple=True,
+        metavar="WORD",
+        help="Passed on to srun, mpirun or ssh; image=, kind= or manifest= for Kubernetes; may be repeated.",
+    )
     @functools.wraps(verb)
     def wrapped(*, on: str, hosts: str, dilation: float | None, engine: tuple[str, ...], **rest: Any) -> None:
         names = tuple(name.strip() for name in hosts.split(",") if name.strip())
