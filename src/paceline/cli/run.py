@@ -11,6 +11,7 @@ from paceline.bench.adapters import adapter_of
 from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.doctor import diagnose
 from paceline.bench.environments import find_environment, prepare
+from paceline.bench.job import Launcher
 from paceline.bench.launchers.table import make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
@@ -20,6 +21,7 @@ from paceline.cli.place import Wish, place_options
 from paceline.cli.progress import Display
 from paceline.cli.results import results_document, show_results
 from paceline.measurements.store import Store
+from paceline.spec.cluster import place
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
 
@@ -52,23 +54,31 @@ def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Pa
     if dry_run:
         _say_plan(study.name, cases, as_json)
         return
-    place = Store(store)
-    place.clean()
-    checks = diagnose(store, ranks=max(case.ranks for case in cases), threads=study.protocol.threads)
+    stored = Store(store)
+    stored.clean()
     with (
         contextlib.closing(make_launcher(wish)) as launcher,
         Display(quiet=as_json) as display,
-        open_campaign(study, cases, place, resume=resume, launcher=launcher.name) as name,
+        open_campaign(study, cases, stored, resume=resume, launcher=launcher.name) as name,
     ):
+        ranks = max(_ranks_here(case, launcher) for case in cases)
+        checks = diagnose(store, ranks=ranks, threads=study.protocol.threads)
         display.checks(checks)
         prepare_all(cases, display)
         campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
         with display.interruptible(f"paceline run {study_file} --resume{wish.words}"):
-            display.follow(run_campaign(campaign, place), study.protocol, cases)
+            display.follow(run_campaign(campaign, stored), study.protocol, cases)
     if as_json:
-        emit(results_document(place, name), "run")
+        emit(results_document(stored, name), "run")
     else:
-        show_results(place, name)
+        show_results(stored, name)
+
+
+def _ranks_here(case: Case, launcher: Launcher) -> int:
+    """Ranks that compute on this machine at the same time; emulated devices only wait."""
+    placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
+    computing = sum(item.device.emulation is None for item in placed)
+    return max(1, computing) if launcher.one_machine else 1
 
 
 def prepare_all(cases: tuple[Case, ...], display: Display) -> None:
