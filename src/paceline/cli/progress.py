@@ -104,7 +104,10 @@ class Display:
 
 
 def _line(run: Run) -> str:
-    name = escape(f"{run.network} {run.framework} batch {run.batch} x {run.ranks}, launch {run.launch + 1}")
+    named = "" if run.strategy == "default" else f" {run.strategy}"
+    where = "" if run.cluster == "local" else f" on {run.cluster}"
+    what = f"{run.network} {run.framework}{named} batch {run.batch} x {run.ranks}{where}"
+    name = escape(f"{what}, launch {run.launch + 1}")
     if run.failure:
         return f"[red]failed[/] {name}: {escape(run.failure.message)}"
     return f"[green]ok[/] {name} [dim]({SECONDS.format(run.seconds)})[/]"

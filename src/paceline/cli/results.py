@@ -70,7 +70,7 @@ def _show_throughput(campaign: str, results: list[CaseResult]) -> None:
     columns = ["network", "framework", ">ranks", ">batch", ">samples/s", ">± 95 %", ">step", ">speed-up", ">efficiency"]
     rows = [
         (
-            result.run.network,
+            _network(result, results),
             _framework(result),
             result.run.ranks,
             result.run.batch,
@@ -88,6 +88,12 @@ def _show_throughput(campaign: str, results: list[CaseResult]) -> None:
         [*columns, ">launches"],
         [(*row, result.num_launches - result.num_failed) for row, result in zip(rows, results, strict=True)],
     )
+
+
+def _network(result: CaseResult, results: list[CaseResult]) -> str:
+    """The network, and where it ran if that differs."""
+    several = len({other.run.cluster for other in results}) > 1
+    return f"{result.run.network} on {result.run.cluster}" if several else result.run.network
 
 
 def _framework(result: CaseResult) -> str:
@@ -115,7 +121,7 @@ def _show_phases(results: list[CaseResult]) -> None:
     columns = ["network", "framework", ">ranks", *(f">{name}" for name in names), ">instrument"]
     rows = [
         (
-            result.run.network,
+            _network(result, results),
             _framework(result),
             result.run.ranks,
             *(format_share(result.shares[name]) for name in names),
@@ -130,7 +136,7 @@ def _failure_row(store: Store, campaign: str, result: CaseResult) -> tuple[str, 
     runs = [run for run in store.read_all(campaign=campaign) if run.case_id == result.run.case_id and run.failure]
     failure = runs[-1].failure
     assert failure is not None
-    what = f"{result.run.network} {result.run.framework} x {result.run.ranks}"
+    what = f"{result.run.network} {_framework(result)} x {result.run.ranks} on {result.run.cluster}"
     return what, f"{failure.phase}: {failure.reason}", f"{failure.message} ({result.num_failed} launches)"
 
 

@@ -46,7 +46,7 @@ class VirtualLauncher:
     def meeting_point(self, case: Case) -> MeetingPoint:
         """Rank 0's host, on a cluster that is made, reshaped or reused for the case."""
         dilation = self._dilation(case)
-        up = self._ensure(_needed(case), dilation)
+        up = self._ensure(_needed(case), dilation, linked=case.ranks > 1)
         self._case = case
         self._port = FIRST_PORT + (self._port - FIRST_PORT + NUM_PORTS) % 20000
         ports = tuple(range(self._port, self._port + NUM_PORTS))
@@ -60,10 +60,11 @@ class VirtualLauncher:
         exchange = exchange_of(case)
         return choose_dilation(exchange, slower=self._slowed.get(case.id, 1.0)) if exchange else 1.0
 
-    def _ensure(self, cluster: Cluster, dilation: float) -> VirtualCluster:
+    def _ensure(self, cluster: Cluster, dilation: float, *, linked: bool) -> VirtualCluster:
+        """A cluster with these hosts; a rank alone uses no link, so that it does not matter how those are played."""
         up = self._up
         if up is not None and up.is_up and _serves(up, cluster):
-            self._up = up if up.layout.dilation == dilation else reshape(up, dilation=dilation)
+            self._up = up if up.layout.dilation == dilation or not linked else reshape(up, dilation=dilation)
             return self._up
         self.close()
         self._up = self._borrow(cluster, dilation) or bring_up(cluster, dilation=dilation, owner=os.getpid())
