@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,14 @@ def test_more_load_never_means_less_dilation() -> None:
         assert here >= choose_dilation(exchange(ranks, rate, 1e7), cores=64) >= 1
         assert choose_dilation(exchange(ranks, rate, 1e7), cores=2, slower=2.5) > here
     assert choose_dilation(exchange(1, 1e9, 1e9), cores=2) == 1
+
+
+def test_latencies_that_the_machine_cannot_hold_are_played_slower() -> None:
+    plain = Exchange(2, (1.25e8, 1.25e8), (1e3,), backward_s=10.0, step_s=15.0)
+    found = {
+        latency: choose_dilation(replace(plain, latency=latency), cores=2) for latency in (0, 5e-5, 1e-4, 2e-4, 1e-3)
+    }
+    assert found == {0: 1, 5e-5: 1, 1e-4: 5, 2e-4: 2, 1e-3: 1}
 
 
 def test_an_unfaithful_run_is_known_by_its_worst_rank() -> None:

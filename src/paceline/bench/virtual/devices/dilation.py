@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.bench.virtual.links.delay import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
+
 __all__ = ["Exchange", "Faithfulness", "choose_dilation", "judge"]
 
 MOVED_PER_CORE = 300e6
@@ -42,6 +44,8 @@ class Exchange:
     backward_s: float
     step_s: float
     """Compute of the fastest device."""
+    latency: float = 0.0
+    """Shortest one-way time between hosts that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,10 @@ def choose_dilation(exchange: Exchange, *, cores: int | None = None, slower: flo
     hide = max(2 * sum(cost) / max(exchange.backward_s, 1e-9), max(cost) / (DISTURBANCE * exchange.step_s))
     copies = COPIES * max(exchange.buckets) / COPIED_PER_S
     fixed = (STEP_S + _hops(exchange.ranks) + copies) / (DISTURBANCE * exchange.step_s)
-    return _round_up(slower * max(1.0, fixed, min(keep_rate, hide)))
+    found = _round_up(slower * max(1.0, fixed, min(keep_rate, hide)))
+    if LEAST_LATENCY_S <= found * exchange.latency < PLAYABLE_LATENCY_S:
+        return _round_up(PLAYABLE_LATENCY_S / exchange.latency)
+    return found
 
 
 def _hops(ranks: int) -> float:

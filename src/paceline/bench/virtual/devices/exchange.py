@@ -31,6 +31,7 @@ def exchange_of(case: Case) -> Exchange | None:
         buckets=tuple(_buckets(case)),
         backward_s=backward,
         step_s=forward + backward,
+        latency=min(host.link.latency for host in hosts),
     )
 
 

@@ -18,11 +18,13 @@ from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.layout import INTERFACE, Layout, Seat, path_latency
 from paceline.errors import EnvironmentFailed, LaunchFailed
 
-__all__ = ["LEAST_LATENCY_S", "compiled_helper", "needs_delay", "start_delays", "stop_delays"]
+__all__ = ["LEAST_LATENCY_S", "PLAYABLE_LATENCY_S", "compiled_helper", "needs_delay", "start_delays", "stop_delays"]
 
 
 LEAST_LATENCY_S = 1e-4
 """One-way times below this are shorter than the machine's own way between two processes."""
+PLAYABLE_LATENCY_S = 2.5e-4
+"""One-way times from this on can be held exactly; between the two the machine's own way is too large a part."""
 
 
 def needs_delay(layout: Layout) -> bool:
