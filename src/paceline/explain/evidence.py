@@ -20,7 +20,7 @@ from paceline.measurements.tables import RankStep, rank_steps, read_spans
 from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.strategy import Strategy
 
-__all__ = ["CaseEvidence", "case_label", "load_evidence"]
+__all__ = ["CaseEvidence", "case_label", "load_evidence", "series_label"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,17 @@ def case_label(run: Run) -> str:
     named = "" if run.strategy == "default" else f" {run.strategy}"
     mode = run.framework if run.ranks > 1 else run.framework.split("/")[0]
     plural = "rank" if run.ranks == 1 else "ranks"
-    return f"{run.network} {mode}{named}, batch {run.batch} x {run.ranks} {plural}"
+    return f"{run.network} {mode}{named}, batch {run.batch} x {run.ranks} {plural}{_where(run)}"
+
+
+def series_label(run: Run) -> str:
+    """What tells this case's curve over ranks from others."""
+    named = "" if run.strategy == "default" else f" {run.strategy}"
+    return f"{run.network} {run.framework}{named}, batch {run.batch}, {run.input} input{_where(run)}"
+
+
+def _where(run: Run) -> str:
+    return "" if run.cluster == "local" else f", {run.cluster}"
 
 
 def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:

@@ -14,7 +14,7 @@ from statistics import median
 from pydantic import ValidationError
 
 from paceline.errors import PacelineError
-from paceline.explain.evidence import CaseEvidence
+from paceline.explain.evidence import CaseEvidence, series_label
 from paceline.measurements.run import Span
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.profiles import Row, profile_from
@@ -95,9 +95,7 @@ def predict_series(cases: Sequence[CaseEvidence]) -> tuple[Series, ...]:
 
 
 def _series(cases: list[CaseEvidence]) -> Series:
-    run = cases[0].run
-    named = "" if run.strategy == "default" else f" {run.strategy}"
-    label = f"{run.network} {run.framework}{named}, batch {run.batch}, {run.input} input"
+    label = series_label(cases[0].run)
     try:
         curve = _curve(cases)
     except (PacelineError, ValidationError) as error:
