@@ -37,7 +37,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def holders(root: Path) -> list[int]:
-    """Processes that hold, keep or play a host of clusters whose state is below a directory; namespaces go with them."""
+    """Processes that hold or play hosts of clusters whose state is below a directory; namespaces go with them."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
