@@ -129,6 +129,7 @@ def _carry_out(
             token=secrets.token_hex(16),
             threads=1,
             env=RECIPES["pytorch"].env,
+            one_machine=launcher.one_machine,
         )
         processes = rank_processes(order, WORKERS[sweep.transport])
         order.job_path.write_text(json.dumps(_job(sweep, launcher)), encoding="utf-8")

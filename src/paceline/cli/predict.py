@@ -9,7 +9,7 @@ import click
 
 from paceline.cli.curves import show_curve
 from paceline.cli.output import emit, json_option
-from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
+from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
 from paceline.model.changes import changed, parse_changes
 from paceline.model.measured.extrapolate import extrapolate
 from paceline.model.measured.points import read_points
@@ -22,6 +22,7 @@ __all__ = ["command"]
 
 @click.command()
 @question_options
+@knee_option
 @click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs.")
 @click.option("--at", help="With --measured: numbers of devices to predict.")
 @json_option

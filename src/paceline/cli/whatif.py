@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from paceline.cli.output import emit, json_option, table
-from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
+from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
 from paceline.model.prediction import Curve
@@ -20,6 +20,7 @@ __all__ = ["command"]
 
 @click.command()
 @question_options
+@knee_option
 @json_option
 def command(
     devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, as_json: bool, **asked: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +14,22 @@ from paceline import catalog
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, find_campaign, load_launches
+from paceline.measurements.run import Run
 from paceline.measurements.store import Store
 from paceline.model.calibration import Calibration, Known
 from paceline.model.collective.sweep import CollectiveFit, SweepPoint, fit_sweep
 from paceline.model.iteration.terms import Factors, step_terms
-from paceline.model.profiles import profile_of
+from paceline.model.profiles import alone, profile_of
 from paceline.model.question import Question, ranks_of, works_of
 from paceline.spec.cluster import Cluster
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored_sweeps"]
+__all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored_sweeps", "swept_calibration"]
 
 Floats = NDArray[np.float64]
 
-BLANK = Calibration("", fixed_per_gradient=Known(0.0, 0.0), fixed_copies=Known(0.0, 0.0), slowdown=Known(0.0, 0.0))
+BLANK = {name: Known(0.0, 0.0) for name in ("fixed_per_gradient", "fixed_copies", "slowdown")}
+"""What is sought is nothing at first."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,42 @@ class Calibrated:
 
 def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveFit, ...]:
     """Fits of all sweeps in the store, or of one cluster's."""
-    points = [
-        SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), float(item["seconds"]))
-        for run in store.read_all(study="collectives")
-        if run.outcome == "ok" and (cluster is None or run.cluster == cluster)
-        for item in run.facts.get("collectives", [])
-    ]
+    points = [_point(run, item) for run in _sweep_runs(store, cluster) for item in run.facts.get("collectives", [])]
     return fit_sweep(points) if points else ()
+
+
+def _profiles(store: Store, good: list[Launches]) -> dict[str, Profile]:
+    """Profiles by label; where ranks were also profiled side by side, that one: it knows what neighbours cost."""
+    ordered = sorted((item for item in good if alone(item.first)), key=lambda item: item.first.ranks)
+    return {_label(item): profile_of(store, item) for item in ordered}
+
+
+def _sweep_runs(store: Store, cluster: str | None) -> list[Run]:
+    runs = store.read_all(study="collectives")
+    return [run for run in runs if run.outcome == "ok" and (cluster is None or run.cluster == cluster)]
+
+
+def _point(run: Run, item: dict[str, Any]) -> SweepPoint:
+    share = run.facts.get("cpu_share", {}).get(item["collective"], {}).get(str(int(item["size_bytes"])))
+    seconds = float(item["seconds"])
+    cpu = None if share is None else share * seconds
+    return SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), seconds, cpu)
+
+
+def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
+    """What sweeps alone tell: collectives, the processor time they take from compute, and what a copy costs.
+
+    Where the processor time is known nothing more is assumed to slow compute down.
+    """
+    sweeps = stored_sweeps(store, cluster)
+    rates = [run.facts["copy_bytes_per_s"] for run in _sweep_runs(store, cluster) if "copy_bytes_per_s" in run.facts]
+    usual = Calibration(f"{len(sweeps)} swept collectives of {store.root.name}", sweeps)
+    known = any(fit.cpu is not None for fit in sweeps)
+    return replace(
+        usual,
+        slowdown=Known(0.0, 0.3) if known else usual.slowdown,
+        copy_per_byte=1 / float(np.median(rates)) if rates else None,
+    )
 
 
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
@@ -65,24 +97,25 @@ def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
     newest = str(campaigns[-1]["campaign"]) if campaigns else None
     launches = load_launches(store, find_campaign(store, study or newest)) if study or newest else []
     good = [item for item in launches if item.steps]
-    profiles = {_label(item): profile_of(store, item) for item in good if item.first.ranks == 1}
+    profiles = _profiles(store, good)
     clusters = sorted({item.first.cluster for item in good})
-    sweeps = stored_sweeps(store, clusters[0] if len(clusters) == 1 else None)
+    where = clusters[0] if len(clusters) == 1 else None
+    sweeps = stored_sweeps(store, where)
     if not profiles and not sweeps:
         raise Unsupported(
             "the store holds neither a sweep nor a one-rank run to calibrate from",
             hint="`paceline bench-collectives --ranks 2`, then `paceline run` a study with devices = [1, 2]",
         )
-    many = [item for item in good if item.first.ranks > 1 and _label(item) in profiles]
-    start = replace(BLANK, source=_source(store, sweeps, many), collectives=sweeps)
+    many = [item for item in good if not alone(item.first) and _label(item) in profiles]
+    start = replace(swept_calibration(store, where), source=_source(store, sweeps, many))
     return fit_distributed(start, many, profiles)
 
 
 def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str, Profile]) -> Calibrated:
     """Fixed cost, slowdown and crowding that meet the runs on several ranks best."""
     if not many:
-        blank = Calibration(start.source, start.collectives)
-        return Calibrated(blank, profiles, ())
+        return Calibrated(start, profiles, ())
+    start = replace(start, **BLANK)
     rows = [_row(item, profiles[_label(item)], start) for item in many]
     matrix = np.array([row[1] for row in rows])
     base, steps = np.array([row[0] for row in rows]), np.array([float(np.median(item.steps)) for item in many])

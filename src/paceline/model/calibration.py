@@ -33,8 +33,10 @@ class Calibration:
     """Seconds per gradient tensor of hooks and bucketing."""
     fixed_copies: Known = Known(2.0, 0.5)
     """How often gradients pass through memory once more."""
+    copy_per_byte: float | None = None
+    """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
     slowdown: Known = Known(0.1, 0.6)
-    """Share of overlapped communication time that compute loses."""
+    """Share of overlapped communication time that compute loses, beside the processor time that a sweep measured."""
     crowding: float = 0.0
     """Share by which compute slows for each further rank of the same host (memory, cores, clock)."""
     reach: Known = Known(0.6, 0.4)
@@ -71,8 +73,13 @@ def _parse(data: dict[str, Any]) -> Calibration:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
     fields = {key: value for key, value in data.items() if key != "schema"}
-    fields["collectives"] = tuple(CollectiveFit(**fit) for fit in fields["collectives"])
+    fields["collectives"] = tuple(_fit_of(fit) for fit in fields["collectives"])
     for name, value in fields.items():
         if isinstance(value, dict):
             fields[name] = Known(**value)
     return Calibration(**fields)
+
+
+def _fit_of(plain: dict[str, Any]) -> CollectiveFit:
+    cpu = plain.get("cpu")
+    return CollectiveFit(**{**plain, "cpu": None if cpu is None else (float(cpu[0]), float(cpu[1]))})

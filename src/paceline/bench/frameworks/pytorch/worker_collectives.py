@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.bench.frameworks.harness import Events
+from paceline.bench.frameworks.harness import Events, pin
 from paceline.bench.frameworks.meeting import join
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -20,6 +21,8 @@ __all__ = ["main"]
 
 WARMUP = 3
 ELEMENT = 4
+COPIED = 32 * 2**20
+"""Bytes of the buffer whose copy is timed: more than caches hold."""
 
 
 def main() -> None:
@@ -31,6 +34,7 @@ def main() -> None:
     events.write("phase", phase="setup")
     if job["real_time"]:
         real_time()
+    pin()
     torch.set_num_threads(1)
     address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
     meeting = join(rank, job["ranks"], address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
@@ -39,34 +43,50 @@ def main() -> None:
     events.write("phase", phase="measure")
     offsets = meeting.clock_offsets()
     events.write("facts", facts={"clock_offsets_s": offsets} if rank == 0 else {})
+    busy: dict[str, dict[str, float]] = {name: {} for name in job["collectives"]}
     for name in job["collectives"]:
         for size in job["sizes"]:
-            events.write("spans", spans=_sweep(name, size, rank, job))
+            spans, busy[name][str(size)] = _sweep(name, size, rank, job)
+            events.write("spans", spans=spans)
+    dist.barrier()
+    events.write("facts", facts={"cpu_share": busy, "copy_bytes_per_s": _copy_rate()})
     events.write("done")
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)
 
 
-def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time one collective at one size as often as fits the time for it."""
+def _copy_rate() -> float:
+    """Bytes per second at which a rank copies memory while all others do too: what filling a bucket costs."""
+    source, target = torch.ones(COPIED // ELEMENT), torch.empty(COPIED // ELEMENT)
+    seconds = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    return COPIED / statistics.median(seconds)
+
+
+def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> tuple[list[dict[str, Any]], float]:
+    """Time one collective at one size as often as fits; with it, the processor time it took per second of its own."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if job["transport"] == "nccl" else torch.device("cpu")
     act = _actions(rank, job["ranks"], max(1, size // ELEMENT), device)[name]
     for _ in range(WARMUP):
         act()
     spans = []
     count = _repeats(act, job["seconds_per_size"])
-    origin = time.perf_counter()
+    origin, busy = time.perf_counter(), 0.0
     for step in range(count):
         dist.barrier()
-        begin = time.perf_counter()
+        begin, worked = time.perf_counter(), time.process_time()
         act()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - begin
+        busy += time.process_time() - worked
         entry = {"step": step, "phase": "aggregate", "name": name, "start_s": begin - origin, "seconds": seconds}
         spans.append({**entry, "size_bytes": size})
-    return spans
+    return spans, busy / sum(span["seconds"] for span in spans)
 
 
 def _repeats(act: Callable[[], object], seconds: float) -> int:
