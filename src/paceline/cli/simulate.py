@@ -29,7 +29,7 @@ _TROUBLES = (
     click.option("--restart", default="5 min", show_default=True, help="From a failure until training goes on."),
     click.option("--checkpoint-every", default=100, show_default=True, help="Steps between checkpoints; what came "
                  "after the last one is repeated."),
-    click.option("--jobs", default=1, show_default=True, help="Equal jobs on the same hosts that share the links, this one included."),
+    click.option("--jobs", default=1, show_default=True, help="Equal jobs on these hosts, this one included."),
     click.option("--seed", default=0, show_default=True, help="The same seed gives the same run."),
 )  # fmt: skip
 

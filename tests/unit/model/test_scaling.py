@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from paceline import catalog
@@ -7,6 +8,7 @@ from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
 from paceline.model.calibration import CATALOG_ONLY, Known, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
+from paceline.model.collective.sweep import SweepPoint, fit_sweep
 from paceline.model.memory import memory_of
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
@@ -178,3 +180,21 @@ def test_a_calibration_is_written_and_read(tmp_path):
     with pytest.raises(InputError, match="no calibration"):
         read_calibration(path)
     assert steps(ask(), calibration=known)[1] > steps(ask())[1]
+
+
+def test_neighbours_of_the_profile_are_not_counted_twice():
+    crowded = replace(CATALOG_ONLY, crowding=0.2)
+    alone, beside = (ask(network=None, profile=profile(crowd=n), cluster=catalog.cluster("local")) for n in (1, 2))
+    one, two = (predict_curve(beside, (n,), calibration=crowded).predictions[0].terms for n in (1, 2))
+    assert two["forward"] == pytest.approx(1.2 * one["forward"])
+    assert two["slowdown"] < predict_curve(alone, (2,), calibration=crowded).predictions[0].terms["slowdown"]
+
+
+def test_processor_time_of_the_exchange_slows_compute():
+    points = [SweepPoint("all_reduce", 2, n, 1e-3 + 8e-9 * n, 1e-4 + 4e-9 * n) for n in 2.0 ** np.arange(10, 28)]
+    asked = ask(network=None, profile=profile(), cluster=catalog.cluster("local"))
+    swept = replace(CATALOG_ONLY, collectives=fit_sweep(points), slowdown=Known(0.0, 0.1))
+    free = replace(swept, collectives=tuple(replace(fit, cpu=None) for fit in swept.collectives))
+    busy, idle = (predict_curve(asked, (2,), calibration=one).predictions[0] for one in (swept, free))
+    assert busy.terms["slowdown"] > idle.terms["slowdown"] == 0
+    assert busy.step_s.value >= idle.step_s.value

@@ -52,7 +52,7 @@ class CollectiveFit:
     largest: float
     """Sizes of the sweep; outside, `uncertainty` grows."""
     cpu: tuple[float, float] | None = None
-    """Processor seconds of a rank: start-up and per byte. Compute on the same cores loses them; none on accelerators."""
+    """Processor seconds of a rank, start-up and per byte: compute on the same cores loses them."""
 
     def cpu_seconds(self, size: Floats) -> Floats:
         """Processor seconds of each size, never more than it lasts; none known means none."""
