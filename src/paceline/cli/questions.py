@@ -22,7 +22,7 @@ _OPTIONS = (
     click.option("--network", help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
     click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
-    click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode (`paceline frameworks`)."),
+    click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
     click.option("--batch", type=int, help="Samples per device and step; the profile's own if not given."),
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
