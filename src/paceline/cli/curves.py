@@ -14,7 +14,7 @@ from paceline.model.reasons import reasons
 from paceline.report.curve_plot import curves_svg
 from paceline.units import SECONDS, format_share
 
-__all__ = ["plot_lines", "plot_option", "show_comparison", "show_curve", "write_plot"]
+__all__ = ["plot_lines", "plot_option", "show_comparison", "show_curve", "write_file", "write_plot"]
 
 WIDTH = 56
 plot_option = click.option(
@@ -25,8 +25,13 @@ plot_option = click.option(
 def write_plot(path: Path, curves: Sequence[Curve], names: Sequence[str]) -> None:
     """Draw curves into a file."""
     title = curves[0].label if len(curves) == 1 else _common(curves)
+    write_file(path, curves_svg(curves, names, title=title))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a picture, or say why not."""
     try:
-        path.write_text(curves_svg(curves, names, title=title), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}", hint="--plot needs a file that can be written") from None
 

@@ -8,10 +8,12 @@ from typing import Any
 import click
 import numpy as np
 
+from paceline.cli.curves import plot_option, write_file
 from paceline.cli.output import emit, json_option, say, table
 from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
 from paceline.model.changes import changed, parse_changes
 from paceline.model.simulate.scenario import Simulated, Trouble, simulate_question
+from paceline.report.shares_plot import shares_svg
 from paceline.units import SECONDS, format_share
 
 __all__ = ["command"]
@@ -43,10 +45,11 @@ def _trouble_options(function: Any) -> Any:
 @click.command()
 @question_options
 @_trouble_options
+@plot_option
 @json_option
 def command(devices: str, changes: tuple[str, ...], calibration: Path | None, steps: int, straggle: float,
             straggle_factor: float, mtbf: str | None, restart: str, checkpoint_every: int, jobs: int, seed: int,
-            as_json: bool, **asked: Any) -> None:  # fmt: skip
+            plot: Path | None, as_json: bool, **asked: Any) -> None:  # fmt: skip
     """Play the steps of a prediction one by one, with what no formula holds.
 
     `paceline predict` assumes that nothing goes wrong. This verb takes the same question and adds stragglers, failures
@@ -69,6 +72,8 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
     )  # fmt: skip
     known = calibration_of(calibration)
     found = [simulate_question(question, n, trouble, calibration=known) for n in counts_of(devices, "--devices")]
+    if plot is not None:
+        write_file(plot, shares_svg(found, title=question.label))
     if as_json:
         emit({"question": question.label, "trouble": vars(trouble), "runs": [one.as_dict() for one in found]},
              "simulate")  # fmt: skip
