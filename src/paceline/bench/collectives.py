@@ -145,8 +145,12 @@ def _carry_out(
 
 
 def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
-    virtual = launcher.name == "virtual"
-    extra = {"seconds_per_size": sweep.seconds_per_size, "timeout": TIMEOUT_S, "real_time": virtual}
+    # Ranks that really compute have no real-time priority either, and wait for their turn on the processor.
+    devices = [device for host in sweep.cluster.hosts for device in host.devices]
+    computes = all(device.kind == "cpu" and device.emulation is None for device in devices)
+    real_time = launcher.name == "virtual" and not computes
+    extra = {"seconds_per_size": sweep.seconds_per_size, "timeout": TIMEOUT_S, "real_time": real_time}
+    extra["computes"] = computes
     return {**sweep.plain, **extra}
 
 

@@ -53,7 +53,7 @@ class Calibrated:
 
 def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveFit, ...]:
     """Fits of all sweeps in the store, or of one cluster's."""
-    points = [_point(run, item) for run in _sweep_runs(store, cluster) for item in run.facts.get("collectives", [])]
+    points = [_point(item) for run in _sweep_runs(store, cluster) for item in run.facts.get("collectives", [])]
     return fit_sweep(points) if points else ()
 
 
@@ -68,27 +68,23 @@ def _sweep_runs(store: Store, cluster: str | None) -> list[Run]:
     return [run for run in runs if run.outcome == "ok" and (cluster is None or run.cluster == cluster)]
 
 
-def _point(run: Run, item: dict[str, Any]) -> SweepPoint:
-    share = run.facts.get("cpu_share", {}).get(item["collective"], {}).get(str(int(item["size_bytes"])))
-    seconds = float(item["seconds"])
-    cpu = None if share is None else share * seconds
-    return SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), seconds, cpu)
+def _point(item: dict[str, Any]) -> SweepPoint:
+    return SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), float(item["seconds"]))
 
 
 def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
-    """What sweeps alone tell: collectives, the processor time they take from compute, and what a copy costs.
-
-    Where the processor time is known nothing more is assumed to slow compute down.
-    """
-    sweeps = stored_sweeps(store, cluster)
-    rates = [run.facts["copy_bytes_per_s"] for run in _sweep_runs(store, cluster) if "copy_bytes_per_s" in run.facts]
+    """What sweeps alone tell: collectives, what a copy costs, and what exchange and compute leave of each other."""
+    sweeps, runs = stored_sweeps(store, cluster), _sweep_runs(store, cluster)
     usual = Calibration(f"{len(sweeps)} swept collectives of {store.root.name}", sweeps)
-    known = any(fit.cpu is not None for fit in sweeps)
-    return replace(
-        usual,
-        slowdown=Known(0.0, 0.3) if known else usual.slowdown,
-        copy_per_byte=1 / float(np.median(rates)) if rates else None,
-    )
+    copies = [run.facts["copy_bytes_per_s"] for run in runs if "copy_bytes_per_s" in run.facts]
+    beside = [run.facts["overlap"] for run in runs if "overlap" in run.facts]
+    if copies:
+        usual = replace(usual, copy_per_byte=1 / float(np.median(copies)))
+    if not beside:
+        return usual
+    rate = min(1.0, float(np.median([one["exchange"] for one in beside])))
+    lost = max(0.0, 1 - float(np.median([one["compute"] for one in beside])))
+    return replace(usual, overlap_rate=rate, slowdown=Known(lost / rate, 0.3))
 
 
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:

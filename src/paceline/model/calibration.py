@@ -36,7 +36,9 @@ class Calibration:
     copy_per_byte: float | None = None
     """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
     slowdown: Known = Known(0.1, 0.6)
-    """Share of overlapped communication time that compute loses, beside the processor time that a sweep measured."""
+    """Share of overlapped communication time that compute loses."""
+    overlap_rate: float = 1.0
+    """How fast an exchange is while compute runs on the same cores, as a share of its speed without."""
     crowding: float = 0.0
     """Share by which compute slows for each further rank of the same host (memory, cores, clock)."""
     reach: Known = Known(0.6, 0.4)
@@ -73,13 +75,8 @@ def _parse(data: dict[str, Any]) -> Calibration:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
     fields = {key: value for key, value in data.items() if key != "schema"}
-    fields["collectives"] = tuple(_fit_of(fit) for fit in fields["collectives"])
+    fields["collectives"] = tuple(CollectiveFit(**fit) for fit in fields["collectives"])
     for name, value in fields.items():
         if isinstance(value, dict):
             fields[name] = Known(**value)
     return Calibration(**fields)
-
-
-def _fit_of(plain: dict[str, Any]) -> CollectiveFit:
-    cpu = plain.get("cpu")
-    return CollectiveFit(**{**plain, "cpu": None if cpu is None else (float(cpu[0]), float(cpu[1]))})

@@ -3,7 +3,7 @@ import pytest
 
 from paceline.errors import Unsupported
 from paceline.model.collective.cost import Fabric, allreduce, fabric_of, gather_or_scatter, parameter_server
-from paceline.model.collective.sweep import SweepPoint, cpu_at, fit_sweep, seconds_at
+from paceline.model.collective.sweep import SweepPoint, fit_sweep, seconds_at
 from paceline.spec.cluster import place
 from tests.unit.model.clusters import cluster
 
@@ -82,14 +82,3 @@ def test_other_counts_follow_the_measured_trend():
 def test_two_sizes_are_not_a_sweep():
     with pytest.raises(Unsupported, match="at least 3"):
         fit_sweep(sweep(1e-4, 1e-9)[:2])
-
-
-def test_processor_time_is_fitted_beside_the_time():
-    sizes = 2.0 ** np.arange(10, 28)
-    points = [SweepPoint("all_reduce", 2, n, 1e-3 + 8e-9 * n, 2e-4 + 2e-9 * n) for n in sizes]
-    (fit,) = fit_sweep(points)
-    assert fit.cpu == pytest.approx((2e-4, 2e-9))
-    assert cpu_at((fit,), "all_reduce", 2, np.array([1e6]))[0] == pytest.approx(2.2e-3, rel=0.02)
-    (blind,) = fit_sweep([SweepPoint(p.operation, p.ranks, p.size_bytes, p.seconds) for p in points])
-    assert blind.cpu is None
-    assert cpu_at((blind,), "all_reduce", 2, np.array([1e6])) is None

@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from paceline import catalog
@@ -8,7 +7,6 @@ from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
 from paceline.model.calibration import CATALOG_ONLY, Known, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
-from paceline.model.collective.sweep import SweepPoint, fit_sweep
 from paceline.model.memory import memory_of
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
@@ -47,7 +45,8 @@ def test_the_best_fusion_is_told():
     fusion = predict_curve(ask(), COUNTS).detail["fusion"]
     assert fusion["optimal"]["exposed_s"] <= min(fusion["policy"]["exposed_s"], fusion["mgwfbp"]["exposed_s"]) + 1e-12
     last = predict_curve(ask(), COUNTS).predictions[-1]
-    assert fusion["policy"]["exposed_s"] == pytest.approx(last.terms["aggregate"])
+    assert fusion["policy"]["exposed_s"] == pytest.approx(last.terms["aggregate"], rel=0.1)
+    assert fusion["policy"]["exposed_s"] >= last.terms["aggregate"], "a slower backward hides more"
     assert predict_curve(ask(framework="cntk"), COUNTS).detail["fusion"] == {}
 
 
@@ -190,11 +189,13 @@ def test_neighbours_of_the_profile_are_not_counted_twice():
     assert two["slowdown"] < predict_curve(alone, (2,), calibration=crowded).predictions[0].terms["slowdown"]
 
 
-def test_processor_time_of_the_exchange_slows_compute():
-    points = [SweepPoint("all_reduce", 2, n, 1e-3 + 8e-9 * n, 1e-4 + 4e-9 * n) for n in 2.0 ** np.arange(10, 28)]
+def test_exchange_and_compute_slow_each_other():
     asked = ask(network=None, profile=profile(), cluster=catalog.cluster("local"))
-    swept = replace(CATALOG_ONLY, collectives=fit_sweep(points), slowdown=Known(0.0, 0.1))
-    free = replace(swept, collectives=tuple(replace(fit, cpu=None) for fit in swept.collectives))
-    busy, idle = (predict_curve(asked, (2,), calibration=one).predictions[0] for one in (swept, free))
-    assert busy.terms["slowdown"] > idle.terms["slowdown"] == 0
-    assert busy.step_s.value >= idle.step_s.value
+    free = replace(CATALOG_ONLY, slowdown=Known(0.0, 0.1))
+    shared = replace(free, slowdown=Known(0.5, 0.1), overlap_rate=0.5)
+    calm, busy = (predict_curve(asked, (2,), calibration=one).predictions[0] for one in (free, shared))
+    assert busy.terms["slowdown"] > calm.terms["slowdown"] == 0
+    assert busy.step_s.value > calm.step_s.value
+    nothing = replace(asked, strategy=Strategy(overlap=False))
+    after = [predict_curve(nothing, (2,), calibration=one).predictions[0].step_s.value for one in (free, shared)]
+    assert after[0] == after[1], "what does not overlap is not slowed"

@@ -10,14 +10,14 @@ The form is chosen by leave-one-size-out error; its residual is the fit's own un
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import Unsupported
 
-__all__ = ["FORMS", "CollectiveFit", "SweepPoint", "cpu_at", "fit_sweep", "seconds_at"]
+__all__ = ["FORMS", "CollectiveFit", "SweepPoint", "fit_sweep", "seconds_at"]
 
 Floats = NDArray[np.float64]
 
@@ -32,8 +32,6 @@ class SweepPoint:
     ranks: int
     size_bytes: float
     seconds: float
-    cpu_seconds: float | None = None
-    """Processor time that a rank spends on it, where it was measured."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,6 @@ class CollectiveFit:
     smallest: float
     largest: float
     """Sizes of the sweep; outside, `uncertainty` grows."""
-    cpu: tuple[float, float] | None = None
-    """Processor seconds of a rank, start-up and per byte: compute on the same cores loses them."""
-
-    def cpu_seconds(self, size: Floats) -> Floats:
-        """Processor seconds of each size, never more than it lasts; none known means none."""
-        n = np.asarray(size, dtype=np.float64)
-        startup, per_byte = self.cpu or (0.0, 0.0)
-        busy: Floats = np.minimum(np.where(n > 0, startup + n * per_byte, 0.0), self.seconds(n))
-        return busy
 
     def seconds(self, size: Floats) -> Floats:
         """Predicted seconds of each size."""
@@ -77,13 +66,10 @@ class CollectiveFit:
 def fit_sweep(points: Iterable[SweepPoint]) -> tuple[CollectiveFit, ...]:
     """One fit per operation and number of ranks; three sizes are the least that can choose a form."""
     groups: dict[tuple[str, int], dict[float, list[float]]] = {}
-    worked: dict[tuple[str, int], dict[float, list[float]]] = {}
     for point in points:
         key, size = (point.operation, point.ranks), float(point.size_bytes)
         groups.setdefault(key, {}).setdefault(size, []).append(point.seconds)
-        if point.cpu_seconds is not None:
-            worked.setdefault(key, {}).setdefault(size, []).append(point.cpu_seconds)
-    fits = [replace(_fit(key, sizes), cpu=_cpu(worked.get(key, {}))) for key, sizes in sorted(groups.items())]
+    fits = [_fit(key, sizes) for key, sizes in sorted(groups.items())]
     if not fits:
         raise Unsupported("the sweep holds no collective", hint="run `paceline bench-collectives` first")
     return tuple(fits)
@@ -103,15 +89,6 @@ def _fit(key: tuple[str, int], sizes: dict[float, list[float]]) -> CollectiveFit
     startup, per_byte, root = _solve(form, n, t)
     spread = float(np.sqrt(np.mean(np.square(errors[form]))))
     return CollectiveFit(operation, ranks, form, startup, per_byte, root, spread, float(n[0]), float(n[-1]))
-
-
-def _cpu(sizes: dict[float, list[float]]) -> tuple[float, float] | None:
-    """Start-up and slope of processor time; none where it was not measured at three sizes."""
-    if len(sizes) < 3:
-        return None
-    n = np.array(sorted(sizes))
-    startup, per_byte, _ = _solve("additive", n, np.array([max(float(np.median(sizes[size])), 1e-9) for size in n]))
-    return startup, per_byte
 
 
 def _held_out(form: str, n: Floats, t: Floats) -> Floats:
@@ -161,18 +138,6 @@ def seconds_at(
     doublings = abs(float(np.log2(ranks / near.ranks)))
     seconds = near.seconds(n) * _growth(known, near, ranks, n)
     return seconds, float(np.hypot(near.uncertainty(middle), 0.12 * doublings))
-
-
-def cpu_at(fits: tuple[CollectiveFit, ...], operation: str, ranks: int, size: Floats) -> Floats | None:
-    """Processor seconds of a rank, from the nearest count that was swept; None if nobody measured them."""
-    known = [fit for fit in fits if fit.operation == operation and fit.cpu is not None]
-    if not known or ranks == 1:
-        return None
-    near = min(known, key=lambda fit: abs(np.log(fit.ranks / ranks)))
-    share: Floats = near.cpu_seconds(size) / np.maximum(near.seconds(np.asarray(size, dtype=np.float64)), 1e-12)
-    found = seconds_at(fits, operation, ranks, size)
-    assert found is not None
-    return share * found[0]
 
 
 def _growth(known: list[CollectiveFit], near: CollectiveFit, ranks: int, n: Floats) -> Floats:

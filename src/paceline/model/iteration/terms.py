@@ -13,7 +13,7 @@ from paceline.catalog import Policy
 from paceline.errors import Unsupported
 from paceline.model.calibration import Calibration
 from paceline.model.collective.cost import Fabric, allreduce, gather_or_scatter, parameter_server
-from paceline.model.collective.sweep import cpu_at, seconds_at
+from paceline.model.collective.sweep import seconds_at
 from paceline.model.compute import StepWork
 from paceline.model.iteration import recurrence
 from paceline.model.iteration.fusion import (
@@ -85,6 +85,7 @@ def buckets_of(policy: Policy, work: StepWork, cost: Callable[[Floats], Floats])
 def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> dict[str, tuple[int, float]]:
     """Number of exchanges and exposed seconds under the policy, under MG-WFBP's rule, and at the exact optimum.
 
+    Exposed as if backward were not slowed down by what is hidden, so that only the buckets differ.
     Empty where fusion has no choice: one rank, no overlap, servers, shards, or gradients in order of priority.
     """
     whole = policy.aggregation == "allreduce" and policy.overlap and policy.order != "priority"
@@ -93,16 +94,20 @@ def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> di
     lead = max(ranks.works, key=lambda work: work.compute)
     sizes = lead.gradients
     ready = np.max([np.cumsum(work.backward) for work in ranks.works], axis=0)
-    cost = _nominal(ranks, policy, calibration)
+    pace, full = calibration.overlap_rate, _nominal(ranks, policy, calibration)
+
+    def cost(size: Floats) -> Floats:
+        return full(size) / pace
+
     small, large = cost(np.array([1.0, 1.0 + sizes.sum()]))
     per_byte = float(large - small) / float(sizes.sum())
     choices = {
-        "policy": buckets_of(policy, lead, cost),
+        "policy": buckets_of(policy, lead, full),
         "mgwfbp": mgwfbp_buckets(ready, sizes, startup=float(small), per_byte=per_byte),
         "optimal": optimal_buckets(ready, sizes, cost),
     }
     return {
-        name: (len(last), float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
+        name: (len(last), pace * float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
         for name, last in choices.items()
     }
 
@@ -186,13 +191,17 @@ def _add_distributed(
     comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
     if policy.block_samples:
         comm = comm / max(1.0, policy.block_samples / ranks.batch)
-    exposed = _exposed(ranks, policy, lead, last=last, comm=comm, factors=factors, slower=np.ones(1))
-    share = _lost_share(ranks, policy, calibration, sizes=sizes, comm=comm, factors=factors)
+    pace = calibration.overlap_rate if policy.overlap else 1.0
+    exposed = pace * _exposed(ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=np.ones(1))
+    share = np.minimum(calibration.slowdown.value * factors.slowdown, MOST_LOST)
     lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
     crowded = max(0.0, _crowding(ranks, calibration) - 1)
     slower = 1 + crowded + lost / np.maximum(factors.compute * float(lead.backward.sum()), 1e-12)
-    # What slows backward down also gives the exchange more time to hide.
-    terms["aggregate"] = _exposed(ranks, policy, lead, last=last, comm=comm, factors=factors, slower=slower)
+    # What slows backward down gives the exchange more time to hide. Beside compute it goes at `pace`; what is left when
+    # backward ends goes at full speed.
+    terms["aggregate"] = pace * _exposed(
+        ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=slower
+    )
     work = ranks.accumulate * lead.compute + lead.update
     terms["slowdown"] = lost + crowded * factors.compute * work
     per_gradient = calibration.fixed_per_gradient.value * lead.num_gradients
@@ -204,18 +213,6 @@ def _crowding(ranks: Ranks, calibration: Calibration) -> float:
     """Compute beside this case's neighbours against compute beside those of the profile."""
     crowd = max(work.crowd for work in ranks.works)
     return (1 + calibration.crowding * (ranks.fabric.local - 1)) / (1 + calibration.crowding * (crowd - 1))
-
-
-def _lost_share(
-    ranks: Ranks, policy: Policy, calibration: Calibration, *, sizes: Floats, comm: Floats, factors: Factors
-) -> Floats:
-    """Share of hidden exchange that compute loses: the processor time that a sweep measured, and what is assumed."""
-    share = calibration.slowdown.value * factors.slowdown
-    if policy.aggregation == "allreduce":
-        busy = cpu_at(calibration.collectives, "all_reduce", ranks.fabric.ranks, sizes)
-        if busy is not None:
-            share = share + factors.slowdown * float(busy.sum()) / np.maximum(comm.sum(axis=-1), 1e-12)
-    return np.minimum(share, MOST_LOST)
 
 
 def _exposed(

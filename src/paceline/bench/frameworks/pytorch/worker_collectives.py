@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,6 +22,8 @@ __all__ = ["main"]
 
 WARMUP = 3
 ELEMENT = 4
+EXCHANGED = 4 * 2**20
+"""Bytes of the all-reduce that is timed beside compute."""
 COPIED = 32 * 2**20
 """Bytes of the buffer whose copy is timed: more than caches hold."""
 
@@ -43,13 +46,13 @@ def main() -> None:
     events.write("phase", phase="measure")
     offsets = meeting.clock_offsets()
     events.write("facts", facts={"clock_offsets_s": offsets} if rank == 0 else {})
-    busy: dict[str, dict[str, float]] = {name: {} for name in job["collectives"]}
     for name in job["collectives"]:
         for size in job["sizes"]:
-            spans, busy[name][str(size)] = _sweep(name, size, rank, job)
-            events.write("spans", spans=spans)
-    dist.barrier()
-    events.write("facts", facts={"cpu_share": busy, "copy_bytes_per_s": _copy_rate()})
+            events.write("spans", spans=_sweep(name, size, rank, job))
+    if job["computes"]:
+        dist.barrier()
+        facts = {"copy_bytes_per_s": _copy_rate(), "overlap": _overlap(job["seconds_per_size"])}
+        events.write("facts", facts=facts)
     events.write("done")
     dist.barrier()
     dist.destroy_process_group()
@@ -67,26 +70,81 @@ def _copy_rate() -> float:
     return COPIED / statistics.median(seconds)
 
 
-def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> tuple[list[dict[str, Any]], float]:
-    """Time one collective at one size as often as fits; with it, the processor time it took per second of its own."""
+def _overlap(seconds: float) -> dict[str, float]:
+    """What computing and exchanging on the same cores leave of each other: the rate of each beside the other."""
+    whole = torch.ones(EXCHANGED // ELEMENT)
+    free = _exchange_for(whole, seconds)
+    compute = _Compute()
+    try:
+        alone = compute.rate(lambda: time.sleep(seconds))
+        beside: list[float] = []
+        shared = compute.rate(lambda: beside.append(_exchange_for(whole, 2 * seconds)))
+    finally:
+        compute.stop()
+    return {"exchange": free / beside[0], "compute": shared / alone}
+
+
+def _exchange_for(whole: torch.Tensor, seconds: float) -> float:
+    """Median seconds of an all-reduce, repeated for about so long; rank 0 says how often."""
+    dist.all_reduce(whole)
+    begin = time.perf_counter()
+    dist.all_reduce(whole)
+    count = torch.tensor([max(3.0, seconds / (time.perf_counter() - begin))])
+    dist.broadcast(count, 0)
+    times = []
+    for _ in range(int(count)):
+        begin = time.perf_counter()
+        dist.all_reduce(whole)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+class _Compute:
+    """A thread that multiplies matrices without end, as a rank's backward pass does, and counts."""
+
+    def __init__(self) -> None:
+        self._left, self._right = torch.ones(256, 256), torch.ones(256, 256)
+        self._count, self._going = 0, True
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._going:
+            torch.mm(self._left, self._right)
+            self._count += 1
+
+    def rate(self, action: Callable[[], object]) -> float:
+        """Products per second while something else is done."""
+        dist.barrier()
+        begin, before = time.perf_counter(), self._count
+        action()
+        return (self._count - before) / (time.perf_counter() - begin)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._going = False
+        self._thread.join()
+
+
+def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time one collective at one size as often as fits the time for it."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if job["transport"] == "nccl" else torch.device("cpu")
     act = _actions(rank, job["ranks"], max(1, size // ELEMENT), device)[name]
     for _ in range(WARMUP):
         act()
     spans = []
     count = _repeats(act, job["seconds_per_size"])
-    origin, busy = time.perf_counter(), 0.0
+    origin = time.perf_counter()
     for step in range(count):
         dist.barrier()
-        begin, worked = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         act()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - begin
-        busy += time.process_time() - worked
         entry = {"step": step, "phase": "aggregate", "name": name, "start_s": begin - origin, "seconds": seconds}
         spans.append({**entry, "size_bytes": size})
-    return spans, busy / sum(span["seconds"] for span in spans)
+    return spans
 
 
 def _repeats(act: Callable[[], object], seconds: float) -> int:
