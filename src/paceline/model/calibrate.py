@@ -28,9 +28,6 @@ __all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored
 
 Floats = NDArray[np.float64]
 
-BLANK = {name: Known(0.0, 0.0) for name in ("fixed_per_gradient", "fixed_copies", "slowdown")}
-"""What is sought is nothing at first."""
-
 
 @dataclass(frozen=True)
 class Fitted:
@@ -111,11 +108,14 @@ def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str
     """Fixed cost, slowdown and crowding that meet the runs on several ranks best."""
     if not many:
         return Calibrated(start, profiles, ())
-    start = replace(start, **BLANK)
+    usual = np.array([start.fixed_per_gradient.value, start.slowdown.value, 0.05])
+    start = _blank(start)
     rows = [_row(item, profiles[_label(item)], start) for item in many]
     matrix = np.array([row[1] for row in rows])
     base, steps = np.array([row[0] for row in rows]), np.array([float(np.median(item.steps)) for item in many])
-    found = _solve(matrix / steps[:, None], (steps - base) / steps, scale=matrix.mean(axis=0) / steps.mean())
+    found = _solve(
+        matrix / steps[:, None], (steps - base) / steps, scale=matrix.mean(axis=0) / steps.mean(), usual=usual
+    )
     spread = 0.5 if len(many) < 3 else 0.25
     calibration = replace(
         start,
@@ -152,9 +152,15 @@ def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, F
     return base, np.array([(other - base) / unit for other, unit in zip(others, units, strict=True)])
 
 
-def _solve(matrix: Floats, wanted: Floats, *, scale: Floats) -> Floats:
+def _blank(start: Calibration) -> Calibration:
+    """Without what is sought; copies stay where a sweep timed them."""
+    nothing = Known(0.0, 0.0)
+    copies = nothing if start.copy_per_byte is None else start.fixed_copies
+    return replace(start, fixed_per_gradient=nothing, slowdown=nothing, fixed_copies=copies)
+
+
+def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> Floats:
     """Least squares on relative errors with a weak pull to usual values, nothing negative, slowdown below one."""
-    usual = np.array([15e-6, 0.1, 0.05])
     pull = np.diag(0.02 * np.maximum(scale, 1e-9))
     found = lsq_linear(
         np.vstack([matrix, pull]),
