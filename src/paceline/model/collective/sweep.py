@@ -67,8 +67,8 @@ def fit_sweep(points: Iterable[SweepPoint]) -> tuple[CollectiveFit, ...]:
     """One fit per operation and number of ranks; three sizes are the least that can choose a form."""
     groups: dict[tuple[str, int], dict[float, list[float]]] = {}
     for point in points:
-        sizes = groups.setdefault((point.operation, point.ranks), {})
-        sizes.setdefault(float(point.size_bytes), []).append(point.seconds)
+        key, size = (point.operation, point.ranks), float(point.size_bytes)
+        groups.setdefault(key, {}).setdefault(size, []).append(point.seconds)
     fits = [_fit(key, sizes) for key, sizes in sorted(groups.items())]
     if not fits:
         raise Unsupported("the sweep holds no collective", hint="run `paceline bench-collectives` first")
@@ -87,7 +87,8 @@ def _fit(key: tuple[str, int], sizes: dict[float, list[float]]) -> CollectiveFit
     errors = {form: _held_out(form, n, t) for form in FORMS}
     form = min(FORMS, key=lambda name: float(np.mean(np.abs(errors[name]))))
     startup, per_byte, root = _solve(form, n, t)
-    spread = float(np.sqrt(np.mean(np.square(errors[form]))))
+    # The median, because a small size that waits for a scheduler's tick says nothing about large ones.
+    spread = 1.48 * float(np.median(np.abs(errors[form])))
     return CollectiveFit(operation, ranks, form, startup, per_byte, root, spread, float(n[0]), float(n[-1]))
 
 
