@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,15 +158,16 @@ def _steps(made: Made, launch: int) -> tuple[Step, ...]:
 
 
 def _spans(made: Made) -> tuple[Span, ...]:
+    """Two traced steps of every rank, alike."""
     spans = []
-    for rank in range(made.ranks):
+    for rank, step in itertools.product(range(made.ranks), range(2)):
         at = made.before_first_layer
         for layer in range(made.gradients):
             seconds = made.forward / made.gradients
-            spans.append(Span(rank, 0, "forward", f"layer{layer}", at, seconds, 1000))
+            spans.append(Span(rank, step, "forward", f"layer{layer}", at, seconds, 1000))
             at += seconds
         for layer in reversed(range(made.gradients)):
             seconds = made.backward / made.gradients
-            spans.append(Span(rank, 0, "backward", f"layer{layer}.weight", at, seconds, 50_000))
+            spans.append(Span(rank, step, "backward", f"layer{layer}.weight", at, seconds, 50_000))
             at += seconds
     return tuple(spans)

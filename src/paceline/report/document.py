@@ -19,6 +19,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "study": explanation.study,
         "summary": list(explanation.summary),
         "findings": [asdict(finding) for finding in explanation.findings],
+        "unsure": [asdict(finding) for finding in explanation.unsure],
         "gaps": [{**asdict(gap), "seconds": gap.seconds} for gap in explanation.gaps],
         "cases": [_case(case) for case in explanation.cases],
         "series": [_series(item) for item in explanation.series],

@@ -286,7 +286,7 @@ SECTIONS: tuple[Section, ...] = (
     ("phases", "Where the step goes", _phases),
     ("timeline", "One step", _timeline),
     ("gaps", "Why one is slower than another", _gaps),
-    ("findings", "What would help", lambda page: findings_section(page.explanation.findings)),
+    ("findings", "What would help", lambda page: findings_section(page.explanation.findings, page.explanation.unsure)),
     ("stragglers", "Stragglers", _stragglers),
     ("whatif", "What if", _whatif),
     ("residuals", "Measured against predicted", _residuals),

@@ -13,6 +13,7 @@ from paceline.explain.stragglers import Straggler
 from paceline.measurements.run import PHASES
 from paceline.measurements.summary import Interval
 from paceline.report.markup import Markup, element
+from paceline.report.words import tried_words
 from paceline.units import BYTES, SECONDS, format_share
 
 __all__ = [
@@ -135,7 +136,12 @@ def layer_table(item: Breakdown) -> Markup:
 def gap_table(gap: Gap) -> Markup:
     """Causes of a gap with their evidence; the last row is their sum."""
     rows: list[list[Markup | str | float | None]] = [
-        [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"), _range(bar.interval), bar.evidence]
+        [
+            bar.cause,
+            number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"),
+            _range(bar.interval),
+            "; ".join(words for words in (bar.evidence, tried_words(bar)) if words),
+        ]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)

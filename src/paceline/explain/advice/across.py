@@ -6,17 +6,21 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.explain.advice.finding import Change, Finding, Trial
-from paceline.explain.advice.rules import gain_of, make
+from paceline.explain.advice.gains import gain_of
+from paceline.explain.advice.rules import make
 from paceline.explain.advice.threads import oversubscribed_threads
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.run import Run
-from paceline.measurements.summary import Interval
+from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval
 from paceline.units import SECONDS, format_share
 
 __all__ = ["compare_cases"]
 
+Floats = NDArray[np.float64]
+DRAWS = 1000
 TARGET_SHARE = 0.1
 """A batch is large enough when at most this share of its step does not depend on it."""
 LARGEST_FACTOR = 16
@@ -52,28 +56,23 @@ def _others(run: Run, axis: str) -> tuple[object, ...]:
 def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
     """Part of the step does not shrink with the batch: step = fixed + batch x per_sample."""
     batches = np.array([float(item.run.batch) for item in group])
-    steps = np.array([item.result.step_s.value for item in group if item.result.step_s])
-    slope, fixed = (float(value) for value in np.polyfit(batches, steps, 1))
-    per_sample = max(slope, 0.0)
-    if fixed <= 0 or case.result.step_s is None:
-        return None
+    assert case.result.step_s is not None
     batch, step = case.run.batch, case.result.step_s.value
-    wanted = _enough(batch, fixed / max(per_sample, 1e-12))
-    if wanted <= batch:
+    fixed, per_sample = _line(batches, np.array([item.result.step_s.value for item in group if item.result.step_s]))
+    wanted = _enough(batch, float(fixed / max(per_sample, 1e-12)))
+    if fixed <= 0 or wanted <= batch:
         return None
-    after = fixed / wanted + per_sample
-    gain = 1 - after / (step / batch)
-    spread = gain_of(case, step * max(0.0, gain))
+    after = float(fixed / wanted + per_sample)
     return make(
         case,
         "small_batch",
         f"A batch of {batch} is too small to fill the device",
         evidence=(
-            f"{SECONDS.format(fixed)} of the {SECONDS.format(step)} step do not depend on the batch",
+            f"{SECONDS.format(float(fixed))} of the {SECONDS.format(step)} step do not depend on the batch",
             f"a sample takes {SECONDS.format(step / batch)}, at batch {wanted} about {SECONDS.format(after)}",
             f"fitted through batches {', '.join(str(int(value)) for value in batches)}",
         ),
-        gain=Interval(max(0.0, float(gain)), spread.low, spread.high),
+        gain=_batch_gain(case, group, wanted, after),
         change=Change(
             "setting",
             f"batch = [{wanted}]",
@@ -81,6 +80,27 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
         ),
         trial=Trial(batch=wanted),
     )
+
+
+def _line(batches: Floats, steps: Floats) -> tuple[Floats, Floats]:
+    """Fixed part and time of a sample of the straight line through the steps of each row; no sample is free."""
+    centred = batches - batches.mean()
+    slope = np.maximum(0.0, (steps * centred).sum(axis=-1) / (centred**2).sum())
+    return steps.mean(axis=-1) - slope * batches.mean(), slope
+
+
+def _batch_gain(case: CaseEvidence, group: list[CaseEvidence], wanted: int, after: float) -> Interval:
+    """The gain of a larger batch; its interval from lines through launches drawn at random."""
+    assert case.result.step_s is not None
+    value = 1 - after * case.run.batch / case.result.step_s.value
+    if any(len(item.launches.steps) < 2 for item in group):
+        return Interval(max(0.0, value), float("-inf"), float("inf"))
+    random = np.random.default_rng(0)
+    drawn = np.stack([random.choice(item.launches.steps, size=DRAWS) for item in group], axis=-1)
+    fixed, slope = _line(np.array([float(item.run.batch) for item in group]), drawn)
+    mine = drawn[:, group.index(case)] / case.run.batch
+    low, high = np.quantile(1 - (fixed / wanted + slope) / mine, (0.025, 0.975))
+    return Interval(max(0.0, value), min(value, float(low)), max(value, float(high)))
 
 
 def _enough(batch: int, ratio: float) -> int:
@@ -93,20 +113,21 @@ def _enough(batch: int, ratio: float) -> int:
 
 def _fixed_overhead(case: CaseEvidence) -> Finding | None:
     """Time before the first layer begins, and time that no phase accounts for: the same whatever the batch."""
-    starts = _first_starts(case)
-    other = max(0.0, case.result.phases.get("other", 0.0)) if case.result.phases else 0.0
-    before = float(np.median(starts)) if starts else 0.0
-    if before + other <= 0:
+    if not case.launches.passes:
+        return None
+    before = median_interval(_first_starts(case) or [0.0, 0.0])
+    other = median_interval([max(0.0, phases_of(passes)["other"]) for passes in case.launches.passes])
+    if before.value + other.value <= 0:
         return None
     return make(
         case,
         "fixed_overhead",
         "Much of the step happens outside the network",
         evidence=(
-            f"{SECONDS.format(before)} pass in every step before the first layer begins",
-            f"{SECONDS.format(other)} belong to no phase",
+            f"{SECONDS.format(before.value)} pass in every step before the first layer begins",
+            f"{SECONDS.format(other.value)} belong to no phase",
         ),
-        gain=gain_of(case, before + other),
+        gain=gain_of(case, Interval(before.value + other.value, before.low + other.low, before.high + other.high)),
         change=Change(
             "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
         ),
@@ -133,8 +154,7 @@ def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | N
     best = max(fewer, key=lambda item: item.result.throughput.value if item.result.throughput else 0.0)
     rate = best.result.throughput
     assert rate is not None
-    gain = 1 - mine.value / rate.value
-    if gain <= 0:
+    if mine.value >= rate.value:
         return None
     return make(
         case,
@@ -144,7 +164,12 @@ def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | N
             f"{mine.value:,.1f} samples/s with {case.run.ranks} ranks, {rate.value:,.1f} with {best.run.ranks}",
             f"efficiency is {format_share(case.result.efficiency or 0.0)}",
         ),
-        gain=Interval(gain, 1 - mine.high / rate.value, 1 - mine.low / rate.value),
+        gain=_fewer_gain(case, best),
         change=Change("setting", f"devices = [{best.run.ranks}]"),
         trial=Trial(ranks=best.run.ranks),
     )
+
+
+def _fewer_gain(case: CaseEvidence, best: CaseEvidence) -> Interval:
+    ratio = speedup_interval(case.launches.throughputs, best.launches.throughputs)
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)

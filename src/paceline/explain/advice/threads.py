@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 
 from paceline.explain.advice.finding import Change, Finding, Trial
-from paceline.explain.advice.rules import gain_of, is_emulated, make, ranks_per_host
+from paceline.explain.advice.gains import gain_of
+from paceline.explain.advice.rules import is_emulated, make, ranks_per_host
 from paceline.explain.evidence import CaseEvidence
-from paceline.measurements.summary import Interval
+from paceline.measurements.summary import Interval, median_interval
 from paceline.units import SECONDS
 
 __all__ = ["oversubscribed_threads"]
@@ -41,19 +42,19 @@ def oversubscribed_threads(case: CaseEvidence, others: Sequence[CaseEvidence]) -
             f"forward and backward take {SECONDS.format(compute)}",
             f"compute grows with crowding to the power {exponent if exponent is not None else USUAL:.2f} ({words})",
         ),
-        gain=_gain(case, compute, crowding, exponent),
+        gain=_gain(case, crowding, exponent),
         change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
         trial=Trial(threads=fair),
     )
 
 
-def _gain(case: CaseEvidence, compute: float, crowding: float, exponent: float | None) -> Interval:
+def _gain(case: CaseEvidence, crowding: float, exponent: float | None) -> Interval:
     def saved(power: float) -> Interval:
-        return gain_of(case, compute * (1 - crowding**-power))
+        return gain_of(case, median_interval([p["compute"] * (1 - crowding**-power) for p in case.launches.passes]))
 
     if exponent is not None:
         return saved(exponent)
-    return Interval(saved(USUAL).value, saved(LEAST).value, saved(MOST).value)
+    return Interval(saved(USUAL).value, saved(LEAST).low, saved(MOST).high)
 
 
 def _fitted(case: CaseEvidence, others: Sequence[CaseEvidence]) -> float | None:
