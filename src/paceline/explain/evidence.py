@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -16,11 +17,14 @@ from paceline.errors import UnknownName
 from paceline.measurements.results import CaseResult, Launches, load_launches, results_of
 from paceline.measurements.run import Run, Span
 from paceline.measurements.store import Store
-from paceline.measurements.tables import RankStep, rank_steps, read_spans
+from paceline.measurements.tables import RankMedian, RankStep, rank_medians, rank_steps, read_spans
 from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.strategy import Strategy
 
 __all__ = ["CaseEvidence", "case_label", "load_evidence"]
+
+
+Row = TypeVar("Row", RankStep, RankMedian)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +36,9 @@ class CaseEvidence:
     rank_steps: tuple[RankStep, ...]
     """Timed steps of every rank in the passes without exchange, where each rank's time is its own."""
     spans: tuple[Span, ...]
-    """Layers and gradients inside the traced steps of one launch."""
+    """Layers, gradients and exchanges inside the traced steps of one launch."""
+    rank_medians: tuple[RankMedian, ...] = ()
+    """Every pass of every rank of every launch."""
 
     @property
     def run(self) -> Run:
@@ -93,6 +99,13 @@ class CaseEvidence:
         times = self.rank_times.get(pass_name, {})
         return {rank: median(s for found in times[rank].values() for s in found) for rank in sorted(times)}
 
+    def rank_passes(self) -> dict[int, dict[str, float]]:
+        """Median seconds of every pass by rank, over launches."""
+        found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for item in self.rank_medians:
+            found[item.rank][item.pass_name].append(item.seconds)
+        return {rank: {name: median(seconds) for name, seconds in found[rank].items()} for rank in sorted(found)}
+
 
 def case_label(run: Run) -> str:
     """What tells this case from others."""
@@ -109,6 +122,7 @@ def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
     by_case = {item.first.case_id: item for item in launches}
     good = [run.id for item in launches for run in item.runs if run.outcome == "ok"]
     steps = _by_run(rank_steps(store, good, passes=("forward", "compute")))
+    medians = _by_run(rank_medians(store, good))
     traced = [next((r.id for r in item.runs if r.outcome == "ok"), None) for item in launches]
     spans = read_spans(store, [name for name in traced if name])
     return tuple(
@@ -117,13 +131,14 @@ def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
             launches=by_case[case_id],
             rank_steps=tuple(step for run in by_case[case_id].runs for step in steps.get(run.id, ())),
             spans=spans.get(result.run.id, ()),
+            rank_medians=tuple(item for run in by_case[case_id].runs for item in medians.get(run.id, ())),
         )
         for case_id, result in results.items()
     )
 
 
-def _by_run(steps: Iterable[RankStep]) -> dict[str, list[RankStep]]:
-    found: dict[str, list[RankStep]] = defaultdict(list)
-    for step in steps:
-        found[step.run].append(step)
+def _by_run(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.run].append(row)
     return found

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.explain.advice.finding import Finding
 from paceline.explain.bottleneck import Bottlenecks, find_bottlenecks
 from paceline.explain.breakdown import Breakdown, break_down
+from paceline.explain.calibrated import sweeps_of
 from paceline.explain.evidence import CaseEvidence, load_evidence
 from paceline.explain.gap import Gap, find_gaps
 from paceline.explain.residual import Series, predict_series
@@ -71,7 +72,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         launcher=str(asked.get("launcher", "")),
         text=str(asked.get("text", "")),
         cases=tuple(_case(item) for item in evidence),
-        series=predict_series(evidence),
+        series=predict_series(evidence, sweeps_of(store, evidence)),
         gaps=find_gaps(evidence),
         findings=found.shown,
         unsure=found.unsure,

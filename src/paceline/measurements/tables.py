@@ -13,7 +13,7 @@ from paceline.measurements.run import Span
 from paceline.measurements.sql import hide_progress
 from paceline.measurements.store import Store
 
-__all__ = ["PassTime", "RankStep", "pass_times", "rank_steps", "read_spans"]
+__all__ = ["PassTime", "RankMedian", "RankStep", "pass_times", "rank_medians", "rank_steps", "read_spans"]
 
 _SPAN_COLUMNS = "rank, step, phase, name, start_s, seconds, size_bytes, source"
 
@@ -26,6 +26,16 @@ class RankStep:
     pass_name: str
     rank: int
     step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankMedian:
+    """One pass of one rank of one launch."""
+
+    run: str
+    pass_name: str
+    rank: int
     seconds: float
 
 
@@ -67,6 +77,18 @@ def rank_steps(store: Store, runs: Sequence[str], *, passes: Sequence[str] = ())
         passes=list(passes),
     )
     return [RankStep(*row) for row in rows]
+
+
+def rank_medians(store: Store, runs: Sequence[str]) -> list[RankMedian]:
+    """Median of every pass of every rank of these runs."""
+    rows = _ask(
+        store,
+        runs,
+        table="steps",
+        query="""SELECT parse_path(filename)[-2] AS run, pass_name, rank, median(seconds)
+           FROM read_parquet($files, filename = true) WHERE NOT warmup GROUP BY ALL ORDER BY ALL""",
+    )
+    return [RankMedian(*row) for row in rows]
 
 
 def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]:

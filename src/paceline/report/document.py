@@ -46,6 +46,7 @@ def _series(item: Series) -> dict[str, Any]:
         "label": item.label,
         "curve": item.curve.as_dict() if item.curve else None,
         "why_not": item.why_not,
+        "basis": item.basis,
         "residuals": [asdict(residual) for residual in item.residuals],
     }
 

@@ -179,7 +179,8 @@ def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
             )
     hidden = [1e3 * (item.hidden_s or 0.0) for item in shown]
     if any(hidden):
-        bar = _bar(labels, hidden, name="hidden aggregate", role="@aggregate")
+        told = ", ".join(sorted({item.hidden_source for item in shown if item.hidden_source}))
+        bar = _bar(labels, hidden, name=f"hidden aggregate ({told})", role="@aggregate")
         bar["marker"]["pattern"] = {"shape": "/", "fillmode": "replace", "solidity": 0.35, "fgcolor": "@aggregate"}
         bar["offsetgroup"] = "hidden"
         bar["width"] = 0.18

@@ -26,6 +26,9 @@ __all__ = [
     "straggler_table",
 ]
 
+SOURCES = {"traced": "traced", "timers": "by the framework's timers", "model": "by the model"}
+"""Who says how much communication was hidden."""
+
 
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[Markup | str | float | None]], *, caption: str = ""
@@ -98,24 +101,31 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
         cells += [
             number(part.seconds, f"{format_share(part.share)} ({SECONDS.format(part.seconds)})") for part in parts
         ]
-        cells.append(SECONDS.format(item.hidden_s) if item.hidden_s is not None else "")
+        cells.append(f"{SECONDS.format(item.hidden_s)}, {SOURCES[item.hidden_source]}" if item.hidden_source else "")
         rows.append(cells)
     return table(columns, rows)
 
 
 def rank_table(breakdowns: Sequence[Breakdown]) -> Markup:
-    """Each rank's own compute, before it waits for anybody."""
+    """Each rank's phases, those that some rank has; they sum to its step."""
+    names = [
+        name for name in (*PHASES, "other") if any(rank.seconds[name] for item in breakdowns for rank in item.ranks)
+    ]
     rows = [
         [
             item.label,
             str(rank.rank),
             rank.host,
-            *(SECONDS.format(rank.seconds[name]) for name in ("forward", "backward")),
+            *(SECONDS.format(rank.seconds[name]) for name in names),
+            SECONDS.format(rank.hidden_s) if rank.hidden_s is not None else "",
         ]
         for item in breakdowns
         for rank in item.ranks
     ]
-    return table(["case", ">rank", "host", ">forward", ">backward"], rows)
+    shown = ["exposed aggregate" if name == "aggregate" else name for name in names]
+    caption = "The exposed aggregate of a rank holds its waiting for slower ones."
+    columns = ["case", ">rank", "host", *(f">{name}" for name in shown), ">hidden aggregate"]
+    return table(columns, rows, caption=caption)
 
 
 def layer_table(item: Breakdown) -> Markup:
