@@ -116,12 +116,12 @@ def _around(value: float, sample: list[float]) -> Interval:
 
 
 def _hidden(evidence: CaseEvidence, ranks: tuple[RankPhases, ...]) -> tuple[float, HiddenSource] | tuple[None, None]:
-    """Of the slowest rank as traced, by the framework's own timers, or by the model; nothing with one rank."""
+    """As traced on the rank that waited least for others, by the framework's own timers, or by the model."""
     if evidence.run.ranks < 2:
         return None, None
     traced = [rank.hidden_s for rank in ranks if rank.hidden_s is not None]
     if traced:
-        return max(traced), "traced"
+        return min(traced), "traced"
     native, exchange = evidence.result.native, exchange_of(evidence)
     if "ddp_overlap" in native:
         return native["ddp_overlap"], "timers"

@@ -14,7 +14,7 @@ from paceline.explain.advice.rules import make
 from paceline.explain.advice.threads import oversubscribed_threads
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.run import Run
-from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval
+from paceline.measurements.summary import Interval, median_interval, speedup_interval
 from paceline.units import SECONDS, format_share
 
 __all__ = ["compare_cases"]
@@ -112,22 +112,20 @@ def _enough(batch: int, ratio: float) -> int:
 
 
 def _fixed_overhead(case: CaseEvidence) -> Finding | None:
-    """Time before the first layer begins, and time that no phase accounts for: the same whatever the batch."""
-    if not case.launches.passes:
+    """Time before the first layer begins: the same whatever the batch.
+
+    What no phase accounts for is none of it: every pass runs the same loop, so that is how passes disagree.
+    """
+    starts = _first_starts(case)
+    if not starts:
         return None
-    before = median_interval(_first_starts(case) or [0.0, 0.0])
-    other = median_interval([max(0.0, phases_of(passes)["other"]) for passes in case.launches.passes])
-    if before.value + other.value <= 0:
-        return None
+    before = median_interval(starts)
     return make(
         case,
         "fixed_overhead",
         "Much of the step happens outside the network",
-        evidence=(
-            f"{SECONDS.format(before.value)} pass in every step before the first layer begins",
-            f"{SECONDS.format(other.value)} belong to no phase",
-        ),
-        gain=gain_of(case, Interval(before.value + other.value, before.low + other.low, before.high + other.high)),
+        evidence=(f"{SECONDS.format(before.value)} pass in every step before the first layer begins",),
+        gain=gain_of(case, before),
         change=Change(
             "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
         ),
@@ -159,7 +157,7 @@ def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | N
     return make(
         case,
         "too_many_devices",
-        f"{best.run.ranks} ranks are as fast as {case.run.ranks}",
+        f"{'1 rank is' if best.run.ranks == 1 else f'{best.run.ranks} ranks are'} as fast as {case.run.ranks}",
         evidence=(
             f"{mine.value:,.1f} samples/s with {case.run.ranks} ranks, {rate.value:,.1f} with {best.run.ranks}",
             f"efficiency is {format_share(case.result.efficiency or 0.0)}",

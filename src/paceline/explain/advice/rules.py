@@ -137,8 +137,10 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
 
 def _on_faster_link(evidence: CaseEvidence, exchange: Exchange) -> tuple[Exchange, Exchange]:
     """With the best settings, as they are and on a faster link: settings come before money."""
-    best = exchange if _served(evidence) else exchange.best_buckets()
-    settings = best if best.exposed < exchange.exposed else exchange
+    ports = evidence.run.ranks / evidence.policy.servers if evidence.policy and evidence.policy.servers else 1.0
+    spread = _spread_over(exchange, ports) if _served(evidence) else exchange
+    found = (exchange, spread, spread.best_buckets(), replace(spread, overlap=True).best_buckets())
+    settings = min(found, key=lambda item: item.exposed)
     return settings, replace(settings, per_byte=max(settings.per_byte / LINK_FACTOR, FASTEST_PER_BYTE))
 
 
