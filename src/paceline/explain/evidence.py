@@ -78,6 +78,24 @@ class CaseEvidence:
             return ()
         return place(self.cluster, self.run.ranks, spread=self.run.case.get("placement") == "spread")
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether compute is only timed waiting, which needs no core."""
+        return any(item.device.emulation is not None for item in self.placed)
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on the fullest host; hosts of a virtual cluster are all the same machine."""
+        hosts = [item.host for item in self.placed] if self.run.launcher != "virtual" else []
+        return max((hosts.count(host) for host in hosts), default=self.run.ranks)
+
+    @cached_property
+    def shares_cores(self) -> bool:
+        """Whether exchanges need the very cores that compute: ranks on processors that fill every core of a host."""
+        if self.is_emulated or any(item.device.kind != "cpu" for item in self.placed):
+            return False
+        return (self.run.environment.threads or 1) * self.ranks_per_host >= self.run.environment.cores
+
     def host_of(self, rank: int) -> str:
         """Name of the rank's host."""
         if self.cluster is None or not self.placed:

@@ -1,7 +1,8 @@
 """What a case's gradient exchange costs, seen through the model: two numbers that agree with what was measured.
 
     cost of a bucket = startup + bytes x per_byte
-    exposed          = the model's recurrence over buckets, when they overlap with backward; their sum, when not
+    exposed          = the model's recurrence over buckets, when they overlap with backward; their sum, when not,
+                       and where exchanges need the very cores that compute
 
 Gradients, their sizes and the order in which they are ready come from the traced steps. Start-up starts from the link's
 latency and the usual cost of one call; bytes account for what then is missing to the exposed time that was measured.
@@ -46,6 +47,8 @@ class Exchange:
     overlap: bool
     startup: float
     per_byte: float
+    contended: bool = False
+    """Exchanges need the cores that compute, so that what runs beside backward takes as long from it: nothing hides."""
 
     @property
     def num_exchanges(self) -> int:
@@ -70,7 +73,13 @@ class Exchange:
     @property
     def exposed(self) -> float:
         """Seconds by which the exchanges outlast backward."""
-        return _exposed(self.bucket_ready, self.cost(self.bucket_sizes), overlap=self.overlap)
+        costs = self.cost(self.bucket_sizes)
+        return float(exposed_fifo(self.bucket_ready, costs) if self.hides else exposed_none(costs))
+
+    @property
+    def hides(self) -> bool:
+        """Whether exchanges can hide behind backward."""
+        return self.overlap and not self.contended
 
     @cached_property
     def bucket_sizes(self) -> Floats:
@@ -148,6 +157,7 @@ def _exchange(
         overlap=policy.overlap,
         startup=call + _hops(evidence),
         per_byte=FASTEST_PER_BYTE,
+        contended=evidence.shares_cores,
     )
     return _fitted(_bundled(plain, evidence), phases["aggregate"])
 
@@ -199,17 +209,11 @@ def _fitted(exchange: Exchange, measured: float) -> Exchange:
     start-up and in seconds per byte, so each is found at once.
     """
     sizes, ready = exchange.bucket_sizes, exchange.bucket_ready
-    late = ready[-1] - ready if exchange.overlap else np.zeros_like(ready)
-    count = np.arange(len(sizes), 0, -1)
-    data = np.cumsum(sizes[::-1])[::-1]
-    if not exchange.overlap:
-        late, count, data = late[:1], count[:1], data[:1]
+    late, count, data = ready[-1] - ready, np.arange(len(sizes), 0, -1), np.cumsum(sizes[::-1])[::-1]
+    if not exchange.hides:
+        late, count, data = np.zeros(1), count[:1], data[:1]
     if exchange.exposed >= measured:
         startup = float(((measured + late - data * exchange.per_byte) / count).min())
         return replace(exchange, startup=min(exchange.startup, max(0.0, startup)))
     per_byte = float(((measured + late - count * exchange.startup) / np.maximum(data, 1.0)).min())
     return replace(exchange, per_byte=max(per_byte, exchange.per_byte))
-
-
-def _exposed(ready: Floats, costs: Floats, *, overlap: bool) -> float:
-    return float(exposed_fifo(ready, costs) if overlap else exposed_none(costs))

@@ -85,7 +85,7 @@ def explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, f
     """The waterfall from the slower case to the faster one; `fixed` says what of a case's compute is so, by its id."""
     assert slow.result.step_s is not None
     assert fast.result.step_s is not None
-    bars = [bar for bar in _bars(slow, fast, fixed) if abs(bar.seconds) > 0]
+    bars = [bar for bar in _bars(slow, fast, fixed) if bar.seconds or bar.reverse is not None]
     total = slow.result.step_s.value - fast.result.step_s.value
     rest = total - sum(bar.seconds for bar in bars)
     bars.append(Bar("unexplained", rest, "what no phase accounts for", _rest_interval(slow, fast, rest)))

@@ -48,7 +48,7 @@ def _buckets(exchange: Exchange, rank: int, begin: float) -> Iterable[Span]:
     sizes = bucket_bytes(np.asarray(exchange.sizes), np.asarray(last))
     costs = exchange.cost(sizes)
     ready = np.asarray(exchange.ready)[last]
-    if not exchange.overlap:
+    if not exchange.hides:
         ready = np.full_like(ready, exchange.ready[-1])
     ends = finish_fifo(ready, costs)
     for index, (size, cost, end) in enumerate(zip(sizes, costs, ends, strict=True)):

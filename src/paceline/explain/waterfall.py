@@ -73,7 +73,9 @@ def _walk(one: Exchange, other: Exchange) -> list[Bar]:
     if now.overlap != other.overlap:
         then = replace(now, overlap=other.overlap)
         with_, without = ("with", "without") if then.overlap else ("without", "with")
-        bars.append(_changed(now, then, "overlap", f"{with_} overlap instead of {without}, {_becomes(now, then)}"))
+        busy = ": exchanges need the cores that compute" if now.contended else ""
+        words = f"{with_} overlap instead of {without}, {_becomes(now, then)}{busy}"
+        bars.append(_changed(now, then, "overlap", words))
     return bars
 
 

@@ -40,9 +40,12 @@ def what_if(evidence: CaseEvidence) -> tuple[WhatIf, ...]:
     step, exchange = evidence.result.step_s, exchange_of(evidence)
     if step is None or exchange is None:
         return ()
-    changed = {
+    overlap = {
         "overlap on": replace(exchange, overlap=True),
         "overlap off": replace(exchange, overlap=False),
+    }
+    changed = {
+        **({} if exchange.contended else overlap),
         "best buckets": exchange.best_buckets(),
         "every gradient by itself": exchange.rebucketed(0.0),
         "link twice as fast": replace(exchange, per_byte=exchange.per_byte / 2),

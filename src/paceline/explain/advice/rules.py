@@ -18,7 +18,7 @@ from paceline.explain.stragglers import find_stragglers
 from paceline.measurements.summary import median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
-__all__ = ["RULES", "Rule", "is_emulated", "make", "ranks_per_host"]
+__all__ = ["RULES", "Rule", "make"]
 
 Rule = Callable[[CaseEvidence], Finding | None]
 
@@ -66,7 +66,7 @@ def _for_straggler(evidence: CaseEvidence, kind: str) -> str:
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
     """Gradients wait for the end of backward although they could travel during it."""
     exchange = exchange_of(evidence)
-    if exchange is None or exchange.overlap:
+    if exchange is None or exchange.overlap or exchange.contended:
         return None
     better = _overlapped(exchange)
     more = {} if better.num_exchanges == exchange.num_exchanges else {"bucket": round(better.bucket_limit)}
@@ -114,9 +114,12 @@ def small_buckets(evidence: CaseEvidence) -> Finding | None:
 
 
 def slow_link(evidence: CaseEvidence) -> Finding | None:
-    """Moving the bytes takes longer than compute can hide, even with the best overlap and buckets."""
+    """Moving the bytes takes longer than compute can hide, even with the best overlap and buckets.
+
+    Ranks of one host have no link between them that could be bought.
+    """
     exchange = exchange_of(evidence)
-    if exchange is None:
+    if exchange is None or len({item.host for item in evidence.placed}) == 1:
         return None
     faster = _on_faster_link(evidence, exchange)[1]
     ranks = evidence.run.ranks
@@ -152,14 +155,14 @@ def _saved_by_link(evidence: CaseEvidence, exchange: Exchange) -> float:
 def hierarchical(evidence: CaseEvidence) -> Finding | None:
     """A flat ring crosses the network with every rank's bytes although hosts have several ranks."""
     exchange, policy = exchange_of(evidence), evidence.policy
-    hosts = {item.host for item in evidence.placed}
-    local = ranks_per_host(evidence)
-    if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(hosts) < 2 or local < 2:
+    hosts = [item.host for item in evidence.placed]
+    local = max((hosts.count(host) for host in hosts), default=0)
+    if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(set(hosts)) < 2 or local < 2:
         return None
     return make(
         evidence,
         "flat_allreduce",
-        f"One flat ring over {len(hosts)} hosts of {local} ranks",
+        f"One flat ring over {len(set(hosts))} hosts of {local} ranks",
         evidence=_exchange_facts(evidence, exchange),
         gain=exchange_gain(evidence, lambda now: now.exposed - _spread_over(now, local).exposed),
         change=Change("setting", 'strategy.algorithm = "hierarchical"'),
@@ -237,17 +240,6 @@ def _times(count: int) -> str:
 
 def _served(evidence: CaseEvidence) -> bool:
     return evidence.policy is not None and evidence.policy.aggregation == "parameter_server"
-
-
-def is_emulated(evidence: CaseEvidence) -> bool:
-    """Whether compute is only timed waiting, which needs no core."""
-    return any(item.device.emulation is not None for item in evidence.placed)
-
-
-def ranks_per_host(evidence: CaseEvidence) -> int:
-    """Ranks on the fullest host."""
-    hosts = [item.host for item in evidence.placed]
-    return max((hosts.count(host) for host in hosts), default=evidence.run.ranks)
 
 
 RULES: tuple[Rule, ...] = (

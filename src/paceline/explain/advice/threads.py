@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.advice.gains import gain_of
-from paceline.explain.advice.rules import is_emulated, make, ranks_per_host
+from paceline.explain.advice.rules import make
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.summary import Interval, median_interval
 from paceline.units import SECONDS
@@ -29,7 +29,7 @@ def oversubscribed_threads(case: CaseEvidence, others: Sequence[CaseEvidence]) -
     crowding = _crowding(case)
     if threads is None or compute is None or crowding is None or crowding <= 1:
         return None
-    crowd = ranks_per_host(case)
+    crowd = case.ranks_per_host
     fair = max(1, cores // crowd)
     exponent = _fitted(case, others)
     words = "fitted from the cases of this study" if exponent is not None else "assumed: no other case is crowded"
@@ -66,7 +66,7 @@ def _fitted(case: CaseEvidence, others: Sequence[CaseEvidence]) -> float | None:
             continue
         if min(crowding, their_crowding) < 1 or other.run.environment.threads != case.run.environment.threads:
             continue
-        share = ranks_per_host(case) / ranks_per_host(other)
+        share = case.ranks_per_host / other.ranks_per_host
         power = math.log(mine / theirs / share) / math.log(crowding / their_crowding)
         return min(MOST, max(LEAST, power))
     return None
@@ -79,6 +79,6 @@ def _compute(case: CaseEvidence) -> float | None:
 
 def _crowding(case: CaseEvidence) -> float | None:
     threads = case.run.environment.threads
-    if threads is None or is_emulated(case):
+    if threads is None or case.is_emulated:
         return None
-    return threads * ranks_per_host(case) / case.run.environment.cores
+    return threads * case.ranks_per_host / case.run.environment.cores
