@@ -72,8 +72,6 @@ def threads_of(side: Side) -> int:
 
 
 FAST, GOOD = _hosts(rate="10 Gb/s"), 'bucket = "128 KiB"'
-SHORT = _hosts(rate="10 Gb/s", forward=8, backward=16)
-"""Devices so quick that what the host does in each step weighs."""
 STARTS = _hosts(rate="10 Gb/s").replace(
     'kind = "gpu", emulation = { forward = "40 ms", backward = "80 ms" }',
     'kind = "gpu", peak = { float32 = "1 Tflop/s" }, launch_overhead = "0.5 ms", emulation = {}',
@@ -92,8 +90,8 @@ CASES = (
     Planted(
         "slow input",
         "slow_input",
-        _virtual(SHORT, input="files", worker="files"),
-        _virtual(SHORT, input="copied"),
+        _virtual(FAST, input="files", worker="files"),
+        _virtual(FAST, input="copied"),
     ),
     Planted("one slow rank", "slow_rank", _virtual(_slow_host()), _virtual(FAST)),
     Planted(
@@ -108,7 +106,7 @@ CASES = (
         _virtual(_hosts(rate="200 Mb/s"), GOOD + "\noverlap = false"),
         _virtual(_hosts(rate="200 Mb/s"), GOOD),
     ),
-    Planted("large fixed overhead", "fixed_overhead", _virtual(SHORT, worker="bookkeeping"), _virtual(SHORT)),
+    Planted("large fixed overhead", "fixed_overhead", _virtual(FAST, worker="bookkeeping"), _virtual(FAST)),
     Planted(
         "parameter-server hot spot",
         "server_hot_spot",

@@ -57,7 +57,6 @@ def test_equal_ranks_have_no_straggler(tmp_path):
         (Made(backward=0.005, aggregate=0.008, gradients=50, strategy={"bucket": 0.0}), "small_buckets"),
         (Made(io=0.2, input="files"), "slow_input"),
         (Made(before_first_layer=0.05), "fixed_overhead"),
-        (Made(ranks=2, threads=8, cores=2, one_host=True), "oversubscribed_threads"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -120,6 +119,18 @@ def test_a_small_batch_is_found_by_comparing_batches(tmp_path):
     assert finding.trial.batch == 16
     assert finding.gain.value == pytest.approx(1 - (0.03 / 16 + 0.003) / 0.033, abs=0.01)
     assert "accuracy" in finding.change.warning
+
+
+def test_waiting_threads_are_told_from_work_by_two_batches(tmp_path):
+    shared = {"threads": 8, "cores": 2, "one_host": True}
+    alone = explain(tmp_path / "one", Made(**shared))
+    assert first_cause(alone) is None
+    assert "oversubscribed_threads" in {finding.cause for finding in alone.unsure}
+    cases = [Made(batch=size, forward=0.02 + 0.001 * size, backward=0.04 + 0.002 * size, **shared) for size in (8, 32)]
+    found = explain(tmp_path / "two", *cases).findings
+    assert {finding.cause for finding in found} == {"oversubscribed_threads"}
+    assert found[0].gain.value == pytest.approx((0.06 - 20 * 60e-6) / (0.06 + 8 * 0.003), rel=0.02)
+    assert found[0].trial.threads == 1
 
 
 def test_more_ranks_that_do_not_help_are_named(tmp_path):

@@ -6,21 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.explain.advice.finding import Change, Finding, Trial
 from paceline.explain.advice.gains import gain_of
 from paceline.explain.advice.rules import make
-from paceline.explain.advice.threads import oversubscribed_threads
+from paceline.explain.advice.threads import crowding_of, oversubscribed_threads
 from paceline.explain.evidence import CaseEvidence
+from paceline.explain.lines import draws, line_through
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval, median_interval, speedup_interval
 from paceline.units import SECONDS, format_share
 
 __all__ = ["compare_cases"]
 
-Floats = NDArray[np.float64]
-DRAWS = 1000
 TARGET_SHARE = 0.1
 """A batch is large enough when at most this share of its step does not depend on it."""
 LARGEST_FACTOR = 16
@@ -34,7 +32,7 @@ def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
     findings += [_fixed_overhead(case) for case in good]
     families: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in good:
-        families[_others(case.run, "ranks")].append(case)
+        families[_others(case.run, "batch")].append(case)
     findings += [oversubscribed_threads(case, family) for family in families.values() for case in family]
     findings += [_fewer_devices(case, group) for group in _along(good, "ranks") for case in group]
     return [finding for finding in findings if finding is not None]
@@ -54,11 +52,18 @@ def _others(run: Run, axis: str) -> tuple[object, ...]:
 
 
 def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
-    """Part of the step does not shrink with the batch: step = fixed + batch x per_sample."""
+    """Part of the step does not shrink with the batch: step = fixed + batch x per_sample.
+
+    Where threads crowd the cores, that part is theirs first.
+    """
+    if crowding_of(case) > 1:
+        return None
     batches = np.array([float(item.run.batch) for item in group])
     assert case.result.step_s is not None
     batch, step = case.run.batch, case.result.step_s.value
-    fixed, per_sample = _line(batches, np.array([item.result.step_s.value for item in group if item.result.step_s]))
+    fixed, per_sample = line_through(
+        batches, np.array([item.result.step_s.value for item in group if item.result.step_s])
+    )
     wanted = _enough(batch, float(fixed / max(per_sample, 1e-12)))
     if fixed <= 0 or wanted <= batch:
         return None
@@ -82,22 +87,14 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
     )
 
 
-def _line(batches: Floats, steps: Floats) -> tuple[Floats, Floats]:
-    """Fixed part and time of a sample of the straight line through the steps of each row; no sample is free."""
-    centred = batches - batches.mean()
-    slope = np.maximum(0.0, (steps * centred).sum(axis=-1) / (centred**2).sum())
-    return steps.mean(axis=-1) - slope * batches.mean(), slope
-
-
 def _batch_gain(case: CaseEvidence, group: list[CaseEvidence], wanted: int, after: float) -> Interval:
     """The gain of a larger batch; its interval from lines through launches drawn at random."""
     assert case.result.step_s is not None
     value = 1 - after * case.run.batch / case.result.step_s.value
     if any(len(item.launches.steps) < 2 for item in group):
         return Interval(max(0.0, value), float("-inf"), float("inf"))
-    random = np.random.default_rng(0)
-    drawn = np.stack([random.choice(item.launches.steps, size=DRAWS) for item in group], axis=-1)
-    fixed, slope = _line(np.array([float(item.run.batch) for item in group]), drawn)
+    drawn = draws([item.launches.steps for item in group])
+    fixed, slope = line_through(np.array([float(item.run.batch) for item in group]), drawn)
     mine = drawn[:, group.index(case)] / case.run.batch
     low, high = np.quantile(1 - (fixed / wanted + slope) / mine, (0.025, 0.975))
     return Interval(max(0.0, value), min(value, float(low)), max(value, float(high)))
