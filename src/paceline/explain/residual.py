@@ -111,7 +111,8 @@ def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) ->
 def _series(cases: list[CaseEvidence], owned: Owned) -> Series:
     run = cases[0].run
     named = "" if run.strategy == "default" else f" {run.strategy}"
-    label = f"{run.network} {run.framework}{named}, batch {run.batch}, {run.input} input"
+    source = "" if run.input == "resident" else f", {run.input} input"
+    label = f"{run.network} {run.framework}{named}, batch {run.batch}{source}"
     profile = _profile(cases)
     if isinstance(profile, str):
         return Series(label, tuple(cases), None, profile, (), "")

@@ -39,6 +39,9 @@ def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:
             buckets = list(_buckets(exchange, rank, begin))
             spans += buckets
             end = max(end, buckets[-1].start_s + buckets[-1].seconds)
+        elif phases["aggregate"]:
+            spans.append(_span(rank, "aggregate", "exposed exchange", end, phases["aggregate"]))
+            end += phases["aggregate"]
         spans.append(_span(rank, "update", "update", end, phases["update"]))
     return tuple(spans)
 

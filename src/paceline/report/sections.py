@@ -195,10 +195,13 @@ def _timeline(page: Page) -> Markup | None:
 
 
 def _interesting(cases: Sequence[CaseExplanation]) -> list[CaseExplanation]:
-    """Cases with several ranks first, the slowest exchange first."""
-    return sorted(
-        cases, key=lambda case: (case.evidence.run.ranks == 1, -case.evidence.result.phases.get("aggregate", 0.0))
-    )
+    """Cases with several ranks first, of these the traced ones, of these the slowest exchange."""
+
+    def key(case: CaseExplanation) -> tuple[bool, bool, float]:
+        exposed = case.evidence.result.phases.get("aggregate", 0.0)
+        return case.evidence.run.ranks == 1, not case.evidence.spans, -exposed
+
+    return sorted(cases, key=key)
 
 
 def _gaps(page: Page) -> Markup | None:

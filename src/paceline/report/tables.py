@@ -23,10 +23,11 @@ __all__ = [
     "rank_table",
     "residual_table",
     "results_table",
+    "shown_phases",
     "straggler_table",
 ]
 
-SOURCES = {"traced": "traced", "timers": "by the framework's timers", "model": "by the model"}
+SOURCES = {"traced": "traced", "timers": "framework's timers", "model": "model"}
 """Who says how much communication was hidden."""
 
 
@@ -53,6 +54,12 @@ def _cell(content: Markup | str | float | None, right: bool) -> Markup:
 def number(value: float | None, text: str) -> Markup:
     """A cell with the exact value beside its text."""
     return element("td", text, class_="num", data_value=repr(value) if value is not None else None)
+
+
+def two_lines(value: float | None, text: str, below: str) -> Markup:
+    """A cell with a second, quieter line."""
+    quiet = element("span", below, class_="quiet")
+    return element("td", text, element("br"), quiet, class_="num", data_value=repr(value))
 
 
 def half(interval: Interval | None) -> str:
@@ -89,8 +96,9 @@ def _result(case: CaseExplanation) -> list[Markup | str]:
 
 def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
     """Shares of every phase; they sum to one."""
-    names = (*PHASES, "other")
-    columns = ["case", ">step", *(f">{name}" for name in names), ">hidden aggregate"]
+    names = [name for name in (*PHASES, "other") if any(item.part(name).seconds for item in breakdowns)]
+    shown = ["exposed aggregate" if name == "aggregate" else name for name in names]
+    columns = ["case", ">step", *(f">{name}" for name in shown), ">hidden aggregate"]
     rows: list[list[Markup | str | float | None]] = []
     for item in breakdowns:
         parts = [item.part(name) for name in names]
@@ -98,10 +106,9 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
             item.label,
             number(item.step_s.value, SECONDS.format(item.step_s.value)),
         ]
-        cells += [
-            number(part.seconds, f"{format_share(part.share)} ({SECONDS.format(part.seconds)})") for part in parts
-        ]
-        cells.append(f"{SECONDS.format(item.hidden_s)}, {SOURCES[item.hidden_source]}" if item.hidden_source else "")
+        cells += [two_lines(part.seconds, format_share(part.share), SECONDS.format(part.seconds)) for part in parts]
+        hidden = item.hidden_s, SECONDS.format(item.hidden_s or 0.0), SOURCES.get(item.hidden_source or "", "")
+        cells.append(two_lines(*hidden) if item.hidden_source else "")
         rows.append(cells)
     return table(columns, rows)
 
@@ -150,15 +157,13 @@ def gap_table(gap: Gap) -> Markup:
             bar.cause,
             number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"),
             _range(bar.interval),
-            "; ".join(words for words in (bar.evidence, tried_words(bar)) if words),
+            element("td", "; ".join(words for words in (bar.evidence, tried_words(bar)) if words), class_="words"),
         ]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)
-    rows.append(["sum: the measured gap", number(total, f"{1e3 * total:+.2f}"), "", ""])
-    return table(
-        ["cause", ">ms of the slower step", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}"
-    )
+    rows.append(["all: the measured gap", number(total, f"{1e3 * total:+.2f}"), "", ""])
+    return table(["cause", ">ms", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}")
 
 
 def _range(interval: Interval | None) -> str:
@@ -187,16 +192,23 @@ def straggler_table(found: Sequence[tuple[str, Straggler]]) -> Markup:
     return element("div", table(columns, rows), class_="scroll", tabindex=0, role="region", aria_label="Stragglers")
 
 
+def shown_phases(residuals: Sequence[Residual]) -> list[str]:
+    """Phases of which anything was measured or predicted."""
+    terms = [term for item in residuals for term in item.terms]
+    return [name for name in PHASES if any(t.measured_s or t.predicted_s for t in terms if t.phase == name)]
+
+
 def residual_table(residuals: Sequence[Residual]) -> Markup:
     """Measured, predicted and their difference, phase by phase."""
-    columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in PHASES)]
+    names = shown_phases(residuals)
+    columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in names)]
     rows = [
         [
             item.case,
             SECONDS.format(item.measured_step_s),
             SECONDS.format(item.predicted_step_s),
             f"{SECONDS.format(item.predicted_interval[0])} to {SECONDS.format(item.predicted_interval[1])}",
-            *(f"{1e3 * term.residual_s:+.2f}" for term in item.terms),
+            *(f"{1e3 * term.residual_s:+.2f}" for term in item.terms if term.phase in names),
         ]
         for item in residuals
     ]

@@ -120,8 +120,8 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
     return make(
         case,
         "fixed_overhead",
-        "Much of the step happens outside the network",
-        evidence=(f"{SECONDS.format(before.value)} pass in every step before the first layer begins",),
+        "Part of every step passes before the network begins",
+        evidence=(f"{SECONDS.format(before.value)} of every traced step pass before its first layer begins",),
         gain=gain_of(case, before),
         change=Change(
             "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
