@@ -136,7 +136,7 @@ def _ranks(evidence: CaseEvidence) -> tuple[RankPhases, ...]:
     traced = hidden_by_rank(evidence.spans)
     return tuple(
         RankPhases(rank, evidence.host_of(rank), phases_of(passes), traced.get(rank))
-        for rank, passes in evidence.rank_passes().items()
+        for rank, passes in evidence.pass_medians().items()
         if "clean" in passes and len(passes) > 1
     )
 

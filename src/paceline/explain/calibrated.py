@@ -21,6 +21,9 @@ NO_SWEEPS: Sweeps = MappingProxyType({})
 MOST_HELD_OUT = 24
 """Cases of a group up to which each is predicted by a fit to the others; with more, the catalog says as much."""
 
+MOST_FITTED = 48
+"""Cases that a calibration is fitted to, evenly taken from more."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -50,8 +53,10 @@ class Owned:
         """With every case of its group on several ranks."""
         key = _key(case)
         if key not in self.whole:
-            many = self.groups[key].many
-            words = "this study's own case" if len(many) == 1 else f"this study's own {len(many)} cases"
+            every = self.groups[key].many
+            many = every[:: 1 + (len(every) - 1) // MOST_FITTED]
+            some = f"{len(many)} of " if len(many) < len(every) else ""
+            words = "this study's own case" if len(every) == 1 else f"{some}this study's own {len(every)} cases"
             self.whole[key] = self.groups[key].fitted(many, f"{words} on several ranks")
         return self.whole[key]
 

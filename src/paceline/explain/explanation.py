@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from paceline.explain.advice.finding import Finding
@@ -27,8 +28,16 @@ class CaseExplanation:
     evidence: CaseEvidence
     breakdown: Breakdown | None
     stragglers: tuple[Straggler, ...]
-    what_ifs: tuple[WhatIf, ...]
-    sensitivities: tuple[Sensitivity, ...]
+
+    @cached_property
+    def what_ifs(self) -> tuple[WhatIf, ...]:
+        """The changes that the model can predict; found when asked for."""
+        return what_if(self.evidence)
+
+    @cached_property
+    def sensitivities(self) -> tuple[Sensitivity, ...]:
+        """What halving and doubling each quantity does; found when asked for."""
+        return sensitivities(self.evidence)
 
 
 @dataclass(frozen=True)
@@ -85,8 +94,6 @@ def _case(evidence: CaseEvidence) -> CaseExplanation:
         evidence=evidence,
         breakdown=break_down(evidence),
         stragglers=find_stragglers(evidence),
-        what_ifs=what_if(evidence),
-        sensitivities=sensitivities(evidence),
     )
 
 

@@ -229,7 +229,7 @@ def _stragglers(page: Page) -> Markup | None:
 
 
 def _whatif(page: Page) -> Markup | None:
-    cases = [case for case in _interesting(page.explanation.good) if case.sensitivities][:MOST_CHOICES]
+    cases = [case for case in _interesting(page.explanation.good) if case.evidence.result.phases][:MOST_CHOICES]
     if not cases:
         return None
     options = [(case.evidence.label, figures.tornado(case.sensitivities)) for case in cases]

@@ -9,7 +9,7 @@ from paceline.explain.evidence import CaseEvidence
 from paceline.explain.exchange import Exchange, exchange_of, exchanges_by_launch
 from paceline.measurements.summary import Interval, median_interval
 
-__all__ = ["WORTH_SAYING", "exchange_gain", "gain_of", "is_shown"]
+__all__ = ["WORTH_SAYING", "exchange_gain", "gain_of", "is_shown", "weighty_exchange"]
 
 WORTH_SAYING = 0.05
 """Share of the time per sample below which a gain is not worth a finding."""
@@ -33,6 +33,12 @@ def gain_of(evidence: CaseEvidence, saved: Interval) -> Interval:
 
 def _ends(saved: Interval, step: Interval) -> tuple[tuple[float, float], ...]:
     return (saved.value, step.value), (saved.low, step.high), (saved.high, step.low)
+
+
+def weighty_exchange(evidence: CaseEvidence) -> Exchange | None:
+    """The exchange of a case, if all of its exposed time is worth a finding: no change to it can gain more."""
+    step, exchange = evidence.result.step_s, exchange_of(evidence)
+    return exchange if exchange is not None and step and exchange.exposed >= WORTH_SAYING * step.value else None
 
 
 def exchange_gain(evidence: CaseEvidence, saved: Callable[[Exchange], float]) -> Interval:

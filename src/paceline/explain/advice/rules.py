@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.explain.advice.finding import Change, Finding, Trial
-from paceline.explain.advice.gains import exchange_gain, gain_of
+from paceline.explain.advice.gains import exchange_gain, gain_of, weighty_exchange
 from paceline.explain.evidence import CaseEvidence
-from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange, exchange_of
+from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange
 from paceline.explain.stragglers import find_stragglers
 from paceline.measurements.summary import median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
@@ -65,7 +65,7 @@ def _for_straggler(evidence: CaseEvidence, kind: str) -> str:
 
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
     """Gradients wait for the end of backward although they could travel during it."""
-    exchange = exchange_of(evidence)
+    exchange = weighty_exchange(evidence)
     if exchange is None or exchange.overlap or exchange.contended:
         return None
     better = _overlapped(exchange)
@@ -92,7 +92,7 @@ def _overlapped(exchange: Exchange) -> Exchange:
 
 def small_buckets(evidence: CaseEvidence) -> Finding | None:
     """Gradients travel in bundles that are too small, or too large to overlap."""
-    exchange = exchange_of(evidence)
+    exchange = weighty_exchange(evidence)
     if exchange is None or _served(evidence):
         return None
     better = exchange.best_buckets()
@@ -118,7 +118,7 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
 
     Ranks of one host have no link between them that could be bought.
     """
-    exchange = exchange_of(evidence)
+    exchange = weighty_exchange(evidence)
     if exchange is None or len({item.host for item in evidence.placed}) == 1:
         return None
     faster = _on_faster_link(evidence, exchange)[1]
@@ -154,7 +154,7 @@ def _saved_by_link(evidence: CaseEvidence, exchange: Exchange) -> float:
 
 def hierarchical(evidence: CaseEvidence) -> Finding | None:
     """A flat ring crosses the network with every rank's bytes although hosts have several ranks."""
-    exchange, policy = exchange_of(evidence), evidence.policy
+    exchange, policy = weighty_exchange(evidence), evidence.policy
     hosts = [item.host for item in evidence.placed]
     local = max((hosts.count(host) for host in hosts), default=0)
     if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(set(hosts)) < 2 or local < 2:
@@ -172,7 +172,7 @@ def hierarchical(evidence: CaseEvidence) -> Finding | None:
 
 def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
     """All gradients pass through few servers, whose port is full while the workers' are not."""
-    exchange, policy = exchange_of(evidence), evidence.policy
+    exchange, policy = weighty_exchange(evidence), evidence.policy
     if exchange is None or policy is None or not _served(evidence) or not policy.servers:
         return None
     servers, ranks = policy.servers, evidence.run.ranks
