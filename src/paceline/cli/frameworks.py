@@ -11,7 +11,7 @@ import click
 from paceline.bench.availability import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import UNPROVABLE, Proof, prove_framework
+from paceline.bench.verify import Proof, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.output import emit, json_option, say, table
 from paceline.cli.progress import Display
@@ -110,12 +110,12 @@ def _modes(names: tuple[str, ...]) -> list[str]:
     """Full names: a bare framework means all its modes, no name means all that are ready."""
     if not names:
         ready = {item.name for item in availability() if item.status == "ready"}
-        return [name for name in framework_names() if name.split("/")[0] in ready and name not in UNPROVABLE]
+        return [name for name in framework_names() if name.split("/")[0] in ready]
     found = []
     for name in names:
         full = framework(name)
         modes = framework_record(full.split("/")[0]).mode
-        found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes if f"{name}/{mode}" not in UNPROVABLE]
+        found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes]
     return found
 
 

@@ -38,6 +38,8 @@ class Session:
 
     versions: dict[str, str]
     labels: list[str]
+    same: dict[str, str] = {}  # noqa: RUF012  replaced, never changed
+    """Passes that do nothing more than another one, by its name: they are not run a second time."""
 
     def step(self, upto: str) -> None:
         """One step up to and including a pass's part: forward, compute, exchange, resident, copied or full."""
@@ -115,11 +117,16 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
     if rank == 0 and job["ranks"] > 1:
         events.write("facts", facts={"clock_offsets_s": offsets})
     last = LAST_PASS[job["input"]]
-    clean = _clean_pass(job, session, meeting, last)
-    events.write("pass", name="clean", **clean)
+    warm = _warm_up(job, session, meeting, last)
+    steps = _steps(job, meeting, warm)
+    clean = _Clean(session, meeting, last)
+    clean.time(steps - steps // 2 if job["phases"] else steps)
+    split = _split_passes(job, session, meeting) if job["phases"] else {}
+    clean.time(steps - len(clean.rows))
+    events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean.rows)
+    for name, rows in split.items():
+        events.write("pass", name=name, warmup=0, rows=rows)
     if job["phases"]:
-        for name, rows in _split_passes(job, session, meeting, last).items():
-            events.write("pass", name=name, warmup=0, rows=rows)
         marks = [session.mark() for _ in range(job["phase_steps"])]
         events.write("facts", timers=_means(marks))
         events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
@@ -135,8 +142,8 @@ def _prove(job: Job, rank: int, session: Session, meeting: Meeting, events: Even
     meeting.barrier()
 
 
-def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, Any]:
-    """Warm up until times settle, then time whole steps without any instrument."""
+def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> list[list[float]]:
+    """Whole steps until times settle on every rank."""
     meeting.barrier()
     start = time.perf_counter()
     rows: list[list[float]] = []
@@ -147,14 +154,38 @@ def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict
         mine = settled(seen, least=job["warmup"])
         late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > job["launch_budget"]
         dropped = meeting.agree(len(rows) if mine is not None or late else None)
-    typical = statistics.median(seconds for _, seconds in rows[-5:])
+    return rows
+
+
+def _steps(job: Job, meeting: Meeting, warm: list[list[float]]) -> int:
+    """How many whole steps are timed: what is asked, or what fits the launch's budget; at least five."""
+    typical = statistics.median(seconds for _, seconds in warm[-5:])
     fitting = int(job["launch_budget"] / max(typical, 1e-9))
-    steps = meeting.agree(max(5, min(job["steps"], fitting)))
-    meeting.barrier()
-    start_of_timed = time.perf_counter()
-    timed: list[list[float]] = []
-    _timed(session, last, steps, start_of_timed, timed)
-    return {"warmup": dropped, "warmup_rows": rows, "rows": timed}
+    steps: int = meeting.agree(max(5, min(job["steps"], fitting)))
+    return steps
+
+
+class _Clean:
+    """Whole steps without any instrument: one half before the partial steps, one after.
+
+    So a machine that drifts during the launch is seen alike by both, and phases still add up to the step.
+    """
+
+    def __init__(self, session: Session, meeting: Meeting, last: str) -> None:
+        self.rows: list[list[float]] = []
+        self._session, self._meeting, self._last = session, meeting, last
+        self._start = 0.0
+
+    def time(self, count: int) -> None:
+        """Time so many steps more, one after the other; the first after other work is not counted."""
+        if not count:
+            return
+        if self.rows:
+            self._session.step(self._last)
+            self._session.sync()
+        self._meeting.barrier()
+        self._start = self._start or time.perf_counter()
+        _timed(self._session, self._last, count, self._start, self.rows)
 
 
 def _timed(session: Session, upto: str, count: int, start: float, rows: list[list[float]]) -> None:
@@ -169,9 +200,9 @@ def _timed(session: Session, upto: str, count: int, start: float, rows: list[lis
         begin = end
 
 
-def _split_passes(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, list[list[float]]]:
+def _split_passes(job: Job, session: Session, meeting: Meeting) -> dict[str, list[list[float]]]:
     """Partial steps in turn, so that a drifting machine touches all passes alike."""
-    names = job["passes"]
+    names = [name for name in job["passes"] if name not in session.same]
     rows: dict[str, list[list[float]]] = {name: [] for name in names}
     start = time.perf_counter()
     for turn in range(job["phase_steps"] + 1):
@@ -181,7 +212,7 @@ def _split_passes(job: Job, session: Session, meeting: Meeting, last: str) -> di
             _timed(session, name, 1, start, found)
             if turn:
                 rows[name] += found
-    return rows
+    return {name: rows[session.same.get(name, name)] for name in job["passes"]}
 
 
 def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:

@@ -42,6 +42,7 @@ class CntkSession(ArraySession):
         self.trainer = cntk.Trainer(self.logits, (self.loss, None), [self._learner()])
         if self.ranks > 1:
             self.labels.append("the learner exchanges and updates in one call: update is counted as aggregate")
+            self.same = {"resident": "exchange"}
 
     def _learner(self) -> Any:
         rate = cntk.learning_parameter_schedule(RATE)

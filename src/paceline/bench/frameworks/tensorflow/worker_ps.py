@@ -23,6 +23,9 @@ from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwor
 
 __all__ = ["make_session"]
 
+SAME = {"resident": "exchange"}
+"""Workers exchange by updating: there is no exchange without an update."""
+
 
 class ChiefSession(TensorFlowSession):
     """Rank 0: schedules a function on every worker through the coordinator."""
@@ -32,6 +35,7 @@ class ChiefSession(TensorFlowSession):
         tf.config.threading.set_intra_op_parallelism_threads(self.job["threads"])
         self.versions = {"tensorflow": tf.__version__}
         self.labels = ["asynchronous: a worker updates the variables without waiting for the others"]
+        self.same = SAME if self.ranks > 1 else {}
         self.waiting = _Followers(self.ranks)
         cluster = tf.train.ClusterSpec(_cluster())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -97,6 +101,7 @@ class FollowerSession(ArraySession):
 
     def setup(self) -> None:
         """Call the chief."""
+        self.same = SAME
         self.versions = {"tensorflow": tf.__version__}
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.chief = _call(address, port)
