@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.bench.frameworks.harness import Job
 
-__all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead", "share"]
+__all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead", "share", "write_list"]
 
 AHEAD = 4
 """Batches that may wait, read, for the step."""
@@ -97,6 +97,13 @@ def share(count: int, job: Job, rank: int) -> list[int]:
     """Indices of this rank's share of a data set, over again until they fill a batch."""
     own = list(range(rank, count, job["ranks"]))
     return own * -(-job["batch"] // len(own))
+
+
+def write_list(path: str, files: FileSet, indices: list[int]) -> None:
+    """A file of lines `image class`, which loaders of that time read."""
+    entries = files.files()
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(f"{entries[index][0]} {entries[index][1]}\n" for index in indices)
 
 
 def read_ahead(job: Job, rank: int) -> Iterator[tuple[Any, Any]]:

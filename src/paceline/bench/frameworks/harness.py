@@ -23,12 +23,16 @@ from typing import Any, TextIO
 
 from paceline.bench.frameworks.meeting import Meeting, join
 
-__all__ = ["Events", "Job", "Session", "main", "settled"]
+__all__ = ["Events", "Job", "Session", "die_with_parent", "main", "settled"]
 
 Job = dict[str, Any]
+Rows = list[list[float]]
+"""Start and seconds of steps."""
 LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
 """The pass that does everything the case's input asks for."""
 MAX_WARMUP = 200
+BLOCK = 5
+"""Steps of one pass in a row."""
 OUT_OF_MEMORY_EXIT = 77
 MISMATCH_EXIT = 78
 
@@ -78,7 +82,7 @@ class Events:
 
 def main(make_session: Callable[[Job, int], Session]) -> None:
     """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
-    _die_with_parent()
+    _die_with_launcher()
     faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves its stack in the log
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
     rank = int(os.environ["PACELINE_RANK"])
@@ -118,12 +122,8 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
         events.write("facts", facts={"clock_offsets_s": offsets})
     last = LAST_PASS[job["input"]]
     warm = _warm_up(job, session, meeting, last)
-    steps = _steps(job, meeting, warm)
-    clean = _Clean(session, meeting, last)
-    clean.time(steps - steps // 2 if job["phases"] else steps)
-    split = _split_passes(job, session, meeting) if job["phases"] else {}
-    clean.time(steps - len(clean.rows))
-    events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean.rows)
+    clean, split = _alternate(job, session, meeting, _steps(job, meeting, warm))
+    events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean)
     for name, rows in split.items():
         events.write("pass", name=name, warmup=0, rows=rows)
     if job["phases"]:
@@ -142,11 +142,11 @@ def _prove(job: Job, rank: int, session: Session, meeting: Meeting, events: Even
     meeting.barrier()
 
 
-def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> list[list[float]]:
+def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> Rows:
     """Whole steps until times settle on every rank."""
     meeting.barrier()
     start = time.perf_counter()
-    rows: list[list[float]] = []
+    rows: Rows = []
     dropped = None
     while dropped is None:
         _timed(session, last, 5 if rows else job["warmup"], start, rows)
@@ -157,7 +157,7 @@ def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> list[li
     return rows
 
 
-def _steps(job: Job, meeting: Meeting, warm: list[list[float]]) -> int:
+def _steps(job: Job, meeting: Meeting, warm: Rows) -> int:
     """How many whole steps are timed: what is asked, or what fits the launch's budget; at least five."""
     typical = statistics.median(seconds for _, seconds in warm[-5:])
     fitting = int(job["launch_budget"] / max(typical, 1e-9))
@@ -165,30 +165,38 @@ def _steps(job: Job, meeting: Meeting, warm: list[list[float]]) -> int:
     return steps
 
 
-class _Clean:
-    """Whole steps without any instrument: one half before the partial steps, one after.
+def _alternate(job: Job, session: Session, meeting: Meeting, steps: int) -> tuple[Rows, dict[str, Rows]]:
+    """Whole steps without any instrument, and partial ones, in short blocks that take turns.
 
-    So a machine that drifts during the launch is seen alike by both, and phases still add up to the step.
+    So a machine that drifts during the launch touches all passes alike, and phases add up to the step. A block begins
+    with a step that is not counted: memory and caches are left as the pass before needed them.
     """
-
-    def __init__(self, session: Session, meeting: Meeting, last: str) -> None:
-        self.rows: list[list[float]] = []
-        self._session, self._meeting, self._last = session, meeting, last
-        self._start = 0.0
-
-    def time(self, count: int) -> None:
-        """Time so many steps more, one after the other; the first after other work is not counted."""
-        if not count:
-            return
-        if self.rows:
-            self._session.step(self._last)
-            self._session.sync()
-        self._meeting.barrier()
-        self._start = self._start or time.perf_counter()
-        _timed(self._session, self._last, count, self._start, self.rows)
+    names = [name for name in job["passes"] if name not in session.same]
+    last = LAST_PASS[job["input"]]
+    clean: Rows = []
+    split: dict[str, Rows] = {name: [] for name in names}
+    turns = _parts(job["phase_steps"], max(1, job["phase_steps"] // BLOCK)) if job["phases"] else []
+    start = time.perf_counter()
+    for turn, whole in enumerate(_parts(steps, len(turns) + 1)):
+        _block(session, meeting, last, whole, start, clean)
+        for name in names if turn < len(turns) else ():
+            _block(session, meeting, name, turns[turn], start, split[name])
+    return clean, {name: split[session.same.get(name, name)] for name in job["passes"]} if turns else {}
 
 
-def _timed(session: Session, upto: str, count: int, start: float, rows: list[list[float]]) -> None:
+def _parts(count: int, number: int) -> list[int]:
+    """So many steps in so many parts, as equal as can be."""
+    return [count * (part + 1) // number - count * part // number for part in range(number)]
+
+
+def _block(session: Session, meeting: Meeting, upto: str, count: int, start: float, rows: Rows) -> None:
+    meeting.barrier()
+    session.step(upto)
+    session.sync()
+    _timed(session, upto, count, start, rows)
+
+
+def _timed(session: Session, upto: str, count: int, start: float, rows: Rows) -> None:
     """Time steps one by one, synchronised, from one end to the next."""
     clock, step, sync = time.perf_counter, session.step, session.sync
     begin = clock()
@@ -198,21 +206,6 @@ def _timed(session: Session, upto: str, count: int, start: float, rows: list[lis
         end = clock()
         rows.append([begin - start, end - begin])
         begin = end
-
-
-def _split_passes(job: Job, session: Session, meeting: Meeting) -> dict[str, list[list[float]]]:
-    """Partial steps in turn, so that a drifting machine touches all passes alike."""
-    names = [name for name in job["passes"] if name not in session.same]
-    rows: dict[str, list[list[float]]] = {name: [] for name in names}
-    start = time.perf_counter()
-    for turn in range(job["phase_steps"] + 1):
-        for name in names:
-            meeting.barrier()
-            found: list[list[float]] = []
-            _timed(session, name, 1, start, found)
-            if turn:
-                rows[name] += found
-    return {name: rows[session.same.get(name, name)] for name in job["passes"]}
 
 
 def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
@@ -241,14 +234,18 @@ def _pin() -> None:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
 
-def _die_with_parent() -> None:
-    """Be killed when the process that started this rank dies, however it dies."""
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it dies, however it dies."""
     set_parent_death_signal = 1
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-        parent = os.environ.get("PACELINE_PARENT")
-        if parent and os.getppid() != int(parent):
-            os._exit(1)
+
+
+def _die_with_launcher() -> None:
+    die_with_parent()
+    parent = os.environ.get("PACELINE_PARENT")
+    if parent and os.getppid() != int(parent):  # it died before it could be watched
+        os._exit(1)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
