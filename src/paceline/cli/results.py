@@ -139,7 +139,7 @@ def _failure_row(store: Store, campaign: str, result: CaseResult) -> tuple[str, 
     runs = [run for run in store.read_all(campaign=campaign) if run.case_id == result.run.case_id and run.failure]
     failure = runs[-1].failure
     assert failure is not None
-    what = f"{result.run.network} {_framework(result)} x {result.run.ranks} on {result.run.cluster}"
+    what = f"{result.run.network} {_framework(result, [result])} x {result.run.ranks} on {result.run.cluster}"
     return what, f"{failure.phase}: {failure.reason}", f"{failure.message} ({result.num_failed} launches)"
 
 
