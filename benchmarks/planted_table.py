@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from planted_cases import Planted
 
+from paceline.errors import UnknownName
 from paceline.explain.advice.finding import Finding
 from paceline.explain.explanation import Explanation, explain_campaign
 from paceline.measurements.results import find_campaign
@@ -23,7 +24,11 @@ def print_table(cases: Sequence[Planted], store: Store, name_of: Callable[[Plant
     print(f"{'planted':26} {'named first':24} {'predicted':>10} {'measured':>10} {'off by':>8}  verdict")
     named = close = 0
     for case in cases:
-        first, gain = _look(case, store, name_of)
+        try:
+            first, gain = _look(case, store, name_of)
+        except UnknownName:
+            print(f"{case.name:26} not run: planted_causes.py run --only '{case.name}'")
+            continue
         right = (first.cause if first else None) == case.cause
         predicted = first.gain.value if first else 0.0
         near = abs(predicted - gain) <= POINTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +28,9 @@ class Command:
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
         """Start it and go on."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen([*self.prefix, *args], env=self.env, text=True, **streams)
+        return subprocess.Popen(
+            [*self.prefix, *args], env=self.env, text=True, preexec_fn=_as_in_the_foreground, **streams
+        )
 
     def __call__(self, *args: str, code: int = 0, timeout: float = 280) -> str:
         """Run it to its end; what it printed on standard output, or on standard error if it is to fail."""
@@ -39,6 +42,11 @@ class Command:
     def json(self, *args: str) -> Any:
         """The document it prints with --json."""
         return json.loads(self(*args, "--json"))
+
+
+def _as_in_the_foreground() -> None:
+    """Tests that were started in the background ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
