@@ -30,6 +30,8 @@ def write_plot(path: Path, curves: Sequence[Curve], names: Sequence[str]) -> Non
 
 def write_file(path: Path, text: str) -> None:
     """Write a picture, or say why not."""
+    if path.suffix.lower() != ".svg":
+        raise InputError(f"--plot {path}: pictures are written as SVG", hint=f"--plot {path.with_suffix('.svg')}")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.cli.curves import plot_option, write_file
 from paceline.cli.output import emit, json_option, say, table
 from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
+from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
 from paceline.model.simulate.scenario import Simulated, Trouble, simulate_question
 from paceline.report.shares_plot import shares_svg
@@ -67,8 +68,8 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
     """
     question = changed(question_of(**asked), parse_changes(changes))
     trouble = Trouble(
-        steps, straggle, straggle_factor, mtbf=None if mtbf is None else SECONDS.parse(mtbf),
-        restart=SECONDS.parse(restart), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
+        steps, straggle, straggle_factor, mtbf=None if mtbf is None else _seconds("--mtbf", mtbf),
+        restart=_seconds("--restart", restart), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
     )  # fmt: skip
     known = calibration_of(calibration)
     found = [simulate_question(question, n, trouble, calibration=known) for n in counts_of(devices, "--devices")]
@@ -79,6 +80,13 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
              "simulate")  # fmt: skip
     else:
         _show(question.label, found)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return SECONDS.parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error.message}", hint=error.hint) from None
 
 
 def _show(label: str, found: list[Simulated]) -> None:

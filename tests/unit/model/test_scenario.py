@@ -60,7 +60,7 @@ def test_asynchronous_workers_queue_at_their_servers():
         (Trouble(jobs=0), "at least 1"),
         (Trouble(steps=0), "at least 1"),
         (Trouble(mtbf=60.0), "gets nowhere"),
-        (Trouble(mtbf=-1.0), "above 0"),
+        (Trouble(mtbf=-1.0), "more than 0"),
     ],
 )
 def test_wrong_troubles_are_refused(trouble, words):

@@ -114,8 +114,10 @@ def _check(trouble: Trouble) -> None:
         raise InputError(f"--straggle {trouble.straggle}: expected a probability", hint="for example 0.01")
     if trouble.straggle_factor < 1:
         raise InputError(f"--straggle-factor {trouble.straggle_factor}: a straggler is not faster than the others")
-    if (trouble.mtbf is not None and trouble.mtbf <= 0) or trouble.restart < 0:
-        raise InputError("times between failures must be above 0 and restarts not below", hint="--mtbf '1000 h'")
+    if trouble.mtbf is not None and trouble.mtbf <= 0:
+        raise InputError(f"--mtbf {trouble.mtbf:g} s: expected more than 0", hint="for example '1000 h'")
+    if trouble.restart < 0:
+        raise InputError(f"--restart {trouble.restart:g} s: expected 0 or more", hint="for example '5 min'")
 
 
 def _setting(question: Question, devices: int, policy: Policy, calibration: Calibration) -> _Setting:
