@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
 
-__all__ = ["__version__", "load_runs"]
+    from paceline.runtime.capture import Capture
+
+__all__ = ["__version__", "capture", "load_runs"]
 
 __version__ = "0.1.0"
 
@@ -19,3 +21,12 @@ def load_runs(store: Path | str | None = None, *, study: str | None = None, camp
     from paceline.measurements import frame
 
     return frame.load_runs(store, study=study, campaign=campaign)
+
+
+def capture(
+    model: Any, optimizer: Any, *, path: Path | str | None = None, name: str | None = None, batch: int | None = None
+) -> Capture:
+    """Profile the steps of a `with` block of any PyTorch loop, for `paceline predict --profile`. Needs torch."""
+    from paceline.runtime.capture import Capture
+
+    return Capture(model, optimizer, path=path, name=name, batch=batch)

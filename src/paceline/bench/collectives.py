@@ -134,6 +134,7 @@ def _carry_out(
             token=secrets.token_hex(16),
             threads=1,
             env=RECIPES["pytorch"].env,
+            one_machine=launcher.one_machine,
         )
         processes = rank_processes(order, WORKERS[sweep.transport])
         order.job_path.write_text(json.dumps(_job(sweep, launcher)), encoding="utf-8")
@@ -149,8 +150,12 @@ def _carry_out(
 
 
 def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
-    virtual = launcher.name == "virtual"
-    extra = {"seconds_per_size": sweep.seconds_per_size, "timeout": TIMEOUT_S, "real_time": virtual}
+    # Ranks that really compute have no real-time priority either, and wait for their turn on the processor.
+    devices = [device for host in sweep.cluster.hosts for device in host.devices]
+    computes = all(device.kind == "cpu" and device.emulation is None for device in devices)
+    real_time = launcher.name == "virtual" and not computes
+    extra = {"seconds_per_size": sweep.seconds_per_size, "timeout": TIMEOUT_S, "real_time": real_time}
+    extra["computes"] = computes
     return {**sweep.plain, **extra}
 
 

@@ -72,6 +72,8 @@ class Order:
     threads: int
     env: dict[str, str] = field(default_factory=dict)
     """Variables that the framework's environment needs."""
+    one_machine: bool = False
+    """Whether this machine plays all hosts, so that all ranks share its cores."""
 
     @property
     def placement(self) -> tuple[Placed, ...]:
@@ -241,9 +243,9 @@ def shared_env(order: Order, placed: Placed) -> dict[str, str]:
 
 
 def _cores(order: Order, placed: Placed) -> str:
-    """Cores of a rank, so that ranks of a host do not share any; empty where there are too few."""
+    """Cores of a rank, so that ranks of a machine do not share any; empty where there are too few."""
     usable = sorted(os.sched_getaffinity(0))
-    mates = [other for other in order.placement if other.host == placed.host]
+    mates = [other for other in order.placement if order.one_machine or other.host == placed.host]
     position = mates.index(placed)
     emulated = placed.device.emulation is not None or placed.device.quota < 1
     if emulated or len(mates) * order.threads > len(usable):

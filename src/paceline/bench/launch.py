@@ -105,6 +105,7 @@ def order_for(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *,
         token=secrets.token_hex(16),
         threads=threads,
         env=environment_variables(name),
+        one_machine=launcher.one_machine,
     )
 
 

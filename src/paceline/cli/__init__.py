@@ -32,6 +32,7 @@ VERBS: dict[str, str] = {
     "query": "Ask all stored runs a question in SQL.",
     "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
     "whatif": "Predict with something changed, side by side.",
+    "simulate": "Play a prediction as events: stragglers, failures, asynchrony, other jobs on the link.",
     "transformer": "Predict an iteration of a transformer spread by tensor, pipeline and data, and what fits.",
     "calibrate": "Fit the model to stored runs and collective sweeps.",
     "validate": "Predict published figures that were left out, and print how far off that was.",

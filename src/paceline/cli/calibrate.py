@@ -62,6 +62,8 @@ def _document(found: Calibrated, output: Path) -> dict[str, object]:
         "fixed_per_gradient_s": found.calibration.fixed_per_gradient.value,
         "slowdown": found.calibration.slowdown.value,
         "crowding": found.calibration.crowding,
+        "overlap_rate": found.calibration.overlap_rate,
+        "copy_per_byte": found.calibration.copy_per_byte,
         "profiles": sorted(found.profiles),
         "fitted": [vars(one) for one in found.fitted],
     }
@@ -85,4 +87,8 @@ def _show(found: Calibrated, output: Path) -> None:
     fixed, slow, crowd = known.fixed_per_gradient.value, known.slowdown.value, known.crowding
     say(f"\nfixed {SECONDS.format(fixed)} per gradient, slowdown {format_share(slow)} of hidden communication")
     say(f"crowding {format_share(crowd)} for each further rank of a host")
+    if known.overlap_rate < 1:
+        say(f"beside compute an exchange runs at {format_share(known.overlap_rate)} of its speed")
+    if known.copy_per_byte is not None:
+        say(f"copies in memory {1e-9 / known.copy_per_byte:.1f} GB/s")
     say(f"wrote {output}")

@@ -34,9 +34,9 @@ def emit(document: dict[str, Any], verb: str, *, version: int = 1) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; columns whose name starts with '>' are aligned to the right. Text is never read as markup."""
-    shown = Table(
-        title=escape(title) if title else None, title_justify="left", header_style="bold", box=None, pad_edge=False
-    )
+    if title:
+        console().print(escape(title), style="italic", soft_wrap=True)
+    shown = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
         shown.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from paceline.cli.curves import show_curve
+from paceline.cli.curves import plot_option, show_comparison, show_curve, write_plot
 from paceline.cli.output import emit, json_option
-from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
+from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
+from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
 from paceline.model.measured.extrapolate import extrapolate
 from paceline.model.measured.points import read_points
 from paceline.model.measured.population import shipped_population
 from paceline.model.prediction import Curve
+from paceline.model.reasons import reasons
 from paceline.model.scaling import predict_curve
 
 __all__ = ["command"]
@@ -22,14 +24,18 @@ __all__ = ["command"]
 
 @click.command()
 @question_options
+@knee_option
 @click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs.")
 @click.option("--at", help="With --measured: numbers of devices to predict.")
+@plot_option
 @json_option
 def command(
     devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, measured: Path | None,
-    at: str | None, as_json: bool, **asked: Any,
+    at: str | None, plot: Path | None, as_json: bool, framework: str, **asked: Any,
 ) -> None:  # fmt: skip
     """Predict step time and throughput with intervals, from a catalog network, a profile, or measured points.
+
+    Several frameworks, separated by commas, are compared, each with the reasons why it differs from the first.
 
     A points file has the columns network, framework or strategy, device, link, devices_per_host, devices,
     batch_per_device, samples_per_s, and spread if it is known. Names are what people write.
@@ -37,26 +43,45 @@ def command(
     \b
     Examples:
       paceline predict --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --devices 1,8,32
-      paceline predict --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --framework cntk
-      paceline predict --profile my-run.profile --cluster my-cluster.toml --devices 8,64
+      paceline predict --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --framework pytorch,mxnet,cntk,caffe-mpi
+      paceline predict --profile my-run.profile --cluster my-cluster.toml --devices 8,64 --plot curve.svg
       paceline predict --measured points.csv --at 32,64 --json
     """
     if measured is not None:
+        _only_measured(asked)
         counts = counts_of(at or devices, "--at")
         curves = extrapolate(read_points(measured), counts, population=shipped_population(), knee_gain=knee)
+        names = [curve.label for curve in curves]
     else:
-        question = changed(question_of(**asked), parse_changes(changes))
-        counts = counts_of(at or devices, "--devices")
-        curves = (predict_curve(question, counts, calibration=calibration_of(calibration), knee_gain=knee),)
+        names = [name.strip() for name in framework.split(",") if name.strip()]
+        counts, known = counts_of(at or devices, "--devices"), calibration_of(calibration)
+        questions = [changed(question_of(framework=name, **asked), parse_changes(changes)) for name in names]
+        curves = tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions)
+    if plot is not None:
+        write_plot(plot, curves, names)
     if as_json:
-        emit(_document(curves), "predict")
+        emit(_document(curves, compared=measured is None), "predict")
         return
-    for curve in curves:
+    for curve in curves if measured is not None or len(curves) == 1 else ():
         show_curve(curve)
+    if measured is None and len(curves) > 1:
+        show_comparison(curves, names)
 
 
-def _document(curves: tuple[Curve, ...]) -> dict[str, Any]:
+def _only_measured(asked: dict[str, Any]) -> None:
+    """A points file says itself what was run."""
+    given = [f"--{name}" for name in ("network", "profile", "cluster", "batch") if asked[name] is not None]
+    if given:
+        raise InputError(
+            f"--measured together with {', '.join(given)}", hint="the file says what was run; give --at alone"
+        )
+
+
+def _document(curves: tuple[Curve, ...], *, compared: bool) -> dict[str, Any]:
     """All predictions in one list, each with its series, and what each curve shows."""
     plain = [curve.as_dict() for curve in curves]
     predictions = [{"series": curve["label"], **one} for curve in plain for one in curve.pop("predictions")]
+    if compared:
+        for entry, curve in zip(plain[1:], curves[1:], strict=True):
+            entry["reasons"] = reasons(curves[0], curve)
     return {"predictions": predictions, "curves": plain}

@@ -14,7 +14,7 @@ from paceline.measurements.profile import read_profile
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
 from paceline.model.question import Question
 
-__all__ = ["calibration_of", "counts_of", "question_of", "question_options"]
+__all__ = ["calibration_of", "counts_of", "knee_option", "question_of", "question_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,9 +30,14 @@ _OPTIONS = (
     click.option("--set", "changes", multiple=True, metavar="KEY=VALUE",
                  help="Change link, inside, device, host, strategy, batch or framework; may be repeated."),
     click.option("--calibration", type=click.Path(path_type=Path), help="What `paceline calibrate` wrote."),
-    click.option("--knee", default=0.5, show_default=True, type=click.FloatRange(0, 1, min_open=True),
-                 help="Gain of a doubling below which the knee is reached."),
 )  # fmt: skip
+knee_option = click.option(
+    "--knee",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Gain of a doubling below which the knee is reached.",
+)
 
 
 def question_options(function: F) -> F:

@@ -44,6 +44,8 @@ class Profile(Noun):
     """Copying one batch to the device."""
     update: Seconds = 0.0
     """Applying the optimiser."""
+    crowd: Count = 1
+    """Ranks of the same host that computed at the same time: what they take of memory and clock is in the times."""
     jitter: Share = 0.01
     """Standard deviation of the step time as a share of it."""
     uncertainty: Share = 0.02

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +14,19 @@ from paceline import catalog
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, find_campaign, load_launches
+from paceline.measurements.run import Run
 from paceline.measurements.store import Store
 from paceline.model.calibration import Calibration, Known
 from paceline.model.collective.sweep import CollectiveFit, SweepPoint, fit_sweep
 from paceline.model.iteration.terms import Factors, step_terms
-from paceline.model.profiles import profile_of
+from paceline.model.profiles import alone, profile_of
 from paceline.model.question import Question, ranks_of, works_of
 from paceline.spec.cluster import Cluster
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored_sweeps"]
+__all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored_sweeps", "swept_calibration"]
 
 Floats = NDArray[np.float64]
-
-BLANK = Calibration("", fixed_per_gradient=Known(0.0, 0.0), fixed_copies=Known(0.0, 0.0), slowdown=Known(0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,38 @@ class Calibrated:
 
 def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveFit, ...]:
     """Fits of all sweeps in the store, or of one cluster's."""
-    points = [
-        SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), float(item["seconds"]))
-        for run in store.read_all(study="collectives")
-        if run.outcome == "ok" and (cluster is None or run.cluster == cluster)
-        for item in run.facts.get("collectives", [])
-    ]
+    points = [_point(item) for run in _sweep_runs(store, cluster) for item in run.facts.get("collectives", [])]
     return fit_sweep(points) if points else ()
+
+
+def _profiles(store: Store, good: list[Launches]) -> dict[str, Profile]:
+    """Profiles by label; where ranks were also profiled side by side, that one: it knows what neighbours cost."""
+    ordered = sorted((item for item in good if alone(item.first)), key=lambda item: item.first.ranks)
+    return {_label(item): profile_of(store, item) for item in ordered}
+
+
+def _sweep_runs(store: Store, cluster: str | None) -> list[Run]:
+    runs = store.read_all(study="collectives")
+    return [run for run in runs if run.outcome == "ok" and (cluster is None or run.cluster == cluster)]
+
+
+def _point(item: dict[str, Any]) -> SweepPoint:
+    return SweepPoint(item["collective"], int(item["ranks"]), float(item["size_bytes"]), float(item["seconds"]))
+
+
+def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
+    """What sweeps alone tell: collectives, what a copy costs, and what exchange and compute leave of each other."""
+    sweeps, runs = stored_sweeps(store, cluster), _sweep_runs(store, cluster)
+    usual = Calibration(f"{len(sweeps)} swept collectives of {store.root.name}", sweeps)
+    copies = [run.facts["copy_bytes_per_s"] for run in runs if "copy_bytes_per_s" in run.facts]
+    beside = [run.facts["overlap"] for run in runs if "overlap" in run.facts]
+    if copies:
+        usual = replace(usual, copy_per_byte=1 / float(np.median(copies)))
+    if not beside:
+        return usual
+    rate = min(1.0, float(np.median([one["exchange"] for one in beside])))
+    lost = max(0.0, 1 - float(np.median([one["compute"] for one in beside])))
+    return replace(usual, overlap_rate=rate, slowdown=Known(lost / rate, 0.3))
 
 
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
@@ -65,28 +90,32 @@ def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
     newest = str(campaigns[-1]["campaign"]) if campaigns else None
     launches = load_launches(store, find_campaign(store, study or newest)) if study or newest else []
     good = [item for item in launches if item.steps]
-    profiles = {_label(item): profile_of(store, item) for item in good if item.first.ranks == 1}
+    profiles = _profiles(store, good)
     clusters = sorted({item.first.cluster for item in good})
-    sweeps = stored_sweeps(store, clusters[0] if len(clusters) == 1 else None)
+    where = clusters[0] if len(clusters) == 1 else None
+    sweeps = stored_sweeps(store, where)
     if not profiles and not sweeps:
         raise Unsupported(
             "the store holds neither a sweep nor a one-rank run to calibrate from",
             hint="`paceline bench-collectives --ranks 2`, then `paceline run` a study with devices = [1, 2]",
         )
-    many = [item for item in good if item.first.ranks > 1 and _label(item) in profiles]
-    start = replace(BLANK, source=_source(store, sweeps, many), collectives=sweeps)
+    many = [item for item in good if not alone(item.first) and _label(item) in profiles]
+    start = replace(swept_calibration(store, where), source=_source(store, sweeps, many))
     return fit_distributed(start, many, profiles)
 
 
 def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str, Profile]) -> Calibrated:
     """Fixed cost, slowdown and crowding that meet the runs on several ranks best."""
     if not many:
-        blank = Calibration(start.source, start.collectives)
-        return Calibrated(blank, profiles, ())
+        return Calibrated(start, profiles, ())
+    usual = np.array([start.fixed_per_gradient.value, start.slowdown.value, 0.05])
+    start = _blank(start)
     rows = [_row(item, profiles[_label(item)], start) for item in many]
     matrix = np.array([row[1] for row in rows])
     base, steps = np.array([row[0] for row in rows]), np.array([float(np.median(item.steps)) for item in many])
-    found = _solve(matrix / steps[:, None], (steps - base) / steps, scale=matrix.mean(axis=0) / steps.mean())
+    found = _solve(
+        matrix / steps[:, None], (steps - base) / steps, scale=matrix.mean(axis=0) / steps.mean(), usual=usual
+    )
     spread = 0.5 if len(many) < 3 else 0.25
     calibration = replace(
         start,
@@ -123,9 +152,15 @@ def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, F
     return base, np.array([(other - base) / unit for other, unit in zip(others, units, strict=True)])
 
 
-def _solve(matrix: Floats, wanted: Floats, *, scale: Floats) -> Floats:
+def _blank(start: Calibration) -> Calibration:
+    """Without what is sought; copies stay where a sweep timed them."""
+    nothing = Known(0.0, 0.0)
+    copies = nothing if start.copy_per_byte is None else start.fixed_copies
+    return replace(start, fixed_per_gradient=nothing, slowdown=nothing, fixed_copies=copies)
+
+
+def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> Floats:
     """Least squares on relative errors with a weak pull to usual values, nothing negative, slowdown below one."""
-    usual = np.array([15e-6, 0.1, 0.05])
     pull = np.diag(0.02 * np.maximum(scale, 1e-9))
     found = lsq_linear(
         np.vstack([matrix, pull]),

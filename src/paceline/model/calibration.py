@@ -33,8 +33,12 @@ class Calibration:
     """Seconds per gradient tensor of hooks and bucketing."""
     fixed_copies: Known = Known(2.0, 0.5)
     """How often gradients pass through memory once more."""
+    copy_per_byte: float | None = None
+    """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
     slowdown: Known = Known(0.1, 0.6)
     """Share of overlapped communication time that compute loses."""
+    overlap_rate: float = 1.0
+    """How fast an exchange is while compute runs on the same cores, as a share of its speed without."""
     crowding: float = 0.0
     """Share by which compute slows for each further rank of the same host (memory, cores, clock)."""
     reach: Known = Known(0.6, 0.4)

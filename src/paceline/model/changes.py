@@ -57,20 +57,22 @@ def _changed(question: Question, part: str, field: str, *, value: str) -> Questi
     if part == "framework":
         return replace(question, framework=catalog.framework(value))
     if part == "strategy":
-        return replace(question, strategy=_with(question.strategy, field, value))
+        return replace(question, strategy=_with(question.strategy, part, field, value=value))
     hosts = tuple(_changed_host(host, part, field, value=value) for host in question.cluster.hosts)
     return replace(question, cluster=question.cluster.model_copy(update={"hosts": hosts}))
 
 
 def _changed_host(host: Host, part: str, field: str, *, value: str) -> Host:
     if part == "host":
-        return _with(host, field, value)
+        return _with(host, part, field, value=value)
     if part == "device":
-        return host.model_copy(update={"devices": tuple(_with(device, field, value) for device in host.devices)})
-    return host.model_copy(update={part: _with(getattr(host, part), field, value)})
+        return host.model_copy(
+            update={"devices": tuple(_with(device, part, field, value=value) for device in host.devices)}
+        )
+    return host.model_copy(update={part: _with(getattr(host, part), part, field, value=value)})
 
 
-def _with(noun: N, field: str, value: str) -> N:
+def _with(noun: N, part: str, field: str, *, value: str) -> N:
     """The noun with one field read from text and checked like a file's."""
     fields = type(noun).model_fields
     if field not in fields:
@@ -82,8 +84,8 @@ def _with(noun: N, field: str, value: str) -> N:
             return type(noun).model_validate_json(json.dumps(plain))
         except ValidationError as error:
             problem = error
-    message = problem.errors()[0]["msg"].removeprefix("Value error, ")
-    raise InputError(f"--set {field}={value}: {message}") from None
+    message = problem.errors()[0]["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    raise InputError(f"--set {part}.{field}={value}: {message}") from None
 
 
 def _literal(text: str) -> Any:

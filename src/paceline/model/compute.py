@@ -6,7 +6,7 @@ overhead. Williams, Waterman and Patterson, Roofline, 2009. Backward takes twice
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class StepWork:
     spread: float
     """Standard deviation of the log of all compute times together."""
     basis: str
+    crowd: int = 1
+    """Ranks of a host that computed while it was measured."""
 
     @property
     def num_gradients(self) -> int:
@@ -74,7 +76,7 @@ def work_of_profile(profile: Profile) -> StepWork:
     by_name = {layer.name: layer for layer in profile.layers}
     order = profile.ready or tuple(layer.name for layer in reversed(profile.layers))
     rows = [(by_name[n].forward, by_name[n].backward, by_name[n].gradients) for n in order]
-    return _work(
+    work = _work(
         rows,
         update=profile.update,
         inputs=(profile.io, profile.h2d),
@@ -82,6 +84,7 @@ def work_of_profile(profile: Profile) -> StepWork:
         basis=f"profile of {profile.network}, batch {profile.batch}"
         + (f" ({profile.source})" if profile.source else ""),
     )
+    return replace(work, crowd=profile.crowd)
 
 
 def roofline(network: Network, device: Device, batch: int, *, precision: str = "float32") -> StepWork:
@@ -163,15 +166,12 @@ def scaled_to_batch(work: StepWork, *, measured: int, wanted: int, launch: float
         return work
     factor = wanted / measured
     floor = np.minimum(launch, work.forward), np.minimum(2 * launch, work.backward)
-    return StepWork(
+    return replace(
+        work,
         forward=floor[0] + (work.forward - floor[0]) * factor,
         backward=floor[1] + (work.backward - floor[1]) * factor,
-        gradients=work.gradients,
-        layer=work.layer,
-        update=work.update,
         io=work.io * factor,
         h2d=work.h2d * factor,
-        jitter=work.jitter,
         spread=float(np.hypot(work.spread, 0.08 * abs(np.log2(factor)))),
         basis=f"{work.basis}, scaled from batch {measured} to {wanted}",
     )
@@ -184,14 +184,11 @@ def on_device(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWo
         ratio_b = np.full(work.num_gradients, wanted.backward.sum() / measured.backward.sum())
     else:
         ratio_f, ratio_b = wanted.forward / measured.forward, wanted.backward / measured.backward
-    return StepWork(
+    return replace(
+        work,
         forward=work.forward * ratio_f,
         backward=work.backward * ratio_b,
-        gradients=work.gradients,
-        layer=work.layer,
         update=work.update * wanted.update / measured.update,
-        io=work.io,
-        h2d=work.h2d,
         jitter=wanted.jitter,
         spread=float(np.hypot(work.spread, 0.2)),
         basis=f"{work.basis}, moved by the ratio of rooflines",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -11,10 +13,12 @@ import numpy as np
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.measurements.results import Launches
+from paceline.measurements.run import Run
 from paceline.measurements.sql import connect
 from paceline.measurements.store import Store
+from paceline.spec.cluster import Cluster, place
 
-__all__ = ["Row", "profile_from", "profile_of"]
+__all__ = ["Row", "alone", "profile_from", "profile_of"]
 
 MOST_JITTER = 0.2
 """More is other load on the machine, not the device."""
@@ -24,16 +28,47 @@ Row = tuple[str, str, float, float, int | None]
 
 def profile_of(store: Store, launches: Launches) -> Profile:
     """The profile of a case that ran on one rank."""
-    runs = [item.id for item in launches.runs]
-    return profile_from(launches, _spans(store, runs), jitter=_jitter(store, runs))
+    runs = [item.id for item in launches.runs if item.outcome == "ok"]
+    found = profile_from(_one_rank(store, launches, runs), _spans(store, runs), jitter=_jitter(store, runs))
+    return found.model_copy(update={"crowd": _crowd(launches.first)})
+
+
+def alone(run: Run) -> bool:
+    """Whether no rank of the run exchanges anything with another, so that its times are those of one device."""
+    return run.ranks == 1 or run.case["strategy"].get("aggregation") == "none"
+
+
+def _crowd(run: Run) -> int:
+    """Ranks on the fullest host."""
+    cluster = Cluster.model_validate_json(json.dumps(run.case["cluster"]))
+    hosts = [rank.host for rank in place(cluster, run.ranks, spread=run.case.get("placement") == "spread")]
+    return max(hosts.count(host) for host in hosts)
+
+
+def _one_rank(store: Store, launches: Launches, runs: list[str]) -> Launches:
+    """The launches with the times of a typical rank, where several computed side by side without waiting."""
+    if launches.first.ranks == 1:
+        return launches
+    with connect(store) as connection:
+        rows = connection.execute(
+            """SELECT run, pass_name, median(seconds) FROM steps
+               WHERE run IN (SELECT unnest(?)) AND NOT warmup GROUP BY run, pass_name""",
+            [runs],
+        ).fetchall()
+    passes: dict[str, dict[str, float]] = defaultdict(dict)
+    for run, name, seconds in rows:
+        passes[run][name] = seconds
+    steps = tuple(found["clean"] for found in passes.values())
+    return replace(launches, steps=steps, passes=tuple(found for found in passes.values() if len(found) > 1))
 
 
 def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profile:
     """The profile of spans that are read already: phase, name, median seconds and start, bytes of each."""
     run = launches.first
-    if run.ranks != 1:
+    if not alone(run):
         raise Unsupported(
-            f"{run.id} ran on {run.ranks} ranks, a profile needs one", hint="run the case with devices = [1]"
+            f"{run.id} ran on {run.ranks} ranks, a profile needs one",
+            hint='run the case with devices = [1], or with aggregation = "none"',
         )
     if not rows or not launches.passes:
         raise Unsupported(

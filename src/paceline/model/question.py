@@ -11,6 +11,7 @@ from paceline.model.calibration import Calibration
 from paceline.model.collective.cost import fabric_of
 from paceline.model.compute import StepWork, input_bytes, on_device, roofline, scaled_to_batch, work_of_profile
 from paceline.model.iteration.terms import Ranks
+from paceline.model.measured.names import device_called
 from paceline.model.memory import check_fits
 from paceline.spec.cluster import Cluster, Device, Placed, place
 from paceline.spec.network import Network
@@ -90,7 +91,7 @@ def _work_on(question: Question, device: Device) -> StepWork:
 
 def _moved(work: StepWork, profile: Profile, device: Device, question: Question) -> StepWork:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
-    if profile.device is None or profile.device == device.name:
+    if profile.device is None or device.name in (profile.device, device_called(profile.device)):
         return work
     if profile.network not in catalog.network_names():
         raise Unsupported(
@@ -100,7 +101,8 @@ def _moved(work: StepWork, profile: Profile, device: Device, question: Question)
         )
     network = catalog.network(profile.network)
     wanted = roofline(network, device, question.batch, precision=question.strategy.precision)
-    before = catalog.device(profile.device) if profile.device in catalog.device_names() else None
+    known = device_called(profile.device)
+    before = catalog.device(known) if known else None
     if before is None or before.memory_bandwidth is None or "float32" not in before.peak:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
         return replace(wanted, basis=f"{wanted.basis}; {why}")

@@ -14,6 +14,7 @@ from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.collective.sweep import seconds_at
 from paceline.model.compute import StepWork
 from paceline.model.iteration.terms import Factors, fusion_choices, step_terms
+from paceline.model.measured.names import device_called
 from paceline.model.prediction import Curve, Prediction, estimate, knee_of
 from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.spec.cluster import place
@@ -30,6 +31,13 @@ ADVICE = {
     "fixed": "run two devices once and calibrate with it: the fixed cost of being distributed is only assumed",
     "slowdown": "run two devices once with and without overlap: the slowdown under communication is only assumed",
 }
+
+ADVICE_MEASURED = {
+    "compute": "profile again with more steps and launches on a quiet machine: the profile's own spread weighs most",
+    "bandwidth": "sweep the collective again at this number of ranks and these sizes: the sweep's spread weighs most",
+    "latency": "sweep the collective again at this number of ranks and small sizes: the sweep's spread weighs most",
+}
+"""What helps where the input was measured already."""
 
 
 def predict_curve(
@@ -147,7 +155,17 @@ def _advice(
         drawn = _draw(alone, seed)
         terms = _terms(question, count, policy, calibration=calibration, works=works, factors=drawn)
         widths[name] = float(np.std(np.log(sum(terms.values(), np.zeros(NUM_DRAWS)))))
-    return ADVICE[max(widths, key=lambda key: widths[key])]
+    widest = max(widths, key=lambda key: widths[key])
+    return ADVICE_MEASURED[widest] if _is_measured(question, calibration, widest) else ADVICE[widest]
+
+
+def _is_measured(question: Question, calibration: Calibration, name: str) -> bool:
+    """Whether this input was measured already, so that only a better measurement helps."""
+    if name == "compute":
+        device = question.cluster.hosts[0].devices[0].name
+        given = question.profile.device if question.profile else None
+        return question.profile is not None and (given is None or device in (given, device_called(given)))
+    return name in ("bandwidth", "latency") and bool(calibration.collectives)
 
 
 def _basis(question: Question, policy: Policy, calibration: Calibration, works: dict[str, StepWork]) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ class Strategy(Noun):
 
     name: Name = "default"
     """A label for tables; it does not change what runs."""
-    aggregation: Literal["allreduce", "parameter_server", "sharded"] | None = None
-    """Whole gradients on every rank, on servers, or sharded over the ranks (FSDP, ZeRO)."""
+    aggregation: Literal["none", "allreduce", "parameter_server", "sharded"] | None = None
+    """Whole gradients on every rank, on servers, or sharded over the ranks (FSDP, ZeRO); `none`: each by itself."""
     algorithm: (
         Literal["ring", "halving_doubling", "recursive_doubling", "tree", "double_tree", "hierarchical"] | None
     ) = None

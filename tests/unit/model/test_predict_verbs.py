@@ -1,4 +1,5 @@
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_predict_from_measured_points(paceline, tmp_path):
     assert 2000 < found["predictions"][0]["samples_per_s"] < 4048
 
 
+def test_frameworks_are_compared_with_reasons_and_drawn(paceline, tmp_path):
+    path = tmp_path / "curves.svg"
+    text = paceline("predict", *ASK, "--devices", "8,32", "--framework", "pytorch,cntk,mxnet", "--plot", str(path))
+    assert "cntk: exchanges after the backward pass" in text
+    assert "mxnet: sends gradients to parameter servers" in text
+    drawn = ElementTree.parse(path).getroot()
+    assert drawn.tag.endswith("svg")
+    words = "".join(drawn.itertext())
+    assert "3  mxnet" in words
+    assert "waiting" in words
+
+
 def test_whatif_shows_the_gain(paceline):
     found = paceline.json("whatif", *ASK, "--devices", "32", "--set", "link.bandwidth=100Gb/s")
     assert found["schema"] == "paceline.whatif/1"
@@ -54,6 +67,8 @@ def test_whatif_shows_the_gain(paceline):
         (("predict", "--profile", "nowhere.profile", "--cluster", "dgx-1"), "nowhere.profile"),
         (("whatif", *ASK, "--set", "link.bandwidth=-3 Gb/s"), "greater than 0"),
         (("whatif", *ASK), "nothing to change"),
+        (("predict", *ASK, "--measured", "points.csv", "--at", "3"), "--measured together with"),
+        (("predict", *ASK, "--plot", "nowhere/curve.svg"), "nowhere/curve.svg"),
         (("validate", "--data", "nowhere.csv"), "nowhere.csv"),
         (("calibrate",), "neither a sweep nor a one-rank run"),
     ],

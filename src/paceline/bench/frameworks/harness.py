@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from paceline.bench.frameworks.meeting import Meeting, join
 
-__all__ = ["Events", "Job", "Session", "main", "settled"]
+__all__ = ["Events", "Job", "Session", "main", "pin", "settled"]
 
 Job = dict[str, Any]
 LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
@@ -84,7 +84,7 @@ def main(make_session: Callable[[Job, int], Session]) -> None:
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
     rank = int(os.environ["PACELINE_RANK"])
     events = Events(os.environ["PACELINE_EVENTS"])
-    _pin()
+    pin()
     code = 0
     try:
         events.write("phase", phase="setup")
@@ -206,7 +206,7 @@ def _means(marks: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.mean(mark.get(name, 0.0) for mark in marks) for name in sorted(names)}
 
 
-def _pin() -> None:
+def pin() -> None:
     """Stay on the cores that the launcher gave to this rank."""
     cores = os.environ.get("PACELINE_CORES")
     if cores:

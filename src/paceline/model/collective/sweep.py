@@ -67,8 +67,8 @@ def fit_sweep(points: Iterable[SweepPoint]) -> tuple[CollectiveFit, ...]:
     """One fit per operation and number of ranks; three sizes are the least that can choose a form."""
     groups: dict[tuple[str, int], dict[float, list[float]]] = {}
     for point in points:
-        sizes = groups.setdefault((point.operation, point.ranks), {})
-        sizes.setdefault(float(point.size_bytes), []).append(point.seconds)
+        key, size = (point.operation, point.ranks), float(point.size_bytes)
+        groups.setdefault(key, {}).setdefault(size, []).append(point.seconds)
     fits = [_fit(key, sizes) for key, sizes in sorted(groups.items())]
     if not fits:
         raise Unsupported("the sweep holds no collective", hint="run `paceline bench-collectives` first")

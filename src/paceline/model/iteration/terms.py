@@ -25,13 +25,17 @@ from paceline.model.iteration.fusion import (
 )
 from paceline.model.prediction import TERMS
 
-__all__ = ["Factors", "Ranks", "buckets_of", "expected_slowest", "fusion_choices", "step_terms"]
+__all__ = ["Factors", "Ranks", "buckets_of", "exchange_seconds", "expected_slowest", "fusion_choices", "step_terms"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 COMPRESSED = {"none": 1.0, "float16": 0.5, "1bit": 1 / 32, "powersgd": 1 / 16}
 """Share of bytes that is left on the wire; PowerSGD at rank 4 on convolutional networks."""
+
+
+MOST_LOST = 0.97
+"""Of hidden exchange; what compute loses entirely was not hidden."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def buckets_of(policy: Policy, work: StepWork, cost: Callable[[Floats], Floats])
 def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> dict[str, tuple[int, float]]:
     """Number of exchanges and exposed seconds under the policy, under MG-WFBP's rule, and at the exact optimum.
 
+    Exposed as if backward were not slowed down by what is hidden, so that only the buckets differ.
     Empty where fusion has no choice: one rank, no overlap, servers, shards, or gradients in order of priority.
     """
     whole = policy.aggregation == "allreduce" and policy.overlap and policy.order != "priority"
@@ -89,16 +94,20 @@ def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> di
     lead = max(ranks.works, key=lambda work: work.compute)
     sizes = lead.gradients
     ready = np.max([np.cumsum(work.backward) for work in ranks.works], axis=0)
-    cost = _nominal(ranks, policy, calibration)
+    pace, full = calibration.overlap_rate, _nominal(ranks, policy, calibration)
+
+    def cost(size: Floats) -> Floats:
+        return full(size) / pace
+
     small, large = cost(np.array([1.0, 1.0 + sizes.sum()]))
     per_byte = float(large - small) / float(sizes.sum())
     choices = {
-        "policy": buckets_of(policy, lead, cost),
+        "policy": buckets_of(policy, lead, full),
         "mgwfbp": mgwfbp_buckets(ready, sizes, startup=float(small), per_byte=per_byte),
         "optimal": optimal_buckets(ready, sizes, cost),
     }
     return {
-        name: (len(last), float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
+        name: (len(last), pace * float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
         for name, last in choices.items()
     }
 
@@ -118,6 +127,13 @@ def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable
     return cost
 
 
+def exchange_seconds(ranks: Ranks, policy: Policy, calibration: Calibration) -> float:
+    """Seconds of all exchanges of one step, hidden or not."""
+    lead = max(ranks.works, key=lambda work: work.compute)
+    cost = _nominal(ranks, policy, calibration)
+    return float(cost(bucket_bytes(lead.gradients, buckets_of(policy, lead, cost))).sum())
+
+
 def expected_slowest(ranks: int, jitter: float) -> float:
     """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
     return float(jitter * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)))
@@ -126,9 +142,10 @@ def expected_slowest(ranks: int, jitter: float) -> float:
 def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: Factors) -> dict[str, Floats]:
     """Seconds of every term, one entry per draw; they sum to the step."""
     terms = {name: np.zeros_like(factors.compute) for name in TERMS}
-    mean_forward, mean_backward, slowest = _compute(ranks, factors)
+    easier = min(1.0, _crowding(ranks, calibration))
+    mean_forward, mean_backward, slowest = _compute(ranks, factors, easier=easier)
     terms["forward"], terms["backward"] = mean_forward, mean_backward
-    terms["update"] = factors.compute * max(work.update for work in ranks.works)
+    terms["update"] = factors.compute * easier * max(work.update for work in ranks.works)
     count = ranks.fabric.ranks
     if count > 1:
         if policy.aggregation == "none":
@@ -156,10 +173,10 @@ def _without_barrier(terms: dict[str, Floats], ranks: Ranks) -> None:
     terms["backward"] = terms["backward"] * share
 
 
-def _compute(ranks: Ranks, factors: Factors) -> tuple[Floats, Floats, Floats]:
+def _compute(ranks: Ranks, factors: Factors, *, easier: float) -> tuple[Floats, Floats, Floats]:
     """Mean forward and backward over the devices, and the compute of the slowest."""
     weights = np.asarray(ranks.counts, dtype=np.float64) / sum(ranks.counts)
-    scale = factors.compute * ranks.accumulate
+    scale = factors.compute * ranks.accumulate * easier
     forward = scale * float(weights @ [work.forward.sum() for work in ranks.works])
     backward = scale * float(weights @ [work.backward.sum() for work in ranks.works])
     return forward, backward, scale * max(work.compute for work in ranks.works)
@@ -174,19 +191,35 @@ def _add_distributed(
     comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
     if policy.block_samples:
         comm = comm / max(1.0, policy.block_samples / ranks.batch)
-    exposed = _exposed(ranks, policy, lead, last=last, comm=comm, factors=factors)
-    hidden = np.maximum(comm.sum(axis=-1) - exposed, 0.0)
-    terms["aggregate"] = exposed
-    crowded = calibration.crowding * (ranks.fabric.local - 1) * factors.compute * ranks.accumulate * lead.compute
-    terms["slowdown"] = hidden * np.minimum(calibration.slowdown.value * factors.slowdown, 0.9) + crowded
+    pace = calibration.overlap_rate if policy.overlap else 1.0
+    exposed = pace * _exposed(ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=np.ones(1))
+    share = np.minimum(calibration.slowdown.value * factors.slowdown, MOST_LOST)
+    lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
+    crowded = max(0.0, _crowding(ranks, calibration) - 1)
+    slower = 1 + crowded + lost / np.maximum(factors.compute * float(lead.backward.sum()), 1e-12)
+    # What slows backward down gives the exchange more time to hide. Beside compute it goes at `pace`; what is left when
+    # backward ends goes at full speed.
+    terms["aggregate"] = pace * _exposed(
+        ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=slower
+    )
+    work = ranks.accumulate * lead.compute + lead.update
+    terms["slowdown"] = lost + crowded * factors.compute * work
     per_gradient = calibration.fixed_per_gradient.value * lead.num_gradients
-    copies = calibration.fixed_copies.value * lead.total_bytes * ranks.memory_per_byte
-    terms["fixed"] = factors.fixed * (per_gradient + copies)
+    per_byte = ranks.memory_per_byte if calibration.copy_per_byte is None else calibration.copy_per_byte
+    terms["fixed"] = factors.fixed * (per_gradient + calibration.fixed_copies.value * lead.total_bytes * per_byte)
 
 
-def _exposed(ranks: Ranks, policy: Policy, lead: StepWork, *, last: Ints, comm: Floats, factors: Factors) -> Floats:
+def _crowding(ranks: Ranks, calibration: Calibration) -> float:
+    """Compute beside this case's neighbours against compute beside those of the profile."""
+    crowd = max(work.crowd for work in ranks.works)
+    return (1 + calibration.crowding * (ranks.fabric.local - 1)) / (1 + calibration.crowding * (crowd - 1))
+
+
+def _exposed(
+    ranks: Ranks, policy: Policy, lead: StepWork, *, last: Ints, comm: Floats, factors: Factors, slower: Floats
+) -> Floats:
     """Exposed aggregation; a bucket is ready when the slowest device has it."""
-    scale = factors.compute[:, None]
+    scale = (factors.compute * slower)[:, None]
     ready = scale * np.max([recurrence.bucket_ready(work.backward, last) for work in ranks.works], axis=0)
     if policy.shard_stage == 3:
         forward = scale * np.add.reduceat(lead.forward, np.append(0, last[:-1] + 1))

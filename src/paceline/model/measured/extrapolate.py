@@ -119,11 +119,14 @@ def _times(interval: tuple[float, float], factor: float) -> tuple[float, float]:
 
 
 def _terms(parts: dict[str, float], step: float, batch: float) -> dict[str, float]:
-    """The curve's terms under the step's names, scaled so that they sum to the step."""
-    scale = step * batch / sum(parts.values())
+    """The curve's terms under the step's names; those beside compute are scaled so that all sum to the step."""
+    compute = min(parts["compute"], step) * batch
+    others = sum(value for name, value in parts.items() if name != "compute")
+    scale = (step * batch - compute) / others if others > 0 else 0.0
+    compute = compute if others > 0 else step * batch
     named = dict.fromkeys(TERMS, 0.0)
-    named["forward"] = parts["compute"] * FORWARD_SHARE * scale
-    named["backward"] = parts["compute"] * (1 - FORWARD_SHARE) * scale
+    named["forward"] = compute * FORWARD_SHARE
+    named["backward"] = compute * (1 - FORWARD_SHARE)
     for name in ("fixed", "aggregate", "slowdown", "waiting"):
         named[name] = parts[name] * scale
     return named

@@ -34,6 +34,9 @@ class AsyncRun:
     """Seconds that the servers are busy with one worker's gradients."""
     iterations: int
     jitter: float = 0.0
+    straggle: float = 0.0
+    """Probability that a worker's iteration is slowed."""
+    straggle_factor: float = 10.0
     join_at: Floats | None = None
     """When each worker starts; elastic membership."""
     leave_at: Floats | None = None
@@ -62,8 +65,11 @@ def simulate_async(run: AsyncRun, *, seed: int = 0) -> AsyncResult:
     """Every worker does its iterations; one event per push."""
     if not len(run.compute) or run.iterations < 1:
         raise InputError("an asynchronous run needs at least one worker and one iteration")
-    noise = np.random.default_rng(seed).standard_normal((len(run.compute), run.iterations))
-    times = (run.compute[:, None] * np.maximum(1 + run.jitter * noise, 0.05)).tolist()
+    rng, shape = np.random.default_rng(seed), (len(run.compute), run.iterations)
+    seconds = run.compute[:, None] * np.maximum(1 + run.jitter * rng.standard_normal(shape), 0.05)
+    if run.straggle > 0:
+        seconds = np.where(rng.random(shape) < run.straggle, run.straggle_factor, 1.0) * seconds
+    times = seconds.tolist()
     leave = run.leave_at.tolist() if run.leave_at is not None else [float("inf")] * len(run.compute)
     simulation, server = Simulation(), Server()
     done = [0] * len(run.compute)
@@ -173,6 +179,8 @@ class Job:
     compute: float
     size_bytes: float
     iterations: int
+    start: float = 0.0
+    """When it begins."""
 
 
 def simulate_jobs(jobs: Sequence[Job], bandwidth: float) -> Floats:
@@ -194,7 +202,7 @@ def simulate_jobs(jobs: Sequence[Job], bandwidth: float) -> Floats:
         if left[index] > 0:
             compute(index)
 
-    for index in range(len(jobs)):
-        compute(index)
+    for index, job in enumerate(jobs):
+        simulation.at(job.start, compute, index)
     simulation.run()
     return ends

@@ -23,7 +23,7 @@ class PyTorch:
         strategy = case.strategy
         if case.framework == "pytorch/fsdp2":
             return _refused_by_fsdp(strategy)
-        if strategy.aggregation not in (None, "allreduce"):
+        if strategy.aggregation not in (None, "none", "allreduce"):
             return f"DDP aggregates by all-reduce, not {strategy.aggregation}"
         if strategy.transport not in (None, "gloo", "nccl"):
             return f"DDP runs over gloo or nccl here, not {strategy.transport}"

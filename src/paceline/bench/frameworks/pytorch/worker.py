@@ -39,7 +39,8 @@ class TorchSession(Session):
         dtype = self.dtype = DTYPES[job["strategy"]["precision"]]
         self.net = self.build(network).to(self.device, dtype)
         self.overlap = job["strategy"]["overlap"] is not False
-        self.model: nn.Module = self._distribute(self.net) if job["ranks"] > 1 else self.net
+        self.exchanges = job["ranks"] > 1 and job["strategy"]["aggregation"] != "none"
+        self.model: nn.Module = self._distribute(self.net) if self.exchanges else self.net
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         self.pool = [_batch(job, rank * POOL + index, dtype) for index in range(POOL)]
         self.batch, self.targets = (tensor.to(self.device, copy=True) for tensor in self.pool[0])
@@ -110,7 +111,7 @@ class TorchSession(Session):
 
     def _backward(self, loss: Tensor, exchange: bool) -> None:
         loss.backward()
-        if exchange and not self.overlap and self.job["ranks"] > 1:
+        if exchange and not self.overlap and self.exchanges:
             self._average_gradients()
 
     def _quiet(self, exchange: bool) -> contextlib.AbstractContextManager[None]:
@@ -257,7 +258,7 @@ class TorchSession(Session):
 
     def facts(self) -> dict[str, Any]:
         """What the session did."""
-        wrapper = type(self.model).__name__ if self.job["ranks"] > 1 else "none"
+        wrapper = type(self.model).__name__ if self.exchanges else "none"
         return {"loss": float(self.loss), "wrapper": wrapper, "device": str(self.device)}
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.bench.frameworks.harness import Events
+from paceline.bench.frameworks.harness import Events, pin
 from paceline.bench.frameworks.meeting import join
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -20,6 +22,10 @@ __all__ = ["main"]
 
 WARMUP = 3
 ELEMENT = 4
+EXCHANGED = 4 * 2**20
+"""Bytes of the all-reduce that is timed beside compute."""
+COPIED = 32 * 2**20
+"""Bytes of the buffer whose copy is timed: more than caches hold."""
 
 
 def main() -> None:
@@ -31,6 +37,7 @@ def main() -> None:
     events.write("phase", phase="setup")
     if job["real_time"]:
         real_time()
+    pin()
     torch.set_num_threads(1)
     address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
     meeting = join(rank, job["ranks"], address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
@@ -42,10 +49,81 @@ def main() -> None:
     for name in job["collectives"]:
         for size in job["sizes"]:
             events.write("spans", spans=_sweep(name, size, rank, job))
+    if job["computes"]:
+        dist.barrier()
+        facts = {"copy_bytes_per_s": _copy_rate(), "overlap": _overlap(job["seconds_per_size"])}
+        events.write("facts", facts=facts)
     events.write("done")
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)
+
+
+def _copy_rate() -> float:
+    """Bytes per second at which a rank copies memory while all others do too: what filling a bucket costs."""
+    source, target = torch.ones(COPIED // ELEMENT), torch.empty(COPIED // ELEMENT)
+    seconds = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    return COPIED / statistics.median(seconds)
+
+
+def _overlap(seconds: float) -> dict[str, float]:
+    """What computing and exchanging on the same cores leave of each other: the rate of each beside the other."""
+    whole = torch.ones(EXCHANGED // ELEMENT)
+    free = _exchange_for(whole, seconds)
+    compute = _Compute()
+    try:
+        alone = compute.rate(lambda: time.sleep(seconds))
+        beside: list[float] = []
+        shared = compute.rate(lambda: beside.append(_exchange_for(whole, 2 * seconds)))
+    finally:
+        compute.stop()
+    return {"exchange": free / beside[0], "compute": shared / alone}
+
+
+def _exchange_for(whole: torch.Tensor, seconds: float) -> float:
+    """Median seconds of an all-reduce, repeated for about so long; rank 0 says how often."""
+    dist.all_reduce(whole)
+    begin = time.perf_counter()
+    dist.all_reduce(whole)
+    count = torch.tensor([max(3.0, seconds / (time.perf_counter() - begin))])
+    dist.broadcast(count, 0)
+    times = []
+    for _ in range(int(count)):
+        begin = time.perf_counter()
+        dist.all_reduce(whole)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+class _Compute:
+    """A thread that multiplies matrices without end, as a rank's backward pass does, and counts."""
+
+    def __init__(self) -> None:
+        self._left, self._right = torch.ones(256, 256), torch.ones(256, 256)
+        self._count, self._going = 0, True
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._going:
+            torch.mm(self._left, self._right)
+            self._count += 1
+
+    def rate(self, action: Callable[[], object]) -> float:
+        """Products per second while something else is done."""
+        dist.barrier()
+        begin, before = time.perf_counter(), self._count
+        action()
+        return (self._count - before) / (time.perf_counter() - begin)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._going = False
+        self._thread.join()
 
 
 def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:

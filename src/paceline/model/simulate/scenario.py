@@ -1,0 +1,245 @@
+"""A question played as events: what stragglers, failures, asynchrony and other jobs on the link do to a prediction.
+
+Each trouble is added to the ones before it under the same seed, so that the differences say what each costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.catalog import Policy, resolve
+from paceline.errors import InputError
+from paceline.model.calibration import CATALOG_ONLY, Calibration
+from paceline.model.iteration.terms import Factors, Ranks, exchange_seconds, step_terms
+from paceline.model.question import Question, check_question, ranks_of, works_of
+from paceline.model.simulate.training import AsyncRun, Job, SyncRun, simulate_async, simulate_jobs, simulate_sync
+
+__all__ = ["Simulated", "Trouble", "simulate_question"]
+
+Floats = NDArray[np.float64]
+
+MOST_FAILURES = 3.0
+"""Failures to be expected between two checkpoints, above which training practically never gets ahead."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What happens to a run beside computing and exchanging."""
+
+    steps: int = 500
+    straggle: float = 0.0
+    """Probability that a device's step is slowed."""
+    straggle_factor: float = 5.0
+    mtbf: float | None = None
+    """Mean seconds between failures of one device; none means that nothing fails."""
+    restart: float = 300.0
+    """Seconds from a failure until training goes on."""
+    checkpoint_every: int = 100
+    jobs: int = 1
+    """Equal jobs whose exchanges share the links, this one included."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came out for one number of devices."""
+
+    devices: int
+    synchrony: str
+    predicted_step_s: float
+    """The step that `paceline predict` gives: nothing goes wrong, nobody else is there."""
+    step_s: float
+    """Mean seconds of a step (of an update of each worker, where they do not wait) with everything that happens."""
+    quantiles: dict[str, float]
+    """Seconds of the 50th, 90th and 99th percent of steps; empty for asynchronous workers."""
+    samples_per_s: float
+    shares: dict[str, float]
+    """Where the time goes, as shares that sum to one."""
+    num_events: int
+    staleness: float | None = None
+    """Asynchronous: mean number of updates by others between reading weights and updating them."""
+    server_busy: float | None = None
+    """Asynchronous: share of the time in which the servers were busy."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One number of devices, ready to be played."""
+
+    ranks: Ranks
+    compute: Floats
+    """Seconds of forward and backward of each device."""
+    other: float
+    """Seconds of a step beside the slowest device's compute."""
+    exchange: float
+    """Seconds on the link in a step, hidden or not."""
+    hidden: float
+    """What of it overlaps with compute."""
+    jitter: float
+
+    @property
+    def calm(self) -> float:
+        """A step in which nothing happens."""
+        return float(self.compute.max()) + self.other
+
+
+def simulate_question(
+    question: Question, devices: int, trouble: Trouble, *, calibration: Calibration = CATALOG_ONLY
+) -> Simulated:
+    """Play the steps of one number of devices."""
+    check_question(question, (devices,))
+    _check(trouble)
+    policy = resolve(question.framework, question.strategy)
+    setting = _setting(question, devices, policy, calibration)
+    samples = question.batch * question.strategy.accumulate
+    if policy.synchrony == "asynchronous" and devices > 1:
+        return _asynchronous(setting, policy, trouble, samples=samples, calibration=calibration)
+    return _synchronous(setting, trouble, samples=samples)
+
+
+def _check(trouble: Trouble) -> None:
+    least = {"--steps": trouble.steps, "--jobs": trouble.jobs, "--checkpoint-every": trouble.checkpoint_every}
+    for name, value in least.items():
+        if value < 1:
+            raise InputError(f"{name} {value}: expected at least 1")
+    if not 0 <= trouble.straggle <= 1:
+        raise InputError(f"--straggle {trouble.straggle}: expected a probability", hint="for example 0.01")
+    if trouble.straggle_factor < 1:
+        raise InputError(f"--straggle-factor {trouble.straggle_factor}: a straggler is not faster than the others")
+    if (trouble.mtbf is not None and trouble.mtbf <= 0) or trouble.restart < 0:
+        raise InputError("times between failures must be above 0 and restarts not below", hint="--mtbf '1000 h'")
+
+
+def _setting(question: Question, devices: int, policy: Policy, calibration: Calibration) -> _Setting:
+    works = works_of(question)
+    ranks = ranks_of(question, devices, calibration, works)
+    terms = {
+        name: float(values[0])
+        for name, values in step_terms(ranks, policy, calibration, Factors(*(np.ones(1) for _ in range(5)))).items()
+    }
+    compute = np.repeat([work.compute * ranks.accumulate for work in ranks.works], ranks.counts)
+    other = sum(value for name, value in terms.items() if name not in ("forward", "backward", "waiting"))
+    jitter = calibration.jitter if calibration.jitter is not None else max(work.jitter for work in ranks.works)
+    exchange = exchange_seconds(ranks, policy, calibration) if devices > 1 else 0.0
+    return _Setting(ranks, compute, other, exchange, max(0.0, exchange - terms["aggregate"]), jitter)
+
+
+def _synchronous(setting: _Setting, trouble: Trouble, *, samples: int) -> Simulated:
+    contention = _contention(setting, trouble)
+    calm = SyncRun(setting.compute, setting.other, trouble.steps)
+    shared = replace(calm, aggregate=setting.other + contention)
+    jittered = replace(shared, jitter=setting.jitter if len(setting.compute) > 1 else 0.0)
+    straggling = replace(jittered, straggle=trouble.straggle, straggle_factor=trouble.straggle_factor)
+    failing = _with_failures(straggling, trouble)
+    ends = [simulate_sync(run, seed=trouble.seed) for run in (calm, shared, jittered, straggling, failing)]
+    totals = [float(end[-1]) for end in ends]
+    names = ("other jobs", "jitter", "stragglers", "failures")
+    costs = {name: max(0.0, after - before) for name, before, after in zip(names, totals, totals[1:], strict=False)}
+    count = len(setting.compute)
+    return Simulated(
+        devices=count,
+        synchrony="synchronous",
+        predicted_step_s=setting.calm,
+        step_s=totals[-1] / trouble.steps,
+        quantiles=_quantiles(ends[-2]),
+        samples_per_s=samples * count * trouble.steps / totals[-1],
+        shares=_shares(setting, trouble.steps, costs),
+        num_events=trouble.steps,
+    )
+
+
+def _shares(setting: _Setting, steps: int, costs: dict[str, float]) -> dict[str, float]:
+    parts = {"compute": float(setting.compute.max()) * steps, "exchange and rest": setting.other * steps, **costs}
+    total = sum(parts.values())
+    return {name: seconds / total for name, seconds in parts.items() if seconds > 0 or name == "compute"}
+
+
+def _quantiles(ends: Floats) -> dict[str, float]:
+    """Of single steps, failures left out: a restart is no step."""
+    steps = np.diff(ends, prepend=0.0)
+    return {str(percent): float(np.quantile(steps, percent / 100)) for percent in (50, 90, 99)}
+
+
+def _with_failures(run: SyncRun, trouble: Trouble) -> SyncRun:
+    if trouble.mtbf is None:
+        return run
+    every = trouble.checkpoint_every
+    between = every * (float(run.compute.max()) + run.aggregate)
+    expected = between * len(run.compute) / trouble.mtbf
+    if expected > MOST_FAILURES:
+        raise InputError(
+            f"{len(run.compute)} devices fail {expected:.1f} times between two checkpoints, so training gets nowhere",
+            hint=f"checkpoint more often than every {every} steps, or use fewer devices",
+        )
+    return replace(run, failures_per_s=1 / trouble.mtbf, restart=trouble.restart, checkpoint_every=every)
+
+
+def _contention(setting: _Setting, trouble: Trouble) -> float:
+    """Seconds by which a step grows because equal jobs, begun at random moments, share the link."""
+    if trouble.jobs == 1 or not setting.exchange:
+        return 0.0
+    own = min(setting.exchange, setting.calm)
+    starts = np.random.default_rng(trouble.seed).uniform(0.0, setting.calm, trouble.jobs)
+    jobs = [Job(setting.calm - own, own, 100, start=float(start)) for start in starts]
+    ends = simulate_jobs(jobs, 1.0)
+    return max(0.0, float(np.mean((ends - starts) / 100)) - setting.calm)
+
+
+def _asynchronous(
+    setting: _Setting, policy: Policy, trouble: Trouble, *, samples: int, calibration: Calibration
+) -> Simulated:
+    """Workers that do not wait for each other; the servers' queue is what they share."""
+    count, iterations = len(setting.compute), trouble.steps
+    worker, service = _server_times(setting.ranks, policy, calibration)
+    worker = max(0.0, worker - setting.hidden)
+    run = AsyncRun(
+        setting.compute,
+        exchange=worker,
+        service=service * trouble.jobs,
+        iterations=iterations,
+        jitter=setting.jitter,
+        straggle=trouble.straggle,
+        straggle_factor=trouble.straggle_factor,
+    )
+    if trouble.mtbf is not None:
+        run = replace(run, leave_at=np.random.default_rng(trouble.seed + 1).exponential(trouble.mtbf, count))
+    result = simulate_async(run, seed=trouble.seed)
+    if not result.updates:
+        raise InputError("every worker failed before its first update", hint="a longer --mtbf")
+    step = count / result.updates_per_s
+    compute = float(setting.compute.mean()) / step
+    way = min(worker / step, 1 - compute)
+    return Simulated(
+        devices=count,
+        synchrony="asynchronous",
+        predicted_step_s=setting.calm,
+        step_s=step,
+        quantiles={},
+        samples_per_s=samples * result.updates_per_s,
+        shares={"compute": compute, "exchange and rest": way, "queue and stragglers": 1 - compute - way},
+        num_events=result.num_events,
+        staleness=result.staleness,
+        server_busy=result.server_busy,
+    )
+
+
+def _server_times(ranks: Ranks, policy: Policy, calibration: Calibration) -> tuple[float, float]:
+    """Seconds on a worker's way to the servers and back, and seconds that all servers are busy with one worker."""
+    fabric = ranks.fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
+    size = max(work.total_bytes for work in ranks.works) * ranks.element_share
+    many = fabric.hosts > 1
+    per_byte, latency = (
+        (fabric.ports_per_byte, fabric.between_latency) if many else (fabric.inside_per_byte, fabric.inside_latency)
+    )
+    servers = policy.servers or fabric.hosts
+    service = 2 * size * per_byte / servers
+    own = 2 * size * per_byte * (fabric.local if many else 1)
+    return max(0.0, own - service) + 2 * latency, service
