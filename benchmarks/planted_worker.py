@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.bench.frameworks.harness import Job, main
 from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
 
-SIDE = 256
+SIDE = 768
 """Side of the stored images, which are shrunk to the network's input while the step waits."""
 
 
@@ -29,7 +29,7 @@ class SlowFiles(EmulatedSession):
         for index in range(job["batch"]):
             image = torch.randint(256, (3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
             path = folder / f"{index}.bin"
-            path.write_bytes(zlib.compress(bytes(image.flatten().tolist()), 1))
+            path.write_bytes(zlib.compress(image.numpy().tobytes(), 1))
             self.files.append(path)
 
     def step(self, upto: str) -> None:
@@ -47,17 +47,16 @@ class SlowFiles(EmulatedSession):
 
 
 class Bookkeeping(EmulatedSession):
-    """Every step begins by looking at every weight in Python, as a forgotten debugging aid does."""
+    """Every step begins by looking at every weight in Python, as forgotten debugging aids do."""
 
     def step(self, upto: str) -> None:
-        """A step after the inspection."""
-        norm = 0.0
-        for tensor in self.net.parameters():
-            for value in tensor.detach().flatten().tolist():
-                norm += value * value
-                if value != value:
-                    raise ValueError("a weight is not a number")
-        self.norm = norm**0.5
+        """A step after the inspections: numbers at all, their norm, their range, how many are small."""
+        weights = [value for p in self.net.parameters() for value in p.detach().flatten().tolist()]
+        if any(value != value for value in weights):
+            raise ValueError("a weight is not a number")
+        self.norm = sum(value * value for value in weights) ** 0.5
+        self.range = min(weights), max(weights)
+        self.small = sum(1 for value in weights if abs(value) < 1e-6)
         super().step(upto)
 
 

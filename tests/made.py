@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ class Made:
     cores: int = 2
     steps: int = 6
     one_host: bool = False
+    aggregate_by_launch: tuple[float, ...] = ()
+    """Seconds of exposed exchange in each launch, where they differ."""
+    traced: bool = True
+    """Whether layers and gradients have spans."""
+    exchanges: tuple[tuple[float, float], ...] = ()
+    """Start and seconds of traced exchanges, after the start of the step."""
 
 
 def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str = "made-1", title: str = "") -> Store:
@@ -148,6 +155,8 @@ def _passes(made: Made, factor: float) -> dict[str, float]:
 
 def _steps(made: Made, launch: int) -> tuple[Step, ...]:
     steps = []
+    if made.aggregate_by_launch:
+        made = replace(made, aggregate=made.aggregate_by_launch[launch])
     for rank in range(made.ranks):
         factor = made.rank_factors[rank] if made.rank_factors else 1.0
         for name, seconds in _passes(made, factor).items():
@@ -157,15 +166,17 @@ def _steps(made: Made, launch: int) -> tuple[Step, ...]:
 
 
 def _spans(made: Made) -> tuple[Span, ...]:
+    """Two traced steps of every rank, alike."""
     spans = []
-    for rank in range(made.ranks):
+    for rank, step in itertools.product(range(made.ranks if made.traced else 0), range(2)):
+        spans += [Span(rank, step, "aggregate", "bucket", at, seconds, 1000) for at, seconds in made.exchanges]
         at = made.before_first_layer
         for layer in range(made.gradients):
             seconds = made.forward / made.gradients
-            spans.append(Span(rank, 0, "forward", f"layer{layer}", at, seconds, 1000))
+            spans.append(Span(rank, step, "forward", f"layer{layer}", at, seconds, 1000))
             at += seconds
         for layer in reversed(range(made.gradients)):
             seconds = made.backward / made.gradients
-            spans.append(Span(rank, 0, "backward", f"layer{layer}.weight", at, seconds, 50_000))
+            spans.append(Span(rank, step, "backward", f"layer{layer}.weight", at, seconds, 50_000))
             at += seconds
     return tuple(spans)

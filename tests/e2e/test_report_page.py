@@ -9,7 +9,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from paceline.explain.evidence import load_evidence
 from paceline.explain.explanation import explain_campaign
+from paceline.explain.timeline import measured_step
 from paceline.measurements.results import campaign_results, find_campaign
 from paceline.measurements.store import Store
 from paceline.report.page import render_page
@@ -52,6 +54,18 @@ def test_scaling_points_are_the_measured_throughputs(opened: Opened, written: Wr
     rates = [result.throughput.value for result in campaign_results(store, find_campaign(store, "pages"))]
     drawn = sorted(value for trace in traces for value in trace)
     assert drawn == pytest.approx(sorted(rates), rel=1e-5)
+
+
+def test_exchanges_of_real_steps_are_on_the_timeline_and_hold_every_gradient(opened: Opened, written: Written) -> None:
+    evidence = load_evidence(Store(written.store), find_campaign(Store(written.store), "pages"))
+    for case in evidence:
+        spans = [span for span in measured_step(case) if span.rank == 0]
+        moved, made = (
+            sum(span.size_bytes or 0 for span in spans if span.phase == phase) for phase in ("aggregate", "backward")
+        )
+        assert moved == (made if case.run.ranks > 1 else 0)
+    drawn = opened.page.evaluate("JSON.parse(document.getElementById('figures').textContent)['timeline-plot-0'].data")
+    assert {"rank 0 aggregate", "rank 1 aggregate"} <= {row for trace in drawn for row in trace["y"]}
 
 
 def test_another_gap_can_be_chosen_and_the_timeline_zoomed_by_keyboard(opened: Opened) -> None:

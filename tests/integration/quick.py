@@ -16,6 +16,8 @@ import paceline.cli.run as run
 from paceline.bench.job import Order, Process, rank_processes
 from paceline.spec.study import Case
 
+STUBBORN = 7
+"""A batch with which nothing overlaps that was asked to."""
 WORKER = Path(__file__).parent / "quick_worker.py"
 
 
@@ -26,7 +28,7 @@ class Quick:
         return "pytorch"
 
     def refusal(self, case: Case) -> str | None:
-        return None
+        return "it cannot overlap" if case.batch == STUBBORN and case.strategy.overlap else None
 
     def processes(self, order: Order) -> list[Process]:
         from dataclasses import replace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from paceline.bench.frameworks.harness import Job, Session, main
 
@@ -16,6 +17,8 @@ class QuickSession(Session):
         self.labels: list[str] = []
         self.last = rank == job["ranks"] - 1
         self.count = 0
+        self.late = job["ranks"] > 1 and job["strategy"]["overlap"] is False
+        self.traced = 2 if job["ranks"] > 1 else 0
 
     def step(self, upto: str) -> None:
         self.count += 1
@@ -27,6 +30,15 @@ class QuickSession(Session):
             if self.batch == HUNGRY:
                 raise MemoryError("the planted hunger")
         time.sleep(0.0005)
+        if self.late and upto not in ("forward", "compute"):
+            time.sleep(0.003)
+
+    def trace(self, step: int) -> list[dict[str, Any]]:
+        """Two gradients, if there is anybody to exchange them with."""
+        size = {"step": step, "seconds": 0.0002, "size_bytes": 2**21}
+        return [
+            {**size, "phase": "backward", "name": f"layer{n}.weight", "start_s": 0.0002 * n} for n in range(self.traced)
+        ]
 
 
 main(QuickSession)

@@ -24,6 +24,29 @@ phase_steps = 2
 """
 
 
+GAP = """
+name = "gap"
+networks = ["lenet"]
+frameworks = ["pytorch"]
+devices = [2]
+batch = [{batch}]
+
+[[strategy]]
+name = "beside"
+
+[[strategy]]
+name = "after"
+overlap = false
+
+[protocol]
+launches = 2
+max_launches = 2
+warmup = 2
+steps = 20
+phase_steps = 3
+"""
+
+
 @pytest.fixture
 def steady(quick, study_file):
     quick("run", str(study_file(STUDY)))
@@ -40,6 +63,18 @@ def test_advice_is_tried_and_both_gains_stand_side_by_side(steady):
     assert {campaign["study"] for campaign in campaigns} == {"steady", "steady.confirm"}
     again = steady.json("explain", "steady")
     assert all(finding["measured_gain"] is None for finding in again["findings"])
+
+
+@pytest.mark.parametrize(("batch", "side"), [(8, "slower"), (7, "faster")])
+def test_a_cause_of_a_gap_is_tried_on_the_side_that_can_change_it(quick, study_file, batch, side):
+    quick("run", str(study_file(GAP.replace("{batch}", str(batch)))))
+    (gap,) = quick.json("explain", "gap", "--confirm", "--most", "0")["gaps"]
+    assert sum(bar["seconds"] for bar in gap["bars"]) == pytest.approx(gap["seconds"], abs=1e-9)
+    bars = {bar["cause"]: bar for bar in gap["bars"]}
+    assert bars["overlap"]["tried"].startswith(f"the {side} side, pytorch/ddp, with overlap = ")
+    assert bars["overlap"]["measured_s"]["value"] == pytest.approx(gap["seconds"], rel=0.5)
+    assert bars["unexplained"]["interval"]["low"] <= bars["unexplained"]["interval"]["high"]
+    assert bars["unexplained"]["measured_s"] is None
 
 
 def test_explain_and_report_speak_the_same_three_sentences(steady, tmp_path):

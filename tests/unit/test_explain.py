@@ -57,7 +57,6 @@ def test_equal_ranks_have_no_straggler(tmp_path):
         (Made(backward=0.005, aggregate=0.008, gradients=50, strategy={"bucket": 0.0}), "small_buckets"),
         (Made(io=0.2, input="files"), "slow_input"),
         (Made(before_first_layer=0.05), "fixed_overhead"),
-        (Made(ranks=2, threads=8, cores=2, one_host=True), "oversubscribed_threads"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -71,6 +70,48 @@ def test_a_good_case_has_no_finding(tmp_path):
     assert "No single change" in explanation.summary[-1]
 
 
+@pytest.mark.parametrize("launches", [(0.06, 0.0, 0.05), (0.06,)], ids=["launches that disagree", "one launch"])
+def test_what_may_be_noise_is_not_advised_but_told(tmp_path, launches):
+    made = Made(aggregate=0.05, strategy={"bucket": 65536.0}, launches=len(launches), aggregate_by_launch=launches)
+    explanation = explain(tmp_path, made)
+    assert explanation.findings == ()
+    assert "slow_link" in {finding.cause for finding in explanation.unsure}
+    assert "noise" in explanation.summary[-1]
+
+
+def test_a_slow_rank_beside_others_on_a_host_is_about_its_core_not_its_host(tmp_path):
+    apart, together = (
+        explain(tmp_path / str(one_host), Made(rank_factors=(1.0, 1.4), one_host=one_host)).findings[0]
+        for one_host in (False, True)
+    )
+    assert apart.cause == together.cause == "slow_rank"
+    assert "replace it" in apart.change.what
+    assert "core" in together.change.what
+    assert "replace" not in together.change.what
+
+
+def test_hidden_communication_is_what_was_traced_before_the_last_gradient(tmp_path):
+    made = Made(aggregate=0.03, exchanges=((0.05, 0.03), (0.07, 0.02), (0.11, 0.04)))
+    breakdown = explain(tmp_path, made).cases[0].breakdown
+    assert breakdown.hidden_source == "traced"
+    assert breakdown.hidden_s == pytest.approx(0.03 + 0.01 + 0.01)  # backward ends at 0.12
+    assert [rank.hidden_s for rank in breakdown.ranks] == pytest.approx([0.05, 0.05])
+
+
+def test_hidden_communication_by_the_model_is_called_so(tmp_path):
+    breakdown = explain(tmp_path, Made(aggregate=0.03, strategy={"bucket": 65536.0})).cases[0].breakdown
+    assert breakdown.hidden_source == "model"
+    assert breakdown.hidden_s > 0
+
+
+def test_phases_of_each_rank_sum_to_its_step(tmp_path):
+    breakdown = explain(tmp_path, Made(rank_factors=(1.0, 1.5), aggregate=0.01, update=0.004)).cases[0].breakdown
+    for rank in breakdown.ranks:
+        assert sum(rank.seconds.values()) == pytest.approx(breakdown.step_s.value)
+    waits = [rank.seconds["aggregate"] for rank in breakdown.ranks]
+    assert waits == pytest.approx([0.06 + 0.01, 0.01], rel=0.02)
+
+
 def test_a_small_batch_is_found_by_comparing_batches(tmp_path):
     cases = [Made(batch=size, forward=0.01 + 0.001 * size, backward=0.02 + 0.002 * size) for size in (1, 4)]
     finding = explain(tmp_path, *cases).findings[0]
@@ -78,6 +119,18 @@ def test_a_small_batch_is_found_by_comparing_batches(tmp_path):
     assert finding.trial.batch == 16
     assert finding.gain.value == pytest.approx(1 - (0.03 / 16 + 0.003) / 0.033, abs=0.01)
     assert "accuracy" in finding.change.warning
+
+
+def test_waiting_threads_are_told_from_work_by_two_batches(tmp_path):
+    shared = {"threads": 8, "cores": 2, "one_host": True}
+    alone = explain(tmp_path / "one", Made(**shared))
+    assert first_cause(alone) is None
+    assert "oversubscribed_threads" in {finding.cause for finding in alone.unsure}
+    cases = [Made(batch=size, forward=0.02 + 0.001 * size, backward=0.04 + 0.002 * size, **shared) for size in (8, 32)]
+    found = explain(tmp_path / "two", *cases).findings
+    assert {finding.cause for finding in found} == {"oversubscribed_threads"}
+    assert found[0].gain.value == pytest.approx((0.06 - 20 * 60e-6) / (0.06 + 8 * 0.003), rel=0.02)
+    assert found[0].trial.threads == 1
 
 
 def test_more_ranks_that_do_not_help_are_named(tmp_path):
@@ -97,6 +150,39 @@ def test_bars_sum_to_the_measured_gap(tmp_path):
     assert seconds["overlap"] > 0
     assert gap.bars[-1].cause == "unexplained"
     assert gap.bars[-1].interval is not None
+
+
+def test_a_framework_that_traces_nothing_is_explained_with_the_gradients_of_the_other(tmp_path):
+    slow = Made(aggregate=0.06, framework="tensorflow/multiworker", traced=False)
+    fast = Made(aggregate=0.01, strategy={"bucket": 100_000.0})
+    (gap,) = explain(tmp_path, slow, fast).gaps
+    bars = {bar.cause: bar for bar in gap.bars}
+    assert set(bars) >= {"fusion", "overlap", "link and start-up", "unexplained"}
+    assert sum(bar.seconds for bar in gap.bars) == pytest.approx(gap.seconds, abs=1e-12)
+    assert bars["overlap"].trial.strategy == {"overlap": True}
+    assert bars["overlap"].reverse.strategy == {"overlap": False}
+
+
+def test_compute_that_does_not_depend_on_the_batch_is_a_bar_of_its_own(tmp_path):
+    cases = [
+        Made(batch=size, framework=name, forward=fixed + 0.001 * size, backward=0.002 * size)
+        for name, fixed in (("pytorch/ddp", 0.02), ("jax/data_parallel", 0.005))
+        for size in (8, 32)
+    ]
+    for gap in explain(tmp_path, *cases).gaps:
+        bars = {bar.cause: bar.seconds for bar in gap.bars}
+        assert bars["fixed overhead"] == pytest.approx(0.015, rel=0.05)
+        assert bars["kernels"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_curves_say_what_they_were_calibrated_with_and_no_case_predicts_itself(tmp_path):
+    one, several = Made(ranks=1), Made(ranks=2, aggregate=0.02)
+    (series,) = explain(tmp_path / "one", one, several).series
+    assert series.basis == "this study's own case on several ranks"
+    assert [residual.basis.split(":")[0] for residual in series.residuals[1:]] == ["catalog figures only"]
+    (series,) = explain(tmp_path / "two", one, several, Made(ranks=4, aggregate=0.03)).series
+    assert series.basis == "this study's own 2 cases on several ranks"
+    assert {residual.basis for residual in series.residuals[1:]} == {"the other case of this study on several ranks"}
 
 
 def test_what_ifs_and_sensitivities_move_the_right_way(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from paceline.bench.adapters import adapter_of
 from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.doctor import diagnose
 from paceline.bench.launchers.table import Wish, make_launcher
@@ -18,7 +19,8 @@ from paceline.explain.advice.confirm import Confirmation, bar_with_measured, con
 from paceline.explain.advice.finding import Finding, Trial
 from paceline.explain.evidence import CaseEvidence
 from paceline.explain.explanation import Explanation
-from paceline.explain.gap import Bar, Gap
+from paceline.explain.gap import Gap
+from paceline.explain.waterfall import Bar
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.spec.protocol import Protocol
@@ -52,26 +54,40 @@ class _Tries:
 
     def finding(self, finding: Finding) -> Finding:
         """The finding with its measured gain."""
-        found = self._measured(finding.trial, finding.case_id, finding.title)
-        return with_measured(finding, *found) if found else finding
+        wanted = self._wanted(finding.trial, finding.case_id)
+        if wanted is None or _refused(wanted):
+            return finding
+        return with_measured(finding, *self._measured(wanted, finding.title))
 
     def gap(self, gap: Gap) -> Gap:
-        """The gap with what changing each cause alone really saved."""
+        """The gap with what each cause really takes, where one side can be run with and without it."""
         return replace(gap, bars=tuple(self._bar(bar, gap) for bar in gap.bars))
 
     def _bar(self, bar: Bar, gap: Gap) -> Bar:
-        found = self._measured(bar.trial, gap.slow_id, f"{bar.cause} of {gap.slow}")
-        run = self._evidence(gap.slow_id).run
-        return bar_with_measured(bar, run.batch * run.ranks, *found) if found else bar
+        """Change the slower side if its framework can; else give the cause to the faster side."""
+        reasons = []
+        for trial, case_id, side in ((bar.trial, gap.slow_id, "slower"), (bar.reverse, gap.fast_id, "faster")):
+            wanted = self._wanted(trial, case_id)
+            if wanted is None:
+                continue
+            reason = _refused(wanted)
+            if reason is None:
+                before, after = self._measured(wanted, f"{bar.cause} of {wanted.before.framework}")
+                has, lacks = (before, after) if side == "slower" else (after, before)
+                run = self._evidence(case_id).run
+                tried = f"the {side} side, {run.framework}, with {_changes(wanted)}"
+                return bar_with_measured(bar, run.batch * run.ranks, has=has, lacks=lacks, tried=tried)
+            reasons.append(reason)
+        return replace(bar, tried="not tried: " + "; ".join(reasons)) if reasons else bar
 
-    def _measured(self, trial: Trial | None, case_id: str, title: str) -> Rates | None:
+    def _wanted(self, trial: Trial | None, case_id: str) -> Confirmation | None:
         evidence = self._evidence(case_id)
         try:
-            wanted = confirmation_of(trial, evidence, known().network(evidence.run.network))
+            return confirmation_of(trial, evidence, known().network(evidence.run.network))
         except UnknownName:
             return None
-        if wanted is None:
-            return None
+
+    def _measured(self, wanted: Confirmation, title: str) -> Rates:
         key = f"{wanted.before.id} {wanted.after.id}"
         if key not in self.rates:
             self.rates[key] = _run(wanted, self.explanation, self.store, title=title, quiet=self.quiet)
@@ -79,6 +95,24 @@ class _Tries:
 
     def _evidence(self, case_id: str) -> CaseEvidence:
         return next(case.evidence for case in self.explanation.cases if case.evidence.run.case_id == case_id)
+
+
+def _refused(wanted: Confirmation) -> str | None:
+    """Why the framework cannot run the changed case, if it cannot."""
+    return adapter_of(wanted.after.framework).refusal(wanted.after)
+
+
+def _changes(wanted: Confirmation) -> str:
+    """What differs between both cases, as a study would ask for it."""
+    before, after = wanted.before, wanted.after
+    old, new = before.strategy.model_dump(), after.strategy.model_dump()
+    changed = [f"{name} = {new[name]}" for name in new if name != "name" and new[name] != old[name]]
+    changed += [
+        f"{name} = {getattr(after, name)}"
+        for name in ("threads", "batch", "ranks", "input")
+        if getattr(after, name) != getattr(before, name)
+    ]
+    return ", ".join(changed)
 
 
 def _run(item: Confirmation, explanation: Explanation, store: Store, *, title: str, quiet: bool) -> Rates:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.explain.advice.across import compare_cases
 from paceline.explain.advice.finding import Finding
+from paceline.explain.advice.gains import WORTH_SAYING, is_shown
 from paceline.explain.advice.rules import RULES
 from paceline.explain.evidence import CaseEvidence
 
-__all__ = ["WORTH_SAYING", "find_bottlenecks"]
-
-WORTH_SAYING = 0.05
-"""Share of the time per sample below which a gain is not worth a finding."""
+__all__ = ["Bottlenecks", "find_bottlenecks"]
 
 
-def find_bottlenecks(cases: Sequence[CaseEvidence], *, least: float = WORTH_SAYING) -> tuple[Finding, ...]:
-    """Findings of all cases, the weightiest first."""
+@dataclass(frozen=True)
+class Bottlenecks:
+    """What is advised, and what would be if the launches agreed on it; the weightiest first."""
+
+    shown: tuple[Finding, ...]
+    unsure: tuple[Finding, ...]
+
+
+def find_bottlenecks(cases: Sequence[CaseEvidence]) -> Bottlenecks:
+    """Findings of all cases."""
     good = [case for case in cases if case.result.step_s is not None]
     found = [finding for case in good for rule in RULES if (finding := rule(case)) is not None]
     found += compare_cases(cases)
-    worth = [finding for finding in found if finding.gain.value >= least]
-    return tuple(sorted(worth, key=lambda finding: -finding.weight))
+    ranked = sorted(found, key=lambda finding: -finding.weight)
+    return Bottlenecks(
+        shown=tuple(item for item in ranked if is_shown(item.gain)),
+        unsure=tuple(item for item in ranked if item.gain.value >= WORTH_SAYING and not is_shown(item.gain)),
+    )

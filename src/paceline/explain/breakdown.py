@@ -6,13 +6,20 @@ when the passes that split the step were slower than the clean pass.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from paceline.explain.evidence import CaseEvidence
+from paceline.explain.exchange import exchange_of
+from paceline.measurements.run import Span
 from paceline.measurements.summary import Interval, median_interval, phases_of
 
-__all__ = ["Breakdown", "LayerTime", "Part", "RankPhases", "break_down", "layers_of"]
+__all__ = ["Breakdown", "LayerTime", "Part", "RankPhases", "break_down", "hidden_by_rank", "layers_of"]
+
+HiddenSource = Literal["traced", "timers", "model"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,14 @@ class Part:
 
 @dataclass(frozen=True)
 class RankPhases:
-    """One rank's own phases: its compute alone, before it waits for anybody."""
+    """One rank's phases; its exposed exchange holds the time for which it waits for slower ranks."""
 
     rank: int
     host: str
     seconds: dict[str, float]
+    """By phase, and `other`; they sum to the rank's step."""
+    hidden_s: float | None
+    """Its exchanges beside backward, where they were traced."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,9 @@ class Breakdown:
     step_s: Interval
     parts: tuple[Part, ...]
     hidden_s: float | None
-    """Communication that ran beside the backward pass; None if the framework's timers do not tell."""
+    """Communication that ran beside the backward pass; None if nobody can tell."""
+    hidden_source: HiddenSource | None
+    """Who says so: exchanges that were traced, the framework's own timers, or the model."""
     ranks: tuple[RankPhases, ...]
     layers: tuple[LayerTime, ...]
 
@@ -74,6 +86,8 @@ def break_down(evidence: CaseEvidence) -> Breakdown | None:
     result = evidence.result
     if result.step_s is None or not result.phases:
         return None
+    ranks = _ranks(evidence)
+    hidden_s, hidden_source = _hidden(evidence, ranks)
     split = [phases_of(passes) for passes in evidence.launches.passes]
     total = sum(result.phases.values())
     parts = tuple(
@@ -86,8 +100,9 @@ def break_down(evidence: CaseEvidence) -> Breakdown | None:
         network=evidence.run.network,
         step_s=result.step_s,
         parts=parts,
-        hidden_s=_hidden(result.native, result.phases["aggregate"]),
-        ranks=_ranks(evidence),
+        hidden_s=hidden_s,
+        hidden_source=hidden_source,
+        ranks=ranks,
         layers=layers_of(evidence),
     )
 
@@ -100,25 +115,55 @@ def _around(value: float, sample: list[float]) -> Interval:
     return Interval(value, min(found.low, value), max(found.high, value))
 
 
-def _hidden(native: dict[str, float], exposed: float) -> float | None:
+def _hidden(evidence: CaseEvidence, ranks: tuple[RankPhases, ...]) -> tuple[float, HiddenSource] | tuple[None, None]:
+    """As traced on the rank that waited least for others, by the framework's own timers, or by the model."""
+    if evidence.run.ranks < 2:
+        return None, None
+    traced = [rank.hidden_s for rank in ranks if rank.hidden_s is not None]
+    if traced:
+        return min(traced), "traced"
+    native, exchange = evidence.result.native, exchange_of(evidence)
     if "ddp_overlap" in native:
-        return native["ddp_overlap"]
+        return native["ddp_overlap"], "timers"
     if "communication" in native:
-        return max(0.0, native["communication"] - exposed)
-    return None
+        return max(0.0, native["communication"] - evidence.result.phases["aggregate"]), "timers"
+    if exchange is not None:
+        return max(0.0, exchange.communication - exchange.exposed), "model"
+    return None, None
 
 
 def _ranks(evidence: CaseEvidence) -> tuple[RankPhases, ...]:
-    forward, compute = evidence.rank_median("forward"), evidence.rank_median("compute")
+    traced = hidden_by_rank(evidence.spans)
     return tuple(
-        RankPhases(
-            rank=rank,
-            host=evidence.host_of(rank),
-            seconds={"forward": forward[rank], "backward": max(0.0, compute[rank] - forward[rank])},
-        )
-        for rank in sorted(compute)
-        if rank in forward
+        RankPhases(rank, evidence.host_of(rank), phases_of(passes), traced.get(rank))
+        for rank, passes in evidence.pass_medians().items()
+        if "clean" in passes and len(passes) > 1
     )
+
+
+def hidden_by_rank(spans: Iterable[Span]) -> dict[int, float]:
+    """Median over traced steps of the time for which exchanges ran before a rank's last gradient was ready."""
+    steps: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.phase in ("backward", "aggregate"):
+            steps[span.rank, span.step].append(span)
+    found: dict[int, list[float]] = defaultdict(list)
+    for (rank, _), parts in steps.items():
+        ready = max((part.start_s + part.seconds for part in parts if part.phase == "backward"), default=0.0)
+        exchanges = sorted((p.start_s, p.start_s + p.seconds) for p in parts if p.phase == "aggregate")
+        if exchanges:
+            found[rank].append(_covered(exchanges, ready))
+    return {rank: median(seconds) for rank, seconds in found.items()}
+
+
+def _covered(stretches: list[tuple[float, float]], until: float) -> float:
+    """How much of the time until a moment lies in any of these stretches, which are sorted."""
+    total = reached = 0.0
+    for begin, end in stretches:
+        begin, end = max(begin, reached), min(end, until)
+        total += max(0.0, end - begin)
+        reached = max(reached, end)
+    return total
 
 
 def layers_of(evidence: CaseEvidence, rank: int = 0) -> tuple[LayerTime, ...]:

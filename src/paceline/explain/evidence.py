@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -16,7 +15,7 @@ from paceline.errors import UnknownName
 from paceline.measurements.results import CaseResult, Launches, load_launches, results_of
 from paceline.measurements.run import Run, Span
 from paceline.measurements.store import Store
-from paceline.measurements.tables import RankStep, rank_steps, read_spans
+from paceline.measurements.tables import RankPass, rank_passes, read_spans
 from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.strategy import Strategy
 
@@ -29,10 +28,10 @@ class CaseEvidence:
 
     result: CaseResult
     launches: Launches
-    rank_steps: tuple[RankStep, ...]
-    """Timed steps of every rank in the passes without exchange, where each rank's time is its own."""
+    rank_passes: tuple[RankPass, ...]
+    """Every pass of every rank and launch; with steps where nothing is exchanged and a rank's time is its own."""
     spans: tuple[Span, ...]
-    """Layers and gradients inside the traced steps of one launch."""
+    """Layers, gradients and exchanges inside the traced steps of one launch."""
 
     @property
     def run(self) -> Run:
@@ -72,6 +71,24 @@ class CaseEvidence:
             return ()
         return place(self.cluster, self.run.ranks, spread=self.run.case.get("placement") == "spread")
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether compute is only timed waiting, which needs no core."""
+        return any(item.device.emulation is not None for item in self.placed)
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on the fullest host; hosts of a virtual cluster are all the same machine."""
+        hosts = [item.host for item in self.placed] if self.run.launcher != "virtual" else []
+        return max((hosts.count(host) for host in hosts), default=self.run.ranks)
+
+    @cached_property
+    def shares_cores(self) -> bool:
+        """Whether exchanges need the very cores that compute: ranks on processors that fill every core of a host."""
+        if self.is_emulated or any(item.device.kind != "cpu" for item in self.placed):
+            return False
+        return (self.run.environment.threads or 1) * self.ranks_per_host >= self.run.environment.cores
+
     def host_of(self, rank: int) -> str:
         """Name of the rank's host."""
         if self.cluster is None or not self.placed:
@@ -83,15 +100,22 @@ class CaseEvidence:
     def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
         """Seconds by pass, rank and launch."""
         found: dict[str, dict[int, dict[str, list[float]]]] = {}
-        for step in self.rank_steps:
-            ranks = found.setdefault(step.pass_name, {})
-            ranks.setdefault(step.rank, {}).setdefault(step.run, []).append(step.seconds)
+        for item in self.rank_passes:
+            if item.steps:
+                found.setdefault(item.pass_name, {}).setdefault(item.rank, {})[item.run] = item.steps
         return found
 
     def rank_median(self, pass_name: str) -> dict[int, float]:
         """Each rank's median of one pass, all launches together."""
         times = self.rank_times.get(pass_name, {})
         return {rank: median(s for found in times[rank].values() for s in found) for rank in sorted(times)}
+
+    def pass_medians(self) -> dict[int, dict[str, float]]:
+        """Median seconds of every pass by rank, over launches."""
+        found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for item in self.rank_passes:
+            found[item.rank][item.pass_name].append(item.median_s)
+        return {rank: {name: median(seconds) for name, seconds in found[rank].items()} for rank in sorted(found)}
 
 
 def case_label(run: Run) -> str:
@@ -117,23 +141,18 @@ def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
     launches = load_launches(store, campaign)
     results = {result.run.case_id: result for result in results_of(launches)}
     by_case = {item.first.case_id: item for item in launches}
-    good = [run.id for item in launches for run in item.runs if run.outcome == "ok"]
-    steps = _by_run(rank_steps(store, good, passes=("forward", "compute")))
+    good = [run.id for case in launches for run in case.runs if run.outcome == "ok"]
+    passes: dict[str, list[RankPass]] = defaultdict(list)
+    for item in rank_passes(store, good, steps_of=("forward", "compute")):
+        passes[item.run].append(item)
     traced = [next((r.id for r in item.runs if r.outcome == "ok"), None) for item in launches]
     spans = read_spans(store, [name for name in traced if name])
     return tuple(
         CaseEvidence(
             result=result,
             launches=by_case[case_id],
-            rank_steps=tuple(step for run in by_case[case_id].runs for step in steps.get(run.id, ())),
+            rank_passes=tuple(item for run in by_case[case_id].runs for item in passes.get(run.id, ())),
             spans=spans.get(result.run.id, ()),
         )
         for case_id, result in results.items()
     )
-
-
-def _by_run(steps: Iterable[RankStep]) -> dict[str, list[RankStep]]:
-    found: dict[str, list[RankStep]] = defaultdict(list)
-    for step in steps:
-        found[step.run].append(step)
-    return found

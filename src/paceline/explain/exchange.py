@@ -1,7 +1,8 @@
 """What a case's gradient exchange costs, seen through the model: two numbers that agree with what was measured.
 
     cost of a bucket = startup + bytes x per_byte
-    exposed          = the model's recurrence over buckets, when they overlap with backward; their sum, when not
+    exposed          = the model's recurrence over buckets, when they overlap with backward; their sum, when not,
+                       and where exchanges need the very cores that compute
 
 Gradients, their sizes and the order in which they are ready come from the traced steps. Start-up starts from the link's
 latency and the usual cost of one call; bytes account for what then is missing to the exposed time that was measured.
@@ -10,7 +11,6 @@ latency and the usual cost of one call; bytes account for what then is missing t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from statistics import median
@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.explain.evidence import CaseEvidence
+from paceline.measurements.summary import phases_of
 from paceline.model.iteration.fusion import bucket_bytes, buckets_of_size, optimal_buckets
 from paceline.model.iteration.recurrence import exposed_fifo, exposed_none
 
-__all__ = ["Exchange", "exchange_of"]
+__all__ = ["Exchange", "exchange_like", "exchange_of", "exchanges_by_launch", "gradients_of"]
 
 CALL_S = 150e-6
 """Usual cost of one exchange beside the link's own latency: a call through Gloo or gRPC on a processor."""
@@ -30,7 +31,8 @@ FASTEST_PER_BYTE = 1 / 2e9
 """Moving and adding gradients through a processor's memory; no link makes an exchange faster than that here."""
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Gradients = tuple[tuple[float, ...], tuple[float, ...]]
+"""Sizes, and seconds after the start of backward at which each is ready, in that order."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Exchange:
     overlap: bool
     startup: float
     per_byte: float
+    contended: bool = False
+    """Exchanges need the cores that compute, so that what runs beside backward takes as long from it: nothing hides."""
 
     @property
     def num_exchanges(self) -> int:
@@ -69,7 +73,13 @@ class Exchange:
     @property
     def exposed(self) -> float:
         """Seconds by which the exchanges outlast backward."""
-        return _exposed(self.bucket_ready, self.cost(self.bucket_sizes), overlap=self.overlap)
+        costs = self.cost(self.bucket_sizes)
+        return float(exposed_fifo(self.bucket_ready, costs) if self.hides else exposed_none(costs))
+
+    @property
+    def hides(self) -> bool:
+        """Whether exchanges can hide behind backward."""
+        return self.overlap and not self.contended
 
     @cached_property
     def bucket_sizes(self) -> Floats:
@@ -106,12 +116,38 @@ class Exchange:
 @lru_cache(maxsize=4096)
 def exchange_of(evidence: CaseEvidence) -> Exchange | None:
     """The exchange of a case; None with one rank, without spans or with a policy that nobody knows."""
-    policy, result = evidence.policy, evidence.result
-    gradients = _gradients(evidence)
-    if evidence.run.ranks < 2 or policy is None or not gradients or not result.phases:
+    return _exchange(evidence, gradients_of(evidence), evidence.result.phases)
+
+
+def exchange_like(evidence: CaseEvidence, traced: CaseEvidence) -> Exchange | None:
+    """The exchange of a case that traced nothing, with the gradients of another case of the same network.
+
+    Their sizes are the network's; they are taken to be ready at the same shares of backward.
+    """
+    return exchange_of(evidence) or _exchange(evidence, gradients_of(traced), evidence.result.phases)
+
+
+@lru_cache(maxsize=4096)
+def exchanges_by_launch(evidence: CaseEvidence) -> tuple[tuple[float, tuple[Exchange, ...]], ...]:
+    """For each launch its step and its exchange, fitted with a call that costs half and twice the usual."""
+    found = []
+    for passes in evidence.launches.passes:
+        fits = [
+            _exchange(evidence, gradients_of(evidence), phases_of(passes), call=CALL_S * factor)
+            for factor in (0.5, 1.0, 2.0)
+        ]
+        found.append((passes["clean"], tuple(fit for fit in fits if fit is not None)))
+    return tuple(item for item in found if item[1])
+
+
+def _exchange(
+    evidence: CaseEvidence, gradients: Gradients | None, phases: dict[str, float], *, call: float = CALL_S
+) -> Exchange | None:
+    policy = evidence.policy
+    if evidence.run.ranks < 2 or policy is None or not gradients or not phases:
         return None
     sizes, ready = gradients
-    total = result.phases["backward"]
+    total = phases["backward"]
     scaled = tuple(time * total / ready[-1] for time in ready) if ready[-1] > 0 else ready
     factor = 0.5 if policy.compression == "float16" else 1.0
     plain = Exchange(
@@ -119,13 +155,15 @@ def exchange_of(evidence: CaseEvidence) -> Exchange | None:
         ready=scaled,
         last=tuple(range(len(sizes))),
         overlap=policy.overlap,
-        startup=_startup(evidence),
+        startup=call + _hops(evidence),
         per_byte=FASTEST_PER_BYTE,
+        contended=evidence.shares_cores,
     )
-    return _fitted(_bundled(plain, evidence), result.phases["aggregate"])
+    return _fitted(_bundled(plain, evidence), phases["aggregate"])
 
 
-def _gradients(evidence: CaseEvidence, rank: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+@lru_cache(maxsize=4096)
+def gradients_of(evidence: CaseEvidence, rank: int = 0) -> Gradients | None:
     """Sizes and median ready times after the start of backward, in the order of readiness."""
     ends: dict[str, list[float]] = defaultdict(list)
     sizes: dict[str, float] = {}
@@ -141,21 +179,21 @@ def _gradients(evidence: CaseEvidence, rank: int = 0) -> tuple[tuple[float, ...]
     return tuple(sizes[name] for name in order), tuple(median(ends[name]) for name in order)
 
 
-def _startup(evidence: CaseEvidence) -> float:
-    """Latency of every hop of a ring through the ranks, and the call itself."""
+def _hops(evidence: CaseEvidence) -> float:
+    """Latency of every hop of a ring through the ranks."""
     cluster, ranks = evidence.cluster, evidence.run.ranks
     used = {item.host for item in evidence.placed}
     if cluster is None or not used:
-        return CALL_S
+        return 0.0
     links = [cluster.hosts[index].link if len(used) > 1 else cluster.hosts[index].inside for index in used]
-    return CALL_S + 2 * (ranks - 1) * max(link.latency for link in links)
+    return 2 * (ranks - 1) * max(link.latency for link in links)
 
 
 def _bundled(exchange: Exchange, evidence: CaseEvidence) -> Exchange:
     """In the buckets that the framework's policy makes of them."""
     policy = evidence.policy
     assert policy is not None
-    if policy.fusion == "all" or policy.aggregation == "parameter_server":
+    if policy.fusion == "all":
         return exchange.rebucketed(float("inf"))
     if policy.fusion == "bytes" and policy.bucket is not None:
         first = policy.first_bucket if policy.overlap else None
@@ -165,30 +203,17 @@ def _bundled(exchange: Exchange, evidence: CaseEvidence) -> Exchange:
 
 
 def _fitted(exchange: Exchange, measured: float) -> Exchange:
-    """With seconds per byte such that the exposed time is the measured one; start-up shrinks if it alone exceeds it."""
+    """With seconds per byte such that the exposed time is the measured one; start-up shrinks if it alone exceeds it.
+
+    Exposed is the largest, over buckets k, of what is sent from k on and began only when k was ready: linear in
+    start-up and in seconds per byte, so each is found at once.
+    """
     sizes, ready = exchange.bucket_sizes, exchange.bucket_ready
-
-    def exposed(startup: float, per_byte: float) -> float:
-        return _exposed(ready, startup + sizes * per_byte, overlap=exchange.overlap)
-
+    late, count, data = ready[-1] - ready, np.arange(len(sizes), 0, -1), np.cumsum(sizes[::-1])[::-1]
+    if not exchange.hides:
+        late, count, data = np.zeros(1), count[:1], data[:1]
     if exchange.exposed >= measured:
-        bounds = (0.0, exchange.startup)
-        return replace(exchange, startup=_bisect(lambda x: exposed(x, exchange.per_byte), measured, bounds))
-    high = exchange.per_byte
-    while exposed(exchange.startup, high) < measured and high < 1.0:
-        high *= 2
-    bounds = (exchange.per_byte, high)
-    return replace(exchange, per_byte=_bisect(lambda x: exposed(exchange.startup, x), measured, bounds))
-
-
-def _exposed(ready: Floats, costs: Floats, *, overlap: bool) -> float:
-    return float(exposed_fifo(ready, costs) if overlap else exposed_none(costs))
-
-
-def _bisect(grows: Callable[[float], float], target: float, bounds: tuple[float, float]) -> float:
-    """Where a growing function reaches the target; the nearer bound if it does not."""
-    low, high = bounds
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if grows(middle) < target else (low, middle)
-    return (low + high) / 2
+        startup = float(((measured + late - data * exchange.per_byte) / count).min())
+        return replace(exchange, startup=min(exchange.startup, max(0.0, startup)))
+    per_byte = float(((measured + late - count * exchange.startup) / np.maximum(data, 1.0)).min())
+    return replace(exchange, per_byte=max(per_byte, exchange.per_byte))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from paceline.explain.advice.finding import Finding
-from paceline.explain.bottleneck import find_bottlenecks
+from paceline.explain.bottleneck import Bottlenecks, find_bottlenecks
 from paceline.explain.breakdown import Breakdown, break_down
+from paceline.explain.calibrated import sweeps_of
 from paceline.explain.evidence import CaseEvidence, load_evidence
 from paceline.explain.gap import Gap, find_gaps
 from paceline.explain.residual import Series, predict_series
@@ -26,8 +28,16 @@ class CaseExplanation:
     evidence: CaseEvidence
     breakdown: Breakdown | None
     stragglers: tuple[Straggler, ...]
-    what_ifs: tuple[WhatIf, ...]
-    sensitivities: tuple[Sensitivity, ...]
+
+    @cached_property
+    def what_ifs(self) -> tuple[WhatIf, ...]:
+        """The changes that the model can predict; found when asked for."""
+        return what_if(self.evidence)
+
+    @cached_property
+    def sensitivities(self) -> tuple[Sensitivity, ...]:
+        """What halving and doubling each quantity does; found when asked for."""
+        return sensitivities(self.evidence)
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class Explanation:
     series: tuple[Series, ...]
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
+    unsure: tuple[Finding, ...]
+    """What would be advised if the launches agreed on it: within their noise, so it is not."""
     summary: tuple[str, ...]
     """Three sentences: how fast, how it scales, what would help most."""
 
@@ -60,7 +72,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         (item for item in store.read_campaigns() if item["campaign"] == campaign), {"study": campaign}
     )
     evidence = load_evidence(store, campaign)
-    findings = find_bottlenecks(evidence)
+    found = find_bottlenecks(evidence)
     return Explanation(
         campaign=campaign,
         study=str(asked["study"]),
@@ -69,10 +81,11 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         launcher=str(asked.get("launcher", "")),
         text=str(asked.get("text", "")),
         cases=tuple(_case(item) for item in evidence),
-        series=predict_series(evidence),
+        series=predict_series(evidence, sweeps_of(store, evidence)),
         gaps=find_gaps(evidence),
-        findings=findings,
-        summary=summarise(evidence, findings),
+        findings=found.shown,
+        unsure=found.unsure,
+        summary=summarise(evidence, found),
     )
 
 
@@ -81,18 +94,16 @@ def _case(evidence: CaseEvidence) -> CaseExplanation:
         evidence=evidence,
         breakdown=break_down(evidence),
         stragglers=find_stragglers(evidence),
-        what_ifs=what_if(evidence),
-        sensitivities=sensitivities(evidence),
     )
 
 
-def summarise(cases: tuple[CaseEvidence, ...], findings: tuple[Finding, ...]) -> tuple[str, ...]:
+def summarise(cases: tuple[CaseEvidence, ...], found: Bottlenecks) -> tuple[str, ...]:
     """How fast, how it scales, what would help most: one sentence each."""
     good = [case for case in cases if case.result.throughput is not None]
     if not good:
         failed = sum(case.result.num_failed for case in cases)
         return (f"None of the {len(cases)} cases has a result: all {failed} launches failed.",)
-    return (_speed_sentence(good), _scaling_sentence(good), _advice_sentence(good, findings))
+    return (_speed_sentence(good), _scaling_sentence(good), _advice_sentence(good, found))
 
 
 def _speed_sentence(good: list[CaseEvidence]) -> str:
@@ -130,11 +141,14 @@ def _phase_sentence(case: CaseEvidence) -> str:
     return f"Of its {step} step, {largest} takes the largest part, {format_share(shares[largest])}."
 
 
-def _advice_sentence(good: list[CaseEvidence], findings: tuple[Finding, ...]) -> str:
-    if not findings:
-        return "No single change is predicted to save 5 % or more of the time per sample."
-    first = findings[0]
-    return (
-        f"What would help most: {first.change.what} for {first.case}, predicted to save "
-        f"{format_share(first.gain.value)} of the time per sample."
-    )
+def _advice_sentence(good: list[CaseEvidence], found: Bottlenecks) -> str:
+    if found.shown:
+        first = found.shown[0]
+        return (
+            f"What would help most: {first.change.what} for {first.case}, predicted to save "
+            f"{format_share(first.gain.value)} of the time per sample."
+        )
+    if max(len(case.launches.steps) for case in good) < 2:
+        return "One launch of a case shows nothing that would help: measure at least two, so that noise can be told."
+    within = f"; {len(found.unsure)} that might are within the noise of these launches" if found.unsure else ""
+    return f"No single change is shown to save 5 % or more of the time per sample{within}."

@@ -3,7 +3,8 @@
 From the slower step to the faster one, each bar is a difference between measured parts:
 
     input          io + h2d
-    kernels        forward + backward alone, without exchange
+    kernels        forward + backward alone, without exchange, as far as it grows with the batch
+    fixed overhead the part of it that does not, where a study has several batches; else it is among the kernels
     fusion         exposed exchange: what the model says that another number of exchanges changes
     overlap        exposed exchange: what the model says that overlap changes
     server         exposed exchange, where one side uses parameter servers
@@ -15,32 +16,21 @@ From the slower step to the faster one, each bar is a difference between measure
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+
+import numpy as np
 
 from paceline.explain.advice.finding import Trial
 from paceline.explain.evidence import CaseEvidence
-from paceline.explain.exchange import Exchange, exchange_of
-from paceline.measurements.summary import Interval, median_interval, phases_of
+from paceline.explain.waterfall import Bar, difference, exchange_bars
+from paceline.measurements.summary import Interval, phases_of
 from paceline.units import SECONDS
 
-__all__ = ["Bar", "Gap", "explain_gap", "find_gaps"]
+__all__ = ["Gap", "explain_gap", "find_gaps", "fixed_compute"]
 
-
-@dataclass(frozen=True)
-class Bar:
-    """One cause of the gap."""
-
-    cause: str
-    seconds: float
-    """How much of the slower step it takes; negative where the slower one is better."""
-    evidence: str
-    interval: Interval | None = None
-    trial: Trial | None = None
-    """A run of the slower side that changes only this cause."""
-    measured_s: float | None = None
-    """What that run really saved, where it was made."""
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -67,17 +57,18 @@ def find_gaps(cases: Sequence[CaseEvidence], *, most: int = 50) -> tuple[Gap, ..
 
     The largest ratios first, so many at most.
     """
+    split = [case for case in cases if case.result.step_s is not None and case.result.phases]
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
-    for case in cases:
+    for case in split:
         run = case.run
-        if case.result.step_s is not None and case.result.phases:
-            groups[run.network, run.cluster, run.ranks, run.batch, run.launcher].append(case)
+        groups[run.network, run.cluster, run.ranks, run.batch, run.launcher].append(case)
     pairs = []
     for group in groups.values():
         fastest = min(group, key=_step)
         pairs += [(slow, fastest) for slow in group if slow is not fastest and _differs(slow, fastest)]
     pairs.sort(key=lambda pair: _step(pair[1]) / _step(pair[0]))
-    return tuple(explain_gap(slow, fast) for slow, fast in pairs[:most])
+    fixed = fixed_compute(split)
+    return tuple(explain_gap(slow, fast, fixed=fixed) for slow, fast in pairs[:most])
 
 
 def _step(case: CaseEvidence) -> float:
@@ -90,11 +81,11 @@ def _differs(one: CaseEvidence, other: CaseEvidence) -> bool:
     return one.run.ranks > 1 or one.run.framework != other.run.framework or one.run.input != other.run.input
 
 
-def explain_gap(slow: CaseEvidence, fast: CaseEvidence) -> Gap:
-    """The waterfall from the slower case to the faster one."""
+def explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, float] = NOTHING) -> Gap:
+    """The waterfall from the slower case to the faster one; `fixed` says what of a case's compute is so, by its id."""
     assert slow.result.step_s is not None
     assert fast.result.step_s is not None
-    bars = [bar for bar in _bars(slow, fast) if abs(bar.seconds) > 0]
+    bars = [bar for bar in _bars(slow, fast, fixed) if bar.seconds or bar.reverse is not None]
     total = slow.result.step_s.value - fast.result.step_s.value
     rest = total - sum(bar.seconds for bar in bars)
     bars.append(Bar("unexplained", rest, "what no phase accounts for", _rest_interval(slow, fast, rest)))
@@ -109,73 +100,60 @@ def explain_gap(slow: CaseEvidence, fast: CaseEvidence) -> Gap:
     )
 
 
-def _bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
+def _bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:
     return [
         _phase_bar("input", ("io", "h2d"), slow, fast, Trial(input="resident")),
-        _phase_bar("kernels", ("forward", "backward"), slow, fast, None),
-        *_exchange_bars(slow, fast),
+        *_compute_bars(slow, fast, fixed),
+        *exchange_bars(slow, fast),
         _phase_bar("update", ("update",), slow, fast, None),
     ]
+
+
+def _compute_bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:
+    """Kernels, and apart from them what does not depend on the batch, where it is known of both."""
+    threads = fast.run.environment.threads
+    trial = Trial(threads=threads) if threads != slow.run.environment.threads else None
+    whole = _phase_bar("kernels", ("forward", "backward"), slow, fast, trial)
+    ours, theirs = fixed.get(slow.run.case_id), fixed.get(fast.run.case_id)
+    if ours is None or theirs is None:
+        return [whole]
+    words = f"of that, whatever the batch: {SECONDS.format(ours)} against {SECONDS.format(theirs)}"
+    rest = whole.seconds - (ours - theirs)
+    kernels = replace(whole, seconds=rest, interval=_moved(whole.interval, rest))
+    return [kernels, Bar("fixed overhead", ours - theirs, f"{words} (line through the batches of this study)")]
+
+
+def _moved(interval: Interval | None, value: float) -> Interval | None:
+    """The same width about another value."""
+    if interval is None:
+        return None
+    return Interval(value, value - (interval.value - interval.low), value + (interval.high - interval.value))
+
+
+def fixed_compute(cases: Sequence[CaseEvidence]) -> dict[str, float]:
+    """Seconds of forward and backward that do not depend on the batch, by case, where a study has several batches."""
+    groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
+    for case in cases:
+        run = case.run
+        key = (run.network, run.cluster, run.framework, run.strategy, run.input, run.launcher, run.ranks)
+        groups[key].append(case)
+    found = {}
+    for group in groups.values():
+        batches = [float(case.run.batch) for case in group]
+        compute = [case.result.phases["forward"] + case.result.phases["backward"] for case in group]
+        if len(set(batches)) > 1:
+            fixed = float(np.polyfit(batches, compute, 1)[1])
+            found |= {case.run.case_id: min(max(0.0, fixed), own) for case, own in zip(group, compute, strict=True)}
+    return found
 
 
 def _phase_bar(cause: str, names: tuple[str, ...], slow: CaseEvidence, fast: CaseEvidence, trial: Trial | None) -> Bar:
     ours, theirs = (sum(case.result.phases[name] for name in names) for case in (slow, fast))
     words = f"{' + '.join(names)} alone: {SECONDS.format(ours)} against {SECONDS.format(theirs)}"
     samples = [[sum(phases_of(p)[name] for name in names) for p in case.launches.passes] for case in (slow, fast)]
-    return Bar(cause, ours - theirs, words, _difference(samples[0], samples[1], ours - theirs), trial)
-
-
-def _difference(ours: list[float], theirs: list[float], value: float) -> Interval:
-    """Interval of a difference: half-widths add as independent errors do."""
-    one, other = median_interval(ours), median_interval(theirs)
-    below = ((one.value - one.low) ** 2 + (other.high - other.value) ** 2) ** 0.5
-    above = ((one.high - one.value) ** 2 + (other.value - other.low) ** 2) ** 0.5
-    return Interval(value, value - below, value + above)
+    return Bar(cause, ours - theirs, words, difference(samples[0], samples[1], ours - theirs), trial)
 
 
 def _rest_interval(slow: CaseEvidence, fast: CaseEvidence, value: float) -> Interval:
     samples = [[phases_of(passes)["other"] for passes in case.launches.passes] for case in (slow, fast)]
-    return _difference(samples[0], samples[1], value)
-
-
-def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
-    """The difference in exposed exchange, walked through the model one cause at a time."""
-    ours, theirs = slow.result.phases["aggregate"], fast.result.phases["aggregate"]
-    total = ours - theirs
-    one, other = exchange_of(slow), exchange_of(fast)
-    if one is None or other is None:
-        return [Bar("exchange", total, f"exposed: {SECONDS.format(ours)} against {SECONDS.format(theirs)}")]
-    bars, now = [], one
-    if now.last != other.last and len(now.sizes) == len(other.sizes):
-        now, bar = _changed(now, replace(now, last=other.last), "fusion")
-        bars.append(bar)
-    if now.overlap != other.overlap:
-        now, bar = _changed(now, replace(now, overlap=other.overlap), "overlap")
-        bars.append(bar)
-    served = [case.policy is not None and case.policy.aggregation == "parameter_server" for case in (slow, fast)]
-    rest = total - sum(bar.seconds for bar in bars)
-    if rest:
-        cause = "server" if served[0] != served[1] else "link and start-up"
-        bars.append(Bar(cause, rest, _rate_words(one, other), trial=None))
-    return bars
-
-
-def _changed(now: Exchange, then: Exchange, cause: str) -> tuple[Exchange, Bar]:
-    words = {
-        "overlap": f"exposed {SECONDS.format(now.exposed)} as it is, {SECONDS.format(then.exposed)} if overlap changed",
-        "fusion": f"exchanges a step: {now.num_exchanges} against {then.num_exchanges}, "
-        f"exposed {SECONDS.format(now.exposed)} becomes {SECONDS.format(then.exposed)}",
-    }
-    changes: dict[str, dict[str, Any]] = {
-        "overlap": {"overlap": then.overlap},
-        "fusion": {"bucket": round(then.bucket_limit)},
-    }
-    bar = Bar(cause, now.exposed - then.exposed, words[cause] + " (model)", trial=Trial(strategy=changes[cause]))
-    return then, bar
-
-
-def _rate_words(one: Exchange, other: Exchange) -> str:
-    return (
-        f"start-up {SECONDS.format(one.startup)} against {SECONDS.format(other.startup)} an exchange, "
-        f"{one.per_byte * 1e9:.3g} against {other.per_byte * 1e9:.3g} ns a byte"
-    )
+    return difference(samples[0], samples[1], value)

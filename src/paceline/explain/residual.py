@@ -1,7 +1,9 @@
 """Measured against predicted: the curve that one device's profile predicts, and the residual of each term.
 
-The profile comes from the case with the fewest ranks of a series; the model predicts the others from it. Where the
-measured step lies outside the predicted interval, the terms say which part of the model not to trust.
+The profile comes from the case with the fewest ranks of a series; the model predicts the others from it. The curve is
+calibrated with all cases of the campaign on several ranks; each residual with all but its own case, so that it stays a
+prediction, and with the catalog where there is no other. Where the measured step lies outside the predicted interval,
+the terms say which part of the model not to trust.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from statistics import median
 from pydantic import ValidationError
 
 from paceline.errors import PacelineError
+from paceline.explain.calibrated import NO_SWEEPS, Owned, Sweeps, own_calibrations
 from paceline.explain.evidence import CaseEvidence, series_label
+from paceline.measurements.profile import Profile
 from paceline.measurements.run import Span
+from paceline.model.calibration import Calibration
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.profiles import Row, profile_from
 from paceline.model.question import Question
@@ -63,6 +68,8 @@ class Residual:
     predicted_interval: tuple[float, float]
     """90 %."""
     terms: tuple[TermResidual, ...]
+    basis: str
+    """What the prediction was calibrated with; never this case itself."""
 
     @property
     def inside(self) -> bool:
@@ -82,37 +89,57 @@ class Series:
     why_not: str
     """Why there is no curve, if there is none."""
     residuals: tuple[Residual, ...]
+    basis: str
+    """What the curve was calibrated with."""
 
 
-def predict_series(cases: Sequence[CaseEvidence]) -> tuple[Series, ...]:
-    """Every series of a campaign, predicted from its own smallest case."""
+def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) -> tuple[Series, ...]:
+    """Every series of a campaign, predicted from its own smallest case, with the campaign's own calibration if it can.
+
+    `sweeps` holds the fits of stored collective sweeps by cluster.
+    """
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
         run = case.run
         size = run.batch * run.ranks if run.scaling == "strong" else run.batch
         groups[run.network, run.cluster, run.framework, run.strategy, run.input, run.scaling, size].append(case)
-    return tuple(_series(sorted(group, key=lambda case: case.run.ranks)) for group in groups.values())
+    series = [sorted(group, key=lambda case: case.run.ranks) for group in groups.values()]
+    owned = own_calibrations([(group, _profile(group)) for group in series], sweeps)
+    return tuple(_series(group, owned) for group in series)
 
 
-def _series(cases: list[CaseEvidence]) -> Series:
+def _series(cases: list[CaseEvidence], owned: Owned) -> Series:
     label = series_label(cases[0].run)
+    profile = _profile(cases)
+    if isinstance(profile, str):
+        return Series(label, tuple(cases), None, profile, (), "")
+    own = owned.everything(cases[0])
     try:
-        curve = _curve(cases)
+        curve = _curve(cases, profile, own, reach=REACH)
+        residuals = _residuals(cases, profile, owned, known={own: curve})
     except (PacelineError, ValidationError) as error:
-        why = error.message if isinstance(error, PacelineError) else str(error.errors()[0]["msg"])
-        return Series(label, tuple(cases), None, why, ())
-    if curve is None:
-        return Series(label, tuple(cases), None, "a curve needs a case with one rank, and weak scaling", ())
-    known = {prediction.devices: prediction for prediction in curve.predictions}
-    residuals = [_residual(case, known[case.run.ranks]) for case in cases if case.result.phases]
-    return Series(label, tuple(cases), curve, "", tuple(residuals))
+        return Series(label, tuple(cases), None, _reason(error), (), "")
+    return Series(label, tuple(cases), curve, "", residuals, own.source)
 
 
-def _curve(cases: list[CaseEvidence]) -> Curve | None:
+def _reason(error: PacelineError | ValidationError) -> str:
+    return error.message if isinstance(error, PacelineError) else str(error.errors()[0]["msg"])
+
+
+def _profile(cases: list[CaseEvidence]) -> Profile | str:
+    """The profile of the series' one-rank case, or why there is none."""
     smallest = cases[0]
     if smallest.run.ranks != 1 or smallest.cluster is None or smallest.run.scaling == "strong":
-        return None
-    profile = profile_from(smallest.launches, _rows(smallest), jitter=JITTER)
+        return "a curve needs a case with one rank, and weak scaling"
+    try:
+        return profile_from(smallest.launches, _rows(smallest), jitter=JITTER)
+    except (PacelineError, ValidationError) as error:
+        return _reason(error)
+
+
+def _curve(cases: list[CaseEvidence], profile: Profile, calibration: Calibration, *, reach: int) -> Curve:
+    smallest = cases[0]
+    assert smallest.cluster is not None
     question = Question(
         cluster=smallest.cluster,
         framework=smallest.run.framework,
@@ -122,9 +149,9 @@ def _curve(cases: list[CaseEvidence]) -> Curve | None:
         input=smallest.run.input,
     )
     measured = {case.run.ranks for case in cases}
-    far = min(smallest.cluster.num_devices, REACH * max(measured))
-    more = {2**power for power in range(10) if 2**power <= far}
-    return predict_curve(question, tuple(sorted(measured | more)))
+    far = min(smallest.cluster.num_devices, reach * max(measured))
+    more = {2**power for power in range(10) if 2**power <= far} if reach > 1 else set()
+    return predict_curve(question, tuple(sorted(measured | more)), calibration=calibration)
 
 
 def _rows(evidence: CaseEvidence) -> list[Row]:
@@ -139,7 +166,24 @@ def _rows(evidence: CaseEvidence) -> list[Row]:
     ]
 
 
-def _residual(case: CaseEvidence, prediction: Prediction) -> Residual:
+def _residuals(
+    cases: list[CaseEvidence], profile: Profile, owned: Owned, *, known: dict[Calibration, Curve]
+) -> tuple[Residual, ...]:
+    """Each case beside what is predicted of it without having seen it; `known` curves are not drawn again."""
+    found = []
+    for case in cases:
+        if not case.result.phases:
+            continue
+        calibration = owned.without(case)
+        if calibration not in known:
+            known[calibration] = _curve(cases, profile, calibration, reach=1)
+        predictions = known[calibration].predictions
+        predicted = next(item for item in predictions if item.devices == case.run.ranks)
+        found.append(_residual(case, predicted, calibration.source))
+    return tuple(found)
+
+
+def _residual(case: CaseEvidence, prediction: Prediction, basis: str) -> Residual:
     assert case.result.step_s is not None
     terms = [
         TermResidual(phase, case.result.phases[phase], sum(prediction.terms.get(name, 0.0) for name in names))
@@ -152,4 +196,5 @@ def _residual(case: CaseEvidence, prediction: Prediction) -> Residual:
         predicted_step_s=prediction.step_s.value,
         predicted_interval=prediction.step_s.interval_90,
         terms=tuple(terms),
+        basis=basis,
     )

@@ -1,7 +1,7 @@
 """Which rank is slow, where, in which phase, always or now and then, and what that costs.
 
 Ranks are compared in the pass without exchange, where nobody waits for anybody: each time is the rank's own. A rank is
-persistent if it is the slowest in most steps by more than the noise, transient if single steps stand out.
+persistent if it is the slowest in most steps, transient if single steps stand out; both only if launches agree on it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _judge(evidence: CaseEvidence, rank: int, step_s: float, medians: dict[int, 
     costs = [_transient_cost(steps) for steps in evidence.rank_times["compute"][rank].values()]
     if medians[rank] - others > NOTICEABLE * step_s and share > 0.7:
         kind, costs = "persistent", _cost_by_launch(evidence, rank)
-    if not costs or median(costs) < NOTICEABLE * step_s:
+    cost = median_interval(costs) if costs else None
+    if cost is None or cost.value < NOTICEABLE * step_s or cost.low < NOTICEABLE * step_s / 2:
         return None
-    cost = median_interval(costs)
     return Straggler(
         rank=rank,
         host=evidence.host_of(rank),

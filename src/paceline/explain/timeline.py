@@ -39,6 +39,9 @@ def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:
             buckets = list(_buckets(exchange, rank, begin))
             spans += buckets
             end = max(end, buckets[-1].start_s + buckets[-1].seconds)
+        elif phases["aggregate"]:
+            spans.append(_span(rank, "aggregate", "exposed exchange", end, phases["aggregate"]))
+            end += phases["aggregate"]
         spans.append(_span(rank, "update", "update", end, phases["update"]))
     return tuple(spans)
 
@@ -48,7 +51,7 @@ def _buckets(exchange: Exchange, rank: int, begin: float) -> Iterable[Span]:
     sizes = bucket_bytes(np.asarray(exchange.sizes), np.asarray(last))
     costs = exchange.cost(sizes)
     ready = np.asarray(exchange.ready)[last]
-    if not exchange.overlap:
+    if not exchange.hides:
         ready = np.full_like(ready, exchange.ready[-1])
     ends = finish_fifo(ready, costs)
     for index, (size, cost, end) in enumerate(zip(sizes, costs, ends, strict=True)):

@@ -40,9 +40,12 @@ def what_if(evidence: CaseEvidence) -> tuple[WhatIf, ...]:
     step, exchange = evidence.result.step_s, exchange_of(evidence)
     if step is None or exchange is None:
         return ()
-    changed = {
+    overlap = {
         "overlap on": replace(exchange, overlap=True),
         "overlap off": replace(exchange, overlap=False),
+    }
+    changed = {
+        **({} if exchange.contended else overlap),
         "best buckets": exchange.best_buckets(),
         "every gradient by itself": exchange.rebucketed(0.0),
         "link twice as fast": replace(exchange, per_byte=exchange.per_byte / 2),
@@ -77,7 +80,9 @@ def sensitivities(evidence: CaseEvidence) -> tuple[Sensitivity, ...]:
 def _exchange_sensitivities(evidence: CaseEvidence, base: float) -> list[Sensitivity]:
     exchange, backward = exchange_of(evidence), evidence.result.phases["backward"]
     if exchange is None:
-        return [Sensitivity("backward", base - backward / 2, base + backward, base)]
+        exposed = evidence.result.phases["aggregate"]
+        found = {"backward": backward, "exposed aggregate": exposed}
+        return [Sensitivity(name, base - part / 2, base + part, base) for name, part in found.items() if part > 0]
 
     def step(then: Exchange, more: float = 0.0) -> float:
         return base + more + then.exposed - exchange.exposed

@@ -67,15 +67,18 @@ def speedup_interval(
 
 
 def _resampled_medians(values: Floats, seed: int) -> Floats:
-    ordered = np.sort(values[_picks(values.size, seed)], axis=1)
-    medians: Floats = (ordered[:, (values.size - 1) // 2] + ordered[:, values.size // 2]) / 2
+    """Medians of resamples: of sorted values, they are at places that were found once for every size."""
+    lower, upper = _middles(values.size, seed)
+    ordered = np.sort(values)
+    medians: Floats = (ordered[lower] + ordered[upper]) / 2
     return medians
 
 
 @lru_cache(maxsize=64)
-def _picks(size: int, seed: int) -> NDArray[np.int64]:
-    """Which launches each resample holds; the same for every sample of a size, so drawn once."""
-    return np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size))
+def _middles(size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places, among the sorted launches, of the two middle ones of each resample."""
+    picks = np.sort(np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size)), axis=1)
+    return picks[:, (size - 1) // 2].copy(), picks[:, size // 2].copy()
 
 
 def _bounds(estimates: Floats, confidence: float) -> tuple[float, float]:

@@ -13,20 +13,21 @@ from paceline.measurements.run import Span
 from paceline.measurements.sql import hide_progress
 from paceline.measurements.store import Store
 
-__all__ = ["PassTime", "RankStep", "pass_times", "rank_steps", "read_spans"]
+__all__ = ["PassTime", "RankPass", "pass_times", "rank_passes", "read_spans"]
 
 _SPAN_COLUMNS = "rank, step, phase, name, start_s, seconds, size_bytes, source"
 
 
 @dataclass(frozen=True, slots=True)
-class RankStep:
-    """One timed step of one rank."""
+class RankPass:
+    """One pass of one rank of one launch."""
 
     run: str
     pass_name: str
     rank: int
-    step: int
-    seconds: float
+    median_s: float
+    steps: list[float]
+    """Seconds of its timed steps in order, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,19 @@ def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
     return [PassTime(*row) for row in rows]
 
 
-def rank_steps(store: Store, runs: Sequence[str], *, passes: Sequence[str] = ()) -> list[RankStep]:
-    """Timed steps of every rank of these runs; of the clean pass too unless passes are named."""
+def rank_passes(store: Store, runs: Sequence[str], *, steps_of: Sequence[str] = ()) -> list[RankPass]:
+    """Every pass of every rank of these runs, with the single steps of some passes."""
     rows = _ask(
         store,
         runs,
         table="steps",
-        query="""SELECT parse_path(filename)[-2], pass_name, rank, step, seconds
-           FROM read_parquet($files, filename = true)
-           WHERE NOT warmup AND (len($passes) = 0 OR pass_name IN (SELECT unnest($passes))) ORDER BY ALL""",
-        passes=list(passes),
+        query="""SELECT parse_path(filename)[-2] AS run, pass_name, rank, median(seconds),
+               CASE WHEN list_contains($steps_of, pass_name) THEN list(seconds ORDER BY step) ELSE [] END
+           FROM read_parquet($files, filename = true) WHERE NOT warmup GROUP BY run, pass_name, rank
+           ORDER BY run, pass_name, rank""",
+        steps_of=list(steps_of),
     )
-    return [RankStep(*row) for row in rows]
+    return [RankPass(*row) for row in rows]
 
 
 def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]:

@@ -24,7 +24,16 @@ from paceline.model.question import Question, ranks_of, works_of
 from paceline.spec.cluster import Cluster
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Calibrated", "Fitted", "calibrate_store", "fit_distributed", "stored_sweeps", "swept_calibration"]
+__all__ = [
+    "BLANK",
+    "Calibrated",
+    "Fitted",
+    "calibrate_store",
+    "fit_distributed",
+    "label_of",
+    "stored_sweeps",
+    "swept_calibration",
+]
 
 Floats = NDArray[np.float64]
 
@@ -173,6 +182,11 @@ def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> F
 def _label(item: Launches) -> str:
     run = item.first
     return f"{run.network} {run.framework} batch {run.batch}"
+
+
+def label_of(item: Launches) -> str:
+    """By which name `fit_distributed` looks for the profile of a case."""
+    return _label(item)
 
 
 def _source(store: Store, sweeps: tuple[CollectiveFit, ...], many: list[Launches]) -> str:

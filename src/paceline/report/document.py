@@ -19,6 +19,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "study": explanation.study,
         "summary": list(explanation.summary),
         "findings": [asdict(finding) for finding in explanation.findings],
+        "unsure": [asdict(finding) for finding in explanation.unsure],
         "gaps": [{**asdict(gap), "seconds": gap.seconds} for gap in explanation.gaps],
         "cases": [_case(case) for case in explanation.cases],
         "series": [_series(item) for item in explanation.series],
@@ -45,6 +46,7 @@ def _series(item: Series) -> dict[str, Any]:
         "label": item.label,
         "curve": item.curve.as_dict() if item.curve else None,
         "why_not": item.why_not,
+        "basis": item.basis,
         "residuals": [asdict(residual) for residual in item.residuals],
     }
 

@@ -16,6 +16,7 @@ from paceline.explain.residual import Series
 from paceline.explain.whatif import Sensitivity
 from paceline.measurements.run import PHASES, Span
 from paceline.report.markup import plot_text
+from paceline.report.tables import shown_phases
 
 __all__ = ["efficiency", "phase_bars", "residual_bars", "scaling", "timeline", "tornado", "waterfall"]
 
@@ -179,7 +180,8 @@ def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
             )
     hidden = [1e3 * (item.hidden_s or 0.0) for item in shown]
     if any(hidden):
-        bar = _bar(labels, hidden, name="hidden aggregate", role="@aggregate")
+        told = ", ".join(sorted({item.hidden_source for item in shown if item.hidden_source}))
+        bar = _bar(labels, hidden, name=f"hidden aggregate ({told})", role="@aggregate")
         bar["marker"]["pattern"] = {"shape": "/", "fillmode": "replace", "solidity": 0.35, "fgcolor": "@aggregate"}
         bar["offsetgroup"] = "hidden"
         bar["width"] = 0.18
@@ -263,6 +265,7 @@ def waterfall(gap: Gap) -> Figure:
         "marker": {"color": roles},
         "text": texts,
         "textposition": "outside",
+        "constraintext": "none",
         "cliponaxis": False,
         "hovertemplate": "%{x}: %{text} ms<extra></extra>",
     }
@@ -296,17 +299,18 @@ def tornado(items: Sequence[Sensitivity]) -> Figure:
 def residual_bars(series: Sequence[Series]) -> Figure:
     """Measured and predicted seconds of every phase, for the largest case of each series."""
     shown = [item.residuals[-1] for item in series if item.residuals][:4]
+    names = shown_phases(shown)
     traces = []
     for index, item in enumerate(shown):
         for name, values, role in (
-            ("measured", [term.measured_s for term in item.terms], LINES[index]),
-            ("predicted", [term.predicted_s for term in item.terms], f"{LINES[index]}-band"),
+            ("measured", [term.measured_s for term in item.terms if term.phase in names], LINES[index]),
+            ("predicted", [term.predicted_s for term in item.terms if term.phase in names], f"{LINES[index]}-band"),
         ):
             traces.append(
                 {
                     "type": "bar",
                     "name": plot_text(f"{name}: {item.case}"),
-                    "x": [term.phase for term in item.terms],
+                    "x": names,
                     "y": [1e3 * value for value in values],
                     "marker": {"color": role, "line": {"color": LINES[index], "width": 1}},
                     "hovertemplate": f"{name} %{{x}}: %{{y:.3g}} ms<extra></extra>",

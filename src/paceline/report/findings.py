@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from paceline.explain.advice.finding import Finding
 from paceline.measurements.summary import Interval
-from paceline.report.markup import Markup, element
+from paceline.report.markup import Markup, element, join
 from paceline.units import format_share
 
-__all__ = ["findings_section", "gain_words"]
+__all__ = ["findings_section", "gain_words", "unsure_words"]
 
 MOST_OTHERS = 5
 """Further cases of the same cause that are named."""
@@ -24,10 +24,30 @@ def gain_words(gain: Interval) -> str:
     return f"{format_share(gain.value)} of the time per sample ({format_share(gain.low)} to {format_share(gain.high)})"
 
 
-def findings_section(findings: Sequence[Finding]) -> Markup:
-    """The findings, the weightiest first."""
+def unsure_words(unsure: Sequence[Finding]) -> str:
+    """What the launches do not agree on, in one sentence; nothing if there is none."""
+    if not unsure:
+        return ""
+    named = "; ".join(f"{item.title}, {item.case} ({_span(item.gain)})" for item in unsure[:MOST_OTHERS])
+    more = f"; and {len(unsure) - MOST_OTHERS} more" if len(unsure) > MOST_OTHERS else ""
+    return f"Not advised, because it is within the noise of these launches: {named}{more}."
+
+
+def _span(gain: Interval) -> str:
+    if not math.isfinite(gain.low) or not math.isfinite(gain.high):
+        return "one launch: no interval"
+    return f"{format_share(gain.low)} to {format_share(gain.high)}"
+
+
+def findings_section(findings: Sequence[Finding], unsure: Sequence[Finding] = ()) -> Markup:
+    """The findings, the weightiest first, and what is not one because launches disagree."""
+    words = unsure_words(unsure)
+    return join(_list(findings), element("p", words, class_="quiet") if words else None)
+
+
+def _list(findings: Sequence[Finding]) -> Markup:
     if not findings:
-        return element("p", "No single change is predicted to save 5 % or more of the time per sample.")
+        return element("p", "No single change is shown to save 5 % or more of the time per sample.")
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.cause, []).append(finding)

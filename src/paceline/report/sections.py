@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.explain.breakdown import Breakdown
 from paceline.explain.explanation import CaseExplanation, Explanation
+from paceline.explain.residual import Residual, Series
 from paceline.explain.timeline import measured_step, predicted_step
 from paceline.report import figures
 from paceline.report.details import settings_section
@@ -99,7 +100,7 @@ def _scaling(page: Page) -> Markup | None:
     missing = sorted({item.why_not for item in series if item.why_not})
     words = (
         "Points are medians over launches with 95 % intervals; dotted is ideal, "
-        "dashed is what the model predicts from one rank."
+        f"dashed is what the model predicts from one rank{_calibrated(series)}."
     )
     note = (
         element("p", "No prediction for some curves: " + "; ".join(missing) + ".", class_="quiet") if missing else None
@@ -115,6 +116,12 @@ def _scaling(page: Page) -> Markup | None:
         else throughput
     )
     return join(element("p", words, class_="quiet"), plots, note)
+
+
+def _calibrated(series: Sequence[Series]) -> str:
+    """What the drawn curves were calibrated with."""
+    found = sorted({item.basis for item in series if item.basis})
+    return f", calibrated with {' or '.join(found)}" if found else ""
 
 
 def _phases(page: Page) -> Markup | None:
@@ -145,7 +152,7 @@ def _phases(page: Page) -> Markup | None:
 
 def _by_rank(found: Sequence[Breakdown]) -> Markup | None:
     several = [item for item in found if len(item.ranks) > 1][:MOST_CHOICES]
-    return _folded("Each rank's own compute", rank_table(several)) if several else None
+    return _folded("Rank by rank", rank_table(several)) if several else None
 
 
 def _by_layer(found: Sequence[Breakdown]) -> Markup | None:
@@ -188,10 +195,13 @@ def _timeline(page: Page) -> Markup | None:
 
 
 def _interesting(cases: Sequence[CaseExplanation]) -> list[CaseExplanation]:
-    """Cases with several ranks first, the slowest exchange first."""
-    return sorted(
-        cases, key=lambda case: (case.evidence.run.ranks == 1, -case.evidence.result.phases.get("aggregate", 0.0))
-    )
+    """Cases with several ranks first, of these the traced ones, of these the slowest exchange."""
+
+    def key(case: CaseExplanation) -> tuple[bool, bool, float]:
+        exposed = case.evidence.result.phases.get("aggregate", 0.0)
+        return case.evidence.run.ranks == 1, not case.evidence.spans, -exposed
+
+    return sorted(cases, key=key)
 
 
 def _gaps(page: Page) -> Markup | None:
@@ -219,7 +229,7 @@ def _stragglers(page: Page) -> Markup | None:
 
 
 def _whatif(page: Page) -> Markup | None:
-    cases = [case for case in _interesting(page.explanation.good) if case.sensitivities][:MOST_CHOICES]
+    cases = [case for case in _interesting(page.explanation.good) if case.evidence.result.phases][:MOST_CHOICES]
     if not cases:
         return None
     options = [(case.evidence.label, figures.tornado(case.sensitivities)) for case in cases]
@@ -259,13 +269,18 @@ def _residuals(page: Page) -> Markup | None:
     inside = sum(residual.inside for residual in all_of)
     words = (
         f"{inside} of {len(all_of)} measured steps lie in the model's 90 % interval. "
-        "Where a bar differs, do not trust that term."
+        f"Where a bar differs, do not trust that term. {_held_out(all_of)}"
     )
     return join(
         element("p", words),
         page.plot("residual-plot", figures.residual_bars(found), "Measured and predicted phases"),
         _folded("Numbers", residual_table(all_of)),
     )
+
+
+def _held_out(residuals: Sequence[Residual]) -> str:
+    found = sorted({item.basis for item in residuals if item.ranks > 1})
+    return f"No case helped to predict itself: {' or '.join(found)} did." if found else ""
 
 
 def _results(page: Page) -> Markup | None:
@@ -286,7 +301,7 @@ SECTIONS: tuple[Section, ...] = (
     ("phases", "Where the step goes", _phases),
     ("timeline", "One step", _timeline),
     ("gaps", "Why one is slower than another", _gaps),
-    ("findings", "What would help", lambda page: findings_section(page.explanation.findings)),
+    ("findings", "What would help", lambda page: findings_section(page.explanation.findings, page.explanation.unsure)),
     ("stragglers", "Stragglers", _stragglers),
     ("whatif", "What if", _whatif),
     ("residuals", "Measured against predicted", _residuals),

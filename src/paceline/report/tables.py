@@ -13,6 +13,7 @@ from paceline.explain.stragglers import Straggler
 from paceline.measurements.run import PHASES
 from paceline.measurements.summary import Interval
 from paceline.report.markup import Markup, element
+from paceline.report.words import tried_words
 from paceline.units import BYTES, SECONDS, format_share
 
 __all__ = [
@@ -22,8 +23,12 @@ __all__ = [
     "rank_table",
     "residual_table",
     "results_table",
+    "shown_phases",
     "straggler_table",
 ]
+
+SOURCES = {"traced": "traced", "timers": "framework's timers", "model": "model"}
+"""Who says how much communication was hidden."""
 
 
 def table(
@@ -49,6 +54,12 @@ def _cell(content: Markup | str | float | None, right: bool) -> Markup:
 def number(value: float | None, text: str) -> Markup:
     """A cell with the exact value beside its text."""
     return element("td", text, class_="num", data_value=repr(value) if value is not None else None)
+
+
+def two_lines(value: float | None, text: str, below: str) -> Markup:
+    """A cell with a second, quieter line."""
+    quiet = element("span", below, class_="quiet")
+    return element("td", text, element("br"), quiet, class_="num", data_value=repr(value))
 
 
 def half(interval: Interval | None) -> str:
@@ -85,8 +96,9 @@ def _result(case: CaseExplanation) -> list[Markup | str]:
 
 def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
     """Shares of every phase; they sum to one."""
-    names = (*PHASES, "other")
-    columns = ["case", ">step", *(f">{name}" for name in names), ">hidden aggregate"]
+    names = [name for name in (*PHASES, "other") if any(item.part(name).seconds for item in breakdowns)]
+    shown = ["exposed aggregate" if name == "aggregate" else name for name in names]
+    columns = ["case", ">step", *(f">{name}" for name in shown), ">hidden aggregate"]
     rows: list[list[Markup | str | float | None]] = []
     for item in breakdowns:
         parts = [item.part(name) for name in names]
@@ -94,27 +106,33 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
             item.label,
             number(item.step_s.value, SECONDS.format(item.step_s.value)),
         ]
-        cells += [
-            number(part.seconds, f"{format_share(part.share)} ({SECONDS.format(part.seconds)})") for part in parts
-        ]
-        cells.append(SECONDS.format(item.hidden_s) if item.hidden_s is not None else "")
+        cells += [two_lines(part.seconds, format_share(part.share), SECONDS.format(part.seconds)) for part in parts]
+        hidden = item.hidden_s, SECONDS.format(item.hidden_s or 0.0), SOURCES.get(item.hidden_source or "", "")
+        cells.append(two_lines(*hidden) if item.hidden_source else "")
         rows.append(cells)
     return table(columns, rows)
 
 
 def rank_table(breakdowns: Sequence[Breakdown]) -> Markup:
-    """Each rank's own compute, before it waits for anybody."""
+    """Each rank's phases, those that some rank has; they sum to its step."""
+    names = [
+        name for name in (*PHASES, "other") if any(rank.seconds[name] for item in breakdowns for rank in item.ranks)
+    ]
     rows = [
         [
             item.label,
             str(rank.rank),
             rank.host,
-            *(SECONDS.format(rank.seconds[name]) for name in ("forward", "backward")),
+            *(SECONDS.format(rank.seconds[name]) for name in names),
+            SECONDS.format(rank.hidden_s) if rank.hidden_s is not None else "",
         ]
         for item in breakdowns
         for rank in item.ranks
     ]
-    return table(["case", ">rank", "host", ">forward", ">backward"], rows)
+    shown = ["exposed aggregate" if name == "aggregate" else name for name in names]
+    caption = "The exposed aggregate of a rank holds its waiting for slower ones."
+    columns = ["case", ">rank", "host", *(f">{name}" for name in shown), ">hidden aggregate"]
+    return table(columns, rows, caption=caption)
 
 
 def layer_table(item: Breakdown) -> Markup:
@@ -135,14 +153,17 @@ def layer_table(item: Breakdown) -> Markup:
 def gap_table(gap: Gap) -> Markup:
     """Causes of a gap with their evidence; the last row is their sum."""
     rows: list[list[Markup | str | float | None]] = [
-        [bar.cause, number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"), _range(bar.interval), bar.evidence]
+        [
+            bar.cause,
+            number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"),
+            _range(bar.interval),
+            element("td", "; ".join(words for words in (bar.evidence, tried_words(bar)) if words), class_="words"),
+        ]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)
-    rows.append(["sum: the measured gap", number(total, f"{1e3 * total:+.2f}"), "", ""])
-    return table(
-        ["cause", ">ms of the slower step", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}"
-    )
+    rows.append(["all: the measured gap", number(total, f"{1e3 * total:+.2f}"), "", ""])
+    return table(["cause", ">ms", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}")
 
 
 def _range(interval: Interval | None) -> str:
@@ -171,16 +192,23 @@ def straggler_table(found: Sequence[tuple[str, Straggler]]) -> Markup:
     return element("div", table(columns, rows), class_="scroll", tabindex=0, role="region", aria_label="Stragglers")
 
 
+def shown_phases(residuals: Sequence[Residual]) -> list[str]:
+    """Phases of which anything was measured or predicted."""
+    terms = [term for item in residuals for term in item.terms]
+    return [name for name in PHASES if any(t.measured_s or t.predicted_s for t in terms if t.phase == name)]
+
+
 def residual_table(residuals: Sequence[Residual]) -> Markup:
     """Measured, predicted and their difference, phase by phase."""
-    columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in PHASES)]
+    names = shown_phases(residuals)
+    columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in names)]
     rows = [
         [
             item.case,
             SECONDS.format(item.measured_step_s),
             SECONDS.format(item.predicted_step_s),
             f"{SECONDS.format(item.predicted_interval[0])} to {SECONDS.format(item.predicted_interval[1])}",
-            *(f"{1e3 * term.residual_s:+.2f}" for term in item.terms),
+            *(f"{1e3 * term.residual_s:+.2f}" for term in item.terms if term.phase in names),
         ]
         for item in residuals
     ]

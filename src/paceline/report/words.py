@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from paceline.explain.explanation import Explanation
-from paceline.report.findings import gain_words
+from paceline.explain.waterfall import Bar
+from paceline.measurements.summary import Interval
+from paceline.report.findings import gain_words, unsure_words
 from paceline.units import SECONDS, format_share
 
-__all__ = ["explanation_lines"]
+__all__ = ["explanation_lines", "tried_words"]
 
 MOST_FINDINGS = 8
 MOST_GAPS = 4
@@ -39,6 +42,8 @@ def _finding_lines(explanation: Explanation) -> Iterator[str]:
     more = len(explanation.findings) - MOST_FINDINGS
     if more > 0:
         yield f"\n{more} more with --json."
+    if explanation.unsure:
+        yield f"\n{unsure_words(explanation.unsure)}"
 
 
 def _straggler_lines(explanation: Explanation) -> Iterator[str]:
@@ -56,6 +61,20 @@ def _gap_lines(explanation: Explanation) -> Iterator[str]:
     for gap in explanation.gaps[:MOST_GAPS]:
         yield f"\nWhy {gap.slow} takes {SECONDS.format(gap.seconds)} longer than {gap.fast}:"
         for bar in gap.bars:
-            tried = f"; changing it alone saved {1e3 * bar.measured_s:.3f} ms" if bar.measured_s is not None else ""
-            yield f"   {1e3 * bar.seconds:+10.3f} ms  {bar.cause}: {bar.evidence}{tried}"
+            yield f"   {1e3 * bar.seconds:+10.3f} ms  {bar.cause}{_between(bar.interval)}: {bar.evidence}"
+            if words := tried_words(bar):
+                yield f"   {'':13}  {words}"
         yield f"   {1e3 * gap.seconds:+10.3f} ms  the measured gap"
+
+
+def _between(interval: Interval | None) -> str:
+    if interval is None or not math.isfinite(interval.low) or not math.isfinite(interval.high):
+        return ""
+    return f" ({1e3 * interval.low:+.3f} to {1e3 * interval.high:+.3f})"
+
+
+def tried_words(bar: Bar) -> str:
+    """What a run that changed only this cause showed; nothing if none was made."""
+    if bar.measured_s is None:
+        return bar.tried
+    return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+.3f} ms{_between(bar.measured_s)}"

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.explain.advice.finding import Finding, Trial
 from paceline.explain.evidence import CaseEvidence
-from paceline.explain.gap import Bar
+from paceline.explain.waterfall import Bar, difference
 from paceline.measurements.summary import Interval, speedup_interval
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
@@ -74,8 +74,12 @@ def with_measured(finding: Finding, before: list[float], after: list[float]) -> 
     return replace(finding, measured_gain=Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low))
 
 
-def bar_with_measured(bar: Bar, samples: int, before: list[float], after: list[float]) -> Bar:
-    """The bar with the seconds that its trial really saved of a step of so many samples."""
-    if not before or not after:
-        return bar
-    return replace(bar, measured_s=samples / median(before) - samples / median(after))
+def bar_with_measured(bar: Bar, samples: int, *, has: list[float], lacks: list[float], tried: str) -> Bar:
+    """The bar with the seconds that its cause really takes of a step of so many samples.
+
+    The samples per second of launches of a case that has the cause, and of the same case without it.
+    """
+    if not has or not lacks:
+        return replace(bar, tried=f"{tried}: the trial failed")
+    ours, theirs = [samples / rate for rate in has], [samples / rate for rate in lacks]
+    return replace(bar, measured_s=difference(ours, theirs, median(ours) - median(theirs)), tried=tried)

@@ -6,33 +6,24 @@ about the exchange ask the model what the same gradients would cost otherwise (s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from paceline.explain.advice.finding import Change, Finding, Trial
+from paceline.explain.advice.gains import exchange_gain, gain_of, weighty_exchange
 from paceline.explain.evidence import CaseEvidence
-from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange, exchange_of
+from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange
 from paceline.explain.stragglers import find_stragglers
-from paceline.measurements.summary import Interval, median_interval, phases_of
+from paceline.measurements.summary import median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
-__all__ = ["RULES", "Rule", "gain_of", "is_emulated", "make", "ranks_per_host"]
+__all__ = ["RULES", "Rule", "make"]
 
 Rule = Callable[[CaseEvidence], Finding | None]
 
 LINK_FACTOR = 10.0
 """How much faster a link is meant by 'a faster link'."""
-
-
-def gain_of(evidence: CaseEvidence, saved_s: float) -> Interval:
-    """The share of the step that some saved seconds are; its interval is that of the step."""
-    step = evidence.result.step_s
-    assert step is not None
-    value, low, high = (min(1.0, max(0.0, saved_s / seconds)) for seconds in (step.value, step.high, step.low))
-    unknown = not math.isfinite(step.low)
-    return Interval(value, float("-inf"), float("inf")) if unknown else Interval(value, low, high)
 
 
 def make(measured: CaseEvidence, cause: str, title: str, **rest: Any) -> Finding:
@@ -46,8 +37,6 @@ def slow_rank(evidence: CaseEvidence) -> Finding | None:
     if not found:
         return None
     worst = found[0]
-    unequal = len({item.device.model_dump_json() for item in evidence.placed}) > 1
-    how = "give it a smaller part of the batch (`paceline plan`)" if unequal else "look at what else runs on its host"
     return make(
         evidence,
         "slow_rank",
@@ -57,21 +46,30 @@ def slow_rank(evidence: CaseEvidence) -> Finding | None:
             f"it was the slowest in {format_share(worst.share_slowest)} of the steps ({worst.kind})",
             f"{SECONDS.format(worst.cost_s.value)} a step, {SECONDS.format(worst.cost_per_day_s)} of every day",
         ),
-        gain=gain_of(evidence, worst.cost_s.value),
-        change=Change("machine", f"{how}, or replace it by one like the others"),
+        gain=gain_of(evidence, worst.cost_s),
+        change=Change("machine", _for_straggler(evidence, worst.kind)),
     )
+
+
+def _for_straggler(evidence: CaseEvidence, kind: str) -> str:
+    """What to do about a slow rank: a host can be replaced only where the others are on other hosts."""
+    unequal = len({item.device.model_dump_json() for item in evidence.placed}) > 1
+    if len({item.host for item in evidence.placed}) == 1:
+        return "look at what else runs on its core (`top -H`, `paceline doctor`), and pin each rank to cores of its own"
+    if unequal:
+        return "give it a smaller part of the batch (`paceline plan`), or replace it by one like the others"
+    if kind == "transient":
+        return "look at what else runs on its host now and then: daemons, backups, other jobs"
+    return "look at what else runs on its host, or replace it by one like the others"
 
 
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
     """Gradients wait for the end of backward although they could travel during it."""
-    exchange = exchange_of(evidence)
-    if exchange is None or exchange.overlap:
+    exchange = weighty_exchange(evidence)
+    if exchange is None or exchange.overlap or exchange.contended:
         return None
-    better = replace(exchange, overlap=True)
-    more: dict[str, int] = {}
-    if better.num_exchanges == 1:
-        better = better.best_buckets()
-        more = {"bucket": round(better.bucket_limit)}
+    better = _overlapped(exchange)
+    more = {} if better.num_exchanges == exchange.num_exchanges else {"bucket": round(better.bucket_limit)}
     return make(
         evidence,
         "no_overlap",
@@ -80,15 +78,21 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
             *_exchange_facts(evidence, exchange),
             f"with overlap the model leaves {SECONDS.format(better.exposed)} of it exposed",
         ),
-        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        gain=exchange_gain(evidence, lambda now: now.exposed - _overlapped(now).exposed),
         change=Change("setting", f"strategy.overlap = true{_bucket_words(more)} (DistributedDataParallel)"),
         trial=Trial(strategy={"overlap": True, **more}),
     )
 
 
+def _overlapped(exchange: Exchange) -> Exchange:
+    """The same exchange beside backward; a single one must be cut first."""
+    better = replace(exchange, overlap=True)
+    return better.best_buckets() if better.num_exchanges == 1 else better
+
+
 def small_buckets(evidence: CaseEvidence) -> Finding | None:
     """Gradients travel in bundles that are too small, or too large to overlap."""
-    exchange = exchange_of(evidence)
+    exchange = weighty_exchange(evidence)
     if exchange is None or _served(evidence):
         return None
     better = exchange.best_buckets()
@@ -103,20 +107,21 @@ def small_buckets(evidence: CaseEvidence) -> Finding | None:
             f"start-up is {SECONDS.format(exchange.startup)} of each exchange; "
             f"{better.num_exchanges} exchanges of up to {size} would expose {SECONDS.format(better.exposed)}",
         ),
-        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        gain=exchange_gain(evidence, lambda now: now.exposed - now.rebucketed(better.bucket_limit).exposed),
         change=Change("setting", f'strategy.bucket = "{size}" (bucket_cap_mb={better.bucket_limit / 2**20:.2g})'),
         trial=Trial(strategy={"bucket": round(better.bucket_limit)}),
     )
 
 
 def slow_link(evidence: CaseEvidence) -> Finding | None:
-    """Moving the bytes takes longer than compute can hide, even with the best overlap and buckets."""
-    exchange = exchange_of(evidence)
-    if exchange is None:
+    """Moving the bytes takes longer than compute can hide, even with the best overlap and buckets.
+
+    Ranks of one host have no link between them that could be bought.
+    """
+    exchange = weighty_exchange(evidence)
+    if exchange is None or len({item.host for item in evidence.placed}) == 1:
         return None
-    now = replace(exchange, overlap=exchange.overlap).best_buckets() if not _served(evidence) else exchange
-    settings = now if now.exposed < exchange.exposed else exchange
-    faster = replace(settings, per_byte=max(settings.per_byte / LINK_FACTOR, FASTEST_PER_BYTE))
+    faster = _on_faster_link(evidence, exchange)[1]
     ranks = evidence.run.ranks
     rate = 2 * (ranks - 1) / ranks / exchange.per_byte
     return make(
@@ -128,25 +133,38 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
             f"bytes move at {BANDWIDTH.format(rate)} per rank; "
             f"ten times that would expose {SECONDS.format(faster.exposed)}",
         ),
-        gain=gain_of(evidence, settings.exposed - faster.exposed),
+        gain=exchange_gain(evidence, lambda now: _saved_by_link(evidence, now)),
         change=Change("purchase", f"a link of {BANDWIDTH.format(rate * LINK_FACTOR)} or more between the hosts"),
     )
 
 
+def _on_faster_link(evidence: CaseEvidence, exchange: Exchange) -> tuple[Exchange, Exchange]:
+    """With the best settings, as they are and on a faster link: settings come before money."""
+    ports = evidence.run.ranks / evidence.policy.servers if evidence.policy and evidence.policy.servers else 1.0
+    spread = _spread_over(exchange, ports) if _served(evidence) else exchange
+    found = (exchange, spread, spread.best_buckets(), replace(spread, overlap=True).best_buckets())
+    settings = min(found, key=lambda item: item.exposed)
+    return settings, replace(settings, per_byte=max(settings.per_byte / LINK_FACTOR, FASTEST_PER_BYTE))
+
+
+def _saved_by_link(evidence: CaseEvidence, exchange: Exchange) -> float:
+    settings, faster = _on_faster_link(evidence, exchange)
+    return settings.exposed - faster.exposed
+
+
 def hierarchical(evidence: CaseEvidence) -> Finding | None:
     """A flat ring crosses the network with every rank's bytes although hosts have several ranks."""
-    exchange, policy = exchange_of(evidence), evidence.policy
-    hosts = {item.host for item in evidence.placed}
-    local = ranks_per_host(evidence)
-    if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(hosts) < 2 or local < 2:
+    exchange, policy = weighty_exchange(evidence), evidence.policy
+    hosts = [item.host for item in evidence.placed]
+    local = max((hosts.count(host) for host in hosts), default=0)
+    if exchange is None or policy is None or policy.algorithm == "hierarchical" or len(set(hosts)) < 2 or local < 2:
         return None
-    better = replace(exchange, per_byte=max(exchange.per_byte / local, FASTEST_PER_BYTE))
     return make(
         evidence,
         "flat_allreduce",
-        f"One flat ring over {len(hosts)} hosts of {local} ranks",
+        f"One flat ring over {len(set(hosts))} hosts of {local} ranks",
         evidence=_exchange_facts(evidence, exchange),
-        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        gain=exchange_gain(evidence, lambda now: now.exposed - _spread_over(now, local).exposed),
         change=Change("setting", 'strategy.algorithm = "hierarchical"'),
         trial=Trial(strategy={"algorithm": "hierarchical"}),
     )
@@ -154,11 +172,10 @@ def hierarchical(evidence: CaseEvidence) -> Finding | None:
 
 def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
     """All gradients pass through few servers, whose port is full while the workers' are not."""
-    exchange, policy = exchange_of(evidence), evidence.policy
+    exchange, policy = weighty_exchange(evidence), evidence.policy
     if exchange is None or policy is None or not _served(evidence) or not policy.servers:
         return None
     servers, ranks = policy.servers, evidence.run.ranks
-    better = replace(exchange, per_byte=max(exchange.per_byte * servers / ranks, FASTEST_PER_BYTE))
     plural = "server" if servers == 1 else "servers"
     return make(
         evidence,
@@ -168,10 +185,15 @@ def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
             *_exchange_facts(evidence, exchange),
             f"the servers' ports carry {ranks / servers:.3g} times what each worker's does",
         ),
-        gain=gain_of(evidence, exchange.exposed - better.exposed),
+        gain=exchange_gain(evidence, lambda now: now.exposed - _spread_over(now, ranks / servers).exposed),
         change=Change("setting", 'strategy.aggregation = "allreduce", or strategy.servers = 0 (one on every worker)'),
         trial=Trial(strategy={"aggregation": "allreduce", "servers": None}),
     )
+
+
+def _spread_over(exchange: Exchange, ports: float) -> Exchange:
+    """The bytes of one port carried by so many."""
+    return replace(exchange, per_byte=max(exchange.per_byte / ports, FASTEST_PER_BYTE))
 
 
 def slow_input(evidence: CaseEvidence) -> Finding | None:
@@ -218,17 +240,6 @@ def _times(count: int) -> str:
 
 def _served(evidence: CaseEvidence) -> bool:
     return evidence.policy is not None and evidence.policy.aggregation == "parameter_server"
-
-
-def is_emulated(evidence: CaseEvidence) -> bool:
-    """Whether compute is only timed waiting, which needs no core."""
-    return any(item.device.emulation is not None for item in evidence.placed)
-
-
-def ranks_per_host(evidence: CaseEvidence) -> int:
-    """Ranks on the fullest host."""
-    hosts = [item.host for item in evidence.placed]
-    return max((hosts.count(host) for host in hosts), default=evidence.run.ranks)
 
 
 RULES: tuple[Rule, ...] = (

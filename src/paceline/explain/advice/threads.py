@@ -1,83 +1,89 @@
-"""Too many threads for the cores: what crowding costs, fitted where two cases of a study are crowded differently.
+"""Too many threads for the cores: what it costs that they wait for each other at the end of every kernel.
 
-    compute = work * (ranks of the host / cores) * crowding ** exponent,    crowding = threads * ranks / cores
+    compute = fixed + batch * per_sample,    fixed = kernels * (start + waiting of threads)
 
-Two numbers of ranks with the same threads give the exponent; one alone takes a usual value, with a wide interval.
+Waiting does not depend on the batch, so two batches with the same threads tell it from work; what starting kernels
+usually takes is left out. With one batch alone the cost can be anything from nothing on, and nothing is shown.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from paceline.explain.advice.finding import Change, Finding, Trial
-from paceline.explain.advice.rules import gain_of, is_emulated, make, ranks_per_host
+from paceline.explain.advice.gains import gain_of
+from paceline.explain.advice.rules import make
 from paceline.explain.evidence import CaseEvidence
+from paceline.explain.lines import drawn_lines, line_through
 from paceline.measurements.summary import Interval
 from paceline.units import SECONDS
 
-__all__ = ["oversubscribed_threads"]
+__all__ = ["crowding_of", "oversubscribed_threads"]
 
-USUAL, LEAST, MOST = 0.5, 0.1, 1.5
-"""Exponents: without a fit, and the bounds of one."""
+START_S = 60e-6
+"""Usual time to start the kernels of one layer, forward and backward, by one thread of a processor."""
+GUESS = 0.5
+"""Share of compute that crowding may cost, where nothing tells; its interval begins at nothing."""
 
 
-def oversubscribed_threads(case: CaseEvidence, others: Sequence[CaseEvidence]) -> Finding | None:
-    """Ranks of a host have more compute threads than it has cores; `others` differ in the number of ranks only."""
-    threads, cores, compute = case.run.environment.threads, case.run.environment.cores, _compute(case)
-    crowding = _crowding(case)
-    if threads is None or compute is None or crowding is None or crowding <= 1:
+def crowding_of(case: CaseEvidence) -> float:
+    """Compute threads for every core of the fullest host; 0 where nothing is known or compute needs no core."""
+    threads = case.run.environment.threads
+    return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.environment.cores
+
+
+def oversubscribed_threads(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Finding | None:
+    """Ranks of a host have more compute threads than it has cores; `batches` differ in the batch only."""
+    crowding = crowding_of(case)
+    if crowding <= 1 or not case.launches.passes:
         return None
-    crowd = ranks_per_host(case)
+    threads, cores, crowd = case.run.environment.threads, case.run.environment.cores, case.ranks_per_host
     fair = max(1, cores // crowd)
-    exponent = _fitted(case, others)
-    words = "fitted from the cases of this study" if exponent is not None else "assumed: no other case is crowded"
+    waiting = _waiting(case, batches)
+    plural = "rank" if crowd == 1 else "ranks"
     return make(
         case,
         "oversubscribed_threads",
-        f"{crowd} ranks x {threads} threads share {cores} cores",
+        f"{crowd} {plural} x {threads} threads share {cores} cores",
         evidence=(
             f"{crowding:.3g} threads for every core: they wait for each other at the end of every kernel",
-            f"forward and backward take {SECONDS.format(compute)}",
-            f"compute grows with crowding to the power {exponent if exponent is not None else USUAL:.2f} ({words})",
+            _words(case, batches, waiting),
         ),
-        gain=_gain(case, compute, crowding, exponent),
+        gain=gain_of(case, waiting),
         change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
         trial=Trial(threads=fair),
     )
 
 
-def _gain(case: CaseEvidence, compute: float, crowding: float, exponent: float | None) -> Interval:
-    def saved(power: float) -> Interval:
-        return gain_of(case, compute * (1 - crowding**-power))
-
-    if exponent is not None:
-        return saved(exponent)
-    return Interval(saved(USUAL).value, saved(LEAST).value, saved(MOST).value)
-
-
-def _fitted(case: CaseEvidence, others: Sequence[CaseEvidence]) -> float | None:
-    """The exponent by which this case and another with other crowding differ."""
-    mine, crowding = _compute(case), _crowding(case)
-    for other in others:
-        theirs, their_crowding = _compute(other), _crowding(other)
-        if mine is None or theirs is None or not crowding or not their_crowding or crowding == their_crowding:
-            continue
-        if min(crowding, their_crowding) < 1 or other.run.environment.threads != case.run.environment.threads:
-            continue
-        share = ranks_per_host(case) / ranks_per_host(other)
-        power = math.log(mine / theirs / share) / math.log(crowding / their_crowding)
-        return min(MOST, max(LEAST, power))
-    return None
+def _words(case: CaseEvidence, batches: Sequence[CaseEvidence], waiting: Interval) -> str:
+    if len(batches) < 2:
+        return "with one batch alone nothing tells what that costs: measure a second one, or use --confirm"
+    sizes = ", ".join(str(item.run.batch) for item in batches)
+    usual = SECONDS.format(START_S * _num_layers(case))
+    return (
+        f"{SECONDS.format(waiting.value)} of compute do not depend on the batch ({sizes}), "
+        f"beyond the {usual} that starting kernels usually takes"
+    )
 
 
-def _compute(case: CaseEvidence) -> float | None:
-    phases = case.result.phases
-    return phases["forward"] + phases["backward"] if phases else None
+def _waiting(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Interval:
+    """Seconds of compute that do not depend on the batch, beyond the usual."""
+    compute = float(np.median([passes["compute"] for passes in case.launches.passes]))
+    if len(batches) < 2 or not all(item.launches.passes for item in batches):
+        return Interval(GUESS * compute, 0.0, compute)
+    sizes = np.array([float(item.run.batch) for item in batches])
+    samples = [[passes["compute"] for passes in item.launches.passes] for item in batches]
+    usual = START_S * _num_layers(case)
+    fixed, _ = line_through(sizes, np.array([float(np.median(sample)) for sample in samples]))
+    value = float(np.clip(fixed - usual, 0.0, compute))
+    if min(len(sample) for sample in samples) < 2:
+        return Interval(value, float("-inf"), float("inf"))
+    drawn, _ = drawn_lines(sizes, samples)
+    low, high = np.quantile(np.clip(drawn - usual, 0.0, compute), (0.025, 0.975))
+    return Interval(value, min(value, float(low)), max(value, float(high)))
 
 
-def _crowding(case: CaseEvidence) -> float | None:
-    threads = case.run.environment.threads
-    if threads is None or is_emulated(case):
-        return None
-    return threads * ranks_per_host(case) / case.run.environment.cores
+def _num_layers(case: CaseEvidence) -> int:
+    return len({span.name for span in case.spans if span.phase == "forward"})

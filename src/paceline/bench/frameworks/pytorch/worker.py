@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
 
 __all__ = ["TorchSession"]
 
@@ -195,19 +196,22 @@ class TorchSession(Session):
         return {name: data[key] / 1e9 for name, key in names.items() if data.get(key)}
 
     def trace(self, step: int) -> list[dict[str, Any]]:
-        """Spans of each layer's forward and of each gradient's way to being ready."""
+        """Spans of each layer's forward, of each gradient's way to being ready, and of each exchange."""
         spans: list[dict[str, Any]] = []
-        origin = self._now()
-        handles = self._hooks(spans, step, origin)
-        try:
-            self.step("resident")
-            self.sync()
-        finally:
-            for handle in handles:
-                handle.remove()
-        return spans
+        with ExchangeTrace() as exchanges:
+            handles = self._hooks(spans, step)
+            exchanges.begin()
+            origin = self._now()
+            try:
+                self.step("resident")
+                self.sync()
+            finally:
+                for handle in handles:
+                    handle.remove()
+        own = [{**span, "start_s": span["start_s"] - origin} for span in spans]
+        return own + exchanges.spans(step, self.dtype.itemsize)
 
-    def _hooks(self, spans: list[dict[str, Any]], step: int, origin: float) -> list[Any]:
+    def _hooks(self, spans: list[dict[str, Any]], step: int) -> list[Any]:
         began: dict[str, float] = {}
         last = [0.0]
         handles = []
@@ -215,7 +219,7 @@ class TorchSession(Session):
         def add(phase: str, name: str, start: float, size: int) -> None:
             now = self._now()
             seconds = now - start
-            entry = {"step": step, "phase": phase, "name": name, "start_s": start - origin, "seconds": seconds}
+            entry = {"step": step, "phase": phase, "name": name, "start_s": start, "seconds": seconds}
             spans.append({**entry, "size_bytes": size})
             last[0] = now
 

@@ -1,0 +1,67 @@
+"""Exchanges inside one traced step, as PyTorch's profiler sees them on the threads that move the data."""
+
+from __future__ import annotations
+
+from math import prod
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+__all__ = ["ExchangeTrace"]
+
+ORIGIN = "paceline: the step begins"
+OTHERS = ("broadcast", "barrier", "send", "recv")
+"""What ranks exchange beside gradients."""
+
+
+class ExchangeTrace:
+    """Profiles what happens inside it if there are other ranks; they begin together."""
+
+    def __init__(self) -> None:
+        self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+        self._on = dist.is_initialized()
+
+    def __enter__(self) -> ExchangeTrace:
+        if self._on:
+            self._profile.__enter__()
+            dist.barrier()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._on:
+            self._profile.__exit__(kind, error, trace)
+
+    def begin(self) -> None:
+        """The step begins now: spans count from here."""
+        if self._on:
+            with record_function(ORIGIN):
+                pass
+
+    def spans(self, step: int, width: int) -> list[dict[str, Any]]:
+        """One span for each exchange of gradients of `width` bytes each, in the order in which they began."""
+        if not self._on:
+            return []
+        events = list(self._profile.events() or ())
+        origin = next(event.time_range.start for event in events if event.name == ORIGIN)
+        found = [event for event in events if _is_exchange(event.name) and event.time_range.start >= origin]
+        found.sort(key=lambda event: event.time_range.start)
+        return [
+            {
+                "step": step,
+                "phase": "aggregate",
+                "name": f"{event.name.partition(':')[2]} {number} of {len(found)}",
+                "start_s": (event.time_range.start - origin) / 1e6,
+                "seconds": (event.time_range.end - event.time_range.start) / 1e6,
+                "size_bytes": width * sum(prod(shape) for shape in event.input_shapes if shape),
+            }
+            for number, event in enumerate(found, start=1)
+        ]
+
+
+def _is_exchange(name: str) -> bool:
+    backend, colon, what = name.partition(":")
+    return bool(colon) and backend in ("gloo", "nccl", "mpi") and not any(other in what for other in OTHERS)
