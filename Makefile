@@ -60,8 +60,8 @@ test-cluster: engines
 
 test-frameworks: setup
 	$(BIN)/paceline frameworks install all
-	PACELINE_TEST_FRAMEWORKS=1 $(BIN)/pytest tests/integration/frameworks tests/unit/test_frameworks.py
 	$(BIN)/paceline frameworks verify
+	PACELINE_TEST_FRAMEWORKS=1 $(BIN)/pytest tests/integration/frameworks tests/unit/test_frameworks.py -k "not computes"
 
 docs: setup
 	$(BIN)/python tools/reference.py

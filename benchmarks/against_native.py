@@ -1,10 +1,10 @@
 """Paceline's throughput of a framework against that framework's own bare idiomatic loop, in one interleaved run.
 
-Both train LeNet, batch 256 per rank, a core for each rank; Horovod runs two ranks, the others one. They run in turn
+Both train LeNet, batch 128 per rank, a core for each rank; Horovod runs two ranks, the others one. They run in turn
 within one session, so that the machine's mood touches both alike. Passes if the ratio of medians is at
 least 0.97 for every framework.
 
-    .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] [--pairs 5] [--json]
+    .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] [--pairs 6] [--json]
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def main() -> None:
     """Run the pairs, print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("frameworks", nargs="*", default=list(ENVIRONMENTS))
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = options.frameworks or list(ENVIRONMENTS)

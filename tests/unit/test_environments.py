@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.bench import environments
 from paceline.bench.environments import Recipe, environment_python, find_environment, prepare, worker_path
+from paceline.bench.recipes import Workshop
 from paceline.errors import EnvironmentFailed, UnknownName
 
 
@@ -20,9 +22,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     package.mkdir()
     (package / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
-        '[project]\nname = "tiny-thing"\nversion = "1"\n'
+        '[project]\nname = "tiny-thing"\nversion = "1"\n[project.scripts]\ntiny = "tiny_thing:main"\n'
     )
-    (package / "tiny_thing.py").write_text("VALUE = 42\n")
+    (package / "tiny_thing.py").write_text("VALUE = 42\ndef main():\n    print(VALUE)\n")
     wheel = [str(Path(environments.sys.executable)), "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(wheel, cwd=package, check=True, capture_output=True)
     (tmp_path / "lock.txt").write_text("tiny-thing==1\n")
@@ -52,6 +54,7 @@ def test_an_environment_is_made_once(recipe: Recipe, tmp_path: Path) -> None:
         text=True,
     )
     assert output.stdout == "42\n"
+    assert subprocess.run([folder / "bin" / "tiny"], check=True, capture_output=True, text=True).stdout == "42\n"
     again: list[str] = []
     prepare("tiny", again.append)
     assert again == []
@@ -67,6 +70,33 @@ def test_a_failed_install_leaves_nothing(
         prepare("tiny")
     assert left_behind(tmp_path) == []
     assert find_environment("tiny") is None
+
+
+def test_a_step_that_fails_half_way_leaves_nothing_and_can_be_tried_again(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a framework that is built from source: its packages are there already when the build fails."""
+
+    def build(workshop: Workshop) -> None:
+        assert (workshop.packages / "tiny_thing.py").exists()
+        workshop.run([str(workshop.python), "-c", "print('compiling'); raise SystemExit(3)"])
+
+    monkeypatch.setitem(environments.RECIPES, "tiny", dataclasses.replace(recipe, steps=(build,)))
+    with pytest.raises(EnvironmentFailed, match="compiling"):
+        prepare("tiny")
+    assert left_behind(tmp_path) == []
+    monkeypatch.setitem(environments.RECIPES, "tiny", recipe)
+    made = prepare("tiny")
+    assert left_behind(tmp_path) == [made.name]
+
+
+def test_what_a_killed_install_left_is_cleared_away(recipe: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "environments" / f"tiny-{recipe.digest}.tmp-killed"
+    folder.mkdir(parents=True)
+    assert find_environment("tiny") is None
+    assert left_behind(tmp_path) == [folder.name]
+    made = prepare("tiny")
+    assert left_behind(tmp_path) == [made.name]
 
 
 def test_two_at_once_do_not_collide(recipe: Recipe, tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
     if missing:
         hint = f"install {', '.join(missing)} with this machine's package manager"
         raise EnvironmentFailed(f"the {recipe.name} environment needs {', '.join(missing)}", hint=hint)
+    for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of an install that was killed: the lock is ours now
+        shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
     workshop = Workshop(building, home() / "cache" / folder.name, recipe.lock, progress)
     try:
@@ -138,8 +140,18 @@ def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
             step(workshop)
         progress("trying it out")
         workshop.run([str(building / recipe.python), "-c", recipe.smoke], env=recipe.variables(building))
+        _readdress(building, folder)
         building.rename(folder)
     except OSError as error:
         raise EnvironmentFailed(f"cannot make the {recipe.name} environment: {error}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _readdress(building: Path, folder: Path) -> None:
+    """Programs of an environment name its interpreter by path: let them name the path that it is about to have."""
+    for program in (building / "bin").iterdir():
+        if program.is_file() and not program.is_symlink():
+            content = program.read_bytes()
+            if content.startswith(b"#!") or program.name.lower().startswith("activate"):
+                program.write_bytes(content.replace(bytes(building), bytes(folder)))

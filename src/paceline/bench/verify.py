@@ -1,9 +1,10 @@
 """The equality proof: the same weights and batches in every framework must give the same numbers.
 
-For each framework and mode, on each proof network that it can build:
+For each framework and mode:
 
-    one rank    logits, loss and every gradient of one batch, and the weights after three steps
-    two ranks   the weights after three steps, each rank on its half of the batch
+    one rank    logits, loss and every gradient of one batch, and the weights after three steps, of each proof network
+                that it can build
+    two ranks   the weights after three steps, each rank on its half of the batch, of an image and a text network
 
 must equal a float64 reference in one process on the whole batch. Batch normalisation uses the statistics of a rank's
 own batch, so that networks with it are proved on one rank only.
@@ -33,7 +34,7 @@ from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 
-__all__ = ["REFERENCE", "TOLERANCE", "UNPROVABLE", "Proof", "prove_framework"]
+__all__ = ["REFERENCE", "TOLERANCE", "UNKNOWN", "UNPROVABLE", "Proof", "prove_framework"]
 
 REFERENCE = "pytorch/ddp"
 """Computes the reference, in float64 and one process."""
@@ -45,9 +46,17 @@ UNPROVABLE = {
     "tensorflow/parameter_server": "asynchronous: the weights depend on who comes first",
     "cntk/onebit": "quantises gradients to one bit",
     "cntk/block_momentum": "exchanges models, not gradients",
-    "script/command": "a user's own program",
 }
-"""Modes whose two-rank weights are not those of the large batch, by design."""
+"""Modes whose two-rank weights are not those of the large batch, by design; one rank of them is proved."""
+UNKNOWN = {
+    "paceline": "the runtime deals out batches itself; its own tests prove it equal",
+    "script": "a user's own program",
+}
+"""What cannot be fed given weights and batches."""
+ON_TWO_RANKS = ("plain", "transformer")
+"""Layers are proved on one rank; two ranks prove the exchange."""
+ONE_BY_ONE = ("tensorflow/parameter_server",)
+"""Modes that join their servers once in a process."""
 Arrays = dict[str, Any]
 
 
@@ -68,24 +77,45 @@ class Proof:
 
 
 def prove_framework(framework: str, networks: dict[str, Network] | None = None) -> Iterator[Proof]:
-    """Every comparison of one framework and mode, one after the other."""
-    for name, network in (networks or PROOF_NETWORKS).items():
-        expected = _reference(network)
-        for ranks in (1, 2):
-            yield _compare(framework, name, network, ranks, expected)
+    """Every comparison of one framework and mode; without names every network on one rank, some on two."""
+    for ranks in (1, 2):
+        chosen = networks or {name: PROOF_NETWORKS[name] for name in (PROOF_NETWORKS if ranks == 1 else ON_TWO_RANKS)}
+        yield from _compared(framework, chosen, ranks)
 
 
-def _compare(framework: str, name: str, network: Network, ranks: int, expected: Arrays) -> Proof:
-    case = _case(framework, network, ranks, "float32")
-    refused = adapter_of(framework).refusal(case)
-    if ranks > 1 and any(layer.kind == "batch_norm" for layer in network.layers):
-        refused = "each rank normalises its own batch"
-    if refused:
-        return Proof(framework, name, ranks, "skipped", reason=refused)
-    found = _found(case, _given(network))
-    if isinstance(found, str):
-        return Proof(framework, name, ranks, "failed", reason=found)
-    return _judge(framework, name, found, expected)
+def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Iterator[Proof]:
+    cases = {name: _case(framework, network, ranks, "float32") for name, network in networks.items()}
+    refused = {name: reason for name, case in cases.items() if (reason := _refusal(case))}
+    wanted = {name: case for name, case in cases.items() if name not in refused}
+    together = ranks == 1 and framework not in ONE_BY_ONE
+    found = _found(list(wanted.values())) if together and wanted else ""
+    for name, case in cases.items():
+        if name in refused:
+            yield Proof(framework, name, ranks, "skipped", reason=refused[name])
+        else:
+            yield _proof(name, case, None if isinstance(found, str) else found[list(wanted).index(name)])
+
+
+def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Proof:
+    """What came of one network; alone in its launch if it was not, or could not be, computed with the others."""
+    if computed is None:
+        found = _found([case])
+        if isinstance(found, str):
+            return Proof(case.framework, name, case.ranks, "failed", reason=found)
+        (computed,) = found
+    return _judge(case.framework, name, computed, _reference(case.network))
+
+
+def _refusal(case: Case) -> str | None:
+    """Why there is nothing to compare."""
+    if case.framework.split("/")[0] in UNKNOWN:
+        return UNKNOWN[case.framework.split("/")[0]]
+    refused = adapter_of(case.framework).refusal(case)
+    if refused or case.ranks == 1:
+        return refused
+    if any(layer.kind == "batch_norm" for layer in case.network.layers):
+        return "each rank normalises its own batch"
+    return UNPROVABLE.get(case.framework)
 
 
 def _judge(framework: str, name: str, found: list[Arrays], expected: Arrays) -> Proof:
@@ -124,11 +154,13 @@ _known: dict[str, Arrays] = {}
 
 
 def _reference(network: Network) -> Arrays:
+    """What is expected of a network; those of the proof are computed in one launch."""
     if network.digest not in _known:
-        found = _found(_case(REFERENCE, network, 1, "float64"), _given(network))
+        networks = {item.digest: item for item in (network, *PROOF_NETWORKS.values())}
+        found = _found([_case(REFERENCE, item, 1, "float64") for item in networks.values()])
         if isinstance(found, str):
             raise RuntimeError(f"the reference itself failed: {found}")
-        _known[network.digest] = found[0]
+        _known.update({digest: ranks[0] for digest, ranks in zip(networks, found, strict=True)})
     return _known[network.digest]
 
 
@@ -163,15 +195,16 @@ def _given(network: Network) -> Arrays:
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
 
-def _found(case: Case, given: Arrays) -> list[Arrays] | str:
-    """What each rank computed, or why there is nothing."""
+def _found(cases: list[Case]) -> list[list[Arrays]] | str:
+    """What each rank computed of each case, all in one launch, or why there is nothing."""
+    first = cases[0]
     with tempfile.TemporaryDirectory(prefix="paceline-proof-") as name:
-        folder = Path(name)
-        np.savez(folder / "given.npz", **given)
-        launcher, adapter = LocalLauncher(), adapter_of(case.framework)
-        order = order_for(case, adapter, launcher, folder, threads=1)
+        launcher, adapter = LocalLauncher(), adapter_of(first.framework)
+        order = order_for(first, adapter, launcher, Path(name), threads=1)
         protocol = Protocol(timeout=240.0)
-        document = {**job_document(order, protocol), "proof": {"given": str(folder / "given.npz"), "found": name}}
+        folders = [Path(name) / f"proof-{number}" for number in range(len(cases))]
+        proofs = [_asked(case.network, folder) for case, folder in zip(cases, folders, strict=True)]
+        document = {**job_document(order, protocol), "proofs": proofs}
         order.job_path.write_text(json.dumps(document), encoding="utf-8")
         processes = adapter.processes(order)
         launch = launcher.start(processes)
@@ -179,8 +212,15 @@ def _found(case: Case, given: Arrays) -> list[Arrays] | str:
             ending = watch(launch, processes, protocol.timeout)
         finally:
             launch.stop()
-        reports = [read_report(order.events_path(rank), rank) for rank in range(case.ranks)]
+        reports = [read_report(order.events_path(rank), rank) for rank in range(first.ranks)]
         failure = explain_failure(processes, reports, ending)
         if failure is not None:
             return f"{failure.message}\n{failure.log_tail}"
-        return [dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(case.ranks)]
+        return [[dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(first.ranks)] for folder in folders]
+
+
+def _asked(network: Network, folder: Path) -> dict[str, Any]:
+    """One proof as the worker reads it, with its weights and batches in a folder."""
+    folder.mkdir()
+    np.savez(folder / "given.npz", **_given(network))
+    return {"network": plain_network(network), "given": str(folder / "given.npz"), "found": str(folder)}

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from typing import Any
 
 import click
 
 from paceline.bench.availability import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import UNPROVABLE, Proof, prove_framework
+from paceline.bench.verify import Proof, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.output import emit, json_option, say, table
 from paceline.cli.progress import Display
+from paceline.errors import EnvironmentFailed
 
 __all__ = ["command"]
 
@@ -56,19 +58,29 @@ def install(names: tuple[str, ...], as_json: bool) -> None:
     """
     wanted = [item.name for item in availability() if item.environments] if "all" in names else list(names)
     needed = dict.fromkeys(env for name in wanted for env in environments_of(_checked(name)))
-    made = []
+    failures: list[EnvironmentFailed] = []
     with Display(quiet=as_json) as display:
-        for name in needed:
-            begin, there = time.monotonic(), find_environment(name) is not None
-            if not there:
-                with display.making(name) as progress:
-                    prepare(name, progress)
-            made.append({"environment": name, "made": not there, "seconds": round(time.monotonic() - begin, 1)})
+        made = [_install_one(name, display, failures) for name in needed]
     if as_json:
         emit({"environments": made}, "frameworks.install")
     else:
-        rows = [(item["environment"], "made" if item["made"] else "was there", item["seconds"]) for item in made]
+        rows = [(item["environment"], item["outcome"], item["seconds"]) for item in made]
         table("", ["environment", "", ">seconds"], rows)
+    if failures:
+        raise EnvironmentFailed("\n".join(error.message for error in failures), hint=failures[0].hint)
+
+
+def _install_one(name: str, display: Display, failures: list[EnvironmentFailed]) -> dict[str, Any]:
+    begin, outcome = time.monotonic(), "was there"
+    if find_environment(name) is None:
+        try:
+            with display.making(name) as progress:
+                prepare(name, progress)
+            outcome = "made"
+        except EnvironmentFailed as error:
+            failures.append(error)
+            outcome = "failed"
+    return {"environment": name, "outcome": outcome, "seconds": round(time.monotonic() - begin, 1)}
 
 
 @command.command()
@@ -110,12 +122,12 @@ def _modes(names: tuple[str, ...]) -> list[str]:
     """Full names: a bare framework means all its modes, no name means all that are ready."""
     if not names:
         ready = {item.name for item in availability() if item.status == "ready"}
-        return [name for name in framework_names() if name.split("/")[0] in ready and name not in UNPROVABLE]
+        return [name for name in framework_names() if name.split("/")[0] in ready]
     found = []
     for name in names:
         full = framework(name)
         modes = framework_record(full.split("/")[0]).mode
-        found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes if f"{name}/{mode}" not in UNPROVABLE]
+        found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes]
     return found
 
 

@@ -71,7 +71,7 @@ def _show_throughput(campaign: str, results: list[CaseResult]) -> None:
     rows = [
         (
             _network(result, results),
-            _framework(result),
+            _framework(result, results),
             result.run.ranks,
             result.run.batch,
             f"{result.throughput.value:,.1f}" if result.throughput else "",
@@ -96,10 +96,13 @@ def _network(result: CaseResult, results: list[CaseResult]) -> str:
     return f"{result.run.network} on {result.run.cluster}" if several else result.run.network
 
 
-def _framework(result: CaseResult) -> str:
-    named = "" if result.run.strategy == "default" else f" {result.run.strategy}"
-    mode = result.run.framework if result.run.ranks > 1 else result.run.framework.split("/")[0]
-    return mode + named
+def _framework(result: CaseResult, results: list[CaseResult]) -> str:
+    """Its name; on one rank without the mode, unless the table has several modes of it."""
+    run = result.run
+    short = run.framework.split("/")[0]
+    modes = {other.run.framework for other in results if other.run.framework.split("/")[0] == short}
+    named = "" if run.strategy == "default" else f" {run.strategy}"
+    return (run.framework if run.ranks > 1 or len(modes) > 1 else short) + named
 
 
 def _half(interval: Interval | None) -> str:
@@ -122,7 +125,7 @@ def _show_phases(results: list[CaseResult]) -> None:
     rows = [
         (
             _network(result, results),
-            _framework(result),
+            _framework(result, results),
             result.run.ranks,
             *(format_share(result.shares[name]) for name in names),
             f"{100 * result.instrument_overhead:+.1f} %" if result.instrument_overhead is not None else "",

@@ -1,8 +1,9 @@
-"""One suite that every framework passes: the same network proved equal, a launch with phases, input from files."""
+"""One suite that every framework passes: the same network proved equal; both kinds of files, phases, no network."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +12,20 @@ import pytest
 from paceline.bench.availability import environments_of
 from paceline.bench.environments import prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import UNPROVABLE, prove_framework
+from paceline.bench.verify import UNKNOWN, UNPROVABLE, prove_framework
 from paceline.catalog.frameworks import framework_names, policy
+from paceline.measurements.store import Store
+from paceline.measurements.tables import pass_times
+from paceline.spec.network import Network
 from tests.conftest import Command
 
-MEASURABLE = [name for name in framework_names() if name != "script/command"]
-PROVABLE = [name for name in MEASURABLE if name not in UNPROVABLE]
+FRAMEWORKS = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
+OFFLINE = [
+    "unshare",
+    *([] if os.geteuid() == 0 else ["--map-root-user"]),
+    *("--net", "sh", "-c", 'ip link set lo up && exec "$@"', "offline"),
+]
+"""Runs a command in a network namespace that has loopback and nothing else."""
 
 
 def ready(framework: str) -> None:
@@ -24,25 +33,47 @@ def ready(framework: str) -> None:
         prepare(name)
 
 
+def ranks_of(framework: str) -> int:
+    return 1 if policy(framework).aggregation == "none" or framework == "mxnet/local" else 2
+
+
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("framework", PROVABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_it_computes_what_the_reference_computes(framework: str) -> None:
     ready(framework)
     proofs = list(prove_framework(framework, PROOF_NETWORKS))
     wrong = [proof for proof in proofs if proof.status not in ("equal", "skipped")]
     assert wrong == []
     plain = {proof.ranks: proof.status for proof in proofs if proof.network == "plain"}
-    alone = policy(framework).aggregation == "none" or framework == "mxnet/local"
+    alone = ranks_of(framework) == 1 or framework in UNPROVABLE
     assert plain == {1: "equal", 2: "skipped" if alone else "equal"}
+
+
+POOLED = """
+{"name": "pooled", "input": {"kind": "image", "channels": 3, "height": 8, "width": 8}, "layers": [
+  {"kind": "conv2d", "name": "conv", "channels": 8, "kernel": [3, 3], "padding": [1, 1]},
+  {"kind": "relu", "name": "relu"},
+  {"kind": "avg_pool", "name": "pool", "kernel": [2, 2], "stride": [2, 2]},
+  {"kind": "global_avg_pool", "name": "mean"},
+  {"kind": "linear", "name": "fc", "features": 10}]}
+"""
+
+
+@pytest.mark.parametrize("framework", ["singa/allreduce"])
+def test_it_pools_as_the_reference_does(framework: str) -> None:
+    """SINGA refuses every proof network that pools globally, for other layers in them."""
+    ready(framework)
+    proofs = list(prove_framework(framework, {"pooled": Network.model_validate_json(POOLED)}))
+    assert [proof.status for proof in proofs] == ["equal", "equal"], proofs
 
 
 STUDY = """
 name = "conformance"
-networks = ["lenet"]
+networks = ["{network}"]
 frameworks = ["{framework}"]
-devices = {devices}
+devices = [{ranks}]
 batch = [16]
-input = ["{source}"]
+input = ["files"]
 [protocol]
 launches = 1
 max_launches = 1
@@ -53,21 +84,48 @@ phase_steps = 4
 threads = 1
 timeout = "200 s"
 """
+COLOURS = """
+name = "colours"
+[input]
+kind = "image"
+channels = 3
+height = 32
+width = 32
+[[layers]]
+kind = "conv2d"
+name = "conv"
+channels = 8
+kernel = [5, 5]
+stride = [2, 2]
+[[layers]]
+kind = "relu"
+name = "relu"
+[[layers]]
+kind = "flatten"
+name = "flat"
+[[layers]]
+kind = "linear"
+name = "fc"
+features = 10
+"""
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("source", ["resident", "copied", "files"])
-@pytest.mark.parametrize("framework", MEASURABLE)
-def test_a_study_measures_it(framework: str, source: str, paceline: Command, study_file: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("files", ["folder", "cifar"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_study_measures_it(framework: str, files: str, paceline: Command, study_file: Callable[[str], Path]) -> None:
+    """A folder of images on two ranks where there can be two, CIFAR's records on one: every pass runs in both."""
     ready(framework)
-    alone = policy(framework).aggregation == "none" or framework == "mxnet/local"
-    devices = [1] if alone or source == "files" else [1, 2]
-    path = study_file(STUDY.format(framework=framework, devices=devices, source=source))
-    document = json.loads(paceline("run", str(path), "--json", timeout=600))
-    cases = document["cases"]
-    assert [case["ranks"] for case in cases] == devices
-    for case in cases:
-        assert case["failed"] == 0
-        assert case["samples_per_s"]["value"] > 0
-        assert sum(case["shares"].values()) == pytest.approx(1, abs=0.03)
-        assert case["shares"]["forward"] > 0
+    ranks = ranks_of(framework) if files == "folder" else 1
+    network = "lenet" if files == "folder" else study_file(COLOURS, "colours.toml").name
+    path = study_file(STUDY.format(framework=framework, ranks=ranks, network=network))
+    offline = Command(paceline.store, [*OFFLINE, *paceline.prefix])
+    (case,) = json.loads(offline("run", str(path), "--json", timeout=600))["cases"]
+    assert case["ranks"] == ranks
+    assert case["failed"] == 0, case["failure"]
+    assert case["samples_per_s"]["value"] > 0
+    assert sum(case["shares"].values()) == pytest.approx(1, abs=0.03)
+    assert case["shares"]["forward"] > 0
+    store = Store(paceline.store)
+    timed = {item.pass_name for item in pass_times(store, [run.id for run in store.read_all()])}
+    assert {"clean", "forward", "compute", "resident", "copied", "full"} <= timed

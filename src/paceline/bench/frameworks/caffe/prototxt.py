@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes
 
-__all__ = ["parameter_blob", "solver_prototxt", "train_prototxt"]
+__all__ = ["parameter_blob", "reader_prototxt", "solver_prototxt", "train_prototxt"]
 
 Shapes = list[tuple[int, ...]]
 
@@ -37,6 +37,18 @@ def solver_prototxt(net_path: str, *, rate: float, momentum: float, seed: int) -
         f"base_lr: {rate}",
         f'lr_policy: "fixed" momentum: {momentum} weight_decay: 0 max_iter: 100000000 display: 0 snapshot: 0',
         f'solver_mode: CPU type: "SGD" random_seed: {seed}',
+    ]
+    return "\n".join([*lines, ""])
+
+
+def reader_prototxt(source: str, *, batch: int, colour: bool) -> str:
+    """A net of one layer, Caffe's own reader of listed images, which reads ahead in a thread; pixels in [-1, 1]."""
+    lines = [
+        'name: "reader"',
+        'layer { name: "files" type: "ImageData" top: "input" top: "label"',
+        f"  transform_param {{ mean_value: 127.5 scale: {1 / 127.5} }}",
+        f'  image_data_param {{ source: "{source}" batch_size: {batch} shuffle: true',
+        f"  is_color: {str(colour).lower()} }} }}",
     ]
     return "\n".join([*lines, ""])
 

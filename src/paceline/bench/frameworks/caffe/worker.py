@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 os.environ["GLOG_minloglevel"] = "2"  # noqa: SIM112
@@ -17,7 +18,13 @@ import caffe
 import numpy as np
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
-from paceline.bench.frameworks.caffe.prototxt import parameter_blob, solver_prototxt, train_prototxt
+from paceline.bench.frameworks.caffe.prototxt import (
+    parameter_blob,
+    reader_prototxt,
+    solver_prototxt,
+    train_prototxt,
+)
+from paceline.bench.frameworks.datasets import FileSet, share, write_list
 from paceline.bench.frameworks.harness import main
 
 __all__ = ["CaffeSession"]
@@ -56,6 +63,22 @@ class CaffeSession(ArraySession):
         self.net.blobs["input"].data[...] = inputs
         self.net.blobs["label"].data[...] = targets
         return None
+
+    def read(self) -> Iterator[Any]:
+        """Caffe's ImageData layer for a folder of images; it has no reader of CIFAR's records: a thread reads those."""
+        if self.job["data"]["kind"] == "cifar":
+            yield from super().read()
+            return
+        files = FileSet(self.job)
+        folder = os.path.dirname(os.environ["PACELINE_EVENTS"])
+        listed, path = (os.path.join(folder, f"files-{self.rank}.{kind}") for kind in ("txt", "prototxt"))
+        write_list(listed, files, share(len(files), self.job, self.rank))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(reader_prototxt(listed, batch=self.job["batch"], colour=files.shape[0] == 3))
+        reader = caffe.Net(path, caffe.TRAIN)
+        while True:
+            reader.forward()
+            yield self.place(reader.blobs["input"].data, reader.blobs["label"].data)
 
     def run(self, part: str, batch: Any) -> None:
         """One step."""

@@ -15,7 +15,7 @@ import chainer.functions as ops  # noqa: E402
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.chainer.worker_network import ChainerNetwork  # noqa: E402
-from paceline.bench.frameworks.datasets import FileSet  # noqa: E402
+from paceline.bench.frameworks.datasets import FileSet, share  # noqa: E402
 from paceline.bench.frameworks.graph import tensor_shapes  # noqa: E402
 from paceline.bench.frameworks.harness import main  # noqa: E402
 
@@ -52,8 +52,7 @@ class ChainerSession(ArraySession):
     def read(self) -> Iterator[Any]:
         """Chainer's multi-threaded iterator."""
         files = FileSet(self.job)
-        mine = list(range(self.rank, len(files), self.ranks))
-        own = chainer.datasets.TransformDataset(mine, lambda index: files[index])
+        own = chainer.datasets.TransformDataset(share(len(files), self.job, self.rank), lambda index: files[index])
         iterator = chainer.iterators.MultithreadIterator(own, self.job["batch"], n_threads=1)
         while True:
             samples = next(iterator)

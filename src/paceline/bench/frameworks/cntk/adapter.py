@@ -17,7 +17,6 @@ class Cntk(PolicyAdapter):
     module = "paceline.bench.frameworks.cntk.worker"
     inputs = ("image",)
     missing: ClassVar = {
-        "batch_norm": "CNTK trains batch normalisation on GPUs only",
         "gelu": "CNTK 2.7 has no gelu",
     }
     labels = ("unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11",)

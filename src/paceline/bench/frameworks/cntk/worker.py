@@ -42,6 +42,7 @@ class CntkSession(ArraySession):
         self.trainer = cntk.Trainer(self.logits, (self.loss, None), [self._learner()])
         if self.ranks > 1:
             self.labels.append("the learner exchanges and updates in one call: update is counted as aggregate")
+            self.same = {"resident": "exchange"}
 
     def _learner(self) -> Any:
         rate = cntk.learning_parameter_schedule(RATE)
@@ -67,7 +68,8 @@ class CntkSession(ArraySession):
     def run(self, part: str, batch: Any) -> None:
         """One step; a learner of CNTK exchanges and updates in one call."""
         if part == "forward":
-            self.loss.forward(batch, self.loss.outputs, as_numpy=False)
+            # what is kept for backward makes it a forward pass of training
+            self.loss.forward(batch, self.loss.outputs, self.loss.outputs, as_numpy=False)
         elif part == "compute" or (part == "exchange" and self.ranks == 1):
             self._backward(batch)
         else:
@@ -87,12 +89,17 @@ class CntkSession(ArraySession):
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
         """What the resident batch gives."""
-        logits = self.logits.eval({self.images: self.batch[self.images]})
-        losses = self.loss.eval(self.batch)
+        logits = self._trained(self.logits, {self.images: self.batch[self.images]})
+        losses = self._trained(self.loss, self.batch)
         size = len(losses)
         raw = self.loss.grad(self.batch, self.parameters)
         gradients = {name: self.net.plain(name, raw[value] / size) for name, value in self.net.tensors.items()}
         return np.asarray(logits), float(np.mean(losses)), gradients
+
+    def _trained(self, function: Any, batch: Any) -> Any:
+        """The output of a forward pass of training."""
+        _, found = function.forward(batch, function.outputs, function.outputs)
+        return found[function.output]
 
     def facts(self) -> dict[str, Any]:
         """What the session did."""

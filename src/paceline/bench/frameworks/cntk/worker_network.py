@@ -59,9 +59,8 @@ class CntkNetwork:
     def _conv2d(self, layer: Plain, x: Any) -> Any:
         high, wide = layer["padding"]
         x = _padded(x, ((high, high), (wide, wide)), 0.0)
-        kernel = self._own(layer, "weight")
-        # CNTK's own grouped convolution needs a GPU
-        x = _convolve(kernel, x, layer) if layer["groups"] == 1 else cntk.splice(*_grouped(kernel, x, layer), axis=0)
+        strides, groups = (1, *layer["stride"]), layer["groups"]
+        x = cntk.convolution(self._own(layer, "weight"), x, strides, auto_padding=[False], groups=groups)
         return x + cntk.reshape(self._own(layer, "bias"), (-1, 1, 1)) if layer["bias"] else x
 
     def _linear(self, layer: Plain, x: Any) -> Any:
@@ -69,7 +68,11 @@ class CntkNetwork:
         return x + self._own(layer, "bias") if layer["bias"] else x
 
     def _batch_norm(self, layer: Plain, x: Any) -> Any:
-        raise UnsupportedLayer(f"CNTK trains batch normalisation on GPU only ({layer['name']})")
+        own = (self._own(layer, "weight"), self._own(layer, "bias"))
+        mean, variance = (cntk.constant(0, own[0].shape) for _ in range(2))
+        # CNTK's own engine: cuDNN's would need a GPU
+        options = {"epsilon": layer["eps"], "use_cudnn_engine": False, "running_count": cntk.constant(0, ())}
+        return cntk.batch_normalization(x, *own, mean, variance, True, 5000, **options)
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
         # CNTK divides alpha by the size of the window itself
@@ -118,19 +121,3 @@ def _padded(x: Any, sides: Any, value: float) -> Any:
     if sides == ((0, 0), (0, 0)):
         return x
     return cntk.pad(x, [(0, 0), *sides], mode=cntk.ops.CONSTANT_PAD, constant_value=value)
-
-
-def _convolve(kernel: Any, x: Any, layer: Plain) -> Any:
-    return cntk.convolution(kernel, x, (x.shape[0], *layer["stride"]), auto_padding=[False])
-
-
-def _grouped(kernel: Any, x: Any, layer: Plain) -> list[Any]:
-    groups, wide, deep = layer["groups"], x.shape[0] // layer["groups"], layer["channels"] // layer["groups"]
-    return [
-        _convolve(
-            cntk.slice(kernel, 0, part * deep, (part + 1) * deep),
-            cntk.slice(x, 0, part * wide, (part + 1) * wide),
-            layer,
-        )
-        for part in range(groups)
-    ]

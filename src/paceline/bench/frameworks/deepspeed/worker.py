@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -17,6 +18,7 @@ from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 
 __all__ = ["DeepSpeedSession"]
 
@@ -57,6 +59,10 @@ class DeepSpeedSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in PyTorch's memory."""
         return torch.tensor(inputs), torch.tensor(targets)
+
+    def read(self) -> Iterator[Any]:
+        """PyTorch's DataLoader."""
+        return batches_from_files(self.job, self.rank)
 
     def run(self, part: str, batch: Any) -> None:
         """One step: with exchange on the engine, without it on the twin."""

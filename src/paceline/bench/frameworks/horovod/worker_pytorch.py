@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 
 __all__ = ["HorovodTorchSession"]
 
@@ -39,6 +41,10 @@ class HorovodTorchSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in PyTorch's memory."""
         return torch.tensor(inputs), torch.tensor(targets)
+
+    def read(self) -> Iterator[Any]:
+        """PyTorch's DataLoader."""
+        return batches_from_files(self.job, self.rank)
 
     def _loss_of(self, batch: Any) -> Any:
         return F.cross_entropy(self.net(batch[0]).flatten(0, -2), batch[1].flatten())

@@ -11,11 +11,11 @@ from jax import lax
 from paceline.bench.frameworks.graph import (
     Plain,
     UnsupportedLayer,
-    flattened_images,
     input_shapes,
     pool_padding,
     run_layers,
 )
+from paceline.bench.frameworks.layouts import InOut
 
 __all__ = ["JaxNetwork", "cross_entropy"]
 
@@ -29,34 +29,9 @@ class JaxNetwork:
     def __init__(self, network: Plain, *, training: bool = True) -> None:
         self._network = network
         self._shapes = input_shapes(network)
-        self._flattened = flattened_images(network)
-        self._kinds = {layer["name"]: layer for layer in network["layers"]}
+        layout = InOut(network)
+        self.native, self.plain = layout.native, layout.plain
         self._training = training
-
-    def native(self, name: str, array: Any) -> Any:
-        """A tensor of Paceline in this builder's layout: HWIO kernels, (in, out) matrices."""
-        layer, role = self._kinds[name.rpartition(".")[0]], name.rpartition(".")[2]
-        if role != "weight" or layer["kind"] not in ("conv2d", "linear"):
-            return array
-        if layer["kind"] == "conv2d":
-            return array.transpose(2, 3, 1, 0)
-        image = self._flattened.get(layer["name"])
-        if image is not None:
-            array = array.reshape(-1, *image).transpose(0, 2, 3, 1).reshape(array.shape)
-        return array.T
-
-    def plain(self, name: str, array: Any) -> Any:
-        """The inverse of `native`."""
-        layer, role = self._kinds[name.rpartition(".")[0]], name.rpartition(".")[2]
-        if role != "weight" or layer["kind"] not in ("conv2d", "linear"):
-            return array
-        if layer["kind"] == "conv2d":
-            return array.transpose(3, 2, 0, 1)
-        image = self._flattened.get(layer["name"])
-        if image is None:
-            return array.T
-        channels, height, width = image
-        return array.T.reshape(-1, height, width, channels).transpose(0, 3, 1, 2).reshape(array.T.shape)
 
     def __call__(self, tensors: Tensors, value: Any, key: Any) -> Any:
         """Logits of a batch of channels-last images or of tokens; the key draws the dropout masks."""

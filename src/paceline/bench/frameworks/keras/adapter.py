@@ -23,7 +23,7 @@ class Keras(PolicyAdapter):
     def _refused_network(self, case: Case) -> str | None:
         grouped = any(layer.kind == "conv2d" and layer.groups > 1 for layer in case.network.layers)
         if grouped and case.framework == "keras/tensorflow":
-            return "TensorFlow has no gradient of grouped convolutions on CPUs"
+            return 'TensorFlow says: "Gradients for grouped convolutions are not supported on CPU"'
         return super()._refused_network(case)
 
     def processes(self, order: Order) -> list[Process]:

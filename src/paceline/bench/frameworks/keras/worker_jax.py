@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,6 +24,13 @@ class KerasJaxSession(JaxSession):
         """A Keras model as a function of its trainable variables."""
         self.versions["keras"] = keras.__version__
         return _Stateless(self.job["network"], training=self.training)
+
+    def read(self) -> Iterator[Any]:
+        """tf.data, which is what Keras' own image loaders return on every backend."""
+        from paceline.bench.frameworks.tensorflow.worker_files import batches_from_files
+
+        for inputs, targets in batches_from_files(self.job, self.rank).as_numpy_iterator():
+            yield self.place(inputs, targets)
 
 
 class _Stateless:

@@ -10,11 +10,11 @@ from keras import layers, ops
 from paceline.bench.frameworks.graph import (
     Plain,
     UnsupportedLayer,
-    flattened_images,
     input_shapes,
     pool_padding,
     run_layers,
 )
+from paceline.bench.frameworks.layouts import InOut
 
 __all__ = ["KerasNetwork"]
 
@@ -35,7 +35,8 @@ class KerasNetwork:
         self._training = training
         self.channels_first = keras.config.image_data_format() == "channels_first"
         self._axis = 1 if self.channels_first else -1
-        self._flattened = {} if self.channels_first else flattened_images(network)
+        layout = InOut(network, channels_last=not self.channels_first)
+        self.native, self.plain = layout.native, layout.plain
         self._layers: dict[str, Any] = {}
         entry = _entry(network, channels_first=self.channels_first)
         self.model = keras.Model(entry, run_layers(network, self._apply, entry))
@@ -50,33 +51,6 @@ class KerasNetwork:
             return owner.embeddings
         norm = isinstance(owner, (layers.BatchNormalization, layers.LayerNormalization))
         return getattr(owner, {"weight": "gamma" if norm else "kernel", "bias": "beta" if norm else "bias"}[role])
-
-    def native(self, name: str, array: Any) -> Any:
-        """A tensor of Paceline in Keras' layout: HWIO kernels, (in, out) matrices."""
-        layer, role = name.rsplit(".", 1)
-        owner = self._layers[layer]
-        if role != "weight" or not isinstance(owner, (layers.Conv2D, layers.Dense)):
-            return array
-        if isinstance(owner, layers.Conv2D):
-            return array.transpose(2, 3, 1, 0)
-        image = self._flattened.get(layer)
-        if image is not None:
-            array = array.reshape(-1, *image).transpose(0, 2, 3, 1).reshape(array.shape)
-        return array.T
-
-    def plain(self, name: str, array: Any) -> Any:
-        """The inverse of `native`."""
-        layer, role = name.rsplit(".", 1)
-        owner = self._layers[layer]
-        if role != "weight" or not isinstance(owner, (layers.Conv2D, layers.Dense)):
-            return array
-        if isinstance(owner, layers.Conv2D):
-            return array.transpose(3, 2, 0, 1)
-        image = self._flattened.get(layer)
-        if image is None:
-            return array.T
-        channels, height, width = image
-        return array.T.reshape(-1, height, width, channels).transpose(0, 3, 1, 2).reshape(array.T.shape)
 
     def _apply(self, layer: Plain, *inputs: Any) -> Any:
         build = getattr(self, "_" + layer["kind"], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noq
 from paceline.bench.frameworks.graph import tensor_shapes  # noqa: E402
 from paceline.bench.frameworks.harness import main  # noqa: E402
 from paceline.bench.frameworks.keras.worker_network import KerasNetwork  # noqa: E402
+from paceline.bench.frameworks.pytorch.worker_files import batches_from_files  # noqa: E402
 
 __all__ = ["KerasTorchSession"]
 
@@ -44,6 +46,10 @@ class KerasTorchSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in PyTorch's memory."""
         return torch.tensor(inputs), torch.tensor(targets)
+
+    def read(self) -> Iterator[Any]:
+        """PyTorch's DataLoader."""
+        return batches_from_files(self.job, self.rank)
 
     def _loss_of(self, batch: Any) -> Any:
         return F.cross_entropy(self.model(batch[0], training=True).flatten(0, -2), batch[1].flatten())

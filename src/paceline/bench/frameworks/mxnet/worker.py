@@ -11,7 +11,7 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
-from paceline.bench.frameworks.datasets import FileSet
+from paceline.bench.frameworks.datasets import FileSet, share
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.mxnet.worker_network import MxnetNetwork
@@ -43,6 +43,7 @@ class MxnetSession(ArraySession):
         """The kvstore of the mode; one rank keeps it in its process."""
         if self.ranks > 1:
             self.labels.append("servers apply the update: it is counted as aggregate")
+            self.same = {"resident": "exchange"}
         return mx.kv.create(self.job["mode"] if self.ranks > 1 else "local")
 
     def trainer_of(self, parameters: Any) -> Any:
@@ -57,7 +58,7 @@ class MxnetSession(ArraySession):
     def read(self) -> Iterator[Any]:
         """Gluon's DataLoader with a pool of threads."""
         files = FileSet(self.job)
-        own = gluon.data.SimpleDataset(range(self.rank, len(files), self.ranks))
+        own = gluon.data.SimpleDataset(share(len(files), self.job, self.rank))
         own = own.transform(lambda index: files[int(index)], lazy=True)
         options = {"shuffle": True, "last_batch": "rollover", "num_workers": 1, "thread_pool": True}
         loader = gluon.data.DataLoader(own, self.job["batch"], **options)

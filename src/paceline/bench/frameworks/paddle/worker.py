@@ -12,7 +12,7 @@ import paddle.distributed as dist
 from paddle.nn import functional as ops
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
-from paceline.bench.frameworks.datasets import FileSet
+from paceline.bench.frameworks.datasets import FileSet, share
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.paddle.worker_network import PaddleNetwork
@@ -42,7 +42,7 @@ class PaddleSession(ArraySession):
     def read(self) -> Iterator[Any]:
         """paddle.io's DataLoader, which buffers batches in a thread."""
         files = FileSet(self.job)
-        own = paddle.io.Subset(files, list(range(self.rank, len(files), self.ranks)))
+        own = paddle.io.Subset(files, share(len(files), self.job, self.rank))
         loader = paddle.io.DataLoader(own, batch_size=self.job["batch"], shuffle=True, drop_last=True, num_workers=0)
         while True:
             yield from loader

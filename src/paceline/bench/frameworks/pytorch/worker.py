@@ -15,9 +15,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
 
 __all__ = ["TorchSession"]
@@ -144,18 +144,8 @@ class TorchSession(Session):
 
     def _batches_from_files(self) -> Iterator[list[Tensor]]:
         if self.reader is None:
-            self.reader = self._read()
+            self.reader = batches_from_files(self.job, self.rank)
         return self.reader
-
-    def _read(self) -> Iterator[list[Tensor]]:
-        """PyTorch's DataLoader with one worker process."""
-        files = FileSet(self.job)
-        own = torch.utils.data.Subset(files, range(self.rank, len(files), self.job["ranks"]))
-        loader = torch.utils.data.DataLoader(
-            own, self.job["batch"], shuffle=True, drop_last=True, num_workers=1, persistent_workers=True
-        )
-        while True:
-            yield from loader
 
     def sync(self) -> None:
         """Wait for the device."""

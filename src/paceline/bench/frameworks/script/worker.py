@@ -35,7 +35,7 @@ def main() -> None:
         reason = (
             f"the command ended with exit code {code}" if code else "no line of its output could be read as a speed"
         )
-        ranks[0].write("error", kind="Script", message=reason)
+        ranks[0].write("error", kind="Script", message=reason, at=time.time())
         sys.exit(code or 1)
     for events in ranks:
         events.write("facts", versions={}, labels=["own script: Paceline does not know what it computes"])

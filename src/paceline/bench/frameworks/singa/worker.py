@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 warnings.filterwarnings("ignore")
@@ -11,10 +13,11 @@ import numpy as np  # noqa: E402
 
 np.int, np.float = int, float  # type: ignore[attr-defined]  # SINGA's preview uses NumPy's old names
 
-from singa import autograd, device, tensor  # noqa: E402
+from singa import autograd, data, device, tensor  # noqa: E402
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
-from paceline.bench.frameworks.harness import main  # noqa: E402
+from paceline.bench.frameworks.datasets import FileSet, decode_png, share, write_list  # noqa: E402
+from paceline.bench.frameworks.harness import die_with_parent, main  # noqa: E402
 from paceline.bench.frameworks.singa.worker_network import SingaNetwork  # noqa: E402
 from paceline.bench.frameworks.singa.worker_tensors import SoftmaxCrossEntropy, open_bridge  # noqa: E402
 
@@ -43,6 +46,7 @@ class SingaSession(ArraySession):
             from mpi4py import MPI
 
             self.world = MPI.COMM_WORLD
+        self.images: Any = None
         self.loss: Any = None
 
     def arrange(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -52,6 +56,20 @@ class SingaSession(ArraySession):
     def place(self, inputs: Any, targets: Any) -> Any:
         """Copies in SINGA's memory."""
         return tuple(tensor.Tensor(data=array, device=self.device) for array in (inputs, targets))
+
+    def read(self) -> Iterator[Any]:
+        """SINGA's ImageBatchIter for a folder of images; CIFAR's records, which it does not know, by a thread."""
+        if self.job["data"]["kind"] == "cifar":
+            yield from super().read()
+            return
+        files = FileSet(self.job)
+        path = os.path.join(os.path.dirname(os.environ["PACELINE_EVENTS"]), f"files-{self.rank}.txt")
+        write_list(path, files, share(len(files), self.job, self.rank))
+        self.images = _Images(path, self.job["batch"], lambda place: [_Picture(place)], image_folder="")
+        self.images.start()
+        while True:
+            inputs, targets = next(self.images)
+            yield self.place(*self.arrange(inputs / np.float32(127.5) - np.float32(1), targets))
 
     def run(self, part: str, batch: Any) -> None:
         """One step."""
@@ -106,11 +124,34 @@ class SingaSession(ArraySession):
         return {"loss": float(tensor.to_numpy(self.loss).sum()), "wrapper": wrapper}
 
     def close(self) -> None:
-        """Leave together, as MPI demands."""
+        """Leave together, as MPI demands; its reader is a process that would stay."""
+        if self.images is not None:
+            self.images.end()
         if self.world is not None:
             from mpi4py import MPI
 
             MPI.Finalize()
+
+
+class _Images(data.ImageBatchIter):  # type: ignore[misc]
+    """SINGA's reader, whose process ends with this one."""
+
+    def run(self) -> None:
+        """Read, for ever."""
+        die_with_parent()
+        super().run()
+
+
+class _Picture:
+    """An image as ImageBatchIter takes it, which asks for RGB whatever the file holds."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def convert(self, _: str) -> Any:
+        """Its pixels."""
+        with open(self._path, "rb") as file:
+            return decode_png(file.read())
 
 
 def _zeros_like(value: Any, place: Any) -> Any:

@@ -86,6 +86,9 @@ class SingaNetwork:
     def _dropout(self, layer: Plain, x: Any) -> Any:
         return autograd.dropout(x, layer["rate"]) if self._training else x
 
+    def _global_avg_pool(self, _: Plain, x: Any) -> Any:
+        return autograd.flatten(autograd.globalaveragepool(x))
+
     def _flatten(self, _: Plain, x: Any) -> Any:
         return autograd.flatten(x)
 
@@ -94,6 +97,3 @@ class SingaNetwork:
         for other in inputs[1:]:
             total = autograd.add(total, other)
         return total
-
-    def _concat(self, _: Plain, *inputs: Any) -> Any:
-        return autograd.cat(list(inputs), 1)

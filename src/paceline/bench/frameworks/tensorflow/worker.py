@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
-from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.tensorflow.worker_files import batches_from_files
 from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, cross_entropy
 
 __all__ = ["TensorFlowSession"]
@@ -58,19 +57,8 @@ class TensorFlowSession(ArraySession):
         return tf.constant(inputs), tf.constant(targets)
 
     def read(self) -> Iterator[Any]:
-        """tf.data: decode in parallel, batch, prefetch."""
-        files = FileSet(self.job)
-        paths, marks = zip(*files.files(), strict=True)
-        if files.kind == "cifar":
-            size = 1 + int(np.prod(files.shape))
-            found = tf.data.FixedLengthRecordDataset(sorted(set(paths)), size)
-            decode = functools.partial(_record, shape=files.shape)
-        else:
-            found = tf.data.Dataset.from_tensor_slices((list(paths), np.asarray(marks, np.int32)))
-            decode = functools.partial(_image, channels=files.shape[0])
-        found = found.shard(self.ranks, self.rank).repeat().shuffle(256, seed=self.job["seed"])
-        found = found.map(decode, num_parallel_calls=self.job["threads"])
-        return iter(found.batch(self.job["batch"], drop_remainder=True).prefetch(2))
+        """tf.data's iterator."""
+        return iter(batches_from_files(self.job, self.rank))
 
     def run(self, part: str, batch: Any) -> None:
         """One compiled pass."""
@@ -135,17 +123,6 @@ class TensorFlowSession(ArraySession):
         """What the session did."""
         loss = self.strategy.experimental_local_results(self.loss)[0]
         return {"loss": float(loss), "wrapper": type(self.strategy).__name__}
-
-
-def _record(raw: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    values = tf.io.decode_raw(raw, tf.uint8)
-    image = tf.transpose(tf.reshape(values[1:], shape), [1, 2, 0])
-    return tf.cast(image, tf.float32) / 127.5 - 1, tf.cast(values[0], tf.int32)
-
-
-def _image(path: Any, label: Any, channels: int) -> tuple[Any, Any]:
-    image = tf.io.decode_png(tf.io.read_file(path), channels=channels)
-    return tf.cast(image, tf.float32) / 127.5 - 1, label
 
 
 def _sum_over_ranks(gradients: list[Any]) -> list[Any]:

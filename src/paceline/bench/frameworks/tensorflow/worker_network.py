@@ -10,16 +10,14 @@ import tensorflow as tf
 from paceline.bench.frameworks.graph import (
     Plain,
     UnsupportedLayer,
-    flattened_images,
     input_shapes,
     pool_padding,
     run_layers,
     tensor_shapes,
 )
+from paceline.bench.frameworks.layouts import InOut
 
 __all__ = ["TensorFlowNetwork", "cross_entropy"]
-
-IMAGE_FIRST_TO_LAST = (0, 2, 3, 1)
 
 
 class TensorFlowNetwork(tf.Module):
@@ -29,41 +27,13 @@ class TensorFlowNetwork(tf.Module):
         super().__init__(name="network")
         self._network = network
         self._shapes = input_shapes(network)
-        self._flattened = flattened_images(network)
+        layout = InOut(network)
+        self.native, self.plain = layout.native, layout.plain
         self._training = training
-        self._kinds = {layer["name"]: layer for layer in network["layers"]}
         self.tensors: dict[str, tf.Variable] = {
             name: tf.Variable(self.native(name, np.zeros(shape, dtype)), name=name.replace(".", "_"))
             for name, shape in tensor_shapes(network).items()
         }
-
-    def native(self, name: str, array: Any) -> Any:
-        """A tensor of Paceline in TensorFlow's layout: HWIO kernels, (in, out) matrices."""
-        layer, role = self._kinds[name.rpartition(".")[0]], name.rpartition(".")[2]
-        if layer["kind"] == "conv2d" and role == "weight":
-            return array.transpose(2, 3, 1, 0)
-        if layer["kind"] == "linear" and role == "weight":
-            return self._rows_last(layer["name"], array).T
-        return array
-
-    def plain(self, name: str, array: Any) -> Any:
-        """The inverse of `native`."""
-        layer, role = self._kinds[name.rpartition(".")[0]], name.rpartition(".")[2]
-        if layer["kind"] == "conv2d" and role == "weight":
-            return array.transpose(3, 2, 0, 1)
-        if layer["kind"] == "linear" and role == "weight":
-            image = self._flattened.get(layer["name"])
-            if image is None:
-                return array.T
-            channels, height, width = image
-            return array.T.reshape(-1, height, width, channels).transpose(0, 3, 1, 2).reshape(array.T.shape)
-        return array
-
-    def _rows_last(self, layer: str, array: Any) -> Any:
-        image = self._flattened.get(layer)
-        if image is None:
-            return array
-        return array.reshape(-1, *image).transpose(IMAGE_FIRST_TO_LAST).reshape(array.shape)
 
     def __call__(self, value: Any) -> Any:
         """Logits of a batch of channels-last images or of tokens."""

@@ -23,6 +23,9 @@ from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwor
 
 __all__ = ["make_session"]
 
+SAME = {"resident": "exchange"}
+"""Workers exchange by updating: there is no exchange without an update."""
+
 
 class ChiefSession(TensorFlowSession):
     """Rank 0: schedules a function on every worker through the coordinator."""
@@ -31,7 +34,11 @@ class ChiefSession(TensorFlowSession):
         """Connect to all servers, build variables on the parameter server."""
         tf.config.threading.set_intra_op_parallelism_threads(self.job["threads"])
         self.versions = {"tensorflow": tf.__version__}
-        self.labels = ["asynchronous: a worker updates the variables without waiting for the others"]
+        self.labels = [
+            "asynchronous: a worker updates the variables without waiting for the others",
+            "workers read variables from the server: their way is counted as forward, that of updates as aggregate",
+        ]
+        self.same = SAME if self.ranks > 1 else {}
         self.waiting = _Followers(self.ranks)
         cluster = tf.train.ClusterSpec(_cluster())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -72,8 +79,9 @@ class ChiefSession(TensorFlowSession):
         return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.variables)]
 
     def _compute(self, inputs: Any, targets: Any) -> Any:
+        """Gradients come back as one number: to send them whole would count their way to the chief as backward."""
         loss, gradients = self._gradients(inputs, targets)
-        return loss, gradients
+        return loss, tf.add_n([tf.reduce_sum(gradient) for gradient in gradients])
 
     def _update(self, inputs: Any, targets: Any) -> Any:
         loss, gradients = self._gradients(inputs, targets)
@@ -97,6 +105,7 @@ class FollowerSession(ArraySession):
 
     def setup(self) -> None:
         """Call the chief."""
+        self.same = SAME
         self.versions = {"tensorflow": tf.__version__}
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.chief = _call(address, port)
