@@ -142,7 +142,7 @@ def test_bars_sum_to_the_measured_gap(tmp_path):
     slow = Made(aggregate=0.06, forward=0.05, update=0.01, strategy={"name": "after", "overlap": False})
     fast = Made(aggregate=0.01, strategy={"name": "before", "bucket": 100_000.0})
     (gap,) = explain(tmp_path, slow, fast).gaps
-    assert gap.slow.endswith("after, batch 32 x 2 ranks")
+    assert gap.slow.endswith("after, batch 32 x 2 ranks, made")
     assert sum(bar.seconds for bar in gap.bars) == pytest.approx(gap.seconds, abs=1e-12)
     seconds = {bar.cause: bar.seconds for bar in gap.bars}
     assert seconds["kernels"] == pytest.approx(0.01, rel=0.02)

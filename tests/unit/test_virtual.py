@@ -274,7 +274,10 @@ def test_engines_ask_for_what_is_needed(tmp_path: Path, monkeypatch: pytest.Monk
     assert words[:3] == ["srun", "--kill-on-bad-exit=0", "--partition=x"]
     assert {"--ntasks=3", "--nodes=2"} <= set(words)
     assert Slurm(way="hetjob").commands(seats)["slurm"].count(":") == 1
-    assert "--array=0-2" in Slurm(way="array").commands(seats)["slurm"]
+    anywhere = Seats(("", "", ""), seats.agent, tmp_path)
+    assert "--array=0-2" in Slurm(way="array").commands(anywhere)["slurm"]
+    with pytest.raises(Unsupported, match="array"):
+        Slurm(way="array").commands(seats)
 
 
 def test_wrong_wishes() -> None:

@@ -98,6 +98,7 @@ def _show(data: RunData, as_json: bool) -> bool:
         )
         for item in collective_times(data.spans, run.ranks)
     ]
-    title = f"{run.framework} on {run.cluster}, {run.ranks} ranks (stored as {run.id})"
+    title = f"{run.framework} on {run.cluster}, {run.ranks} ranks"
     table(title, ["collective", ">size", ">time", ">bus bandwidth"], rows)
+    say(f"stored as {run.id}")
     return False

@@ -54,7 +54,7 @@ class Owned:
         key = _key(case)
         if key not in self.whole:
             every = self.groups[key].many
-            many = every[:: 1 + (len(every) - 1) // MOST_FITTED]
+            many = every[:: max(1, -(-len(every) // MOST_FITTED))]
             some = f"{len(many)} of " if len(many) < len(every) else ""
             words = "this study's own case" if len(every) == 1 else f"{some}this study's own {len(every)} cases"
             self.whole[key] = self.groups[key].fitted(many, f"{words} on several ranks")

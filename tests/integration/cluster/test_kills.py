@@ -67,9 +67,11 @@ def mine(token: str) -> list[psutil.Process]:
 
 
 def kill_one(processes: list[psutil.Process], dice: random.Random) -> bool:
-    """Kill any but the command itself; says whether it was still there."""
+    """Kill any but the command itself; says whether there was one."""
+    if len(processes) < 2:
+        return False
     try:
-        dice.choice(processes[1:] or processes).send_signal(signal.SIGKILL)
+        dice.choice(processes[1:]).send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
         return False
     return True
@@ -86,13 +88,13 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
     for number in range(COMMANDS):
         command = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(KILLS_EACH):
-            time.sleep(dice.uniform(0.2, 2.5))
+            time.sleep(dice.uniform(0.5, 3.0))
             kills += command.poll() is None and kill_one(family(command.pid), dice)
         if number % 3:
             command.kill()
         command.wait(timeout=120)
         wait_until(lambda: not mine(token), "the end of all processes of the study", 20)
-    assert kills > COMMANDS
+    assert kills >= COMMANDS
     for run in Store(store).read_all():
         assert run.outcome == "ok" or run.failure is not None
     assert not list((store / "runs").glob("*/*.part"))

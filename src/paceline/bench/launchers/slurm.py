@@ -65,11 +65,16 @@ class Slurm:
         return ["sbatch", "--parsable", "--wait", "--job-name=paceline", output, *self._options]
 
     def _array(self, seats: Seats) -> list[str]:
+        if seats.named and len(seats.hosts) > 1:
+            raise Unsupported(
+                "jobs of an array land wherever Slurm puts them, and this cluster names its hosts",
+                hint="--on slurm, slurm-batch or slurm-het; or a cluster that names none, such as `local`",
+            )
         script = seats.folder / "job.sh"
         script.write_text(f"#!/bin/sh\nexec {seats.shell_agent}\n")
-        nodes = [f"--nodelist={','.join(ranks_by_host(seats.hosts))}", "--nodes=1"] if seats.named else []
+        nodes = [f"--nodelist={seats.hosts[0]}"] if seats.named else []
         last = len(seats.hosts) - 1
-        return [*self._batch(seats), f"--array=0-{last}", "--ntasks=1", *(nodes if last == 0 else []), str(script)]
+        return [*self._batch(seats), f"--array=0-{last}", "--ntasks=1", *nodes, str(script)]
 
     def _hetjob(self, seats: Seats) -> list[str]:
         """One component for each node, so that unequal nodes are asked for with what each of them has."""
