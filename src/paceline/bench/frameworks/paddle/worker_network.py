@@ -104,12 +104,13 @@ class PaddleNetwork(nn.Layer):
 
     def _attention(self, layer: Plain, x: Any) -> Any:
         batch, length, width = x.shape
-        qkv = ops.linear(x, self._own(layer, "qkv_weight").t(), self._own(layer, "qkv_bias"))
+        # no `.t()`: it makes a gradient with strides, which paddle.DataParallel 3.3 does not average
+        qkv = paddle.matmul(x, self._own(layer, "qkv_weight"), transpose_y=True) + self._own(layer, "qkv_bias")
         qkv = qkv.reshape([batch, length, 3, layer["heads"], width // layer["heads"]])
         query, key, value = (qkv[:, :, part] for part in range(3))
         mixed = ops.scaled_dot_product_attention(query, key, value, is_causal=layer["causal"])
         mixed = mixed.reshape([batch, length, width])
-        return ops.linear(mixed, self._own(layer, "out_weight").t(), self._own(layer, "out_bias"))
+        return paddle.matmul(mixed, self._own(layer, "out_weight"), transpose_y=True) + self._own(layer, "out_bias")
 
 
 def _key(layer: str) -> str:

@@ -133,7 +133,7 @@ class SingaSession(ArraySession):
             MPI.Finalize()
 
 
-class _Images(data.ImageBatchIter):  # type: ignore[misc]
+class _Images(data.ImageBatchIter):
     """SINGA's reader, whose process ends with this one."""
 
     def run(self) -> None:
