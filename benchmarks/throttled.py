@@ -13,7 +13,6 @@ import json
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 
@@ -44,7 +43,7 @@ def main() -> None:
 def run(shares: list[float], steps: int) -> list[float]:
     """Samples per second as each rank saw it, with every rank running its share of the time."""
     base = ranks.environment(len(shares))
-    argv = [sys.executable, __file__, "--worker", "--steps", str(steps)]
+    argv = [ranks.interpreter(), __file__, "--worker", "--steps", str(steps)]
     processes = [
         subprocess.Popen(argv, env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(len(shares))

@@ -39,14 +39,16 @@ class Estimate:
         """The estimate, with the limits of this rank."""
         return Cost(self._a, self._b, chunk=chunk, least=least)
 
-    def observe(self, samples: int, seconds: float) -> None:
-        """Learn from one step; a step without samples says nothing."""
+    def observe(self, samples: int, seconds: float) -> bool:
+        """Learn from one step; a step without samples says nothing. Says whether the cost has changed for good."""
         if samples <= 0 or seconds <= 0:
-            return
+            return False
         self._seen.append((samples, seconds))
-        if self.known and self._changed():
+        changed = self.known and self._changed()
+        if changed:
             self._forget()
         self._fit()
+        return changed
 
     def forget(self) -> None:
         """What was seen is long ago; the next steps alone decide."""

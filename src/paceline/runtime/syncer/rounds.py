@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,11 @@ class Shard:
         self._update(list(self._waiting.values()))
         self._waiting, self._reached_at = {}, None
         return True
+
+    def retune(self, quorum: int) -> None:
+        """From now on so many groups complete a round."""
+        self._policy = replace(self._policy, quorum=quorum)
+        self.count(self._groups)
 
     def count(self, groups: int) -> None:
         """From now on so many groups take part."""

@@ -34,8 +34,9 @@ log = logging.getLogger("paceline.runtime")
 class Server:
     """Serves from construction until the process ends."""
 
-    def __init__(self, shard: Shard, *, groups: int, silence: float, queue: Path | None) -> None:
-        self._shard, self._queue = shard, queue
+    def __init__(self, shard: Shard, *, groups: int, silence: float, queue: Path | None, ends: bool = False) -> None:
+        self._shard, self._queue, self._ends = shard, queue, ends
+        self._left_at: float | None = None
         self._leases: Leases | None = None
         self._expected, self._silence = groups, silence
         self._changed = threading.Condition(threading.RLock())
@@ -44,6 +45,10 @@ class Server:
         self._seen: set[str] = set()
         self._away: dict[str, float] = {}
         self._holders: dict[str, Channel] = {}
+        self._told: dict[str, Any] = {}
+        """What each group last said of itself."""
+        self._news: dict[str, Any] = {}
+        """What all groups are to know: another number of local steps, or where to meet as one group."""
         if queue is not None and queue.exists():
             self._leases = Leases.of(json.loads(queue.read_text(encoding="utf-8")))
 
@@ -77,8 +82,13 @@ class Server:
             self._reply_theta(channel)
         elif kind == "push":
             progress = _array(channel.receive_payload(message))
-            self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
+            waited = self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
+            self._reply_theta(channel, waited=waited)
+        elif kind == "theta":
             self._reply_theta(channel)
+        elif kind == "retune":
+            self._retune(message)
+            channel.send({"kind": "ok"})
         elif kind == "lease":
             channel.send(self._lease(group, message))
         elif kind in ("idle", "busy", "leave"):
@@ -91,22 +101,35 @@ class Server:
         with self._changed:
             self._shard.start(theta)
             if self._leases is None:
-                self._leases = Leases(message["num_samples"], message["epochs"])
+                begin = message.get("begin", (0, 0))
+                self._leases = Leases(message["num_samples"], message["epochs"], begin=begin)
         self._count(group, busy=True)
 
-    def _push(self, arrival: Arrival) -> None:
+    def _push(self, arrival: Arrival) -> float:
+        """Seconds that the group waited for others."""
         with self._changed:
             if arrival.group not in self._active:
                 self._count(arrival.group, busy=True)
             self._shard.arrive(arrival, time.monotonic())
+            began = time.monotonic()
             self._advance()
             self._changed.wait_for(lambda: self._shard.settled(arrival.group, arrival.sequence))
+            return time.monotonic() - began
 
-    def _reply_theta(self, channel: Channel) -> None:
+    def _retune(self, message: Message) -> None:
+        """Another quorum, another number of local steps, or the end of all groups but one."""
+        with self._changed:
+            self._shard.retune(message["quorum"])
+            self._news = {"local_steps": message["local_steps"], "meet": message["meet"]}
+            if message["meet"] is not None and self._leases is not None:
+                self._leases.halted = True
+            self._advance()
+
+    def _reply_theta(self, channel: Channel, *, waited: float = 0.0) -> None:
         with self._changed:
             assert self._shard.theta is not None
             version, data = self._shard.version, self._shard.theta.tobytes()
-        channel.send({"kind": "theta", "version": version}, data)
+        channel.send({"kind": "theta", "version": version, "waited": waited}, data)
 
     def _lease(self, group: str, message: Message) -> Message:
         assert self._leases is not None
@@ -116,7 +139,10 @@ class Server:
                 temporary = self._queue.with_suffix(".tmp")
                 temporary.write_text(json.dumps(self._leases.plain()), encoding="utf-8")
                 temporary.replace(self._queue)
-            return {"kind": "lease", "lease": asdict(lease) if lease else None, "others": self._leases.outstanding}
+            self._told[group] = message.get("told")
+            news = {**self._news, "told": self._told, "at": self._leases.position}
+            given = asdict(lease) if lease else None
+            return {"kind": "lease", "lease": given, "others": self._leases.outstanding, "news": news}
 
     def _count(self, group: str, *, busy: bool) -> None:
         """A group takes part in rounds, or does not for now."""
@@ -144,6 +170,7 @@ class Server:
                 if self._restarted and self._seen:
                     self._recount()
                 self._advance()
+                self._end_if_left()
                 gone = [group for group, since in self._away.items() if time.monotonic() - since > self._silence]
             for group in gone:
                 log.warning("group %s stayed away for %.1f s and no longer counts", group, self._silence)
@@ -152,6 +179,15 @@ class Server:
                     if self._leases is not None:
                         self._leases.release(group)
                 self._count(group, busy=False)
+
+    def _end_if_left(self) -> None:
+        """A syncer that the groups started themselves ends when all of them have left it."""
+        if not self._ends or not self._seen or self._active or self._away:
+            self._left_at = None
+        elif self._left_at is None:
+            self._left_at = time.monotonic()
+        elif time.monotonic() - self._left_at > self._silence:
+            os._exit(0)
 
     def _facts(self) -> Message:
         with self._changed:
@@ -177,7 +213,13 @@ def main() -> None:
     index = settings["index"]
     shard = Shard(policy_of(settings), folder / f"shard-{index}.npz" if folder else None)
     queue = folder / "queue.json" if folder and index == 0 else None
-    server = Server(shard, groups=settings["groups"], silence=settings.get("silence", 10.0), queue=queue)
+    server = Server(
+        shard,
+        groups=settings["groups"],
+        silence=settings.get("silence", 10.0),
+        queue=queue,
+        ends=settings.get("ends", False),
+    )
     door = socket.create_server((settings["address"], settings["port"]), backlog=64)
     server.serve(door, os.environ["PACELINE_SECRET"].encode())
 
