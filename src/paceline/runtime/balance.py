@@ -17,7 +17,7 @@ __all__ = ["Balance"]
 
 TRY_AGAIN = 50
 """Steps without samples after which a rank gets one, to see whether it has recovered."""
-GAIN = 0.01
+GAIN = 0.005
 """Shares change only for a step that is predicted to be this much shorter."""
 
 REMEMBERED = 64

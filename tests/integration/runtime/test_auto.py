@@ -102,7 +102,7 @@ def slow_link() -> Iterator[VirtualCluster]:
     """Two hosts of one device each, 100 Mbit/s apart."""
     if os.geteuid():
         pytest.skip("namespaces need root")
-    link, bus = Link(name="way", bandwidth=12.5e6, latency=1e-4), Link(name="bus", bandwidth=1e11)
+    link, bus = Link(name="way", bandwidth=12.5e6), Link(name="bus", bandwidth=1e11)
     devices = (Device(name="cpu", kind="cpu"),)
     hosts = tuple(Host(name=f"a{n}", devices=devices, inside=bus, link=link) for n in range(2))
     up = bring_up(Cluster(name="apart", hosts=hosts), owner=os.getpid())
