@@ -23,7 +23,19 @@ FEATURES, HIDDEN, CLASSES, BATCH = 32, 32, 10, 64
 RATES = tuple(0.1 * 2 ** (power / 2) for power in range(9))
 TARGET, MOST, LOOK = 0.65, 600, 4
 """Loss to reach, steps of a whole batch after which it counts as not reached, and steps between two looks."""
-
+WAYS = (
+    (2, 1, 1),
+    (4, 1, 1),
+    (2, 4, 2),
+    (2, 16, 2),
+    (4, 4, 4),
+    (4, 16, 4),
+    (4, 64, 4),
+    (2, 4, 1),
+    (2, 16, 1),
+    (4, 16, 1),
+)
+"""Groups, local steps, quorum."""
 SHAPES = ((FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
 SIZES = [int(np.prod(shape)) for shape in SHAPES]
 
@@ -124,22 +136,25 @@ def main() -> None:
     seeds = range(args.seeds)
     together = [best(seed, groups=1, local_steps=1, quorum=1) for seed in seeds]
     rows = []
-    for groups, local_steps, quorum in ((2, 1, 1), (4, 1, 1), (2, 4, 2), (2, 16, 2), (4, 4, 4), (4, 16, 4), (4, 64, 4)):
+    for groups, local_steps, quorum in WAYS:
         more = [
             best(seed, groups=groups, local_steps=local_steps, quorum=quorum) / alone - 1
             for seed, alone in zip(seeds, together, strict=True)
         ]
-        per = groups - 1 if quorum == 1 else local_steps - 1
-        row = {"groups": groups, "local_steps": local_steps, "quorum": quorum, "more_samples": statistics.median(more)}
-        rows.append({**row, "price": row["more_samples"] / per})
-    stale = statistics.median(row["price"] for row in rows if row["quorum"] == 1)
-    local = statistics.median(row["price"] for row in rows if row["local_steps"] > 1)
+        row = {"groups": groups, "local_steps": local_steps, "quorum": quorum}
+        rows.append({**row, "more_samples": round(statistics.median(more), 4)})
+    stale = statistics.median(
+        row["more_samples"] / (row["groups"] - 1) for row in rows if row["quorum"] == row["local_steps"] == 1
+    )
+    local = statistics.median(
+        row["more_samples"] / (row["local_steps"] - 1) for row in rows if row["quorum"] == row["groups"]
+    )
     found = {"per_stale_step": round(stale, 4), "per_local_step": round(local, 4), "rows": rows}
     if args.json:
         print(json.dumps(found))
     else:
         for row in rows:
-            print({key: round(value, 4) for key, value in row.items()})
+            print(row)
         print(
             f"price of a step of staleness {stale:.3f}, of a local step {local:.4f}; one group needs {together} samples"
         )

@@ -14,14 +14,28 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from paceline.runtime import Patience, Settings, join
+from paceline.runtime.auto.choose import one_group
+from paceline.runtime.auto.pilot import Pilot
 from paceline.runtime.emulate import Emulated, emulate
 
 RANK = int(os.environ["RANK"])
 
 
+def gather_after(exchanges: int) -> None:
+    """Make the first group want one group again after so many exchanges."""
+    seen = iter(range(exchanges))
+
+    def listen(self: Pilot, told: dict[str, Any]) -> Any:
+        return one_group(2, 24) if next(seen, None) is None else None
+
+    Pilot.listen = listen  # type: ignore[method-assign]
+
+
 def train(options: dict[str, Any]) -> dict[str, Any]:
     """Every sample used, the groups over time and why."""
     torch.manual_seed(0)
+    if "gather_after" in options:
+        gather_after(options["gather_after"])
     samples, batch = options.get("samples", 240), options.get("batch", 24)
     width = options.get("width", 64)
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))

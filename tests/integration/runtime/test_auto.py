@@ -134,7 +134,17 @@ def test_a_link_that_becomes_slow_splits_the_group(start: Any, slow_link: Virtua
     assert found[0]["seen"][-1][1] == 1
 
 
-def test_stragglers_split_the_group_and_a_steady_group_comes_together_again(start: Any) -> None:
+def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow_link: VirtualCluster) -> None:
+    found = start(slow_link, speeds=[2.0, 1.0], epochs=30, width=700, gather_after=2).wait()
+    check_samples(found, epochs=30, samples=240)
+    for rank in found:
+        sizes = [size for _, size, _, _ in rank["seen"]]
+        changes = [after for before, after in zip(sizes, sizes[1:], strict=False) if before != after]
+        assert changes[:2] == [1, 2]
+    assert found[0]["parameters"] == found[1]["parameters"]
+
+
+def test_stragglers_split_the_group(start: Any) -> None:
     found = start(speeds=[1.0, 1.0, 1.0], straggle=0.12, epochs=16).wait()
     check_samples(found, epochs=16, samples=240)
     reasons = [reason for rank in found for reason in rank["reasons"]]

@@ -1,4 +1,4 @@
-"""What a message costs between the ranks, and which of them sit together behind a slower link.
+"""What a message costs between ranks, and which of them sit together behind a slower link.
 
 Hosts are told apart by address. Between any two of them (neighbours only, if there are many) and between two ranks of
 each, a small and a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one
@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-__all__ = ["Links", "Timing", "links_from", "measure_links", "pairs_of"]
+__all__ = ["LARGE", "SMALL", "Links", "Timing", "links_from", "pairs_of"]
 
 SMALL, LARGE = 1 << 10, 1 << 20
 MANY = 8
@@ -48,19 +45,6 @@ def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
     if len(first) > MANY:
         return inside + [(first[i], first[(i + 1) % len(first)]) for i in range(len(first))]
     return inside + [(one, other) for i, one in enumerate(first) for other in first[i + 1 :]]
-
-
-def measure_links(wire: Any, addresses: Sequence[str]) -> Links:
-    """Time all pairs, one after the other; every rank calls this and gets the same answer."""
-    pairs = pairs_of(addresses)
-    times = torch.zeros(len(pairs), 2, dtype=torch.float64)
-    for index, (one, other) in enumerate(pairs):
-        for column, size in enumerate((SMALL, LARGE)):
-            seconds = wire.ping(one, other, size)
-            if wire.rank == one:
-                times[index, column] = seconds
-    wire.all_reduce(times)()
-    return links_from(addresses, dict(zip(pairs, [(row[0], row[1]) for row in times.tolist()], strict=True)))
 
 
 def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing]) -> Links:

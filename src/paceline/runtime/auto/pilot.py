@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
-from paceline.runtime.auto.links import Links, measure_links
+from paceline.runtime.auto.links import Links
+from paceline.runtime.auto.probe import measure_links
 from paceline.spec.split import Cost
 
 __all__ = ["Pilot"]
