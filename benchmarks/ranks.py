@@ -13,17 +13,23 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def run(script: str, arguments: Sequence[str], size: int, *, timeout: float = 200.0) -> list[Any]:
-    """What each rank printed last."""
-    base = environment(size)
+def run(
+    script: str,
+    arguments: Sequence[str],
+    size: int,
+    *,
+    timeout: float = 200.0,
+    on: Callable[[int, list[str]], list[str]] = lambda rank, command: command,
+    env: dict[str, str] | None = None,
+) -> list[Any]:
+    """What each rank printed last; `on` says how a rank's command becomes one on its host."""
+    base, command = {**environment(size), **(env or {})}, [interpreter(), script, *arguments]
     processes = [
-        subprocess.Popen(
-            [interpreter(), script, *arguments], env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(on(rank, command), env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(size)
     ]
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]

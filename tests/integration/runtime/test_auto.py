@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -139,7 +140,7 @@ def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow
     check_samples(found, epochs=30, samples=240)
     for rank in found:
         sizes = [size for _, size, _, _ in rank["seen"]]
-        changes = [after for before, after in zip(sizes, sizes[1:], strict=False) if before != after]
+        changes = [after for before, after in itertools.pairwise(sizes) if before != after]
         assert changes[:2] == [1, 2]
     assert found[0]["parameters"] == found[1]["parameters"]
 
