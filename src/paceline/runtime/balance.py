@@ -103,6 +103,10 @@ class Balance:
 
 def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int) -> bool:
     kept = max(cost.seconds(samples) for cost, samples in zip(costs, shares, strict=True))
+    # With parts of samples all would finish together, and no whole split is quicker: mostly that settles it.
+    together = (total + sum(cost.a / cost.b for cost in costs)) / sum(1 / cost.b for cost in costs)
+    if kept <= together * (1 + GAIN) and all(shares):
+        return True
     return kept <= split_batch(costs, total).seconds * (1 + GAIN)
 
 
