@@ -92,7 +92,7 @@ class Pace:
         self._session: GroupSession | None = None
         self._attempt: Attempt | None = None
         self._order: tuple[int, np.ndarray] | None = None
-        self._epochs = 0
+        self._epochs, self._by_epochs = 0, False
         self._last_end = time.perf_counter()
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
@@ -141,6 +141,11 @@ class Pace:
         return {"syncer": self._between.facts()} if self._between is not None else {}
 
     @property
+    def grouped(self) -> bool:
+        """Whether there are other groups, with which this one exchanges through a syncer."""
+        return self._between is not None
+
+    @property
     def reasons(self) -> list[str]:
         """Why the ranks train together as they do, one sentence for each decision of strategy='auto' made here."""
         return self._pilot.reasons if self._pilot is not None else []
@@ -160,7 +165,7 @@ class Pace:
         """This rank's batches until so many epochs or committed steps of the whole run are done."""
         if self._between is not None and epochs is None:
             raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
-        self._epochs = epochs or 0
+        self._epochs, self._by_epochs = epochs or 0, steps is None
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
         while True:
@@ -292,7 +297,7 @@ class Pace:
         self._training.join_others(None, global_batch=self.global_batch)
         pilot.gathered()
         patience = self.settings.patience
-        self._member = moved(self._member, told["meet"], self._door, size=told["size"], patience=patience)
+        self._member = moved(self._member, tuple(told["meet"]), self._door, size=told["size"], patience=patience)
         self._door = None
         self._enter_anew()
 
@@ -352,8 +357,8 @@ class Pace:
     def _look_around(self, seconds: float) -> None:
         """Whether the ranks should train together in another way."""
         if self._pilot is not None and self._between is None:
-            step, may_split = self.position.step, self._epochs > 0 and self._training.is_float32
-            choice = self._pilot.look(self._live, seconds, step=step, may_split=may_split)
+            may_split = self._by_epochs and self._training.may_be_divided
+            choice = self._pilot.look(self._live, seconds, step=self.position.step, may_split=may_split)
             if choice is not None:
                 self._split(choice)
 

@@ -47,9 +47,10 @@ class Training:
         self.device = self.parameters[0].device
 
     @property
-    def is_float32(self) -> bool:
-        """Whether all parameters are of the type that groups exchange."""
-        return all(parameter.dtype == torch.float32 for parameter in self.parameters)
+    def may_be_divided(self) -> bool:
+        """Whether several groups could share it: they exchange float32, and no file could hold all of their states."""
+        alike = all(parameter.dtype == torch.float32 for parameter in self.parameters)
+        return alike and self.settings.checkpoint is None
 
     def join_others(self, between: Stateful | None, *, global_batch: int) -> None:
         """From now on this group is one of several, whose common state it keeps as well, or the only one."""

@@ -113,7 +113,7 @@ def _reason(measured: Measured, best: Candidate, others: Sequence[Candidate], *,
     if others:
         next_best = others[0]
         text += f"; next best is {_named(next_best)} with {next_best.score / best.score:.0%} of its progress"
-    return text if may_split else text + "; several groups need batches(epochs=...)"
+    return text if may_split else text + "; several groups need batches(epochs=...), float32 and no checkpoint"
 
 
 def _named(way: Candidate) -> str:
