@@ -108,6 +108,8 @@ class Shard:
         """From now on so many groups complete a round."""
         self._policy = replace(self._policy, quorum=quorum)
         self.count(self._groups)
+        if self.theta is not None:
+            self._save()
 
     def count(self, groups: int) -> None:
         """From now on so many groups take part."""
@@ -154,7 +156,12 @@ class Shard:
             return
         assert self.theta is not None
         assert self._state is not None
-        facts = {"version": self.version, "applied": self._applied, "samples": self._samples}
+        facts = {
+            "version": self.version,
+            "applied": self._applied,
+            "samples": self._samples,
+            "quorum": self._policy.quorum,
+        }
         temporary = self._path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             np.savez(
@@ -178,4 +185,5 @@ class Shard:
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read the shard {path}: {error}") from error
         self.version, self._applied, self._samples = facts["version"], facts["applied"], facts["samples"]
+        self._policy = replace(self._policy, quorum=facts["quorum"])
         self._remember()

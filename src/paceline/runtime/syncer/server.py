@@ -28,6 +28,8 @@ from paceline.runtime.syncer.rules import Outer, Rule
 __all__ = ["Server", "main", "policy_of"]
 
 TICK = 0.02
+UNUSED = 120.0
+"""Seconds after which a syncer that the groups started themselves ends if none of them came."""
 log = logging.getLogger("paceline.runtime")
 
 
@@ -36,7 +38,7 @@ class Server:
 
     def __init__(self, shard: Shard, *, groups: int, silence: float, queue: Path | None, ends: bool = False) -> None:
         self._shard, self._queue, self._ends = shard, queue, ends
-        self._left_at: float | None = None
+        self._left_at = time.monotonic()
         self._leases: Leases | None = None
         self._expected, self._silence = groups, silence
         self._changed = threading.Condition(threading.RLock())
@@ -50,7 +52,8 @@ class Server:
         self._news: dict[str, Any] = {}
         """What all groups are to know: another number of local steps, or where to meet as one group."""
         if queue is not None and queue.exists():
-            self._leases = Leases.of(json.loads(queue.read_text(encoding="utf-8")))
+            content = json.loads(queue.read_text(encoding="utf-8"))
+            self._leases, self._news = Leases.of(content), content["news"]
 
     def serve(self, server: socket.socket, secret: bytes) -> None:
         """Accept callers for ever."""
@@ -123,6 +126,7 @@ class Server:
             self._news = {"local_steps": message["local_steps"], "meet": message["meet"]}
             if message["meet"] is not None and self._leases is not None:
                 self._leases.halted = True
+            self._write_queue()
             self._advance()
 
     def _reply_theta(self, channel: Channel, *, waited: float = 0.0) -> None:
@@ -135,14 +139,19 @@ class Server:
         assert self._leases is not None
         with self._changed:
             lease = self._leases.take(group, message["sequence"], message["size"])
-            if self._queue is not None:
-                temporary = self._queue.with_suffix(".tmp")
-                temporary.write_text(json.dumps(self._leases.plain()), encoding="utf-8")
-                temporary.replace(self._queue)
+            self._write_queue()
             self._told[group] = message.get("told")
             news = {**self._news, "told": self._told, "at": self._leases.position}
             given = asdict(lease) if lease else None
             return {"kind": "lease", "lease": given, "others": self._leases.outstanding, "news": news}
+
+    def _write_queue(self) -> None:
+        """What was handed out and what all are to know is on disk before anybody hears of it."""
+        if self._queue is None or self._leases is None:
+            return
+        temporary = self._queue.with_suffix(".tmp")
+        temporary.write_text(json.dumps({**self._leases.plain(), "news": self._news}), encoding="utf-8")
+        temporary.replace(self._queue)
 
     def _count(self, group: str, *, busy: bool) -> None:
         """A group takes part in rounds, or does not for now."""
@@ -182,11 +191,9 @@ class Server:
 
     def _end_if_left(self) -> None:
         """A syncer that the groups started themselves ends when all of them have left it."""
-        if not self._ends or not self._seen or self._active or self._away:
-            self._left_at = None
-        elif self._left_at is None:
+        if not self._ends or self._active or self._away:
             self._left_at = time.monotonic()
-        elif time.monotonic() - self._left_at > self._silence:
+        elif time.monotonic() - self._left_at > (self._silence if self._seen else UNUSED):
             os._exit(0)
 
     def _facts(self) -> Message:
