@@ -28,7 +28,7 @@ from paceline.errors import InputError
 from paceline.runtime.attempt import Attempt, StepRecord, chunked
 from paceline.runtime.auto.choose import Choice
 from paceline.runtime.auto.pilot import Pilot
-from paceline.runtime.auto.regroup import Door, moved, open_door, part
+from paceline.runtime.auto.regroup import Door, moved, part
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import GroupSession
@@ -271,14 +271,8 @@ class Pace:
             between.told = self._pilot.tells(self._live, between.seconds)
         begin = (self.position.epoch, self.position.cursor)
         between.exchange(num_samples=len(self._dataset), epochs=self._epochs, begin=begin)
-        if self._pilot is None or between.over or between.where.group != "group0" or self._door is not None:
-            return
-        found = self._pilot.listen(between.news["told"])
-        if found is not None and found.groups == self._pilot.grouping:
-            between.retune(local_steps=found.local_steps, quorum=found.quorum, meet=None)
-        elif found is not None:
-            self._door = open_door(self._member.peer.address)
-            between.retune(local_steps=1, quorum=1, meet=self._door.place)
+        if self._pilot is not None and not between.over and self._door is None:
+            self._door = self._pilot.hear(between, self._member.peer.address)
 
     def _split(self, choice: Choice) -> None:
         """Go on in several groups."""

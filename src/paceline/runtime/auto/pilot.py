@@ -17,6 +17,8 @@ from typing import Any
 from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
 from paceline.runtime.auto.links import Links
 from paceline.runtime.auto.probe import measure_links
+from paceline.runtime.auto.regroup import NAME, Door, open_door
+from paceline.runtime.syncer.between import Between
 from paceline.spec.split import Cost
 
 __all__ = ["Pilot"]
@@ -27,6 +29,7 @@ DRIFT = 1.25
 """Times the former step that are a change worth a new plan."""
 DRIFT_OF_LINK = 2.0
 """The same for an exchange with the syncer, which varies more."""
+FIRST = NAME.format(0)
 STRAGGLING = 0.03
 """Share of straggling steps that is worth a new plan."""
 
@@ -79,11 +82,6 @@ class Pilot:
         self._grouping = self.choice.groups
         return self.choice if self.choice.way != present.way else None
 
-    @property
-    def grouping(self) -> tuple[tuple[int, ...], ...]:
-        """The groups in which the ranks train."""
-        return self._grouping
-
     def gathered(self) -> None:
         """All ranks are one group again; what is best now is measured anew."""
         self.choice, self._usual, self._recent = None, None, []
@@ -93,10 +91,19 @@ class Pilot:
         costs = [[cost.a, cost.b] for cost in session.balance.costs()] if session.balance.plain() else None
         return {"costs": costs, "straggling": session.balance.straggling(), "seconds": seconds, "size": session.size}
 
+    def hear(self, between: Between, address: str) -> Door | None:
+        """On the first group's speaker: retune all groups if that is better, or call them to the door that is returned."""
+        found = self.listen(between.news["told"]) if between.where.group == FIRST else None
+        if found is None:
+            return None
+        door = open_door(address) if found.groups != self._grouping else None
+        between.retune(local_steps=found.local_steps, quorum=found.quorum, meet=door.place if door else None)
+        return door
+
     def listen(self, told: dict[str, Any]) -> Choice | None:
-        """On the first group's speaker: a better way than the present one, from what all groups said."""
+        """A better way than the present one, from what all groups said of themselves."""
         present, measured = self.choice, self._measured
-        groups = [told.get(f"group{index}") for index in range(len(present.groups))] if present else []
+        groups = [told.get(NAME.format(index)) for index in range(len(present.groups))] if present else []
         if present is None or measured is None or not all(group and group["costs"] for group in groups):
             return None
         exchange = max(group["seconds"] for group in groups)

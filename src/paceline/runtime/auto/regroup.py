@@ -28,10 +28,11 @@ from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import Patience
 from paceline.runtime.syncer.between import Membership
 
-__all__ = ["Door", "moved", "open_door", "part"]
+__all__ = ["NAME", "Door", "moved", "open_door", "part"]
 
 SHARD_STARTS_S = 20.0
 NAME = "group{}"
+"""Of each group, by its number."""
 
 
 @dataclass(frozen=True)
