@@ -92,7 +92,7 @@ class Pilot:
         return {"costs": costs, "straggling": session.balance.straggling(), "seconds": seconds, "size": session.size}
 
     def hear(self, between: Between, address: str) -> Door | None:
-        """On the first group's speaker: retune all groups if that is better, or call them to the door that is returned."""
+        """On the first group's speaker: retune all groups if that is better, or call them to the door returned."""
         found = self.listen(between.news["told"]) if between.where.group == FIRST else None
         if found is None:
             return None
