@@ -61,12 +61,11 @@ def measure(bandwidth: float, turns: int, steps: int) -> dict[str, list[float]]:
         seats = up.layout.seats
         env = {"MASTER_ADDR": seats[0].address, "GLOO_SOCKET_IFNAME": INTERFACE}
         found: dict[str, list[float]] = {}
-        for turn in range(turns):
-            for way in ("paceline", *map(str, SWEEP)):
-                given = ["--worker", way, "--steps", str(steps)]
-                placed = {**env, "MASTER_PORT": str(21500 + 10 * turn + len(found) % 10)}
-                on = lambda rank, command: on_network(up.pid_of(seats[rank].name), command)  # noqa: E731
-                found.setdefault(way, []).append(ranks.run(__file__, given, 2, on=on, env=placed)[0])
+        for number, way in enumerate(("paceline", *map(str, SWEEP)) * turns):
+            given = ["--worker", way, "--steps", str(steps)]
+            placed = {**env, "MASTER_PORT": str(21500 + number)}
+            on = lambda rank, command: on_network(up.pid_of(seats[rank].name), command)  # noqa: E731
+            found.setdefault(way, []).append(ranks.run(__file__, given, 2, on=on, env=placed)[0])
         return found
     finally:
         take_down(up.home)
