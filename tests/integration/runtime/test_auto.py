@@ -98,7 +98,7 @@ def test_unequal_devices_on_one_machine_stay_one_balanced_group(start: Any) -> N
     assert found[1]["reasons"] == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def slow_link() -> Iterator[VirtualCluster]:
     """Two hosts of one device each, 100 Mbit/s apart."""
     if os.geteuid():
@@ -123,18 +123,6 @@ def test_a_slow_link_makes_two_groups_that_exchange_rarely(start: Any, slow_link
     assert found[0]["parameters"] == found[1]["parameters"], "the last common parameters are everybody's"
 
 
-def test_a_link_that_becomes_slow_splits_the_group(start: Any, slow_link: VirtualCluster) -> None:
-    """Gradients are small enough for the link at first; then it becomes thirty times slower."""
-    job = start(slow_link, speeds=[1.0, 1.0], epochs=16, per_sample=0.004, width=120)
-    until_step(job, 20)
-    reshape(slow_link, dilation=30.0)
-    found = job.wait()
-    check_samples(found, epochs=16, samples=240)
-    assert found[0]["reasons"][0].startswith("one balanced group")
-    assert any(reason.startswith("2 groups") for reason in found[0]["reasons"][1:])
-    assert found[0]["seen"][-1][1] == 1
-
-
 def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow_link: VirtualCluster) -> None:
     found = start(slow_link, speeds=[2.0, 1.0], epochs=30, width=700, gather_after=2).wait()
     check_samples(found, epochs=30, samples=240)
@@ -143,6 +131,18 @@ def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow
         changes = [after for before, after in itertools.pairwise(sizes) if before != after]
         assert changes[:2] == [1, 2]
     assert found[0]["parameters"] == found[1]["parameters"]
+
+
+def test_a_link_that_becomes_slow_splits_the_group(start: Any, slow_link: VirtualCluster) -> None:
+    """Gradients are small enough for the link at first; then it becomes thirty times slower, for later tests too."""
+    job = start(slow_link, speeds=[1.0, 1.0], epochs=16, per_sample=0.004, width=120)
+    until_step(job, 20)
+    reshape(slow_link, dilation=30.0)
+    found = job.wait()
+    check_samples(found, epochs=16, samples=240)
+    assert found[0]["reasons"][0].startswith("one balanced group")
+    assert any(reason.startswith("2 groups") for reason in found[0]["reasons"][1:])
+    assert found[0]["seen"][-1][1] == 1
 
 
 def test_stragglers_split_the_group(start: Any) -> None:
