@@ -30,7 +30,8 @@ class Job:
     def __init__(self, python: Path, folder: Path, options: dict[str, Any], up: VirtualCluster | None = None) -> None:
         self._folder, self._size = folder, len(options["speeds"])
         hosts = up.layout.seats if up is not None else ()
-        meet = f"{hosts[0].address}:21000" if up is not None else f"127.0.0.1:{free_ports(1)[0]}"
+        port = 21000 + secrets.randbelow(5000) if hosts else free_ports(1)[0]
+        meet = f"{hosts[0].address if hosts else '127.0.0.1'}:{port}"
         secret = secrets.token_hex(16)
         self.processes = []
         for rank in range(self._size):
