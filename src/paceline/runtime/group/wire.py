@@ -81,8 +81,7 @@ class Wire:
         for _ in range(PINGS):
             begin = time.perf_counter()
             for sends in (asks, not asks):
-                way = self._group.send if sends else self._group.recv
-                self._exchanged(lambda way=way: way([tensor], peer, 0), tensor)
+                self._message(tensor, peer, sends=sends)
             best = min(best, (time.perf_counter() - begin) / 2)
         return best
 
@@ -112,10 +111,11 @@ class Wire:
             best = min(best, time.perf_counter() - begin)
         return best
 
-    def _exchanged(self, start: Callable[[], Any], tensor: Tensor) -> None:
-        """A message between two ranks; Gloo gives it up when its wait ends, so that cannot be cut into pieces."""
+    def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
+        """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
+        group: Any = self._group
         try:
-            work = start()
+            work = (group.send if sends else group.recv)([tensor], peer, 0)
             self._pending.append((work, tensor))
             work.wait(PING_TIMEOUT)
         except RuntimeError as error:
