@@ -104,7 +104,7 @@ class Pilot:
         """A better way than the present one, from what all groups said of themselves."""
         present, measured = self.choice, self._measured
         groups = [told.get(NAME.format(index)) for index in range(len(present.groups))] if present else []
-        if present is None or measured is None or not all(group and group["costs"] for group in groups):
+        if present is None or measured is None or not all(_has_spoken(group) for group in groups):
             return None
         exchange = max(group["seconds"] for group in groups)
         now = _updated(measured, present, groups, slower=exchange / (self._usual or exchange))
@@ -127,6 +127,11 @@ class Pilot:
         self.reasons.append(reason)
         sys.stderr.write(f"paceline: {reason}\n")
         sys.stderr.flush()
+
+
+def _has_spoken(group: Any) -> bool:
+    """Whether a group has told what its samples and an exchange cost; before its second exchange it cannot."""
+    return bool(group and group["costs"] and group["seconds"] > 0)
 
 
 def _most_late(straggling: Sequence[tuple[float, float]]) -> float:

@@ -24,6 +24,7 @@ import torch
 
 from paceline.errors import LaunchFailed
 from paceline.runtime.auto.choose import Choice
+from paceline.runtime.members.channel import call
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import Patience
 from paceline.runtime.syncer.between import Membership
@@ -92,7 +93,7 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
     path.write_text(json.dumps({**settings, "groups": len(choice.groups), "quorum": choice.quorum}), encoding="utf-8")
     argv = [sys.executable, "-m", "paceline.runtime.syncer.server", str(path)]
     threading.Thread(target=_keep, args=(argv, folder, secret), daemon=True, name="paceline-shard").start()
-    _await_listening(address, port)
+    _await_answer(address, port, secret)
     return port
 
 
@@ -106,11 +107,11 @@ def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
             return
 
 
-def _await_listening(address: str, port: int) -> None:
+def _await_answer(address: str, port: int, secret: bytes) -> None:
     deadline = time.monotonic() + SHARD_STARTS_S
     while True:
         try:
-            socket.create_connection((address, port), timeout=1.0).close()
+            call(address, port, secret, timeout=1.0).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:

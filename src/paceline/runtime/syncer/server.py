@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -36,8 +37,11 @@ log = logging.getLogger("paceline.runtime")
 class Server:
     """Serves from construction until the process ends."""
 
-    def __init__(self, shard: Shard, *, groups: int, silence: float, queue: Path | None, ends: bool = False) -> None:
-        self._shard, self._queue, self._ends = shard, queue, ends
+    def __init__(
+        self, shard: Shard, *, groups: int, silence: float, queue: Path | None, own: Path | None = None
+    ) -> None:
+        """`own`: the folder of a syncer that the groups started themselves; both go when all groups have left."""
+        self._shard, self._queue, self._own = shard, queue, own
         self._left_at = time.monotonic()
         self._leases: Leases | None = None
         self._expected, self._silence = groups, silence
@@ -191,9 +195,10 @@ class Server:
 
     def _end_if_left(self) -> None:
         """A syncer that the groups started themselves ends when all of them have left it."""
-        if not self._ends or self._active or self._away:
+        if self._own is None or self._active or self._away:
             self._left_at = time.monotonic()
         elif time.monotonic() - self._left_at > (self._silence if self._seen else UNUSED):
+            shutil.rmtree(self._own, ignore_errors=True)
             os._exit(0)
 
     def _facts(self) -> Message:
@@ -225,7 +230,7 @@ def main() -> None:
         groups=settings["groups"],
         silence=settings.get("silence", 10.0),
         queue=queue,
-        ends=settings.get("ends", False),
+        own=folder if settings.get("ends") else None,
     )
     door = socket.create_server((settings["address"], settings["port"]), backlog=64)
     server.serve(door, os.environ["PACELINE_SECRET"].encode())
