@@ -20,6 +20,9 @@ class Settings:
 
     seed: int = 0
     """Decides the order of samples in every epoch."""
+    strategy: Literal["group", "auto"] = "group"
+    """'group': all that were launched step together. 'auto': measure, then decide between one group and several that
+    exchange through a syncer; decide again when devices or links change."""
     balance: bool = True
     """Split batches so that all ranks finish together; otherwise equally."""
     chunk: int | None = None
@@ -45,6 +48,8 @@ class Settings:
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
+        if self.strategy not in ("group", "auto"):
+            raise InputError(f"strategy is {self.strategy!r}, expected 'group' or 'auto'")
         if self.chunk is not None and self.chunk < 1:
             raise InputError(f"chunk is {self.chunk}, expected at least 1 sample")
         if self.checkpoint_every < 1:

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,12 +139,12 @@ class Crew:
         self.members: dict[int, Member] = {}
         self.meet: tuple[str, int] | None = None
 
-    def add(self, rank: int, *, first: int | None = None) -> Member:
+    def add(self, rank: int, *, first: int | None = None, patience: Patience = QUICK) -> Member:
         server = socket.create_server(("127.0.0.1", 0))
         place = server.getsockname()
         self.meet = self.meet or (place[0], place[1])
         peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
-        member = Member(server, SECRET, peer=peer, patience=QUICK)
+        member = Member(server, SECRET, peer=peer, patience=patience)
         member.start(self.meet, first=first, roster=self.roster)
         self.members[rank] = member
         return member
@@ -181,6 +182,13 @@ def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
     assert views[0] == views[1] == views[2]
     assert [peer.rank for peer in views[0].peers] == [0, 1, 2]
     assert [report["step"] for report in views[0].reports] == [0, 1, 2]
+
+
+def test_one_that_never_comes_is_not_waited_for_longer_than_patience(crew: Crew) -> None:
+    short = replace(QUICK, join=0.5)
+    crew.add(0, first=3, patience=short)
+    crew.add(1, patience=short)
+    assert [peer.rank for peer in crew.next_views(0, 1)[0].peers] == [0, 1]
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])

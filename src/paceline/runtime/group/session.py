@@ -100,7 +100,7 @@ class GroupSession:
         exchange = self._link.seconds(sum(self.reducer.sizes))
         text += f"; {len(self.reducer.layout)} buckets, {exchange * 1e3:.0f} ms of exchange beside them"
         if exchange > finish:
-            text += "; the link is the bottleneck: `paceline plan` compares groups that exchange less often"
+            text += "; the link is the bottleneck: Settings(strategy='auto') compares groups that exchange less often"
         return text
 
     def link_plain(self) -> list[float] | None:

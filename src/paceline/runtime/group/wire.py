@@ -24,6 +24,9 @@ POLL = timedelta(milliseconds=100)
 OPERATION_TIMEOUT = timedelta(hours=1)
 """Far above any step: who is gone is the membership's business, not Gloo's."""
 PROBE_BYTES = 1 << 20
+PINGS = 4
+PING_TIMEOUT = timedelta(seconds=10)
+"""A peer that keeps a message for so long hangs; the barrier before it has made sure that it was there."""
 _LEFT_BEHIND: list[Any] = []
 
 
@@ -67,6 +70,30 @@ class Wire:
         slowest = slots.max(dim=0).values.tolist()
         return fit_link((small, slowest[0]), (large, slowest[1]))
 
+    def ping(self, one: int, other: int, size: int) -> float:
+        """Seconds of a message of so many bytes from one rank to another, at best; 0 on ranks that are neither."""
+        self.barrier()
+        if self._group is None or self.rank not in (one, other):
+            return 0.0
+        tensor = torch.zeros(max(1, size // 4))
+        asks, peer = self.rank == one, other if self.rank == one else one
+        best = float("inf")
+        for _ in range(PINGS):
+            begin = time.perf_counter()
+            for sends in (asks, not asks):
+                self._message(tensor, peer, sends=sends)
+            best = min(best, (time.perf_counter() - begin) / 2)
+        return best
+
+    def tell(self, text: str, source: int) -> str:
+        """The source's text on every rank."""
+        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        length = torch.tensor([len(data)])
+        self.broadcast(length, source)
+        content = data if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
+        self.broadcast(content, source)
+        return content.numpy().tobytes().decode()
+
     def leave(self) -> None:
         """End this view; operations that never ended are left behind, not waited for."""
         if any(not work.is_completed() for work, _ in self._pending):
@@ -83,6 +110,16 @@ class Wire:
             self.all_reduce(tensor)()
             best = min(best, time.perf_counter() - begin)
         return best
+
+    def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
+        """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
+        group: Any = self._group
+        try:
+            work = (group.send if sends else group.recv)([tensor], peer, 0)
+            self._pending.append((work, tensor))
+            work.wait(PING_TIMEOUT)
+        except RuntimeError as error:
+            raise Broken(str(error)) from error
 
     def _started(self, start: Callable[[Any], Any], tensor: Tensor) -> Callable[[], None]:
         try:

@@ -153,7 +153,7 @@ class Leader:
         if not self._halted or not followers or any(f.report is None for f in followers):
             return
         if self._first is not None:
-            if len(followers) < self._first:
+            if len(followers) < self._first and now - self._changed_at < self._patience.join:
                 return
         elif now - self._changed_at < self._patience.linger:
             return

@@ -17,7 +17,7 @@ class Patience:
     silence: float = 3.0
     """A member that was silent for so long is taken for dead; a slow one still beats."""
     join: float = 120.0
-    """For the first members to come together."""
+    """For the first members to come together; then those who came begin, and the others may follow."""
     linger: float = 0.1
     """Before a changed group steps again, so that two who come together change it once."""
 

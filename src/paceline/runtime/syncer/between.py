@@ -7,6 +7,7 @@ under way; the syncer recognises it by its sequence number.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,25 +68,55 @@ class Between:
         self.base = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
         self.epoch = self.begin = self.end = 0
         self.over = False
+        self.local_steps = where.local_steps
+        self.told: Any = None
+        """What this group says of itself with every exchange."""
+        self.seconds = 0.0
+        """Of the last exchange, without waiting for other groups."""
 
-    def exchange(self, *, num_samples: int, epochs: int) -> None:
+    @property
+    def news(self) -> dict[str, Any]:
+        """What the syncer told the rank that speaks for the group."""
+        return self._connected().news
+
+    def news_of_end(self) -> dict[str, Any] | None:
+        """Where all groups meet as one and how many ranks those are; None if training is over, or on a listener."""
+        meet = self.news.get("meet") if self._client is not None else None
+        if meet is None:
+            return None
+        told = [group for group in self.news["told"].values() if group]
+        return {"meet": tuple(meet), "size": sum(group["size"] for group in told)}
+
+    def retune(self, *, local_steps: int, quorum: int, meet: tuple[str, int] | None) -> None:
+        """Tell all groups how to go on; with `meet`, as one group that meets there."""
+        self._connected().retune(local_steps=local_steps, quorum=quorum, meet=meet)
+
+    def exchange(self, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0)) -> None:
         """Hand in progress, take the common parameters and the next samples; on the rank that speaks for the group."""
-        client = self._connected()
+        client, began = self._connected(), time.perf_counter()
         mine = parameters_to_vector(self._parameters).detach()
         if self.sequence == 0:
-            theta, self.versions = client.start(mine.numpy(), num_samples=num_samples, epochs=epochs)
+            theta, self.versions = client.start(mine.numpy(), num_samples=num_samples, epochs=epochs, begin=begin)
         else:
             progress = (self.base - mine).numpy()
             samples = self.end - self.begin
             theta, self.versions = client.exchange(
                 progress, sequence=self.sequence, versions=self.versions, samples=samples
             )
+        self.seconds = time.perf_counter() - began - client.waited
         self._take(torch.from_numpy(theta.copy()))
-        lease = client.lease(self.sequence + 1, self.batch * self.where.local_steps)
+        lease = client.lease(self.sequence + 1, self.batch * self.local_steps, self.told)
         self.sequence += 1
         self.over = lease is None
         if lease is not None:
             self.epoch, self.begin, self.end = lease.epoch, lease.begin, lease.end
+            self.local_steps = int(client.news.get("local_steps") or self.local_steps)
+            return
+        # Nobody trains any more, so these are the last common parameters, the same for all groups.
+        theta, self.versions = client.common()
+        self._take(torch.from_numpy(theta.copy()))
+        self.epoch, self.begin = client.news["at"]
+        self.end = self.begin
 
     def header(self) -> Tensor:
         """What the other ranks of the group must know, as numbers."""
