@@ -31,7 +31,7 @@ from paceline.runtime.group.batchnorm import WireHolder, has_plain_batchnorm, sy
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.loading import Batch, Samples, load
-from paceline.runtime.members.meet import launched, meet
+from paceline.runtime.members.meet import Launched, launched, meet
 from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.between import Between, membership
@@ -98,17 +98,18 @@ class Pace:
         settings: Settings,
     ) -> None:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
-        self._holder = WireHolder()
-        self._synced = _prepare_batchnorm(model, settings, self._holder)
+        self._holder, start = WireHolder(), _start_of(settings)
+        self._synced = _prepare_batchnorm(model, settings, self._holder, ranks=start.size)
         emulate_as_told(model, global_batch)
         where = membership()
-        self._between = Between(where, model, global_batch=global_batch) if where else None
+        compress = settings.compress
+        self._between = Between(where, model, global_batch=global_batch, compress=compress) if where else None
         """The other groups, if there are any."""
         batch = self._between.batch if self._between else global_batch
         also = (self._between,) if self._between else ()
         self._training = Training(model, optimizer, settings, num_samples=len(dataset), global_batch=batch, also=also)
         self._training.resume()
-        self._member = meet(launched(), settings.patience)
+        self._member = meet(start, settings.patience)
         self._session: GroupSession | None = None
         self._attempt: _Attempt | None = None
         self._order: tuple[int, np.ndarray] | None = None
@@ -151,6 +152,11 @@ class Pace:
     def shares(self) -> tuple[int, ...]:
         """Samples of each rank in a full step, as of now."""
         return self._live.balance.shares(self._training.global_batch)
+
+    @property
+    def noticed(self) -> list[float]:
+        """Each moment at which this rank knew that its view had ended, by time.monotonic()."""
+        return self._member.noticed
 
     def explain(self) -> str:
         """Why the group steps as it does, from what was measured so far."""
@@ -350,20 +356,29 @@ class Pace:
         return self._order[1]
 
 
+def _start_of(settings: Settings) -> Launched:
+    """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
+    if settings.transport != "mpi":
+        return launched()
+    from paceline.runtime.group.mpi import launched_by_mpi
+
+    return launched_by_mpi()
+
+
 def _chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:
     if len(indices) == 0:
         return []
     return [indices] if chunk is None else np.array_split(indices, -(-len(indices) // chunk))
 
 
-def _prepare_batchnorm(model: nn.Module, settings: Settings, holder: WireHolder) -> bool:
+def _prepare_batchnorm(model: nn.Module, settings: Settings, holder: WireHolder, *, ranks: int) -> bool:
     """Whether layers need a wire of their own."""
     if not has_plain_batchnorm(model):
         return False
     if settings.batchnorm == "sync":
         synchronise(model, holder)
         return True
-    if launched().size > 1:
+    if ranks > 1:
         warnings.warn(
             "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
             "Settings(batchnorm='sync') normalises over the whole batch; GroupNorm does not depend on it.",

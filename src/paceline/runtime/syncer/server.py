@@ -1,6 +1,6 @@
 """A process that serves one shard of the common parameters, and the first of them the queue of samples.
 
-python -m paceline.runtime.syncer.server SETTINGS.json, with the secret in PACELINE_SECRET. Each group has one
+python -m paceline.runtime.syncer.server SETTINGS.json [ADDRESS], with the secret in PACELINE_SECRET. Each group has one
 connection at a time; a group that stays away for too long no longer counts, and its samples are handed out again.
 """
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from paceline.runtime.members.channel import Channel, Message, answer
 from paceline.runtime.syncer.leases import Leases
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
 from paceline.runtime.syncer.rules import Outer, Rule
 
@@ -72,13 +73,14 @@ class Server:
     def _serve_one(self, channel: Channel, group: str, message: Message) -> None:
         kind = message["kind"]
         if kind == "start":
-            theta = _array(channel.receive_payload(message))
+            theta = unpack_numbers(channel.receive_payload(message), "none")
             self._start(group, theta, message)
             self._reply_theta(channel)
         elif kind == "push":
-            progress = _array(channel.receive_payload(message))
+            packing = str(message.get("packing", "none"))
+            progress = unpack_numbers(channel.receive_payload(message), packing)
             self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
-            self._reply_theta(channel)
+            self._reply_theta(channel, "none" if packing == "none" else "half")
         elif kind == "lease":
             channel.send(self._lease(group, message))
         elif kind in ("idle", "busy", "leave"):
@@ -102,11 +104,11 @@ class Server:
             self._advance()
             self._changed.wait_for(lambda: self._shard.settled(arrival.group, arrival.sequence))
 
-    def _reply_theta(self, channel: Channel) -> None:
+    def _reply_theta(self, channel: Channel, packing: Packing = "none") -> None:
         with self._changed:
             assert self._shard.theta is not None
-            version, data = self._shard.version, self._shard.theta.tobytes()
-        channel.send({"kind": "theta", "version": version}, data)
+            version, data = self._shard.version, pack_numbers(self._shard.theta, packing)
+        channel.send({"kind": "theta", "version": version, "packing": packing}, data)
 
     def _lease(self, group: str, message: Message) -> Message:
         assert self._leases is not None
@@ -178,12 +180,9 @@ def main() -> None:
     shard = Shard(policy_of(settings), folder / f"shard-{index}.npz" if folder else None)
     queue = folder / "queue.json" if folder and index == 0 else None
     server = Server(shard, groups=settings["groups"], silence=settings.get("silence", 10.0), queue=queue)
-    door = socket.create_server((settings["address"], settings["port"]), backlog=64)
+    address = sys.argv[2] if len(sys.argv) > 2 else settings["address"]
+    door = socket.create_server((address, settings["port"]), backlog=64)
     server.serve(door, os.environ["PACELINE_SECRET"].encode())
-
-
-def _array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, dtype=np.float32).copy()
 
 
 if __name__ == "__main__":
