@@ -19,29 +19,30 @@ from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import bring_up, take_down
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
-SIZE = 3
-SCRIPT = Path(__file__).with_name("faults.py")
+SCRIPT = Path(__file__).with_name("fault_worker.py")
+START = 180.0
+"""Seconds that a busy machine may take to start all ranks."""
 Record = dict[str, Any]
 
 
 class Job:
-    """Three ranks of one group and the lines they write."""
+    """Ranks of one group and the lines they write."""
 
     samples, batch = SAMPLES, BATCH
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        self.folder, self.size = folder, size
         self.meet = f"127.0.0.1:{free_ports(1)[0]}"
-        self._env = ranks.environment(SIZE)
+        self._env = ranks.environment(size)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.names = [str(rank) for rank in range(SIZE)]
+        self.names = [str(rank) for rank in range(size)]
         """Of all ranks that there ever were."""
 
     def begin(self) -> None:
         """Start the ranks and wait until all step together."""
         for name in self.names:
             self.start(name)
-        self.until(lambda record: record["size"] == SIZE, since=0.0)
+        self.until(lambda record: record["size"] == self.size, since=0.0, timeout=START)
 
     def end(self) -> list[int]:
         """Let the job stop by itself; exit codes."""
@@ -59,7 +60,7 @@ class Job:
         """Start a rank; late ones join the others. When that was."""
         env = {**self._env, **self.environment(name), **({"PACELINE_LATE": "1"} if late else {})}
         with (self.folder / f"{name}.log").open("ab") as log:
-            argv = self.command(name, [sys.executable, str(SCRIPT), "--worker", str(self.folder)])
+            argv = self.command(name, [sys.executable, str(SCRIPT), str(self.folder)])
             self.processes[name] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
         return time.monotonic()
 
@@ -133,7 +134,7 @@ class VirtualJob(Job):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.up = bring_up(_cluster(0.0), owner=os.getpid())
+        self.up = bring_up(_cluster(0.0, self.size), owner=os.getpid())
         self.meet = f"{self.up.layout.seats[0].address}:20000"
 
     def command(self, name: str, argv: Sequence[str]) -> list[str]:
@@ -152,15 +153,15 @@ class VirtualJob(Job):
         take_down(self.up.home)
 
 
-def _cluster(latency: float) -> Cluster:
+def _cluster(latency: float, size: int) -> Cluster:
     way, inside = Link(name="way", bandwidth=1.25e8, latency=latency), Link(name="bus", bandwidth=1e11)
-    hosts = [Host(name=f"n{rank}", devices=(Device(name="cpu"),), inside=inside, link=way) for rank in range(SIZE)]
+    hosts = [Host(name=f"n{rank}", devices=(Device(name="cpu"),), inside=inside, link=way) for rank in range(size)]
     return Cluster(name="faults", hosts=tuple(hosts))
 
 
-def delayed() -> Cluster:
-    """The same cluster with a tenth of a second on every link."""
-    return _cluster(0.05)
+def delayed(job: Job) -> Cluster:
+    """The same cluster with a tenth of a second on the way between two hosts."""
+    return _cluster(0.05, job.size)
 
 
 class SyncerJob(Job):
@@ -184,7 +185,7 @@ class SyncerJob(Job):
         for name in self.names:
             self.start(name)
         for name in self.names:
-            self.until(lambda record: record["step"] > 2, since=0.0, only=[name])
+            self.until(lambda record: record["step"] > 2, since=0.0, only=[name], timeout=START)
 
     def start_shard(self, index: int) -> None:
         """Start a shard; it goes on from what it had committed."""

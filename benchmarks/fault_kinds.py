@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fault_jobs import SIZE, Job, SyncerJob, VirtualJob, delayed
+from fault_jobs import Job, SyncerJob, VirtualJob, delayed
 
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.links.delay import start_delays, stop_delays
@@ -30,7 +30,7 @@ class Cost:
 
 def kill(job: Job, generator: random.Random) -> Cost:
     """SIGKILL, then back again."""
-    (victim,) = _chosen(generator, 1)
+    (victim,) = _chosen(job, generator, 1)
     at = time.monotonic()
     job.processes[victim].kill()
     return _after_kill(job, generator, [victim], at)
@@ -38,7 +38,7 @@ def kill(job: Job, generator: random.Random) -> Cost:
 
 def aggregation(job: Job, generator: random.Random) -> Cost:
     """SIGKILL in the middle of an all-reduce."""
-    (victim,) = _chosen(generator, 1)
+    (victim,) = _chosen(job, generator, 1)
     job.order(f"die-in-all_reduce-{victim}").touch()
     job.processes[victim].wait(30)
     at = float(job.order(f"died-{victim}").read_text())
@@ -47,7 +47,7 @@ def aggregation(job: Job, generator: random.Random) -> Cost:
 
 def recovery(job: Job, generator: random.Random) -> Cost:
     """A second SIGKILL while the group forms anew, and a third while the state is handed to one that comes back."""
-    first, second = _chosen(generator, 2)
+    first, second = _chosen(job, generator, 2)
     job.processes[first].kill()
     time.sleep(generator.uniform(0.0, 0.25))
     at = time.monotonic()
@@ -66,7 +66,7 @@ def recovery(job: Job, generator: random.Random) -> Cost:
 
 def last(job: Job, generator: random.Random) -> Cost:
     """SIGKILL of all but one."""
-    victims = _chosen(generator, SIZE - 1)
+    victims = _chosen(job, generator, job.size - 1)
     at = time.monotonic()
     for victim in victims:
         job.processes[victim].kill()
@@ -75,10 +75,10 @@ def last(job: Job, generator: random.Random) -> Cost:
 
 def hang(job: Job, generator: random.Random) -> Cost:
     """SIGSTOP until the others go on without it."""
-    (victim,) = _chosen(generator, 1)
+    (victim,) = _chosen(job, generator, 1)
     at = time.monotonic()
     job.processes[victim].send_signal(signal.SIGSTOP)
-    detect, go_on = _noticed_and_went_on(job, at, [victim], size=SIZE - 1)
+    detect, go_on = _noticed_and_went_on(job, at, [victim], size=job.size - 1)
     time.sleep(generator.uniform(0.1, 0.4))
     back = time.monotonic()
     job.processes[victim].send_signal(signal.SIGCONT)
@@ -87,7 +87,7 @@ def hang(job: Job, generator: random.Random) -> Cost:
 
 def slow(job: Job, generator: random.Random) -> Cost:
     """A slow device still beats: nobody may be left behind."""
-    (victim,) = _chosen(generator, 1)
+    (victim,) = _chosen(job, generator, 1)
     at = time.monotonic()
     with _while_there(job, f"slow-{victim}"):
         time.sleep(generator.uniform(0.5, 1.5))
@@ -101,12 +101,12 @@ def late(job: Job, generator: random.Random) -> Cost:
     if "3" not in job.names:
         job.names.append("3")
     begun = job.start("3", late=True)
-    full = job.until(lambda record: record["size"] == SIZE + 1, since=begun)["at"]
+    full = job.until(lambda record: record["size"] == job.size + 1, since=begun)["at"]
     back = full - job.joined("3")
     time.sleep(generator.uniform(0.1, 0.4))
     at = time.monotonic()
     job.processes["3"].kill()
-    detect, go_on = _noticed_and_went_on(job, at, ["3"], size=SIZE)
+    detect, go_on = _noticed_and_went_on(job, at, ["3"], size=job.size)
     job.processes.pop("3").wait()
     return Cost(detect, go_on, back)
 
@@ -134,7 +134,7 @@ def delay(job: Job, generator: random.Random) -> Cost:
     assert isinstance(job, VirtualJob)
     time.sleep(generator.uniform(0.1, 0.5))
     at = time.monotonic()
-    slower = lay_out(delayed(), instance=job.up.home.name)
+    slower = lay_out(delayed(job), instance=job.up.home.name)
     processes = job.up.processes
     start_delays(slower, keeper=processes.keeper, hosts=processes.hosts, floor_s=0.0)
     time.sleep(generator.uniform(1.0, 2.0))
@@ -146,10 +146,10 @@ def delay(job: Job, generator: random.Random) -> Cost:
 def cut(job: Job, generator: random.Random) -> Cost:
     """A host that nothing reaches any more, until the others went on without it."""
     assert isinstance(job, VirtualJob)
-    (victim,) = _chosen(generator, 1)
+    (victim,) = _chosen(job, generator, 1)
     at = time.monotonic()
     job.link(victim, up=False)
-    detect, go_on = _noticed_and_went_on(job, at, [victim], size=SIZE - 1)
+    detect, go_on = _noticed_and_went_on(job, at, [victim], size=job.size - 1)
     time.sleep(generator.uniform(0.1, 1.0))
     back = time.monotonic()
     job.link(victim, up=True)
@@ -178,14 +178,14 @@ KINDS: dict[str, Callable[[Any, random.Random], Cost]] = {
 }
 
 
-def _chosen(generator: random.Random, count: int) -> list[str]:
+def _chosen(job: Job, generator: random.Random, count: int) -> list[str]:
     """Some ranks, after a random while; the leader as often as any."""
     time.sleep(generator.uniform(0.3, 0.8))
-    return [str(rank) for rank in generator.sample(range(SIZE), count)]
+    return [str(rank) for rank in generator.sample(range(job.size), count)]
 
 
 def _after_kill(job: Job, generator: random.Random, victims: list[str], at: float) -> Cost:
-    detect, go_on = _noticed_and_went_on(job, at, victims, size=SIZE - len(victims))
+    detect, go_on = _noticed_and_went_on(job, at, victims, size=job.size - len(victims))
     time.sleep(generator.uniform(0.1, 0.4))
     for victim in victims:
         job.processes[victim].wait()
@@ -201,11 +201,10 @@ def _noticed_and_went_on(job: Job, at: float, victims: list[str], *, size: int) 
     return noticed - at, step["at"] - noticed
 
 
-def _full(job: Job, since: float, size: int = SIZE) -> float:
+def _full(job: Job, since: float) -> float:
     """When all step together again, by each one's own record."""
-    return max(
-        job.until(lambda record: record["size"] == size, since=since, only=[name])["at"] for name in job.names[:size]
-    )
+    names = job.names[: job.size]
+    return max(job.until(lambda record: record["size"] == job.size, since=since, only=[name])["at"] for name in names)
 
 
 def _back(job: Job, victims: list[str]) -> float:

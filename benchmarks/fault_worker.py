@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -88,3 +89,7 @@ def _die_as_ordered(folder: Path, name: str) -> None:
 
     watched("all_reduce")
     watched("broadcast")
+
+
+if __name__ == "__main__":
+    worker(Path(sys.argv[1]))

@@ -37,7 +37,6 @@ from typing import Any
 from fault_books import books, syncer_books
 from fault_jobs import Job, SyncerJob, VirtualJob
 from fault_kinds import KINDS, Cost
-from fault_worker import worker
 
 
 def main() -> None:
@@ -47,10 +46,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON document in place of a table")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        worker(Path(args.worker))
     results = {}
     for kind in args.kinds.split(","):
         results[kind] = rounds(kind, args.repeats, args.seed)
