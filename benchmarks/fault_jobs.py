@@ -22,6 +22,8 @@ from paceline.spec.cluster import Cluster, Device, Host, Link
 SCRIPT = Path(__file__).with_name("fault_worker.py")
 START = 180.0
 """Seconds that a busy machine may take to start all ranks."""
+LONGEST = 800
+"""Bytes that a line takes at most."""
 Record = dict[str, Any]
 
 
@@ -73,15 +75,21 @@ class Job:
         """How a rank is started."""
         return list(argv)
 
-    def lines(self, name: str) -> list[Record]:
-        """What a rank has written; a line cut off by a kill is left out."""
+    def lines(self, name: str, *, newest: int = 0) -> list[Record]:
+        """What a rank has written, or the newest of it; a line cut off by a kill is left out."""
         path = self.folder / f"{name}.steps"
-        text = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in text if line.startswith("{") and line.endswith("}")]
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            if newest:
+                file.seek(max(0, path.stat().st_size - newest * LONGEST))
+            text = file.read().decode().splitlines()
+        whole = [line for line in text if line.startswith("{") and line.endswith("}")]
+        return [json.loads(line) for line in whole[-newest:]]
 
     def steps(self, name: str, *, newest: int = 0) -> list[Record]:
         """The steps that a rank has committed."""
-        return [record for record in self.lines(name)[-newest:] if "step" in record]
+        return [record for record in self.lines(name, newest=newest) if "step" in record]
 
     def joined(self, name: str) -> float:
         """When a rank last called `join`."""

@@ -227,3 +227,19 @@ def test_a_syncer_that_is_not_there_is_an_error_not_a_hang(tmp_path: Path) -> No
     with pytest.raises(TrainingLost, match="does not answer"):
         start(client)
     client.close()
+
+
+def test_a_stranger_is_refused_and_logged_and_changes_nothing(syncer: Any) -> None:
+    made = syncer(1, groups=1, quorum=1)
+    client = made.client("a")
+    _, versions = start(client)
+    places = [("127.0.0.1", made.ports[0])]
+    stranger = SyncerClient(places, b"a guess", group="a", patience=0.3)
+    with pytest.raises(TrainingLost, match="does not answer"):
+        stranger.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=[0], samples=10)
+    stranger.close()
+    theta, versions = client.exchange(np.zeros(10, dtype=np.float32), sequence=1, versions=versions, samples=10)
+    assert theta == pytest.approx(np.zeros(10))
+    assert versions == [1]
+    assert "refused a connection from 127.0.0.1" in (made.folder / "0.log").read_text()
+    client.close()
