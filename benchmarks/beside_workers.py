@@ -133,7 +133,7 @@ def hivemind_rate(args: argparse.Namespace) -> None:
         run_id="beside",
         target_batch_size=batch,
         batch_size_per_step=small,
-        params=model.parameters(),
+        params=list(model.parameters()),
         optimizer=lambda params: torch.optim.SGD(params, lr=1e-3),
         use_local_updates=False,
         matchmaking_time=max(0.2, args.step / 2),

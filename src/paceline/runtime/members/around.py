@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.runtime.members.channel import Message, call
 from paceline.runtime.members.view import Peer, View
 
-__all__ = ["answers", "asked_who", "out_of_reach", "read_roster", "write_roster"]
+__all__ = ["answers", "asked_who", "may_be_alive", "read_roster", "write_roster"]
 
 REACH = 0.7
 """Seconds after which a host that did not even refuse a connection is taken for cut off."""
@@ -24,11 +24,12 @@ def answers(place: tuple[str, int], secret: bytes) -> bool:
     return False
 
 
-def out_of_reach(peer: Peer, secret: bytes) -> bool:
-    """Whether a lost peer may go on where we cannot see it.
+def may_be_alive(peer: Peer, secret: bytes) -> bool:
+    """Whether a lost peer may go on without us.
 
     A process that is dead refuses the connection, one that is stopped leaves it open without a word and commits nothing
-    when it wakes up; only a host from which nothing at all comes may be on the far side of a cut link.
+    when it wakes up. One that answers is alive, and a host from which nothing at all comes may be on the far side of a
+    cut link.
     """
     try:
         call(peer.address, peer.port, secret, timeout=REACH).close()
@@ -36,7 +37,7 @@ def out_of_reach(peer: Peer, secret: bytes) -> bool:
         return False
     except OSError:
         return True
-    return False
+    return True
 
 
 def asked_who(peer: Peer, secret: bytes) -> Message | None:

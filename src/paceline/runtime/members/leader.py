@@ -22,7 +22,7 @@ __all__ = ["Leader"]
 
 TICK = 0.05
 PROBE = 0.5
-"""Seconds after which a peer that could not be reached is tried again."""
+"""Seconds after which a lost peer is tried again."""
 log = logging.getLogger("paceline.runtime")
 
 
@@ -49,14 +49,14 @@ class Leader:
         first: int | None,
         last: View | None = None,
         formed: Callable[[View], None] = lambda view: None,
-        out_of_reach: Callable[[Peer], bool] = lambda peer: False,
+        may_be_alive: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
         """`first`: how many the first view waits for; None if views before, up to `last`, had another leader."""
         self._id, self._patience, self._first, self._number = id, patience, first, last.number if last else 0
-        self._formed, self._out_of_reach = formed, out_of_reach
+        self._formed, self._may_be_alive = formed, may_be_alive
         self._last: tuple[Peer, ...] = last.peers if last else ()
         self._probed: dict[str, tuple[float, bool | None]] = {}
-        """When each lost peer was tried, and whether it was out of reach; None while that is being found out."""
+        """When each lost peer was tried, and whether it may be alive; None while that is being found out."""
         self._waits = False
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue()
         self._followers: dict[str, _Follower] = {}
@@ -190,7 +190,7 @@ class Leader:
         return stayed > apart or apart == 0 or (stayed == apart and self._last[0].id in self._followers)
 
     def _probe(self, lost: list[Peer], now: float) -> None:
-        """Find out in the background who can be reached; what is known is found out again after a while."""
+        """Find out in the background who may be alive; what is known is found out again after a while."""
         for peer in lost:
             at, verdict = self._probed.get(peer.id, (0.0, True))
             if verdict is not None and now - at > PROBE:
@@ -198,7 +198,7 @@ class Leader:
                 threading.Thread(target=self._try, args=(peer,), daemon=True, name="paceline-probe").start()
 
     def _try(self, peer: Peer) -> None:
-        self._events.put(("probed", peer.id, self._out_of_reach(peer)))
+        self._events.put(("probed", peer.id, self._may_be_alive(peer)))
 
     def _form(self, followers: list[_Follower]) -> None:
         self._number += 1

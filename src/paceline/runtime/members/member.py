@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TrainingLost
-from paceline.runtime.members.around import answers, asked_who, out_of_reach, read_roster, write_roster
+from paceline.runtime.members.around import answers, asked_who, may_be_alive, read_roster, write_roster
 from paceline.runtime.members.channel import Channel, Message, answer, call
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Patience, Peer, View
@@ -312,7 +312,7 @@ class Member:
             first=first,
             last=self._view,
             formed=lambda view: write_roster(self._roster, view),
-            out_of_reach=lambda peer: out_of_reach(peer, self._secret),
+            may_be_alive=lambda peer: may_be_alive(peer, self._secret),
         )
 
     def _serve(self) -> None:
