@@ -6,6 +6,7 @@ survive. Ranks meet through MPI too, which knows where everybody is: no address 
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import Unsupported
+from paceline.errors import InputError, Unsupported
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.members.meet import Launched
 
@@ -40,10 +41,11 @@ def _mpi() -> Any:
 
 def launched_by_mpi() -> Launched:
     """This process among those of its mpirun; rank 0 tells all where they meet and what their secret is."""
-    world = _mpi().COMM_WORLD
-    told = bytearray(GREETING)
+    mpi = _mpi()
+    world, told = mpi.COMM_WORLD, bytearray(GREETING)
+    one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == world.Get_size()
     if world.Get_rank() == 0:
-        address = socket.gethostbyname(socket.gethostname()) if world.Get_size() > 1 else "127.0.0.1"
+        address = "127.0.0.1" if one_host else _own_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             text = f"{address} {probe.getsockname()[1]} {secrets.token_hex(32)}".encode()
@@ -51,6 +53,17 @@ def launched_by_mpi() -> Launched:
     world.Bcast(told, root=0)
     address, port, secret = bytes(told).rstrip(b"\0").decode().split()
     return Launched(world.Get_rank(), world.Get_size(), address, int(port), secret.encode())
+
+
+def _own_address() -> str:
+    """By which the other hosts reach this one."""
+    try:
+        return os.environ.get("PACELINE_ADDRESS") or socket.gethostbyname(socket.gethostname())
+    except OSError as error:
+        raise InputError(
+            f"the name of this host, {socket.gethostname()!r}, has no address: {error}",
+            hint="set PACELINE_ADDRESS to the address by which the other hosts reach rank 0",
+        ) from error
 
 
 class MpiWire(Wire):
