@@ -34,7 +34,7 @@ from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.loading import Batch, Samples, load
-from paceline.runtime.members.meet import launched, meet
+from paceline.runtime.members.meet import Launched, launched, meet
 from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.between import Between, membership
@@ -75,17 +75,18 @@ class Pace:
         settings: Settings,
     ) -> None:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
-        self._holder = WireHolder()
-        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm)
+        self._holder, start = WireHolder(), _start_of(settings)
+        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.size)
         emulate_as_told(model, global_batch)
         where = membership()
-        self._between = Between(where, model, global_batch=global_batch) if where else None
+        compress = settings.compress
+        self._between = Between(where, model, global_batch=global_batch, compress=compress) if where else None
         """The other groups, if there are any."""
         batch = self._between.batch if self._between else global_batch
         also = (self._between,) if self._between else ()
         self._training = Training(model, optimizer, settings, num_samples=len(dataset), global_batch=batch, also=also)
         self._training.resume()
-        self._member = meet(launched(), settings.patience)
+        self._member = meet(start, settings.patience)
         self._pilot = Pilot(global_batch) if settings.strategy == "auto" and where is None else None
         self._door: Door | None = None
         """Where all groups are to meet again, if this process opened it."""
@@ -131,6 +132,11 @@ class Pace:
     def shares(self) -> tuple[int, ...]:
         """Samples of each rank in a full step, as of now."""
         return self._live.balance.shares(self._training.global_batch)
+
+    @property
+    def noticed(self) -> list[float]:
+        """Each moment at which this rank knew that its view had ended, by time.monotonic()."""
+        return self._member.noticed
 
     def explain(self) -> str:
         """Why the group steps as it does, from what was measured so far."""
@@ -386,3 +392,12 @@ class Pace:
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, epoch_order(len(self._dataset), seed=self.settings.seed, epoch=epoch))
         return self._order[1]
+
+
+def _start_of(settings: Settings) -> Launched:
+    """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
+    if settings.transport != "mpi":
+        return launched()
+    from paceline.runtime.group.mpi import launched_by_mpi
+
+    return launched_by_mpi()

@@ -10,8 +10,11 @@ from typing import Any, Literal
 from paceline.errors import InputError
 from paceline.runtime.members.view import Patience
 from paceline.runtime.state import Stateful
+from paceline.runtime.syncer.packing import Packing, check_packing
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "Transport"]
+
+Transport = Literal["auto", "gloo", "nccl", "mpi"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Settings:
     """Plain BatchNorm normalises over a rank's share: warn about it, or replace it by one over the whole batch."""
     reduction: Literal["mean", "sum"] = "mean"
     """What the loss function does with the losses of its samples."""
+    compress: Packing = "none"
+    """How progress travels between groups: 'none', 'half', or 'int8' with what was rounded off sent later."""
+    transport: Transport = "auto"
+    """What carries gradients inside the group: 'gloo', 'nccl', 'mpi' (needs mpi4py), or as the device needs."""
     clip: float | None = None
     """Largest norm of the whole gradient."""
     checkpoint: Path | None = None
@@ -62,6 +69,14 @@ class Settings:
             raise InputError(
                 "batchnorm='sync' normalises a rank's share in one pass, chunk takes it in several",
                 hint="leave one of them out, or use GroupNorm",
+            )
+        check_packing(self.compress)
+        if self.transport not in ("auto", "gloo", "nccl", "mpi"):
+            raise InputError(f"transport is {self.transport!r}, expected auto, gloo, nccl or mpi")
+        if self.strategy == "auto" and self.transport == "mpi":
+            raise InputError(
+                "strategy='auto' regroups running processes, which MPI cannot",
+                hint="leave transport out, or take strategy='group'",
             )
         if self.reduction not in ("mean", "sum"):
             raise InputError(f"reduction is {self.reduction!r}, expected 'mean' or 'sum'")

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.runtime.group.wire import Broken, Wire
-from paceline.runtime.members.meet import launched
 
 __all__ = ["SyncedBatchNorm", "WireHolder", "prepare_batchnorm"]
 
@@ -105,14 +104,14 @@ def _synchronise(model: nn.Module, holder: WireHolder) -> None:
             _synchronise(part, holder)
 
 
-def prepare_batchnorm(model: nn.Module, holder: WireHolder, *, how: Literal["warn", "sync"]) -> bool:
+def prepare_batchnorm(model: nn.Module, holder: WireHolder, *, how: Literal["warn", "sync"], ranks: int) -> bool:
     """Whether layers need a wire of their own; a model whose results depend on the split is warned about."""
     if not _has_plain_batchnorm(model):
         return False
     if how == "sync":
         _synchronise(model, holder)
         return True
-    if launched().size > 1:
+    if ranks > 1:
         warnings.warn(
             "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
             "Settings(batchnorm='sync') normalises over the whole batch; GroupNorm does not depend on it.",

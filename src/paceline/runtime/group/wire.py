@@ -37,24 +37,32 @@ class Broken(Exception):
 class Wire:
     """The ranks of one view; every method but `wait` is called by all of them in the same order."""
 
-    def __init__(self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event, nccl: bool = False
+    ) -> None:
         self.rank, self.size = rank, size
         self._interrupted = interrupted
-        self._group = _connect(store, rank, size, address, interrupted) if size > 1 else None
+        self._group: Any = _connect(store, rank, size, address, interrupted, nccl=nccl) if size > 1 else None
         self._pending: list[Any] = []
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Start summing a tensor over the ranks; the returned function waits for it."""
         if self._group is None:
             return lambda: None
-        return self._started(lambda group: group.allreduce([tensor]), tensor)
+        return self._started(lambda: self._all_reduce(self._group, tensor), tensor)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Give every rank the source's tensor."""
         if self._group is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
-            self._started(lambda group: group.broadcast([tensor], options), tensor)()
+            self._started(lambda: self._broadcast(self._group, tensor, source), tensor)()
+
+    def _all_reduce(self, group: Any, tensor: Tensor) -> Any:
+        return _serving(group, tensor).allreduce([tensor])
+
+    def _broadcast(self, group: Any, tensor: Tensor, source: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        return _serving(group, tensor).broadcast([tensor], options)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -121,9 +129,9 @@ class Wire:
         except RuntimeError as error:
             raise Broken(str(error)) from error
 
-    def _started(self, start: Callable[[Any], Any], tensor: Tensor) -> Callable[[], None]:
+    def _started(self, start: Callable[[], Any], tensor: Tensor) -> Callable[[], None]:
         try:
-            work = start(self._group)
+            work = start()
         except RuntimeError as error:
             raise Broken(str(error)) from error
         self._pending = [item for item in self._pending if not item[0].is_completed()]
@@ -142,7 +150,19 @@ class Wire:
                 raise Broken("the group is being formed anew")
 
 
-def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event) -> Any:
+def _serving(groups: dict[str, Any], tensor: Tensor) -> Any:
+    """NCCL for what is on a GPU where there is NCCL, Gloo for everything else."""
+    return groups.get(tensor.device.type, groups["cpu"])
+
+
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    """Ranks on GPUs; operations run on its own streams and `wait` orders them before what the model does next."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = OPERATION_TIMEOUT
+    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+
+
+def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event, *, nccl: bool) -> Any:
     """Make the process group in a thread of its own, so that a peer that dies meanwhile cannot hold us."""
     made: list[Any] = []
     failed: list[Exception] = []
@@ -152,7 +172,8 @@ def _connect(store: Any, rank: int, size: int, address: str, interrupted: thread
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = OPERATION_TIMEOUT
         try:
-            made.append(dist.ProcessGroupGloo(store, rank, size, options))
+            groups = {"cpu": dist.ProcessGroupGloo(store, rank, size, options)}
+            made.append(groups | ({"cuda": _nccl(store, rank, size)} if nccl else {}))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits
             failed.append(error)
 

@@ -12,8 +12,9 @@ import numpy as np
 from paceline.errors import TrainingLost
 from paceline.runtime.members.channel import Channel, Message, call
 from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 
-__all__ = ["SyncerClient"]
+__all__ = ["SyncerClient", "as_received"]
 
 RETRY = 0.1
 POLL = 0.1
@@ -48,10 +49,16 @@ class SyncerClient:
             self._ask(index, {"kind": "retune", "local_steps": local_steps, "quorum": quorum, "meet": meet})
 
     def exchange(
-        self, progress: np.ndarray, *, sequence: int, versions: Sequence[int], samples: int
+        self,
+        progress: np.ndarray,
+        *,
+        sequence: int,
+        versions: Sequence[int],
+        samples: int,
+        packing: Packing = "none",
     ) -> tuple[np.ndarray, list[int]]:
         """Hand in progress since some versions; the common parameters and their versions come back."""
-        message = {"kind": "push", "sequence": sequence, "samples": samples}
+        message = {"kind": "push", "sequence": sequence, "samples": samples, "packing": packing}
         bases = [{"base": version} for version in versions]
         return self._all(message, np.array_split(progress, len(self._places)), bases)
 
@@ -93,14 +100,14 @@ class SyncerClient:
     def _all(
         self, message: Message, parts: list[np.ndarray], extra: Sequence[Message] | None = None
     ) -> tuple[np.ndarray, list[int]]:
-        more = extra or [{}] * len(parts)
+        more, packing = extra or [{}] * len(parts), message.get("packing", "none")
         asked = [
-            self._pool.submit(self._ask, index, {**message, **more[index]}, part.astype(np.float32).tobytes())
+            self._pool.submit(self._ask, index, {**message, **more[index]}, pack_numbers(part, packing))
             for index, part in enumerate(parts)
         ]
         replies = [future.result() for future in asked]
         self.waited = max(float(reply.get("waited", 0.0)) for reply in replies)
-        theta = np.concatenate([np.frombuffer(reply["data"], dtype=np.float32) for reply in replies])
+        theta = np.concatenate([unpack_numbers(reply["data"], reply["packing"]) for reply in replies])
         return theta, [int(reply["version"]) for reply in replies]
 
     def _ask(self, index: int, message: Message, payload: bytes = b"") -> Message:
@@ -127,3 +134,9 @@ class SyncerClient:
         if index not in self._channels:
             self._channels[index] = call(*self._places[index], self._secret, timeout=5.0)
         return self._channels[index]
+
+
+def as_received(progress: np.ndarray, shards: int, packing: Packing) -> np.ndarray:
+    """Progress as the shards will see it."""
+    parts = np.array_split(progress, shards)
+    return np.concatenate([unpack_numbers(pack_numbers(part, packing), packing) for part in parts])

@@ -1,6 +1,6 @@
 """A process that serves one shard of the common parameters, and the first of them the queue of samples.
 
-python -m paceline.runtime.syncer.server SETTINGS.json, with the secret in PACELINE_SECRET. Each group has one
+python -m paceline.runtime.syncer.server SETTINGS.json [ADDRESS], with the secret in PACELINE_SECRET. Each group has one
 connection at a time; a group that stays away for too long no longer counts, and its samples are handed out again.
 """
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from paceline.runtime.members.channel import Channel, Message, answer
 from paceline.runtime.syncer.leases import Leases
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
 from paceline.runtime.syncer.rules import Outer, Rule
 
@@ -84,13 +85,14 @@ class Server:
     def _serve_one(self, channel: Channel, group: str, message: Message) -> None:
         kind = message["kind"]
         if kind == "start":
-            theta = _array(channel.receive_payload(message))
+            theta = unpack_numbers(channel.receive_payload(message), "none")
             self._start(group, theta, message)
             self._reply_theta(channel)
         elif kind == "push":
-            progress = _array(channel.receive_payload(message))
+            packing = str(message.get("packing", "none"))
+            progress = unpack_numbers(channel.receive_payload(message), packing)
             waited = self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
-            self._reply_theta(channel, waited=waited)
+            self._reply_theta(channel, "none" if packing == "none" else "half", waited=waited)
         elif kind == "theta":
             self._reply_theta(channel)
         elif kind == "retune":
@@ -133,11 +135,11 @@ class Server:
             self._write_queue()
             self._advance()
 
-    def _reply_theta(self, channel: Channel, *, waited: float = 0.0) -> None:
+    def _reply_theta(self, channel: Channel, packing: Packing = "none", *, waited: float = 0.0) -> None:
         with self._changed:
             assert self._shard.theta is not None
-            version, data = self._shard.version, self._shard.theta.tobytes()
-        channel.send({"kind": "theta", "version": version, "waited": waited}, data)
+            version, data = self._shard.version, pack_numbers(self._shard.theta, packing)
+        channel.send({"kind": "theta", "version": version, "packing": packing, "waited": waited}, data)
 
     def _lease(self, group: str, message: Message) -> Message:
         assert self._leases is not None
@@ -232,12 +234,9 @@ def main() -> None:
         queue=queue,
         own=folder if settings.get("ends") else None,
     )
-    door = socket.create_server((settings["address"], settings["port"]), backlog=64)
+    address = sys.argv[2] if len(sys.argv) > 2 else settings["address"]
+    door = socket.create_server((address, settings["port"]), backlog=64)
     server.serve(door, os.environ["PACELINE_SECRET"].encode())
-
-
-def _array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, dtype=np.float32).copy()
 
 
 if __name__ == "__main__":
