@@ -10,13 +10,12 @@ from types import MappingProxyType
 from paceline.explain.evidence import CaseEvidence
 from paceline.measurements.profile import Profile
 from paceline.measurements.store import Store
-from paceline.model.calibrate import BLANK, fit_distributed, label_of, stored_sweeps
+from paceline.model.calibrate import fit_distributed, label_of, swept_calibration
 from paceline.model.calibration import CATALOG_ONLY, Calibration
-from paceline.model.collective.sweep import CollectiveFit
 
 __all__ = ["NO_SWEEPS", "Owned", "Sweeps", "own_calibrations", "sweeps_of"]
 
-Sweeps = Mapping[str, tuple[CollectiveFit, ...]]
+Sweeps = Mapping[str, Calibration]
 NO_SWEEPS: Sweeps = MappingProxyType({})
 MOST_HELD_OUT = 24
 """Cases of a group up to which each is predicted by a fit to the others; with more, the catalog says as much."""
@@ -31,14 +30,15 @@ class Group:
 
     many: tuple[CaseEvidence, ...]
     profiles: dict[str, Profile]
-    sweeps: tuple[CollectiveFit, ...]
+    swept: Calibration
 
     def fitted(self, cases: Sequence[CaseEvidence], words: str) -> Calibration:
         """Calibrated with these cases; the catalog where there is none."""
         if not cases:
-            return replace(CATALOG_ONLY, collectives=self.sweeps) if self.sweeps else CATALOG_ONLY
-        swept = f", {len(self.sweeps)} swept collectives" if self.sweeps else ""
-        start = replace(BLANK, source=f"{words}{swept}", collectives=self.sweeps)
+            return self.swept
+        collectives = len(self.swept.collectives)
+        swept = f", {collectives} swept collectives" if collectives else ""
+        start = replace(self.swept, source=f"{words}{swept}")
         return fit_distributed(start, [case.launches for case in cases], self.profiles).calibration
 
 
@@ -79,7 +79,8 @@ def own_calibrations(series: Sequence[tuple[Sequence[CaseEvidence], Profile | st
         if isinstance(profile, Profile):
             profiles[key][label_of(cases[0].launches)] = profile
             many[key] += [case for case in cases if case.run.ranks > 1 and case.launches.steps]
-    return Owned({key: Group(tuple(many[key]), profiles[key], sweeps.get(str(key[0]), ())) for key in profiles})
+    known = {key: sweeps.get(str(key[0]), CATALOG_ONLY) for key in profiles}
+    return Owned({key: Group(tuple(many[key]), profiles[key], known[key]) for key in profiles})
 
 
 def _key(case: CaseEvidence) -> tuple[object, ...]:
@@ -88,7 +89,8 @@ def _key(case: CaseEvidence) -> tuple[object, ...]:
 
 
 def sweeps_of(store: Store, cases: Sequence[CaseEvidence]) -> Sweeps:
-    """Fits of the collective sweeps that the store holds of the clusters of these cases."""
+    """What the collective sweeps that the store holds tell of the clusters of these cases."""
     if not store.read_campaigns("collectives"):
         return NO_SWEEPS
-    return {name: stored_sweeps(store, name) for name in {case.run.cluster for case in cases}}
+    found = {name: swept_calibration(store, name) for name in {case.run.cluster for case in cases}}
+    return {name: swept for name, swept in found.items() if swept.collectives}

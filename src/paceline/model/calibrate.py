@@ -25,7 +25,6 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.strategy import Strategy
 
 __all__ = [
-    "BLANK",
     "Calibrated",
     "Fitted",
     "calibrate_store",
@@ -66,7 +65,7 @@ def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveF
 def _profiles(store: Store, good: list[Launches]) -> dict[str, Profile]:
     """Profiles by label; where ranks were also profiled side by side, that one: it knows what neighbours cost."""
     ordered = sorted((item for item in good if alone(item.first)), key=lambda item: item.first.ranks)
-    return {_label(item): profile_of(store, item) for item in ordered}
+    return {label_of(item): profile_of(store, item) for item in ordered}
 
 
 def _sweep_runs(store: Store, cluster: str | None) -> list[Run]:
@@ -108,7 +107,7 @@ def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
             "the store holds neither a sweep nor a one-rank run to calibrate from",
             hint="`paceline bench-collectives --ranks 2`, then `paceline run` a study with devices = [1, 2]",
         )
-    many = [item for item in good if not alone(item.first) and _label(item) in profiles]
+    many = [item for item in good if not alone(item.first) and label_of(item) in profiles]
     start = replace(swept_calibration(store, where), source=_source(store, sweeps, many))
     return fit_distributed(start, many, profiles)
 
@@ -119,7 +118,7 @@ def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str
         return Calibrated(start, profiles, ())
     usual = np.array([start.fixed_per_gradient.value, start.slowdown.value, 0.05])
     start = _blank(start)
-    rows = [_row(item, profiles[_label(item)], start) for item in many]
+    rows = [_row(item, profiles[label_of(item)], start) for item in many]
     matrix = np.array([row[1] for row in rows])
     base, steps = np.array([row[0] for row in rows]), np.array([float(np.median(item.steps)) for item in many])
     found = _solve(
@@ -133,7 +132,7 @@ def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str
         crowding=float(found[2]),
     )
     fitted = tuple(
-        Fitted(_label(item), item.first.ranks, float(step), float(low + row @ found))
+        Fitted(label_of(item), item.first.ranks, float(step), float(low + row @ found))
         for item, step, low, row in zip(many, steps, base, matrix, strict=True)
     )
     return Calibrated(calibration, profiles, fitted)
@@ -179,14 +178,10 @@ def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> F
     return np.where(found.x < 1e-9, 0.0, found.x)
 
 
-def _label(item: Launches) -> str:
-    run = item.first
-    return f"{run.network} {run.framework} batch {run.batch}"
-
-
 def label_of(item: Launches) -> str:
     """By which name `fit_distributed` looks for the profile of a case."""
-    return _label(item)
+    run = item.first
+    return f"{run.network} {run.framework} batch {run.batch}"
 
 
 def _source(store: Store, sweeps: tuple[CollectiveFit, ...], many: list[Launches]) -> str:
