@@ -7,11 +7,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paceline.bench.virtual.hosts.enter import on_host
-from paceline.bench.virtual.layout import Seat
 from paceline.bench.virtual.lifecycle import VirtualCluster
 
 
@@ -128,15 +126,10 @@ def start_ray(up: VirtualCluster, python: Path) -> str:
     first = up.layout.seats[0]
     address = f"{first.address}:6379"
     quiet = {"env": env, "capture_output": False, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-
-    def start(seat: Seat) -> None:
+    for seat in up.layout.seats:
         role = ["--head", "--port=6379", "--include-dashboard=false"] if seat is first else [f"--address={address}"]
         own = ["sh", "-c", 'mkdir -p /tmp/ray; mount -t tmpfs none /tmp/ray; exec "$@"', "sh"]
         on(up, seat.name, [*own, *command, *role, f"--node-ip-address={seat.address}"], **quiet)
-
-    start(first)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(start, up.layout.seats[1:]))
     return address
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import subprocess
@@ -15,7 +16,7 @@ from typing import Literal
 
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.layout import Layout, Seat, path_latency, path_rate
-from paceline.bench.virtual.links.delay import LEAST_LATENCY_S
+from paceline.bench.virtual.links.delay import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
 
@@ -69,9 +70,19 @@ def verify_links(layout: Layout, hosts: dict[str, int]) -> tuple[LinkCheck, ...]
     if wrong:
         raise LaunchFailed(
             "the virtual cluster's links are not what was asked:\n  " + "\n  ".join(map(str, wrong)),
-            hint="the machine is busy or too slow for these links; try on a quiet machine, or a larger --dilation",
+            hint=_advice(wrong, layout),
         )
     return checks
+
+
+def _advice(wrong: Sequence[LinkCheck], layout: Layout) -> str:
+    """What to do about links that are off."""
+    shortest = min((check.asked / 2 for check in wrong if check.kind == "round_trip"), default=math.inf)
+    if shortest * layout.dilation < PLAYABLE_LATENCY_S:
+        return (
+            f"such short latencies cannot be held in real time; --dilation {math.ceil(PLAYABLE_LATENCY_S / shortest)}"
+        )
+    return "the machine is busy or too slow for these links; try on a quiet machine, or a larger --dilation"
 
 
 def _checks(layout: Layout, hosts: dict[str, int]) -> Iterator[LinkCheck]:
