@@ -82,7 +82,10 @@ def _show(found: Calibrated, output: Path) -> None:
          format_share(one.predicted_s / one.measured_s - 1))
         for one in found.fitted
     ]  # fmt: skip
-    table("\nruns that were fitted", ["case", ">ranks", ">measured", ">fitted", ">off"], judged)
+    if judged:
+        table("\nruns that were fitted", ["case", ">ranks", ">measured", ">fitted", ">off"], judged)
+    else:
+        say("\nno run on several ranks beside its profile: nothing was fitted to them")
     known = found.calibration
     fixed, slow, crowd = known.fixed_per_gradient.value, known.slowdown.value, known.crowding
     say(f"\nfixed {SECONDS.format(fixed)} per gradient, slowdown {format_share(slow)} of hidden communication")

@@ -32,7 +32,12 @@ def curves_svg(curves: Sequence[Curve], names: Sequence[str], *, title: str) -> 
         _throughput(shown),
         _bars(shown),
     ]
-    attributes = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "width": WIDTH, "height": HEIGHT, "role": "img"}
+    attributes: dict[str, str | int] = {
+        "viewBox": f"0 0 {WIDTH} {HEIGHT}",
+        "width": WIDTH,
+        "height": HEIGHT,
+        "role": "img",
+    }
     head = element("title", title)
     family = "system-ui, -apple-system, 'Segoe UI', sans-serif"
     body = element("svg", head, *parts, xmlns="http://www.w3.org/2000/svg", font_family=family, **attributes)

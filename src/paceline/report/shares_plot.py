@@ -35,7 +35,7 @@ def shares_svg(found: Sequence[Simulated], *, title: str) -> str:
         _text(LEFT, height - 24, below, size=11),
     ]
     family = "system-ui, -apple-system, 'Segoe UI', sans-serif"
-    size = {"viewBox": f"0 0 {WIDTH} {height}", "width": WIDTH, "height": height, "role": "img"}
+    size: dict[str, str | int] = {"viewBox": f"0 0 {WIDTH} {height}", "width": WIDTH, "height": height, "role": "img"}
     return element("svg", *parts, xmlns="http://www.w3.org/2000/svg", font_family=family, **size).text + "\n"
 
 

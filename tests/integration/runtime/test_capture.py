@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.environments import worker_path
+from paceline.bench.environments import environment_python, worker_path
 from paceline.measurements.profile import read_profile
 from tests.conftest import Command
 
@@ -70,17 +70,14 @@ threads = 1
 def test_a_loop_is_captured_and_predicted(pytorch: Path, paceline: Command, tmp_path: Path) -> None:
     path = tmp_path / "mine.profile"
     env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
-    argv = [str(pytorch), "-c", LOOP, str(path)]
+    argv = [str(environment_python(pytorch)), "-c", LOOP, str(path)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=True)
     assert "3 steps were captured, too few" in done.stdout
     profile = read_profile(path)
     layers = {layer.name: layer for layer in profile.layers}
     assert profile.batch == 32
     assert profile.device == "host-cpu"
-    assert layers["body.0"].gradients == (512 * 4.0, 512 * 64 * 4.0) or sorted(layers["body.0"].gradients) == [
-        512 * 4.0,
-        512 * 64 * 4.0,
-    ]
+    assert sorted(layers["body.0"].gradients) == [512 * 4.0, 512 * 64 * 4.0]
     assert layers["frozen"].gradients == layers["body.1"].gradients == ()
     assert profile.ready.index("head") < profile.ready.index("body.0")
     assert "whole model" in layers, "a parameter of the model itself"

@@ -66,10 +66,10 @@ def simulate_async(run: AsyncRun, *, seed: int = 0) -> AsyncResult:
     if not len(run.compute) or run.iterations < 1:
         raise InputError("an asynchronous run needs at least one worker and one iteration")
     rng, shape = np.random.default_rng(seed), (len(run.compute), run.iterations)
-    seconds = run.compute[:, None] * np.maximum(1 + run.jitter * rng.standard_normal(shape), 0.05)
+    drawn = run.compute[:, None] * np.maximum(1 + run.jitter * rng.standard_normal(shape), 0.05)
     if run.straggle > 0:
-        seconds = np.where(rng.random(shape) < run.straggle, run.straggle_factor, 1.0) * seconds
-    times = seconds.tolist()
+        drawn = np.where(rng.random(shape) < run.straggle, run.straggle_factor, 1.0) * drawn
+    times = drawn.tolist()
     leave = run.leave_at.tolist() if run.leave_at is not None else [float("inf")] * len(run.compute)
     simulation, server = Simulation(), Server()
     done = [0] * len(run.compute)
