@@ -97,8 +97,9 @@ CASES = (
     Planted(
         "oversubscribed threads",
         "oversubscribed_threads",
-        _local("[32]", threads=8, devices="[1, 2]"),
-        _local("[32]"),
+        _local("[2, 8]", threads=16),
+        _local("[2, 8]"),
+        batch=2,
     ),
     Planted(
         "no overlap",

@@ -137,7 +137,7 @@ def fixed_compute(cases: Sequence[CaseEvidence]) -> dict[str, float]:
         run = case.run
         key = (run.network, run.cluster, run.framework, run.strategy, run.input, run.launcher, run.ranks)
         groups[key].append(case)
-    found = {}
+    found: dict[str, float] = {}
     for group in groups.values():
         batches = [float(case.run.batch) for case in group]
         compute = [case.result.phases["forward"] + case.result.phases["backward"] for case in group]

@@ -257,8 +257,9 @@ def _whatif_table(case: CaseExplanation) -> Markup | None:
         element("th", "predicted step, ms", scope="col", class_="num"),
         element("th", "saved, ms", scope="col", class_="num"),
     )
-    caption = element("caption", f"What if: {case.evidence.label}")
-    return _scroll(element("table", caption, element("thead", head), element("tbody", *rows)), "What if")
+    caption = element("caption", element("span", f"What if: {case.evidence.label}"))
+    whole = element("table", caption, element("thead", head), element("tbody", *rows), class_="slim")
+    return _scroll(whole, "What if")
 
 
 def _residuals(page: Page) -> Markup | None:

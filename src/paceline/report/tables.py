@@ -41,8 +41,9 @@ def table(
         for column, right in zip(columns, numeric, strict=True)
     ]
     body = [element("tr", *(_cell(cell, right) for cell, right in zip(row, numeric, strict=True))) for row in rows]
-    title = element("caption", caption) if caption else None
-    return element("table", title, element("thead", element("tr", *head)), element("tbody", *body))
+    title = element("caption", element("span", caption)) if caption else None
+    slim = "slim" if len(columns) < 5 and "evidence" not in columns else None
+    return element("table", title, element("thead", element("tr", *head)), element("tbody", *body), class_=slim)
 
 
 def _cell(content: Markup | str | float | None, right: bool) -> Markup:

@@ -61,19 +61,18 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
     batches = np.array([float(item.run.batch) for item in group])
     assert case.result.step_s is not None
     batch, step = case.run.batch, case.result.step_s.value
-    fixed, per_sample = line_through(
-        batches, np.array([item.result.step_s.value for item in group if item.result.step_s])
-    )
-    wanted = _enough(batch, float(fixed / max(per_sample, 1e-12)))
+    steps = np.array([item.result.step_s.value for item in group if item.result.step_s])
+    fixed, per_sample = (float(value) for value in line_through(batches, steps))
+    wanted = _enough(batch, fixed / max(per_sample, 1e-12))
     if fixed <= 0 or wanted <= batch:
         return None
-    after = float(fixed / wanted + per_sample)
+    after = fixed / wanted + per_sample
     return make(
         case,
         "small_batch",
         f"A batch of {batch} is too small to fill the device",
         evidence=(
-            f"{SECONDS.format(float(fixed))} of the {SECONDS.format(step)} step do not depend on the batch",
+            f"{SECONDS.format(fixed)} of the {SECONDS.format(step)} step do not depend on the batch",
             f"a sample takes {SECONDS.format(step / batch)}, at batch {wanted} about {SECONDS.format(after)}",
             f"fitted through batches {', '.join(str(int(value)) for value in batches)}",
         ),

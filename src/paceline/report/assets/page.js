@@ -21,10 +21,11 @@
   }
   function layoutOf(figure, width) {
     const text = getComputedStyle(root).getPropertyValue("--text").trim();
-    const legends = figure.data.filter((t) => t.showlegend !== false && t.name).length;
-    const rows = width < 640 ? 1.4 * legends : Math.ceil(legends / 2);
+    const names = figure.data.filter((t) => t.showlegend !== false && t.name).map((t) => t.name.length);
+    const entry = 60 + 6.6 * Math.min(40, Math.max(0, ...names));
+    const rows = Math.ceil(names.length / Math.max(1, Math.floor((width - 60) / entry))) * (Math.max(0, ...names) > 40 ? 1.6 : 1.15);
     const layout = painted(figure.layout);
-    const legendRoom = layout.showlegend === false ? 0 : Math.min(24 * rows, 240);
+    const legendRoom = layout.showlegend === false ? 0 : Math.min(22 * rows, 260);
     return Object.assign(layout, {
       width: width,
       height: layout.height + legendRoom,
@@ -50,7 +51,10 @@
       Object.assign(layout.yaxis, { tickvals: names, ticktext: names.map((name) => wrapped(name, 18)), tickfont: { size: 9 } });
       layout.height *= 1.15;
     }
-    for (const trace of data) if (trace.name) trace.name = wrapped(trace.name, 40);
+    for (const trace of data) {
+      if (trace.name) trace.name = wrapped(trace.name, 40);
+      if (trace.text) trace.textfont = { size: 8 };
+    }
   }
   function draw(node, width) {
     const figure = figures[node.dataset.figure];
