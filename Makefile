@@ -9,7 +9,7 @@ help:
 	@echo "make demo    set everything up, measure a network on 1 and 2 ranks here, predict 4-64 GPUs, write a report"
 	@echo "make test    set everything up, run every check and test"
 	@echo "make test-cluster  only the tests of many hosts: Slurm, MPI, sshd, Ray, virtual clusters"
-	@echo "make test-frameworks  install every framework (12 GB, 25 minutes), run the conformance suite on all of them"
+	@echo "make test-frameworks  install every framework (12 GB, half an hour), prove and measure every one"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make docs    write docs/reference anew from the code"
 	@echo "make lock    pin dependencies anew"
