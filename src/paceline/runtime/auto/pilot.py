@@ -103,7 +103,7 @@ class Pilot:
     def listen(self, told: dict[str, Any]) -> Choice | None:
         """A better way than the present one, from what all groups said of themselves."""
         present, measured = self.choice, self._measured
-        groups = [told.get(NAME.format(index)) for index in range(len(present.groups))] if present else []
+        groups: list[Any] = [told.get(NAME.format(index)) for index in range(len(present.groups))] if present else []
         if present is None or measured is None or not all(_has_spoken(group) for group in groups):
             return None
         exchange = max(group["seconds"] for group in groups)
@@ -146,10 +146,10 @@ def _updated(measured: Measured, present: Choice, groups: Sequence[Any], *, slow
             costs[rank] = Cost(a, b, chunk=costs[rank].chunk, least=costs[rank].least)
             late[rank] = (straggling[0], straggling[1])
     links = measured.links
-    changed = {"between": tuple((bandwidth / slower, latency) for bandwidth, latency in links.between)}
-    if len(set(links.places)) == 1:
-        changed["inside"] = changed["between"]
-    return replace(measured, costs=tuple(costs), straggling=tuple(late), links=replace(links, **changed))
+    between = tuple((bandwidth / slower, latency) for bandwidth, latency in links.between)
+    inside = between if len(set(links.places)) == 1 else links.inside
+    links = replace(links, inside=inside, between=between)
+    return replace(measured, costs=tuple(costs), straggling=tuple(late), links=links)
 
 
 def _differs(now: Measured, then: Measured, slower: float) -> bool:
