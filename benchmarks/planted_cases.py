@@ -90,8 +90,9 @@ CASES = (
     Planted(
         "slow input",
         "slow_input",
-        _virtual(FAST, input="files", worker="files"),
-        _virtual(FAST, input="copied"),
+        _local("[8]", 'input = ["files"]', worker="files"),
+        _local("[8]", 'input = ["copied"]'),
+        batch=8,
     ),
     Planted("one slow rank", "slow_rank", _virtual(_slow_host()), _virtual(FAST)),
     Planted(
@@ -107,7 +108,7 @@ CASES = (
         _virtual(_hosts(rate="200 Mb/s"), GOOD + "\noverlap = false"),
         _virtual(_hosts(rate="200 Mb/s"), GOOD),
     ),
-    Planted("large fixed overhead", "fixed_overhead", _virtual(FAST, worker="bookkeeping"), _virtual(FAST)),
+    Planted("large fixed overhead", "fixed_overhead", _local("[8]", worker="bookkeeping"), _local("[8]"), batch=8),
     Planted(
         "parameter-server hot spot",
         "server_hot_spot",

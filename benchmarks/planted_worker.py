@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 
 from paceline.bench.frameworks.harness import Job, main
+from paceline.bench.frameworks.pytorch.worker import TorchSession
 from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
 
 SIDE = 768
 """Side of the stored images, which are shrunk to the network's input while the step waits."""
 
 
-class SlowFiles(EmulatedSession):
+class SlowFiles(TorchSession):
     """Every step reads, unpacks and shrinks its images itself, one after the other."""
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -46,7 +47,7 @@ class SlowFiles(EmulatedSession):
             self.batch[index] = torch.nn.functional.interpolate(image, size=size, mode="bilinear", antialias=True)[0]
 
 
-class Bookkeeping(EmulatedSession):
+class Bookkeeping(TorchSession):
     """Every step begins by looking at every weight in Python, as forgotten debugging aids do."""
 
     def step(self, upto: str) -> None:

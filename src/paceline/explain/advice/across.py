@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.explain.advice.finding import Change, Finding, Trial
-from paceline.explain.advice.gains import gain_of
 from paceline.explain.advice.rules import make
 from paceline.explain.advice.threads import crowding_of, oversubscribed_threads
 from paceline.explain.evidence import CaseEvidence
@@ -110,33 +109,39 @@ def _enough(batch: int, ratio: float) -> int:
 def _fixed_overhead(case: CaseEvidence) -> Finding | None:
     """Time before the first layer begins: the same whatever the batch.
 
-    What no phase accounts for is none of it: every pass runs the same loop, so that is how passes disagree.
+    As a share of the traced step, because hooks make all of it longer. What no phase accounts for is none of it: every
+    pass runs the same loop, so that is how passes disagree.
     """
-    starts = _first_starts(case)
-    if not starts:
+    shares = _shares_before(case)
+    if not shares or case.result.step_s is None:
         return None
-    before = median_interval(starts)
+    gain = median_interval(shares)
+    before = SECONDS.format(gain.value * case.result.step_s.value)
     return make(
         case,
         "fixed_overhead",
         "Part of every step passes before the network begins",
-        evidence=(f"{SECONDS.format(before.value)} of every traced step pass before its first layer begins",),
-        gain=gain_of(case, before),
+        evidence=(
+            f"{format_share(gain.value)} of every traced step pass before its first layer, {before} of a clean one",
+        ),
+        gain=gain,
         change=Change(
             "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
         ),
     )
 
 
-def _first_starts(case: CaseEvidence) -> list[float]:
-    starts: dict[tuple[int, int], float] = {}
+def _shares_before(case: CaseEvidence) -> list[float]:
+    """Share of each traced step that its last rank to begin passes before its first span."""
+    steps: dict[tuple[int, int], tuple[float, float]] = {}
     for span in case.spans:
-        key = (span.rank, span.step)
-        starts[key] = min(span.start_s, starts.get(key, span.start_s))
-    slowest: dict[int, float] = {}
-    for (_, step), start in starts.items():
-        slowest[step] = max(start, slowest.get(step, 0.0))
-    return list(slowest.values())
+        key = (span.step, span.rank)
+        begin, end = steps.get(key, (span.start_s, 0.0))
+        steps[key] = min(begin, span.start_s), max(end, span.start_s + span.seconds)
+    found: dict[int, float] = {}
+    for (step, _), (begin, end) in steps.items():
+        found[step] = max(found.get(step, 0.0), begin / end if end > 0 else 0.0)
+    return list(found.values())
 
 
 def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
