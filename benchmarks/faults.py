@@ -12,7 +12,7 @@ What happens at a random moment to a random rank of a job of three:
     slow         its device becomes five times slower for a while
     late         a fourth rank that was never there joins, and is killed later
     stranger     connections without the secret: wrong proof, noise, an endless frame, silence
-    delay        0.1 s of latency on all links for a while (virtual cluster, root)
+    delay        0.1 s there and back on all links for a while (virtual cluster, root)
     cut          its link drops everything until the others go on, then works again (virtual cluster, root)
     syncer       two groups, two shards: SIGKILL of a shard, which is started again
 

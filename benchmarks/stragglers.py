@@ -8,7 +8,7 @@ is one group, its batches split equally, which is the balanced split of equal de
 one that exchange through the syncer every H local steps with a quorum of one: nobody waits for anybody. Both use the
 same samples, network, kind of optimiser and global batch. The time is from the first step to the first of three looks
 in a row, one after every step, at which held-out accuracy is reached; of the groups, the median counts. `--tune` tries
-learning rates for both sides, and H for the groups, on seeds that are not measured; the best are the defaults here.
+learning rates for both sides, and H for the groups, on seeds that are not measured; its best belong into BEST below.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.bench.launchers.local import free_ports
 BATCH, PER_SAMPLE, HELD_OUT, LOOKS = 128, 0.002, 500, 3
 RATES, LOCAL_STEPS = (0.1, 0.2, 0.4), (2, 4)
 BEST = {"synchronous": {"rate": 0.4}, "groups": {"rate": 0.4, "local_steps": 4}}
-"""As --tune found."""
+"""First guesses: --tune has not been run yet, so neither side is tuned."""
 
 
 def main() -> None:
