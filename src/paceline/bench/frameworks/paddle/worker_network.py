@@ -104,7 +104,7 @@ class PaddleNetwork(nn.Layer):
 
     def _attention(self, layer: Plain, x: Any) -> Any:
         batch, length, width = x.shape
-        # no `.t()`: it makes a gradient with strides, which paddle.DataParallel 3.3 does not average
+        # no `.t()`: paddle.DataParallel 3.3.1 does not average the gradient of a weight used so
         qkv = paddle.matmul(x, self._own(layer, "qkv_weight"), transpose_y=True) + self._own(layer, "qkv_bias")
         qkv = qkv.reshape([batch, length, 3, layer["heads"], width // layer["heads"]])
         query, key, value = (qkv[:, :, part] for part in range(3))
