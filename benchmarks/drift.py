@@ -3,7 +3,7 @@
 python benchmarks/drift.py --json
 
 Two equal emulated devices; after 30 steps one becomes three times slower. Printed is, for each step after the change,
-the new optimum's step time over the measured one, and the first step from which it stays at 0.9 or above.
+the new optimum's step time over the measured one, and the first step from which all but one stay at 0.9 or above.
 """
 
 from __future__ import annotations

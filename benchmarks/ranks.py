@@ -1,24 +1,35 @@
-"""Starts the ranks of a benchmark on this machine and collects the JSON value that each prints last."""
+"""Starts the ranks of a benchmark on this machine and collects the JSON value that each prints last.
+
+The ranks run under this interpreter if it has torch, else in the PyTorch environment that studies use as well.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def run(script: str, arguments: Sequence[str], size: int, *, timeout: float = 200.0) -> list[Any]:
-    """What each rank printed last."""
-    base = environment(size)
+def run(
+    script: str,
+    arguments: Sequence[str],
+    size: int,
+    *,
+    timeout: float = 200.0,
+    on: Callable[[int, list[str]], list[str]] = lambda rank, command: command,
+    env: dict[str, str] | None = None,
+) -> list[Any]:
+    """What each rank printed last; `on` says how a rank's command becomes one on its host."""
+    base, command = {**environment(size), **(env or {})}, [interpreter(), script, *arguments]
     processes = [
-        subprocess.Popen(
-            [sys.executable, script, *arguments], env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(on(rank, command), env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(size)
     ]
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]
@@ -27,13 +38,32 @@ def run(script: str, arguments: Sequence[str], size: int, *, timeout: float = 20
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
+@functools.cache
+def interpreter() -> str:
+    """A Python that has torch."""
+    if importlib.util.find_spec("torch") is not None:
+        return sys.executable
+    from paceline.bench.environments import environment_python, prepare
+
+    return str(environment_python(prepare("pytorch", print)))
+
+
+def _package() -> dict[str, str]:
+    """Where ranks of another interpreter find Paceline."""
+    if interpreter() == sys.executable:
+        return {}
+    from paceline.bench.environments import worker_path
+
+    return {"PYTHONPATH": str(worker_path())}
+
+
 def environment(size: int) -> dict[str, str]:
     """Variables that any of the launchers would set, and one thread per rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
-    return {**os.environ, **meet, "PACELINE_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **_package(), **meet, "PACELINE_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1"}
 
 
 def finish(value: Any) -> None:

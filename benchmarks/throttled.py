@@ -2,32 +2,30 @@
 
 python benchmarks/throttled.py --json
 
-The second rank is stopped and continued by signals so that it runs a quarter of the time (period 20 ms). Alone it is
-throttled in the same way, so the sum is what both can do on this machine.
+The second rank is held to a quarter of a processor by a control group (as root; by stopping and continuing it where
+there is none). Alone it is throttled in the same way, so the sum is what both can do on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import signal
+import os
 import statistics
-import subprocess
 import sys
-import threading
 import time
 
 import ranks
 
-BATCH, WARMUP, PERIOD = 80, 25, 0.02
+BATCH, WARMUP = 320, 12
 
 
 def main() -> None:
     """Each rank alone, then both together, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.25, help="of the time that the second rank runs")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -42,36 +40,25 @@ def main() -> None:
 
 
 def run(shares: list[float], steps: int) -> list[float]:
-    """Samples per second as each rank saw it, with every rank running its share of the time."""
-    base = ranks.environment(len(shares))
-    argv = [sys.executable, __file__, "--worker", "--steps", str(steps)]
-    processes = [
-        subprocess.Popen(argv, env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(len(shares))
-    ]
-    over = threading.Event()
-    throttles = [
-        threading.Thread(target=throttle, args=(process, share, over))
-        for process, share in zip(processes, shares, strict=True)
-        if share < 1
-    ]
-    for thread in throttles:
-        thread.start()
+    """Samples per second as each rank saw it, with every rank held to its share of a processor."""
+    from paceline.bench.virtual.hosts.throttle import group_for, join_group, remove_groups
+
+    instance = f"throttled{os.getpid()}"
+
+    def held(rank: int, command: list[str]) -> list[str]:
+        if shares[rank] >= 1:
+            return command
+        group = group_for(instance, f"rank{rank}", share=shares[rank])
+        if group is None:
+            return [sys.executable, "-m", "paceline.bench.virtual.hosts.throttle", str(shares[rank]), *command]
+        return join_group(group, command)
+
     try:
-        return [float(json.loads(process.communicate(timeout=200)[0].splitlines()[-1])) for process in processes]
+        return [
+            float(value) for value in ranks.run(__file__, ["--worker", "--steps", str(steps)], len(shares), on=held)
+        ]
     finally:
-        over.set()
-        for thread in throttles:
-            thread.join()
-
-
-def throttle(process: subprocess.Popen[str], share: float, over: threading.Event) -> None:
-    """Stop and continue a process until it ends or the run is over."""
-    while process.poll() is None and not over.is_set():
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(PERIOD * (1 - share))
-        process.send_signal(signal.SIGCONT)
-        time.sleep(PERIOD * share)
+        remove_groups(instance)
 
 
 def worker(steps: int) -> None:

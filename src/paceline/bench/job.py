@@ -41,6 +41,12 @@ class MeetingPoint:
     """Factor by which links and emulated compute are slowed there."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What is known about the place, stored with the run: links as measured, hosts, job numbers."""
+    hosts: tuple[str, ...] = ()
+    """Address of each host of the cluster; none where all are the same machine."""
+
+    def address_of(self, host: int) -> str:
+        """The address of one of the cluster's hosts."""
+        return self.hosts[host] if self.hosts else self.address
 
 
 @dataclass(frozen=True)

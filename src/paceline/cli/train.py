@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from paceline.bench.environments import environment_python, prepare, worker_path
-from paceline.bench.launchers.local import LocalLauncher, free_ports
+from paceline.bench.job import Launcher
+from paceline.bench.launchers.table import make_launcher
 from paceline.catalog import known
 from paceline.cli.output import emit, json_option, say
+from paceline.cli.place import Wish, place_options
 from paceline.errors import InputError, LaunchFailed
 from paceline.model.plan.file import PlanFile, read_plan
-from paceline.runtime.launch import Ended, Grouping, TrainingJob, processes_of, watch
+from paceline.runtime.launch import Ended, Grouping, TrainingJob, meeting_of, processes_of, reduced, watch
 from paceline.spec.cluster import place
 
 __all__ = ["command"]
@@ -31,6 +35,7 @@ __all__ = ["command"]
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )
+@place_options
 @json_option
 def command(
     script: Path,
@@ -40,17 +45,21 @@ def command(
     plan_file: Path | None,
     restarts: int,
     threads: int,
+    wish: Wish,
     as_json: bool,
 ) -> None:
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
 
-    The ranks authenticate with a secret made for this job. A rank that dies is left behind, and the others go on; with
-    --restarts it comes back and takes part again. ARGUMENTS after the script go to the script.
+    With --on the same script runs on other hosts, where it must be at the same path, or on a virtual cluster of this
+    machine. The ranks authenticate with a secret made for this job. A rank that dies is left behind, and the others go
+    on; with --restarts it comes back and takes part again. ARGUMENTS after the script go to the script.
 
     \b
     Examples:
       paceline train examples/training/train_digits.py --ranks 2
       paceline train train.py --cluster my-cluster.toml --restarts 3 -- --epochs 5
+      paceline train train.py --cluster my-cluster.toml --on virtual
+      paceline train train.py --cluster my-cluster.toml --on slurm
     """
     cluster = known().cluster(name)
     plan = read_plan(plan_file) if plan_file else None
@@ -60,21 +69,24 @@ def command(
             f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
             hint="lower --ranks, or name the cluster that the plan was made for",
         )
-    placed = place(cluster, max(chosen) + 1)
-    with tempfile.TemporaryDirectory(prefix="paceline-train-") as folder:
+    used, grouping = reduced(cluster, chosen), _grouping(plan) if plan is not None and len(plan.group) > 1 else None
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-train-") as folder,
+        contextlib.closing(make_launcher(_as_asked(wish))) as launcher,
+    ):
         own = importlib.util.find_spec("torch") is not None
         job = TrainingJob(
             script=script,
             arguments=arguments,
             python=Path(sys.executable) if own else environment_python(prepare("pytorch", say)),
             folder=Path(folder),
-            placement=tuple(placed[old].model_copy(update={"rank": new}) for new, old in enumerate(chosen)),
-            meet=("127.0.0.1", free_ports(1)[0]),
+            placement=place(used, used.num_devices),
+            meet=meeting_of(launcher, used, groups=len(grouping.groups) if grouping else 0, threads=threads),
             threads=threads,
             path=None if own else worker_path(),
-            grouping=_grouping(plan) if plan is not None and len(plan.group) > 1 else None,
+            grouping=grouping,
         )
-        ended = _follow(job, restarts, quiet=as_json)
+        ended = _follow(launcher, job, restarts, quiet=as_json)
     if as_json:
         emit({"ok": ended.ok, "codes": ended.codes, "restarts": ended.restarts}, "train")
     if not ended.ok:
@@ -87,20 +99,24 @@ def _chosen(plan: PlanFile) -> tuple[int, ...]:
 
 
 def _grouping(plan: PlanFile) -> Grouping:
-    count, order = len(plan.group), _chosen(plan)
-    ports = free_ports(2 * count)
+    order = _chosen(plan)
     return Grouping(
         groups=tuple(tuple(order.index(member.rank) for member in group.members) for group in plan.group),
         samples=tuple(sum(member.samples for member in group.members) for group in plan.group),
         local_steps=plan.local_steps,
         quorum=plan.quorum,
-        meets=ports[:count],
-        shards=ports[count:],
     )
 
 
-def _follow(job: TrainingJob, restarts: int, *, quiet: bool) -> Ended:
-    for told in watch(LocalLauncher(), processes_of(job), restarts=restarts):
+def _as_asked(wish: Wish) -> Wish:
+    """Training runs in real time unless it is asked for otherwise."""
+    return replace(wish, dilation=1.0) if wish.on == "virtual" and wish.dilation is None else wish
+
+
+def _follow(launcher: Launcher, job: TrainingJob, restarts: int, *, quiet: bool) -> Ended:
+    # Agents on hosts see by this file whether they share this folder.
+    (job.folder / "job.json").write_text("{}", encoding="utf-8")
+    for told in watch(launcher, processes_of(job), restarts=restarts):
         if isinstance(told, Ended):
             return told
         if not quiet:

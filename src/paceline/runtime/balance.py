@@ -5,6 +5,8 @@ Every rank holds the estimates of all ranks and solves by itself: equal numbers 
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +17,14 @@ __all__ = ["Balance"]
 
 TRY_AGAIN = 50
 """Steps without samples after which a rank gets one, to see whether it has recovered."""
-GAIN = 0.01
+GAIN = 0.005
 """Shares change only for a step that is predicted to be this much shorter."""
+
+REMEMBERED = 64
+ENOUGH = 20
+"""Steps from which a share of stragglers can be told."""
+STRAGGLES = 2.0
+"""Times the expected seconds that make a step a straggler."""
 
 
 class Balance:
@@ -29,6 +37,8 @@ class Balance:
         self._estimates = {name: Estimate() for name in self._ids}
         self._shares: dict[int, tuple[int, ...]] = {}
         self._idle = dict.fromkeys(self._ids, 0)
+        self._ratios: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED) for name in self._ids}
+        """Measured over expected seconds of the newest steps."""
 
     def shares(self, total: int) -> tuple[int, ...]:
         """Samples of each rank in a step of so many."""
@@ -44,9 +54,21 @@ class Balance:
             if samples and self._idle[name] >= TRY_AGAIN:
                 self._estimates[name].forget()
             self._idle[name] = 0 if samples else self._idle[name] + 1
-            self._estimates[name].observe(samples, time)
+            self._note(name, samples, time)
         costs = self.costs()
         self._shares = {total: kept for total, kept in self._shares.items() if _still_good(costs, kept, total)}
+
+    def _note(self, name: str, samples: int, time: float) -> None:
+        """Learn, and remember how far off the step was; after a lasting change that says nothing any more."""
+        estimate, ratios = self._estimates[name], self._ratios[name]
+        if estimate.known and samples:
+            ratios.append(time / estimate.cost().seconds(samples))
+        if estimate.observe(samples, time):
+            ratios.clear()
+
+    def straggling(self) -> list[tuple[float, float]]:
+        """Share of straggling steps of each rank and how much longer they take; no share while few were seen."""
+        return [_straggling(self._ratios[name]) for name in self._ids]
 
     def _with_a_trial(self, shares: tuple[int, ...]) -> tuple[int, ...]:
         """One sample for each rank that had none for long, from whoever has most."""
@@ -81,4 +103,15 @@ class Balance:
 
 def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int) -> bool:
     kept = max(cost.seconds(samples) for cost, samples in zip(costs, shares, strict=True))
+    # With parts of samples all would finish together, and no whole split is quicker: mostly that settles it.
+    together = (total + sum(cost.a / cost.b for cost in costs)) / sum(1 / cost.b for cost in costs)
+    if kept <= together * (1 + GAIN) and all(shares):
+        return True
     return kept <= split_batch(costs, total).seconds * (1 + GAIN)
+
+
+def _straggling(ratios: Sequence[float]) -> tuple[float, float]:
+    late = [ratio for ratio in ratios if ratio > STRAGGLES]
+    if len(ratios) < ENOUGH or not late:
+        return 0.0, 1.0
+    return len(late) / len(ratios), statistics.median(late)

@@ -29,6 +29,8 @@ class Estimate:
         self._seen: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._a = 0.0
         self._b = 0.0
+        self._warming = True
+        """Whether the only step seen is the first of all, which also pays for what happens once."""
 
     @property
     def known(self) -> bool:
@@ -39,14 +41,19 @@ class Estimate:
         """The estimate, with the limits of this rank."""
         return Cost(self._a, self._b, chunk=chunk, least=least)
 
-    def observe(self, samples: int, seconds: float) -> None:
-        """Learn from one step; a step without samples says nothing."""
+    def observe(self, samples: int, seconds: float) -> bool:
+        """Learn from one step; a step without samples says nothing. Says whether the cost has changed for good."""
         if samples <= 0 or seconds <= 0:
-            return
+            return False
+        if self._warming and self.known:
+            self._seen.clear()
+            self._warming = False
         self._seen.append((samples, seconds))
-        if self.known and self._changed():
+        changed = self.known and self._changed()
+        if changed:
             self._forget()
         self._fit()
+        return changed
 
     def forget(self) -> None:
         """What was seen is long ago; the next steps alone decide."""
@@ -60,6 +67,7 @@ class Estimate:
         """Start from an estimate made elsewhere."""
         self._a, self._b = numbers
         self._seen.clear()
+        self._warming = False
 
     def _changed(self) -> bool:
         recent = list(self._seen)[-AGREEING:]
@@ -77,18 +85,19 @@ class Estimate:
         self._seen.extend(recent)
 
     def _fit(self) -> None:
-        """A line through the median time of each batch size; the constant stays where sizes hardly differ."""
+        """A line through what the present batch size takes; its slope is from other sizes if some were seen."""
         by_size: dict[int, list[float]] = {}
         for samples, seconds in self._seen:
             by_size.setdefault(samples, []).append(seconds)
         points = [(float(size), statistics.median(times), len(times)) for size, times in by_size.items()]
-        largest, smallest = max(size for size, _, _ in points), min(size for size, _, _ in points)
-        if largest - smallest > SPREAD * largest:
-            self._a, self._b = _line(points)
-        else:
-            size, seconds = _centre(points)
+        now = self._seen[-1][0]
+        size, seconds = _centre([point for point in points if abs(point[0] - now) <= SPREAD / 2 * now])
+        slope = _slope(points, size, seconds)
+        if slope is None:
             self._a = min(self._a, 0.9 * seconds)
-            self._b = (seconds - self._a) / size
+        else:
+            self._a = min(max(seconds - slope * size, 0.0), 0.9 * seconds)
+        self._b = (seconds - self._a) / size
 
 
 def _centre(points: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
@@ -99,13 +108,10 @@ def _centre(points: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
     )
 
 
-def _line(points: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
-    """Weighted least squares with a >= 0 and b > 0."""
-    size, seconds = _centre(points)
-    above = sum(count * (x - size) * (y - seconds) for x, y, count in points)
-    below = sum(count * (x - size) ** 2 for x, _, count in points)
-    b = above / below
-    a = seconds - b * size
-    if a < 0 or b <= 0:
-        return 0.0, seconds / size
-    return a, b
+def _slope(points: Sequence[tuple[float, float, int]], size: float, seconds: float) -> float | None:
+    """Weighted least squares through one point that is given; None where sizes hardly differ from it."""
+    far = [point for point in points if abs(point[0] - size) > SPREAD * max(point[0], size)]
+    if not far:
+        return None
+    above = sum(count * (x - size) * (y - seconds) for x, y, count in far)
+    return above / sum(count * (x - size) ** 2 for x, _, count in far)

@@ -76,8 +76,7 @@ class _KerasOptimizer(torch.optim.Optimizer):
         kept = [*self._model.optimizer.variables, *self._model.non_trainable_variables]
         for variable, value in zip(kept, state["variables"], strict=True):
             variable.assign(value.numpy())
-        for shadow, variable in zip(self._shadow.values, self._model.trainable_variables, strict=True):
-            variable.assign(shadow.detach().numpy())
+        _follow(self._model, self._shadow)
 
 
 class KerasPace:
@@ -101,6 +100,9 @@ class KerasPace:
 
     def train_on(self, batch: Batch) -> float:
         """One step on a batch; the loss of this rank's share."""
+        if self.pace.grouped:
+            # What the syncer hands out arrives in the shadow.
+            _follow(self._model, self._shadow)
         with tf.GradientTape() as tape:
             inputs, targets = tf.convert_to_tensor(batch.inputs.numpy()), tf.convert_to_tensor(batch.targets.numpy())
             predicted = self._model(inputs, training=True)
@@ -123,6 +125,12 @@ def join_keras(
     dataset = TensorDataset(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
     optimizer = _KerasOptimizer(model, shadow)
     return KerasPace(model, join(shadow, optimizer, dataset, global_batch=global_batch, settings=settings), shadow)
+
+
+def _follow(model: Any, shadow: _Shadow) -> None:
+    """Give the model's variables the values of their shadow."""
+    for value, variable in zip(shadow.values, model.trainable_variables, strict=True):
+        variable.assign(value.detach().numpy())
 
 
 def _handed_over(gradient: Any) -> Tensor:

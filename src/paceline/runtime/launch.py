@@ -14,11 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.bench.job import Launch, Launcher, Process
+from paceline.bench.job import Launch, Launcher, MeetingPoint, Process
+from paceline.bench.launchers.local import free_ports
 from paceline.errors import InputError
-from paceline.spec.cluster import Placed
+from paceline.spec.cluster import Cluster, Placed, place
+from paceline.spec.layers import Flatten
+from paceline.spec.network import ImageInput, Network
+from paceline.spec.strategy import Strategy
+from paceline.spec.study import Case
 
-__all__ = ["Ended", "Grouping", "TrainingJob", "processes_of", "watch"]
+__all__ = ["Ended", "Grouping", "TrainingJob", "meeting_of", "processes_of", "reduced", "watch"]
 
 POLL_S = 0.1
 
@@ -33,10 +38,6 @@ class Grouping:
     """Of a step of each group."""
     local_steps: int
     quorum: int
-    meets: tuple[int, ...]
-    """A free port for each group's first rank."""
-    shards: tuple[int, ...]
-    """A free port for each shard."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class TrainingJob:
     python: Path
     folder: Path
     placement: tuple[Placed, ...]
-    meet: tuple[str, int]
-    """Rank 0's address and a free port there."""
+    meet: MeetingPoint
+    """Free ports: one for rank 0, then one for each group's first rank, then one for each shard."""
     threads: int = 1
     path: Path | None = None
     """Directory to import Paceline from, where the interpreter does not have it installed."""
@@ -95,12 +96,11 @@ def processes_of(job: TrainingJob) -> list[Process]:
 def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
     """One process per shard; what it commits is kept in the job's folder, so that it can be started again."""
     found = []
-    for index, (port, group) in enumerate(zip(grouping.shards, grouping.groups, strict=True)):
+    for index, group in enumerate(grouping.groups):
         settings = {
             "index": index,
             "folder": str(job.folder),
-            "address": job.meet[0],
-            "port": port,
+            "port": _shard_place(job, grouping, index)[1],
             "groups": len(grouping.groups),
             "quorum": grouping.quorum,
         }
@@ -108,9 +108,16 @@ def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
         path.write_text(json.dumps(settings), encoding="utf-8")
         env = {"PACELINE_SECRET": job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
         host = job.placement[group[0]].host
-        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path))
+        address = _shard_place(job, grouping, index)[0]
+        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path), address)
         found.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
     return found
+
+
+def _shard_place(job: TrainingJob, grouping: Grouping, index: int) -> tuple[str, int]:
+    """Each shard is on the host of its group's first rank, so that no single host is a hot spot."""
+    host = job.placement[grouping.groups[index][0]].host
+    return job.meet.address_of(host), job.meet.ports[1 + len(grouping.groups) + index]
 
 
 def _path(job: TrainingJob) -> dict[str, str]:
@@ -121,15 +128,17 @@ def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str
     """What a rank of one of several groups is told in place of the whole job's numbers."""
     index = next(number for number, group in enumerate(grouping.groups) if rank in group)
     group = grouping.groups[index]
+    places = [_shard_place(job, grouping, number) for number in range(len(grouping.groups))]
+    first = job.meet.address_of(job.placement[group[0]].host)
     return {
-        "PACELINE_JOIN": f"{job.meet[0]}:{grouping.meets[index]}",
+        "PACELINE_JOIN": f"{first}:{job.meet.ports[1 + index]}",
         "PACELINE_ROSTER": str(job.folder / f"roster-{index}.json"),
         "PACELINE_RANK": str(group.index(rank)),
         "PACELINE_SIZE": str(len(group)),
         "PACELINE_GROUP": f"group{index}",
         "PACELINE_GROUP_SHARE": repr(grouping.samples[index] / sum(grouping.samples)),
         "PACELINE_LOCAL_STEPS": str(grouping.local_steps),
-        "PACELINE_SYNCER": ",".join(f"{job.meet[0]}:{port}" for port in grouping.shards),
+        "PACELINE_SYNCER": ",".join(f"{address}:{port}" for address, port in places),
         "PACELINE_SYNCER_SECRET": job.secret,
     }
 
@@ -137,7 +146,7 @@ def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str
 def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     env = {
         "PYTHONUNBUFFERED": "1",
-        "PACELINE_JOIN": f"{job.meet[0]}:{job.meet[1]}",
+        "PACELINE_JOIN": f"{job.meet.address}:{job.meet.ports[0]}",
         "PACELINE_SECRET": job.secret,
         "PACELINE_ROSTER": str(job.folder / "roster.json"),
         "PACELINE_RANK": str(placed.rank),
@@ -149,8 +158,43 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     if job.grouping is not None:
         env |= _group_env(job, job.grouping, placed.rank)
     if placed.device.emulation is not None:
-        env["PACELINE_EMULATION"] = json.dumps(placed.device.emulation.model_dump(mode="json"))
+        emulation = placed.device.emulation.model_dump(mode="json")
+        emulation["speed"] /= job.meet.dilation
+        env["PACELINE_EMULATION"] = json.dumps(emulation)
     return env
+
+
+def reduced(cluster: Cluster, chosen: Sequence[int]) -> Cluster:
+    """The cluster with just the devices that take part; its hosts keep their numbers."""
+    wanted = {(placed.host, placed.local_rank) for placed in place(cluster, max(chosen) + 1) if placed.rank in chosen}
+    hosts = [
+        host.model_copy(
+            update={"devices": tuple(device for n, device in enumerate(host.devices) if (index, n) in wanted)}
+        )
+        for index, host in enumerate(cluster.hosts)
+    ]
+    return cluster.model_copy(update={"hosts": tuple(hosts)})
+
+
+def meeting_of(launcher: Launcher, cluster: Cluster, *, groups: int, threads: int) -> MeetingPoint:
+    """Where all ranks of a cluster meet by this launcher, with as many ports as the groups need."""
+    nothing = Network(name="script", input=ImageInput(channels=1, height=1, width=1), layers=(Flatten(name="flat"),))
+    case = Case(
+        network=nothing,
+        cluster=cluster,
+        framework="paceline/group",
+        strategy=Strategy(),
+        ranks=cluster.num_devices,
+        batch=1,
+        scaling="weak",
+        placement="packed",
+        input="resident",
+        threads=threads,
+    )
+    meet = launcher.meeting_point(case)
+    needed = 1 + 2 * groups
+    local = launcher.name == "local"
+    return replace(meet, ports=free_ports(needed) if local else tuple(range(meet.ports[0], meet.ports[0] + needed)))
 
 
 def watch(launcher: Launcher, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | Ended]:
@@ -158,7 +202,8 @@ def watch(launcher: Launcher, processes: Sequence[Process], *, restarts: int = 0
 
     A rank that is killed is started again while restarts are left; it joins the others where they are.
     """
-    launches = {process.name: launcher.start([process]) for process in processes}
+    together = launcher.start(processes)
+    launches = {process.name: together for process in processes}
     followed = {process.name: _Tail(process.log) for process in processes}
     used = 0
     try:
@@ -178,7 +223,7 @@ def watch(launcher: Launcher, processes: Sequence[Process], *, restarts: int = 0
                 return
             time.sleep(POLL_S)
     finally:
-        for launch in launches.values():
+        for launch in {id(launch): launch for launch in (together, *launches.values())}.values():
             _stop(launch)
 
 

@@ -11,13 +11,12 @@ all N, whatever the split. If the group changes in mid-step, the step is not com
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -26,12 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.runtime.attempt import Attempt, StepRecord, chunked
+from paceline.runtime.auto.choose import Choice
+from paceline.runtime.auto.pilot import Pilot
+from paceline.runtime.auto.regroup import Door, moved, part
 from paceline.runtime.emulate import emulate_as_told
-from paceline.runtime.group.batchnorm import WireHolder, has_plain_batchnorm, synchronise
+from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.loading import Batch, Samples, load
-from paceline.runtime.members.meet import launched, meet
+from paceline.runtime.members.meet import Launched, launched, meet
 from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.between import Between, membership
@@ -41,32 +44,6 @@ __all__ = ["Pace", "StepRecord", "join"]
 
 RECORDS = 10_000
 log = logging.getLogger("paceline.runtime")
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one committed step was like on this rank."""
-
-    step: int
-    view: int
-    samples: int
-    """Of all ranks together."""
-    shares: tuple[int, ...]
-    measured_seconds: float
-    """From the end of the step before to the end of this one."""
-    measured_compute: float
-    """Until this rank's gradients were computed."""
-
-
-@dataclass
-class _Attempt:
-    """A step that is being tried."""
-
-    size: int
-    shares: tuple[int, ...]
-    chunks: list[np.ndarray]
-    began: float
-    done: int = 0
 
 
 def join(
@@ -98,21 +75,25 @@ class Pace:
         settings: Settings,
     ) -> None:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
-        self._holder = WireHolder()
-        self._synced = _prepare_batchnorm(model, settings, self._holder)
+        self._holder, start = WireHolder(), _start_of(settings)
+        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.size)
         emulate_as_told(model, global_batch)
         where = membership()
-        self._between = Between(where, model, global_batch=global_batch) if where else None
+        compress = settings.compress
+        self._between = Between(where, model, global_batch=global_batch, compress=compress) if where else None
         """The other groups, if there are any."""
         batch = self._between.batch if self._between else global_batch
         also = (self._between,) if self._between else ()
         self._training = Training(model, optimizer, settings, num_samples=len(dataset), global_batch=batch, also=also)
         self._training.resume()
-        self._member = meet(launched(), settings.patience)
+        self._member = meet(start, settings.patience)
+        self._pilot = Pilot(global_batch) if settings.strategy == "auto" and where is None else None
+        self._door: Door | None = None
+        """Where all groups are to meet again, if this process opened it."""
         self._session: GroupSession | None = None
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._order: tuple[int, np.ndarray] | None = None
-        self._epochs = 0
+        self._epochs, self._by_epochs = 0, False
         self._last_end = time.perf_counter()
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
@@ -152,6 +133,11 @@ class Pace:
         """Samples of each rank in a full step, as of now."""
         return self._live.balance.shares(self._training.global_batch)
 
+    @property
+    def noticed(self) -> list[float]:
+        """Each moment at which this rank knew that its view had ended, by time.monotonic()."""
+        return self._member.noticed
+
     def explain(self) -> str:
         """Why the group steps as it does, from what was measured so far."""
         return self._live.explain(self._training.global_batch)
@@ -159,6 +145,16 @@ class Pace:
     def syncer_facts(self) -> dict[str, Any]:
         """Versions, groups and staleness by the syncer's count; nothing if there is one group only."""
         return {"syncer": self._between.facts()} if self._between is not None else {}
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there are other groups, with which this one exchanges through a syncer."""
+        return self._between is not None
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the ranks train together as they do, one sentence for each decision of strategy='auto' made here."""
+        return self._pilot.reasons if self._pilot is not None else []
 
     @property
     def noise_scale(self) -> float | None:
@@ -175,7 +171,7 @@ class Pace:
         """This rank's batches until so many epochs or committed steps of the whole run are done."""
         if self._between is not None and epochs is None:
             raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
-        self._epochs = epochs or 0
+        self._epochs, self._by_epochs = epochs or 0, steps is None
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
         while True:
@@ -221,7 +217,7 @@ class Pace:
         session, position = self._live, self.position
         shares = session.balance.shares(size)
         mine = share_of(self._epoch_order(position.epoch), position, shares, session.rank)
-        attempt = _Attempt(size, shares, _chunked(mine, self.settings.chunk), began=self._last_end)
+        attempt = Attempt(size, shares, chunked(mine, self.settings.chunk), began=self._last_end)
         self._attempt = attempt
         if not attempt.chunks:
             self._step_without_samples(attempt)
@@ -262,7 +258,7 @@ class Pace:
             return
         if session.rank == 0:
             self._training.mark = f"speaking:{secrets.token_hex(4)}"
-            between.exchange(num_samples=len(self._dataset), epochs=self._epochs)
+            self._speak(between)
             self._take_lease(between)
         header, theta = between.header(), between.base.clone()
         session.wire.broadcast(header, 0)
@@ -271,13 +267,52 @@ class Pace:
             between.follow(header, theta)
             self._take_lease(between)
         self._training.mark = f"{session.view.number}:{session.view.leader}:round {between.sequence}"
+        if between.over and self._pilot is not None:
+            self._gather(json.loads(session.wire.tell(json.dumps(between.news_of_end()), 0)))
         self._last_end = time.perf_counter()
+
+    def _speak(self, between: Between) -> None:
+        """One exchange with the syncer; the first group also hears what the others say, and may call all together."""
+        if self._pilot is not None:
+            between.told = self._pilot.tells(self._live, between.seconds)
+        begin = (self.position.epoch, self.position.cursor)
+        between.exchange(num_samples=len(self._dataset), epochs=self._epochs, begin=begin)
+        if self._pilot is not None and not between.over and self._door is None:
+            self._door = self._pilot.hear(between, self._member.peer.address)
+
+    def _split(self, choice: Choice) -> None:
+        """Go on in several groups."""
+        self._member, where = part(self._live, self._member, choice, self.settings.patience)
+        self._between = Between(where, self._training.model, global_batch=self.global_batch)
+        self._training.join_others(self._between, global_batch=self._between.batch)
+        self._enter_anew()
+
+    def _gather(self, told: dict[str, Any] | None) -> None:
+        """Go on as one group, if that is why no samples are left."""
+        between, pilot = self._between, self._pilot
+        if told is None or between is None or pilot is None:
+            return
+        between.leave()
+        self._between = None
+        self._training.join_others(None, global_batch=self.global_batch)
+        pilot.gathered()
+        patience = self.settings.patience
+        self._member = moved(self._member, tuple(told["meet"]), self._door, size=told["size"], patience=patience)
+        self._door = None
+        self._enter_anew()
+
+    def _enter_anew(self) -> None:
+        """The first view among other ranks: what samples cost is still known, what the links cost is not."""
+        session, self._session = self._live, None
+        self._training.costs = session.balance.plain()
+        session.close()
+        self._enter()
 
     def _take_lease(self, between: Between) -> None:
         """Go on with the samples of the new lease."""
         self._training.position = Position(self.position.step, between.epoch, between.begin)
 
-    def _backward(self, loss: Tensor, attempt: _Attempt, chunk: np.ndarray, *, last: bool) -> None:
+    def _backward(self, loss: Tensor, attempt: Attempt, chunk: np.ndarray, *, last: bool) -> None:
         if self._holder.broken is not None:
             raise self._holder.broken
         mean = self.settings.reduction == "mean"
@@ -292,14 +327,14 @@ class Pace:
             self._live.reducer.begin(weight, step_began=attempt.began)
         loss.backward()
 
-    def _step_without_samples(self, attempt: _Attempt) -> None:
+    def _step_without_samples(self, attempt: Attempt) -> None:
         try:
             self._live.reducer.begin(0.0, step_began=attempt.began)
             self._commit(attempt)
         except Broken as error:
             self._recover(error)
 
-    def _commit(self, attempt: _Attempt) -> None:
+    def _commit(self, attempt: Attempt) -> None:
         self._training.drain()
         compute = time.perf_counter() - attempt.began
         session = self._live
@@ -315,8 +350,17 @@ class Pace:
         record = StepRecord(self.position.step, session.view.number, attempt.size, attempt.shares, seconds, compute)
         self.records.append(record)
         session.after_commit()
+        self._look_around(seconds)
         self._exchange_if_due()
         self._training.save_if_due(session)
+
+    def _look_around(self, seconds: float) -> None:
+        """Whether the ranks should train together in another way."""
+        if self._pilot is not None and self._between is None:
+            may_split = self._by_epochs and self._training.may_be_divided
+            choice = self._pilot.look(self._live, seconds, step=self.position.step, may_split=may_split)
+            if choice is not None:
+                self._split(choice)
 
     def _recover(self, error: Broken) -> None:
         log.info("step %d is tried again: %s", self.position.step + 1, str(error).splitlines()[0][:160])
@@ -350,23 +394,10 @@ class Pace:
         return self._order[1]
 
 
-def _chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:
-    if len(indices) == 0:
-        return []
-    return [indices] if chunk is None else np.array_split(indices, -(-len(indices) // chunk))
+def _start_of(settings: Settings) -> Launched:
+    """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
+    if settings.transport != "mpi":
+        return launched()
+    from paceline.runtime.group.mpi import launched_by_mpi
 
-
-def _prepare_batchnorm(model: nn.Module, settings: Settings, holder: WireHolder) -> bool:
-    """Whether layers need a wire of their own."""
-    if not has_plain_batchnorm(model):
-        return False
-    if settings.batchnorm == "sync":
-        synchronise(model, holder)
-        return True
-    if launched().size > 1:
-        warnings.warn(
-            "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
-            "Settings(batchnorm='sync') normalises over the whole batch; GroupNorm does not depend on it.",
-            stacklevel=4,
-        )
-    return False
+    return launched_by_mpi()

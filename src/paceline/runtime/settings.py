@@ -10,8 +10,11 @@ from typing import Any, Literal
 from paceline.errors import InputError
 from paceline.runtime.members.view import Patience
 from paceline.runtime.state import Stateful
+from paceline.runtime.syncer.packing import Packing, check_packing
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "Transport"]
+
+Transport = Literal["auto", "gloo", "nccl", "mpi"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,9 @@ class Settings:
 
     seed: int = 0
     """Decides the order of samples in every epoch."""
+    strategy: Literal["group", "auto"] = "group"
+    """'group': all that were launched step together. 'auto': measure, then decide between one group and several that
+    exchange through a syncer; decide again when devices or links change."""
     balance: bool = True
     """Split batches so that all ranks finish together; otherwise equally."""
     chunk: int | None = None
@@ -30,6 +36,10 @@ class Settings:
     """Plain BatchNorm normalises over a rank's share: warn about it, or replace it by one over the whole batch."""
     reduction: Literal["mean", "sum"] = "mean"
     """What the loss function does with the losses of its samples."""
+    compress: Packing = "none"
+    """How progress travels between groups: 'none', 'half', or 'int8' with what was rounded off sent later."""
+    transport: Transport = "auto"
+    """What carries gradients inside the group: 'gloo', 'nccl', 'mpi' (needs mpi4py), or as the device needs."""
     clip: float | None = None
     """Largest norm of the whole gradient."""
     checkpoint: Path | None = None
@@ -45,6 +55,8 @@ class Settings:
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
+        if self.strategy not in ("group", "auto"):
+            raise InputError(f"strategy is {self.strategy!r}, expected 'group' or 'auto'")
         if self.chunk is not None and self.chunk < 1:
             raise InputError(f"chunk is {self.chunk}, expected at least 1 sample")
         if self.checkpoint_every < 1:
@@ -57,6 +69,14 @@ class Settings:
             raise InputError(
                 "batchnorm='sync' normalises a rank's share in one pass, chunk takes it in several",
                 hint="leave one of them out, or use GroupNorm",
+            )
+        check_packing(self.compress)
+        if self.transport not in ("auto", "gloo", "nccl", "mpi"):
+            raise InputError(f"transport is {self.transport!r}, expected auto, gloo, nccl or mpi")
+        if self.strategy == "auto" and self.transport == "mpi":
+            raise InputError(
+                "strategy='auto' regroups running processes, which MPI cannot",
+                hint="leave transport out, or take strategy='group'",
             )
         if self.reduction not in ("mean", "sum"):
             raise InputError(f"reduction is {self.reduction!r}, expected 'mean' or 'sum'")

@@ -46,6 +46,17 @@ class Training:
             raise InputError("the model has no parameter that is trained")
         self.device = self.parameters[0].device
 
+    @property
+    def may_be_divided(self) -> bool:
+        """Whether several groups could share it: they exchange float32, and no file could hold all of their states."""
+        alike = all(parameter.dtype == torch.float32 for parameter in self.parameters)
+        return alike and self.settings.checkpoint is None
+
+    def join_others(self, between: Stateful | None, *, global_batch: int) -> None:
+        """From now on this group is one of several, whose common state it keeps as well, or the only one."""
+        self._also = (*self.settings.also, *((between,) if between is not None else ()))
+        self.global_batch = global_batch
+
     def report(self, session: Any) -> dict[str, Any]:
         """What this rank says when a view is formed; the structure of its state is in it, the tensors are not."""
         return {

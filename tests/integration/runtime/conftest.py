@@ -50,7 +50,9 @@ class Ranks:
             **self._env,
             **({"PACELINE_LATE": "1"} if late else {}),
         }
-        argv = [str(self._python), str(WORKER), self.scenario, json.dumps(self.options), str(self.result_path(rank))]
+        worker = WORKER.with_name(f"{self.scenario}_worker.py")
+        script = worker if worker.exists() else WORKER
+        argv = [str(self._python), str(script), self.scenario, json.dumps(self.options), str(self.result_path(rank))]
         with (self.folder / f"rank-{rank}.log").open("ab") as log:
             self.processes[rank] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
         return self.processes[rank]

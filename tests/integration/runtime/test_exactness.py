@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.runtime.conftest import StartRanks
+from tests.integration.runtime.conftest import StartRanks, StartSyncers
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,16 @@ def test_equal_split_equals_ddp_bit_for_bit(ranks: StartRanks, tmp_path: Path, s
     found = ranks("against_ddp", size, steps=8, store=str(tmp_path / "store")).wait()
     hashes = {value for result in found for value in result.values()}
     assert len(hashes) == 1, found
+
+
+def test_groups_that_all_exchange_after_every_step_equal_one_process(ranks: StartRanks, syncers: StartSyncers) -> None:
+    """Hierarchical synchronous training; progress is a difference of parameters, so equal up to float32 rounding."""
+    alone = ranks("hierarchy", 1).wait()[0]
+    syncer = syncers(2, groups=2, quorum=2)
+    more = {"PACELINE_LOCAL_STEPS": 1, "PACELINE_GROUP_SHARE": 0.5}
+    jobs = [ranks("hierarchy", 1, env=syncer.env(name, **more)) for name in ("a", "b")]
+    for job in jobs:
+        assert job.wait()[0] == pytest.approx(alone, abs=2e-6)
 
 
 def test_every_sample_once_per_epoch_while_shares_change(ranks: StartRanks) -> None:

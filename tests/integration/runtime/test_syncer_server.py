@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 
 from paceline.bench.launchers.local import free_ports
 from paceline.errors import TrainingLost
-from paceline.runtime.syncer.client import SyncerClient
+from paceline.runtime.syncer.client import SyncerClient, as_received
 
 SECRET = secrets.token_hex(8)
 
@@ -36,10 +38,10 @@ class Syncer:
         with (self.folder / f"{index}.log").open("ab") as log:
             return subprocess.Popen(argv, env={**os.environ, "PACELINE_SECRET": SECRET}, stdout=log, stderr=log)
 
-    def restart(self) -> None:
-        for index, process in enumerate(self.processes):
-            process.kill()
-            process.wait()
+    def restart(self, *chosen: int) -> None:
+        for index in chosen or range(len(self.processes)):
+            self.processes[index].kill()
+            self.processes[index].wait()
             self.processes[index] = self.start(index)
 
     def client(self, group: str, patience: float = 20.0) -> SyncerClient:
@@ -119,6 +121,81 @@ def test_a_killed_syncer_loses_nothing_and_counts_nothing_twice(syncer: Any) -> 
     client.close()
 
 
+def test_no_acknowledged_progress_is_lost_or_counted_twice_by_kills_at_random_moments(syncer: Any) -> None:
+    made = syncer(2, groups=1, quorum=1)
+    client = made.client("a")
+    theta, versions = start(client)
+    generator, total = random.Random(5), np.zeros(10, dtype=np.float32)
+    stop = threading.Event()
+
+    def killer() -> None:
+        for _ in range(6):
+            time.sleep(generator.uniform(0.05, 0.3))
+            made.restart(generator.randrange(2))
+        stop.set()
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    sequence = 0
+    while not stop.is_set():
+        sequence += 1
+        progress = np.full(10, float(sequence % 7), dtype=np.float32)
+        total += progress
+        theta, versions = client.exchange(progress, sequence=sequence, versions=versions, samples=10)
+        assert (theta == -total).all()
+    thread.join(30)
+    assert versions == [sequence, sequence]
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"name": "keep"}, -1.0 - 2.0),
+        ({"name": "divide"}, -1.0 - 2.0 / 3),
+        ({"name": "gap"}, -1.0 - 2.0 / 3),
+        ({"name": "compensate", "compensation": 0.25}, -1.0 - (2.0 - 0.25 * 4.0)),
+        ({"name": "discard", "limit": 1}, -1.0),
+        ({"name": "discard", "limit": 2}, -1.0 - 2.0),
+    ],
+    ids=["keep", "divide", "gap", "compensate", "discarded", "not-discarded"],
+)
+def test_progress_that_is_two_versions_late_counts_as_the_rule_says(
+    syncer: Any, rule: dict[str, Any], expected: float
+) -> None:
+    made = syncer(1, groups=2, quorum=1, rule=rule)
+    quick, late = made.client("quick"), made.client("late")
+    versions, old = start(quick)[1], start(late)[1]
+    ones = np.ones(10, dtype=np.float32)
+    for sequence in (1, 2):
+        _, versions = quick.exchange(ones / 2, sequence=sequence, versions=versions, samples=10)
+    theta, _ = late.exchange(2 * ones, sequence=1, versions=old, samples=10)
+    facts = late.facts()
+    # With two groups of equal samples each moves the parameters by half of its progress once both are known.
+    assert theta == pytest.approx(np.full(10, -1.0 + (expected + 1.0) / 2), abs=1e-6)
+    assert facts["dropped"] == (1 if expected == -1.0 else 0)
+    assert facts["largest_staleness"] == (0 if expected == -1.0 else 2)
+    quick.close()
+    late.close()
+
+
+def test_packed_progress_arrives_in_full_with_time(syncer: Any) -> None:
+    made = syncer(2, groups=1, quorum=1)
+    client = made.client("a")
+    theta, versions = start(client, 1000)
+    generator = np.random.default_rng(3)
+    total, owed = np.zeros(1000, dtype=np.float32), np.zeros(1000, dtype=np.float32)
+    for sequence in range(1, 21):
+        progress = generator.normal(size=1000).astype(np.float32)
+        total += progress
+        theta, versions = client.exchange(
+            progress + owed, sequence=sequence, versions=versions, samples=10, packing="int8"
+        )
+        owed = progress + owed - as_received(progress + owed, 2, "int8")
+    assert np.abs(theta + total).max() < 0.04, "one rounding, not twenty"
+    client.close()
+
+
 def test_a_group_that_left_before_a_restart_is_not_waited_for(syncer: Any) -> None:
     made = syncer(1, groups=2, quorum=2, silence=0.5)
     left, stays = made.client("left"), made.client("stays")
@@ -149,4 +226,20 @@ def test_a_syncer_that_is_not_there_is_an_error_not_a_hang(tmp_path: Path) -> No
     client = SyncerClient([("127.0.0.1", port)], b"x", group="a", patience=0.3)
     with pytest.raises(TrainingLost, match="does not answer"):
         start(client)
+    client.close()
+
+
+def test_a_stranger_is_refused_and_logged_and_changes_nothing(syncer: Any) -> None:
+    made = syncer(1, groups=1, quorum=1)
+    client = made.client("a")
+    _, versions = start(client)
+    places = [("127.0.0.1", made.ports[0])]
+    stranger = SyncerClient(places, b"a guess", group="a", patience=0.3)
+    with pytest.raises(TrainingLost, match="does not answer"):
+        stranger.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=[0], samples=10)
+    stranger.close()
+    theta, versions = client.exchange(np.zeros(10, dtype=np.float32), sequence=1, versions=versions, samples=10)
+    assert theta == pytest.approx(np.zeros(10))
+    assert versions == [1]
+    assert "refused a connection from 127.0.0.1" in (made.folder / "0.log").read_text()
     client.close()

@@ -18,7 +18,8 @@ from paceline.runtime import Patience, Settings, join
 from paceline.runtime.balance import Balance
 from paceline.runtime.emulate import Emulated, emulate
 
-RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+RANK = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 QUICK = Patience(beat=0.1, silence=1.0, join=60.0, linger=0.05)
 
 
@@ -56,7 +57,11 @@ def gradients(options: dict[str, Any]) -> dict[str, Any]:
     model, data = problem(torch.float64, norm=options.get("norm", False))
     force(options.get("shares"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings = Settings(chunk=options.get("chunk"), batchnorm="sync" if options.get("norm") else "warn")
+    settings = Settings(
+        chunk=options.get("chunk"),
+        batchnorm="sync" if options.get("norm") else "warn",
+        transport=options.get("transport", "auto"),
+    )
     steps = options.get("steps", 1)
     with join(model, optimizer, data, global_batch=30, settings=settings) as pace:
         for batch in pace.batches(steps=steps):
@@ -102,7 +107,12 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
     emulate(model, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     checkpoint = Path(options["checkpoint"]) if "checkpoint" in options else None
-    settings = Settings(patience=QUICK, checkpoint=checkpoint, checkpoint_every=options.get("every", 5))
+    settings = Settings(
+        patience=QUICK,
+        checkpoint=checkpoint,
+        checkpoint_every=options.get("every", 5),
+        compress=options.get("compress", "none"),
+    )
     used: list[dict[str, Any]] = []
     progress = Path(sys.argv[3]).with_suffix(".steps").open("a")
     with join(model, optimizer, data, global_batch=options.get("batch", 30), settings=settings) as pace:
@@ -127,6 +137,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     scenario = {"gradients": gradients, "against_ddp": against_ddp, "epochs": epochs}[sys.argv[1]]
     found = scenario(json.loads(sys.argv[2]))
-    Path(sys.argv[3]).write_text(json.dumps(found), encoding="utf-8")
+    Path(sys.argv[3].format(rank=RANK)).write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()
-    os._exit(0)
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
+        os._exit(0)

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import Patience, Peer, View
 
 SECRET = b"the secret of this job"
-QUICK = Patience(beat=0.05, silence=0.6, join=10.0, linger=0.05)
+QUICK = Patience(beat=0.05, silence=0.6, join=10.0, linger=0.05, apart=2.5)
 
 
 class Door:
@@ -138,12 +139,12 @@ class Crew:
         self.members: dict[int, Member] = {}
         self.meet: tuple[str, int] | None = None
 
-    def add(self, rank: int, *, first: int | None = None) -> Member:
+    def add(self, rank: int, *, first: int | None = None, patience: Patience = QUICK) -> Member:
         server = socket.create_server(("127.0.0.1", 0))
         place = server.getsockname()
         self.meet = self.meet or (place[0], place[1])
         peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
-        member = Member(server, SECRET, peer=peer, patience=QUICK)
+        member = Member(server, SECRET, peer=peer, patience=patience)
         member.start(self.meet, first=first, roster=self.roster)
         self.members[rank] = member
         return member
@@ -181,6 +182,13 @@ def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
     assert views[0] == views[1] == views[2]
     assert [peer.rank for peer in views[0].peers] == [0, 1, 2]
     assert [report["step"] for report in views[0].reports] == [0, 1, 2]
+
+
+def test_one_that_never_comes_is_not_waited_for_longer_than_patience(crew: Crew) -> None:
+    short = replace(QUICK, join=0.5)
+    crew.add(0, first=3, patience=short)
+    crew.add(1, patience=short)
+    assert [peer.rank for peer in crew.next_views(0, 1)[0].peers] == [0, 1]
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
@@ -223,15 +231,60 @@ def test_two_parts_that_were_cut_apart_become_one_again(crew: Crew) -> None:
     loner._lead(first=None)
     loner._turn_to = (loner.peer.address, loner.peer.port)
     loner._channel.close()
-    assert crew.next_views(2)[0].peers == (loner.peer,), "it leads a group of its own"
     assert crew.members[0].interrupted.wait(5)
     assert len(crew.next_views(0, 1)[0].peers) == 2
-    assert loner.interrupted.wait(10), "the smaller part gives way"
-    assert crew.members[0].interrupted.wait(10)
+    assert crew.members[0].interrupted.wait(10), "the smaller part gives way"
     assert crew.members[1].interrupted.wait(10)
+    assert loner._view is not None
+    assert len(loner._view.peers) == 3, "it leads, but it never went on without the others"
     views = crew.next_views(0, 1, 2)
     assert views[0] == views[1] == views[2]
     assert len(views[0].peers) == 3
+
+
+@pytest.mark.parametrize("stays", [0, 2])
+def test_of_a_group_that_was_cut_apart_the_smaller_part_waits(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, stays: int
+) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    monkeypatch.setattr("paceline.runtime.members.member.may_be_alive", lambda peer, secret: True)
+    for rank in {0, 1, 2} - {stays}:
+        crew.vanish(rank)
+    crew.members[stays].interrupted.wait(5)
+    begun = time.monotonic()
+    assert len(crew.next_views(stays)[0].peers) == 1
+    assert time.monotonic() - begun > QUICK.apart - QUICK.silence, "alone against two it gives them time to come back"
+
+
+@pytest.mark.parametrize(("stays", "goes_on"), [(0, True), (1, False)], ids=["first-half", "second-half"])
+def test_of_two_halves_the_one_with_the_first_rank_goes_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, stays: int, goes_on: bool
+) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    monkeypatch.setattr("paceline.runtime.members.member.may_be_alive", lambda peer, secret: True)
+    crew.vanish(1 - stays)
+    crew.members[stays].interrupted.wait(5)
+    begun = time.monotonic()
+    crew.next_views(stays)
+    assert (time.monotonic() - begun < QUICK.apart - QUICK.silence) == goes_on
+
+
+def test_two_that_wait_for_each_other_do_not_wait_long(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    crew.members[1]._slept = True
+    begun = time.monotonic()
+    crew.vanish(0)
+    views = crew.next_views(1, 2)
+    assert [peer.rank for peer in views[0].peers] == [1, 2]
+    assert time.monotonic() - begun < 1.5
 
 
 def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> None:

@@ -52,7 +52,9 @@ class VirtualLauncher:
         ports = tuple(range(self._port, self._port + NUM_PORTS))
         first = case.cluster.hosts[_placement(case)[0].host].name
         facts: dict[str, Any] = {"virtual_cluster": up.name, "links": [asdict(check) for check in up.checks]}
-        return MeetingPoint(up.layout.seat(first).address, ports, INTERFACE, dilation, facts)
+        seats = {seat.name: seat.address for seat in up.layout.seats}
+        hosts = tuple(seats.get(host.name, "") for host in case.cluster.hosts)
+        return MeetingPoint(seats[first], ports, INTERFACE, dilation, facts, hosts)
 
     def _dilation(self, case: Case) -> float:
         if self._asked is not None:

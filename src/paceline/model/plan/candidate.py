@@ -2,7 +2,8 @@
 
 One group:   step = finish + exposed           exposed = max(last bucket, all-reduce - hidden part of the backward)
 Groups:      each steps by itself and exchanges every H steps through the syncer, which is sharded over the groups:
-             an exchange sends and receives all parameters over the group's slowest link, and the group waits for it.
+             an exchange sends and receives all parameters over the group's slowest link, which it shares with the
+             other groups of its host, and the group waits for it.
 Stragglers:  a step of a group is slowed by f with probability q; who waits for all groups waits for the unluckiest.
 
 The statistical price of not being synchronous is stated, not hidden: `efficiency` multiplies throughput in the ranking.
@@ -92,11 +93,8 @@ def grouped(
         split, step, _ = _group_step([members[i] for i in group], part, size)
         if quorum == len(groups):
             step *= _waiting([members[i] for i in group], len(groups), local_steps)
-        slowest = min(members[i].link[0] for i in group)
-        latency = max(members[i].link[1] for i in group)
-        exchange = 2 * size / slowest + 4 * latency
         shares.append(split)
-        steps.append(step + exchange / local_steps)
+        steps.append(step + _syncer_exchange(members, groups, group, size) / local_steps)
     if quorum == len(groups):
         steps = [max(steps)] * len(steps)
     throughput = sum(sum(split) / step for split, step in zip(shares, steps, strict=True))
@@ -171,12 +169,27 @@ def _waiting(members: Sequence[Member], groups: int, local_steps: int) -> float:
     return min(mean + math.sqrt(2 * math.log(groups)) * deviation, every_step) / mean
 
 
+def _syncer_exchange(
+    members: Sequence[Member], groups: Sequence[Sequence[int]], group: Sequence[int], size: float
+) -> float:
+    """Seconds in which a group hands in its progress and takes the common parameters."""
+    one_host = len({member.host for member in members}) == 1
+    slowest, latency = _slowest([members[i] for i in group], one_host=one_host)
+    hosts = {members[i].host for i in group}
+    sharing = sum(1 for other in groups if any(members[i].host in hosts for i in other))
+    return 2 * size * sharing / slowest + 4 * latency
+
+
+def _slowest(members: Sequence[Member], *, one_host: bool) -> tuple[float, float]:
+    """The least bandwidth and the largest latency among the links that are used."""
+    links = [member.inside if one_host else member.link for member in members]
+    return min(link[0] for link in links), max(link[1] for link in links)
+
+
 def _all_reduce(members: Sequence[Member], size: float) -> float:
     """A ring over the slowest of its links."""
     count = len(members)
     if count < 2:
         return 0.0
-    one_host = len({member.host for member in members}) == 1
-    links = [member.inside if one_host else member.link for member in members]
-    bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
+    bandwidth, latency = _slowest(members, one_host=len({member.host for member in members}) == 1)
     return 2 * (count - 1) * latency + 2 * (count - 1) / count * size / bandwidth

@@ -1,9 +1,10 @@
 """What a device takes for n samples of a network, and how many it can hold: the inputs of a plan.
 
-    seconds(n) = a + b * n         a: starting every layer's kernels, forward and backward
-                                   b: 3 * 2 * macs / (reached share of the peak rate), backward counted as two forwards
+    seconds(n) = a + b * n         the line through the roofline (model.compute) of a small and a large batch
 
-An emulated device takes what its emulation says. A device without a compute rate cannot be planned for.
+A device whose memory bandwidth is not known is taken to be limited by its compute rate alone: a is the start of every
+layer's kernels, b = 3 * 2 * macs / reached rate, backward counted as two forwards. An emulated device takes what its
+emulation says. A device without a compute rate cannot be planned for.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import Unsupported
+from paceline.model.compute import COMPUTE_REACH, DEFAULT_LAUNCH, roofline
 from paceline.spec.cluster import Device
 from paceline.spec.network import Network, layer_costs
 from paceline.spec.split import Cost
 
 __all__ = ["Workload", "device_cost", "workload"]
 
-REACHED = 0.4
-"""Share of the peak rate that training reaches; measured shares lie between 0.25 and 0.55 for these networks."""
-LAUNCH = 10e-6
-"""Seconds to start a kernel where the device's own figure is unknown."""
 USABLE = 0.9
 """Share of the memory that tensors may take; the rest is the framework's."""
 COPIES = 4
@@ -37,6 +35,8 @@ class Workload:
     gradient_bytes: float
     activation_bytes: float
     """Per sample."""
+    network: Network | None = None
+    """Its layers, where they are known."""
 
 
 def workload(network: Network) -> Workload:
@@ -48,6 +48,7 @@ def workload(network: Network) -> Workload:
         layers=len(costs),
         gradient_bytes=float(sum(cost.gradient_bytes() for cost in costs)),
         activation_bytes=float(sum(cost.activation_bytes(1) for cost in costs)),
+        network=network,
     )
 
 
@@ -59,17 +60,26 @@ def device_cost(device: Device, work: Workload, *, batch: int) -> Cost:
         backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
         seconds = (emulation.forward + backward) / emulation.speed
         return Cost(0.0, seconds / batch / device.quota, chunk)
-    rate = device.peak.get("float32") or max(device.peak.values(), default=0.0)
-    if rate <= 0:
+    if not device.peak:
         raise Unsupported(
             f"device {device.name!r} has no compute rate, so nothing can be planned for it",
             hint="give it `peak = { float32 = ... }` in the cluster file, or an emulation with forward times",
         )
-    speed = emulation.speed if emulation else 1.0
-    launch = device.launch_overhead if device.launch_overhead is not None else LAUNCH
-    a = 3 * work.layers * launch
-    b = 3 * 2 * work.macs / (rate * REACHED * device.quota * speed)
-    return Cost(a, b, chunk)
+    slower = 1 / (device.quota * (emulation.speed if emulation else 1.0))
+    a, b = _line(device, work, min(batch, chunk or batch))
+    return Cost(a * slower, b * slower, chunk)
+
+
+def _line(device: Device, work: Workload, batch: int) -> tuple[float, float]:
+    """Constant and slope of the seconds of a step."""
+    precision = "float32" if "float32" in device.peak else max(device.peak, key=lambda name: device.peak[name])
+    if work.network is None or device.memory_bandwidth is None:
+        launch = device.launch_overhead if device.launch_overhead is not None else DEFAULT_LAUNCH
+        return 3 * work.layers * launch, 3 * 2 * work.macs / (device.peak[precision] * COMPUTE_REACH)
+    few, many = max(1, batch // 4), max(2, batch)
+    small, large = (roofline(work.network, device, n, precision=precision).compute for n in (few, many))
+    b = (large - small) / (many - few)
+    return max(0.0, small - b * few), b
 
 
 def _chunk(device: Device, work: Workload) -> int | None:

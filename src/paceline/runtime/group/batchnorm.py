@@ -6,7 +6,8 @@ forward and backward, so that any split gives what one process would compute.
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.runtime.group.wire import Broken, Wire
 
-__all__ = ["SyncedBatchNorm", "WireHolder", "has_plain_batchnorm", "synchronise"]
+__all__ = ["SyncedBatchNorm", "WireHolder", "prepare_batchnorm"]
 
 
 class WireHolder:
@@ -89,15 +90,31 @@ class SyncedBatchNorm(_BatchNorm):
         self.running_var.lerp_((variance * (number / (number - 1))).to(self.running_var.dtype), share)
 
 
-def has_plain_batchnorm(model: nn.Module) -> bool:
+def _has_plain_batchnorm(model: nn.Module) -> bool:
     """Whether some layer normalises over its rank's share alone."""
     return any(isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm) for part in model.modules())
 
 
-def synchronise(model: nn.Module, holder: WireHolder) -> None:
+def _synchronise(model: nn.Module, holder: WireHolder) -> None:
     """Replace every BatchNorm by one over the whole batch; parameters stay the same objects."""
     for name, part in model.named_children():
         if isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm):
             setattr(model, name, SyncedBatchNorm(part, holder))
         else:
-            synchronise(part, holder)
+            _synchronise(part, holder)
+
+
+def prepare_batchnorm(model: nn.Module, holder: WireHolder, *, how: Literal["warn", "sync"], ranks: int) -> bool:
+    """Whether layers need a wire of their own; a model whose results depend on the split is warned about."""
+    if not _has_plain_batchnorm(model):
+        return False
+    if how == "sync":
+        _synchronise(model, holder)
+        return True
+    if ranks > 1:
+        warnings.warn(
+            "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
+            "Settings(batchnorm='sync') normalises over the whole batch; GroupNorm does not depend on it.",
+            stacklevel=5,
+        )
+    return False

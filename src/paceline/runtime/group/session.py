@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.errors import InputError
 from paceline.runtime.balance import Balance
 from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.reducer import Reducer
@@ -100,7 +101,7 @@ class GroupSession:
         exchange = self._link.seconds(sum(self.reducer.sizes))
         text += f"; {len(self.reducer.layout)} buckets, {exchange * 1e3:.0f} ms of exchange beside them"
         if exchange > finish:
-            text += "; the link is the bottleneck: `paceline plan` compares groups that exchange less often"
+            text += "; the link is the bottleneck: Settings(strategy='auto') compares groups that exchange less often"
         return text
 
     def link_plain(self) -> list[float] | None:
@@ -119,10 +120,23 @@ class GroupSession:
 
     def _connect(self, member: Member, prefix: str) -> Wire:
         store = BoardStore(member, self.view.number, prefix)
-        address, interrupted = member.peer.address, member.interrupted
-        wire = Wire(store, self.rank, self.size, address=address, interrupted=interrupted)
+        wire = self._wire_over(store, member)
         self._wires.append(wire)
         return wire
+
+    def _wire_over(self, store: BoardStore, member: Member) -> Wire:
+        """What the settings ask for; NCCL by itself where the model is on a GPU."""
+        transport, interrupted = self._training.settings.transport, member.interrupted
+        if transport == "mpi":
+            from paceline.runtime.group.mpi import MpiWire
+
+            return MpiWire(store, self.rank, self.size, interrupted=interrupted)
+        on_gpu = self._training.device.type == "cuda"
+        if transport == "nccl" and not on_gpu:
+            raise InputError("transport='nccl' needs a model on a GPU", hint="model.cuda(), or leave transport out")
+        nccl = on_gpu and transport != "gloo"
+        address = member.peer.address
+        return Wire(store, self.rank, self.size, address=address, interrupted=interrupted, nccl=nccl)
 
     def _share_state(self) -> dict[str, Any]:
         """Everybody becomes what the most advanced is; the report of that one."""

@@ -24,6 +24,9 @@ POLL = timedelta(milliseconds=100)
 OPERATION_TIMEOUT = timedelta(hours=1)
 """Far above any step: who is gone is the membership's business, not Gloo's."""
 PROBE_BYTES = 1 << 20
+PINGS = 4
+PING_TIMEOUT = timedelta(seconds=10)
+"""A peer that keeps a message for so long hangs; the barrier before it has made sure that it was there."""
 _LEFT_BEHIND: list[Any] = []
 
 
@@ -34,24 +37,32 @@ class Broken(Exception):
 class Wire:
     """The ranks of one view; every method but `wait` is called by all of them in the same order."""
 
-    def __init__(self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event, nccl: bool = False
+    ) -> None:
         self.rank, self.size = rank, size
         self._interrupted = interrupted
-        self._group = _connect(store, rank, size, address, interrupted) if size > 1 else None
+        self._group: Any = _connect(store, rank, size, address, interrupted, nccl=nccl) if size > 1 else None
         self._pending: list[Any] = []
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Start summing a tensor over the ranks; the returned function waits for it."""
         if self._group is None:
             return lambda: None
-        return self._started(lambda group: group.allreduce([tensor]), tensor)
+        return self._started(lambda: self._all_reduce(self._group, tensor), tensor)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Give every rank the source's tensor."""
         if self._group is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
-            self._started(lambda group: group.broadcast([tensor], options), tensor)()
+            self._started(lambda: self._broadcast(self._group, tensor, source), tensor)()
+
+    def _all_reduce(self, group: Any, tensor: Tensor) -> Any:
+        return _serving(group, tensor).allreduce([tensor])
+
+    def _broadcast(self, group: Any, tensor: Tensor, source: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        return _serving(group, tensor).broadcast([tensor], options)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -66,6 +77,30 @@ class Wire:
         self.all_reduce(slots)()
         slowest = slots.max(dim=0).values.tolist()
         return fit_link((small, slowest[0]), (large, slowest[1]))
+
+    def ping(self, one: int, other: int, size: int) -> float:
+        """Seconds of a message of so many bytes from one rank to another, at best; 0 on ranks that are neither."""
+        self.barrier()
+        if self._group is None or self.rank not in (one, other):
+            return 0.0
+        tensor = torch.zeros(max(1, size // 4))
+        asks, peer = self.rank == one, other if self.rank == one else one
+        best = float("inf")
+        for _ in range(PINGS):
+            begin = time.perf_counter()
+            for sends in (asks, not asks):
+                self._message(tensor, peer, sends=sends)
+            best = min(best, (time.perf_counter() - begin) / 2)
+        return best
+
+    def tell(self, text: str, source: int) -> str:
+        """The source's text on every rank."""
+        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        length = torch.tensor([len(data)])
+        self.broadcast(length, source)
+        content = data if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
+        self.broadcast(content, source)
+        return content.numpy().tobytes().decode()
 
     def leave(self) -> None:
         """End this view; operations that never ended are left behind, not waited for."""
@@ -84,9 +119,19 @@ class Wire:
             best = min(best, time.perf_counter() - begin)
         return best
 
-    def _started(self, start: Callable[[Any], Any], tensor: Tensor) -> Callable[[], None]:
+    def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
+        """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
+        group: Any = self._group
         try:
-            work = start(self._group)
+            work = (group.send if sends else group.recv)([tensor], peer, 0)
+            self._pending.append((work, tensor))
+            work.wait(PING_TIMEOUT)
+        except RuntimeError as error:
+            raise Broken(str(error)) from error
+
+    def _started(self, start: Callable[[], Any], tensor: Tensor) -> Callable[[], None]:
+        try:
+            work = start()
         except RuntimeError as error:
             raise Broken(str(error)) from error
         self._pending = [item for item in self._pending if not item[0].is_completed()]
@@ -105,7 +150,19 @@ class Wire:
                 raise Broken("the group is being formed anew")
 
 
-def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event) -> Any:
+def _serving(groups: dict[str, Any], tensor: Tensor) -> Any:
+    """NCCL for what is on a GPU where there is NCCL, Gloo for everything else."""
+    return groups.get(tensor.device.type, groups["cpu"])
+
+
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    """Ranks on GPUs; operations run on its own streams and `wait` orders them before what the model does next."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = OPERATION_TIMEOUT
+    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+
+
+def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event, *, nccl: bool) -> Any:
     """Make the process group in a thread of its own, so that a peer that dies meanwhile cannot hold us."""
     made: list[Any] = []
     failed: list[Exception] = []
@@ -115,7 +172,8 @@ def _connect(store: Any, rank: int, size: int, address: str, interrupted: thread
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = OPERATION_TIMEOUT
         try:
-            made.append(dist.ProcessGroupGloo(store, rank, size, options))
+            groups = {"cpu": dist.ProcessGroupGloo(store, rank, size, options)}
+            made.append(groups | ({"cuda": _nccl(store, rank, size)} if nccl else {}))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits
             failed.append(error)
 

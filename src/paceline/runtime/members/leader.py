@@ -21,6 +21,8 @@ from paceline.runtime.members.view import Patience, Peer, View
 __all__ = ["Leader"]
 
 TICK = 0.05
+PROBE = 0.5
+"""Seconds after which a lost peer is tried again."""
 log = logging.getLogger("paceline.runtime")
 
 
@@ -45,12 +47,17 @@ class Leader:
         patience: Patience,
         *,
         first: int | None,
-        after: int = 0,
+        last: View | None = None,
         formed: Callable[[View], None] = lambda view: None,
+        may_be_alive: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
-        """`first`: how many the first view waits for; None if views before were formed by another leader."""
-        self._id, self._patience, self._first, self._number = id, patience, first, after
-        self._formed = formed
+        """`first`: how many the first view waits for; None if views before, up to `last`, had another leader."""
+        self._id, self._patience, self._first, self._number = id, patience, first, last.number if last else 0
+        self._formed, self._may_be_alive = formed, may_be_alive
+        self._last: tuple[Peer, ...] = last.peers if last else ()
+        self._probed: dict[str, tuple[float, bool | None]] = {}
+        """When each lost peer was tried, and whether it may be alive; None while that is being found out."""
+        self._waits = False
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue()
         self._followers: dict[str, _Follower] = {}
         self._members: set[str] = set()
@@ -94,6 +101,8 @@ class Leader:
             self._join(id, content)
         elif kind == "say":
             self._say(id, content)
+        elif kind == "probed":
+            self._probed[id] = (time.monotonic(), content)
         else:
             self._lose(id, content)
 
@@ -153,12 +162,43 @@ class Leader:
         if not self._halted or not followers or any(f.report is None for f in followers):
             return
         if self._first is not None:
-            if len(followers) < self._first:
+            if len(followers) < self._first and now - self._changed_at < self._patience.join:
                 return
         elif now - self._changed_at < self._patience.linger:
             return
+        self._waits = not self._may_go_on(now)
+        if self._waits:
+            return
         self._first = None
         self._form(sorted(followers, key=lambda follower: (follower.peer.rank, follower.peer.id)))
+
+    def _may_go_on(self, now: float) -> bool:
+        """Of a group that was cut apart one part goes on: the larger one, or of two halves the one with the first rank.
+
+        Who is known to be dead or stopped is in no part. A part that must wait does so for a limited time only, since
+        the others may have lost their power and not their link.
+        """
+        lost = [peer for peer in self._last if peer.id not in self._followers]
+        stayed = len(self._last) - len(lost)
+        if stayed > len(lost) or not lost or now - self._changed_at > self._patience.apart:
+            return True
+        self._probe(lost, now)
+        verdicts = [self._probed[peer.id][1] for peer in lost]
+        if None in verdicts:
+            return False
+        apart = sum(verdict is True for verdict in verdicts)
+        return stayed > apart or apart == 0 or (stayed == apart and self._last[0].id in self._followers)
+
+    def _probe(self, lost: list[Peer], now: float) -> None:
+        """Find out in the background who may be alive; what is known is found out again after a while."""
+        for peer in lost:
+            at, verdict = self._probed.get(peer.id, (0.0, True))
+            if verdict is not None and now - at > PROBE:
+                self._probed[peer.id] = (now, None)
+                threading.Thread(target=self._try, args=(peer,), daemon=True, name="paceline-probe").start()
+
+    def _try(self, peer: Peer) -> None:
+        self._events.put(("probed", peer.id, self._may_be_alive(peer)))
 
     def _form(self, followers: list[_Follower]) -> None:
         self._number += 1
@@ -170,6 +210,7 @@ class Leader:
             follower.report = None
             follower.finished = False
         log.info("view %d: %s", view.number, ", ".join(peer.id for peer in peers))
+        self._last, self._probed = peers, {}
         self._formed(view)
         self._tell_all({"kind": "view", "view": view.plain()})
 
@@ -179,6 +220,15 @@ class Leader:
             steps = {(follower.report or {}).get("step") for follower in self._followers.values()}
             if len(steps) == 1:
                 self._tell_all({"kind": "over"})
+
+    @property
+    def size(self) -> int:
+        """How many it leads; none while it may be the smaller part of what was cut apart."""
+        return 0 if self._waits else len(self._followers)
+
+    def follows(self, id: str) -> bool:  # noqa: A002
+        """Whether a peer follows this leader now."""
+        return id in self._followers
 
     def _step_down(self) -> None:
         """We slept so long that others may lead by now: let everybody go, ourselves too."""

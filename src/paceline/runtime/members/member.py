@@ -7,9 +7,7 @@ leads. Whoever wakes up after being taken for dead finds the leader of the day a
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TrainingLost
+from paceline.runtime.members.around import answers, asked_who, may_be_alive, read_roster, write_roster
 from paceline.runtime.members.channel import Channel, Message, answer, call
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Patience, Peer, View
@@ -39,6 +38,8 @@ class Member:
         self._roster: Path | None = None
         self.interrupted = threading.Event()
         """Set while the view that the training loop works in is over."""
+        self.noticed: list[float] = []
+        """Each moment at which that became known, by time.monotonic()."""
         self._changed = threading.Condition()
         self._view: View | None = None
         self._taken = 0
@@ -54,13 +55,15 @@ class Member:
         """Everybody who was in a view with us and may still live."""
         self._turn_to: tuple[str, int] | None = None
         """A leader that we resigned for."""
+        self._heir: str | None = None
+        """Who we expect to lead next, while we follow nobody."""
         threading.Thread(target=self._serve, daemon=True, name="paceline-door").start()
 
     def start(self, meet: tuple[str, int], *, first: int | None, roster: Path | None = None) -> None:
         """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
         self._roster = roster
-        known = [place for place in _read_roster(roster) if place != (self.peer.address, self.peer.port)]
-        if first is not None and not self._any_answers(known):
+        known = [place for place in read_roster(roster) if place != (self.peer.address, self.peer.port)]
+        if first is not None and not any(answers(place, self._secret) for place in known):
             self._lead(first=first)
             known, meet = [], (self.peer.address, self.peer.port)
         threading.Thread(target=self._follow, args=([*known, meet],), daemon=True, name="paceline-follow").start()
@@ -162,9 +165,10 @@ class Member:
 
     def _was_asleep(self) -> bool:
         """Whether it was this process that fell silent: then the others have a leader, most likely the same."""
-        if time.monotonic() - self._ticked > self._patience.silence:
-            self._slept = True
-        return self._slept
+        with self._changed:
+            if time.monotonic() - self._ticked > self._patience.silence:
+                self._slept = True
+            return self._slept
 
     def _follow(self, places: list[tuple[str, int]]) -> None:
         """Find the leader, follow it until it is gone, and again."""
@@ -177,7 +181,7 @@ class Member:
                     return
                 time.sleep(RETRY)
                 continue
-            self._heard, self._channel, self._slept = time.monotonic(), channel, False
+            self._awake(channel)
             if not self.leads:
                 # Having resigned once must not change the order of succession, which all members have to share.
                 self._leader = None
@@ -188,6 +192,12 @@ class Member:
             places = self._successors()
             deadline = time.monotonic() + self._patience.join
 
+    def _awake(self, channel: Channel) -> None:
+        """From now on we follow; having slept before must not change the order of the next succession."""
+        with self._changed:
+            self._heard = self._ticked = time.monotonic()
+            self._channel, self._slept, self._heir = channel, False, None
+
     def _obey(self, channel: Channel) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
@@ -196,8 +206,13 @@ class Member:
                 self._take_in(message)
         channel.close()
         with self._changed:
-            self.interrupted.set()
+            self._interrupt()
             self._changed.notify_all()
+
+    def _interrupt(self) -> None:
+        if not self.interrupted.is_set():
+            self.noticed.append(time.monotonic())
+            self.interrupted.set()
 
     def _take_in(self, message: Message) -> None:
         kind = message.get("kind")
@@ -209,7 +224,7 @@ class Member:
                 self._known |= {peer.id: peer for peer in self._view.peers if peer.id != self.peer.id}
                 self.interrupted.clear()
             elif kind == "halt":
-                self.interrupted.set()
+                self._interrupt()
             elif kind == "board" and self._view is not None and message["view"] == self._view.number:
                 self._board[message["key"]] = bytes.fromhex(message["value"])
             elif kind == "over":
@@ -219,13 +234,14 @@ class Member:
     def _successors(self) -> list[tuple[str, int]]:
         """Where the next leader may be, in the order in which members must agree; the lost leader comes last."""
         if self._view is None:
-            return [*_read_roster(self._roster)]
+            return [*read_roster(self._roster)]
         last = self._view.leader
         order = [peer for peer in self._view.peers if peer.id != last]
         order += [peer for peer in self._view.peers if peer.id == last]
         resigned = self._leader is not None and not self._leader.leading
         if resigned or self._was_asleep():
             order.sort(key=lambda peer: (peer.id == self.peer.id, peer.id != last))
+        self._heir = order[0].id
         first = [self._turn_to] if self._turn_to is not None else []
         self._turn_to = None
         return [*first, *((peer.address, peer.port) for peer in order)]
@@ -254,6 +270,10 @@ class Member:
                 return channel
             if reply is None and asked == place:
                 return None
+            if reply is not None and reply.get("for") == self.peer.id and not self.leads:
+                # It lost its leader too and waits for us: waiting for each other would be a hang.
+                self._lead(first=None)
+                return self._greet((self.peer.address, self.peer.port))[1]
             pointed = (str(reply["address"]), int(reply["port"])) if reply and reply.get("kind") == "follow" else place
             asked = pointed if pointed != self._lost_place() else place
             time.sleep(RETRY)
@@ -263,14 +283,16 @@ class Member:
         """What a place answers, and the channel to it if it leads."""
         try:
             channel = call(*place, self._secret, timeout=1.0)
+        except (OSError, KeyError):
+            return None, None
+        reply: Message | None = None
+        with contextlib.suppress(OSError):
             channel.settle(2.0)
             channel.send({"kind": "hello", "peer": asdict(self.peer), "view": self._view.number if self._view else 0})
             reply = channel.receive()
             channel.settle(None)
-        except (OSError, KeyError):
-            return None, None
-        if reply.get("kind") == "welcome":
-            return reply, channel
+            if reply.get("kind") == "welcome":
+                return reply, channel
         channel.close()
         return reply, None
 
@@ -281,17 +303,17 @@ class Member:
         leader = self._view.peers[self._view.place(self._view.leader)]
         return (leader.address, leader.port)
 
-    def _any_answers(self, places: list[tuple[str, int]]) -> bool:
-        for place in places:
-            with contextlib.suppress(OSError, KeyError):
-                call(*place, self._secret, timeout=0.5).close()
-                return True
-        return False
-
     def _lead(self, *, first: int | None) -> None:
         number = self._view.number if self._view else 0
         log.info("%s leads after view %d", self.peer.id, number)
-        self._leader = Leader(self.peer.id, self._patience, first=first, after=number, formed=self._write_roster)
+        self._leader = Leader(
+            self.peer.id,
+            self._patience,
+            first=first,
+            last=self._view,
+            formed=lambda view: write_roster(self._roster, view),
+            may_be_alive=lambda peer: may_be_alive(peer, self._secret),
+        )
 
     def _serve(self) -> None:
         while not self._left:
@@ -302,83 +324,72 @@ class Member:
             threading.Thread(target=self._receive, args=(connection,), daemon=True, name="paceline-greet").start()
 
     def _receive(self, connection: socket.socket) -> None:
-        with contextlib.suppress(ConnectionError, KeyError, TypeError, OSError):
+        try:
             channel = answer(connection, self._secret)
+        except OSError:
+            return
+        try:
             channel.settle(5.0)
             hello = channel.receive()
             channel.settle(None)
             if hello["kind"] == "who":
                 channel.send(self._who())
-                channel.close()
+            elif self._admitted(hello, channel):
                 return
-            peer = Peer(**hello["peer"])
-            leader = self._leader
-            if leader is not None and leader.leading:
-                leader.admit(peer, channel, seen=int(hello["view"]))
             else:
                 channel.send(self._direction())
-                channel.close()
+        except (OSError, KeyError, TypeError):
+            log.debug("a caller hung up")
+        channel.close()
+
+    def _admitted(self, hello: Message, channel: Channel) -> bool:
+        """Whether the caller follows us from now on."""
+        peer, leader = Peer(**hello["peer"]), self._leader
+        if leader is None or not leader.leading:
+            return False
+        leader.admit(peer, channel, seen=int(hello["view"]))
+        return True
 
     def _direction(self) -> Message:
         """Where the leader is, as far as we know."""
         if self._channel is None or self._view is None:
-            return {"kind": "wait"}
+            return {"kind": "wait", "for": self._heir}
         leader = self._view.peers[self._view.place(self._view.leader)]
         return {"kind": "follow", "address": leader.address, "port": leader.port}
 
     def _who(self) -> Message:
-        return {"kind": "who", "leads": self.leads, "id": self.peer.id, "members": self._num_members()}
+        leads = self.leads and not self._was_asleep()
+        return {"kind": "who", "leads": leads, "id": self.peer.id, "members": self._num_led()}
 
-    def _num_members(self) -> int:
-        return len(self._view.peers) if self._view is not None else 0
+    def _num_led(self) -> int:
+        return self._leader.size if self._leader is not None and self._leader.leading else 0
 
     def _look_around(self) -> None:
         """While we lead, ask those we lost whether they lead too: of two groups that were cut apart, one gives way."""
         while not self._left:
             time.sleep(LOOK_AROUND)
-            present = {peer.id for peer in self._view.peers} if self._view is not None else set()
             for peer in list(self._known.values()):
-                if not self.leads or self._over:
+                leader = self._leader
+                if leader is None or not leader.leading or self._over:
                     break
-                if peer.id not in present and self._outranked_by(peer):
+                if not leader.follows(peer.id) and self._outranked_by(peer):
                     log.warning("%s leads another part of this job; this one gives way", peer.id)
                     self._turn_to = (peer.address, peer.port)
-                    assert self._leader is not None
-                    self._leader.resign()
+                    leader.resign()
 
     def _outranked_by(self, peer: Peer) -> bool:
         """Whether a lost peer leads a larger group, or one as large and has the higher name."""
         try:
-            channel = call(peer.address, peer.port, self._secret, timeout=1.0)
-            channel.settle(1.0)
-            channel.send({"kind": "who"})
-            reply = channel.receive()
-            channel.close()
+            reply = asked_who(peer, self._secret)
         except ConnectionRefusedError:
             self._known.pop(peer.id, None)
             return False
-        except (OSError, KeyError):
+        if reply is None or not reply.get("leads"):
             return False
-        return bool(reply.get("leads")) and (reply["members"], reply["id"]) > (self._num_members(), self.peer.id)
-
-    def _write_roster(self, view: View) -> None:
-        """Leave word for those who come later, if there is a file for it."""
-        if self._roster is not None:
-            places = [[peer.address, peer.port] for peer in view.peers]
-            temporary = self._roster.with_name(f"{self._roster.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(places), encoding="utf-8")
-            temporary.rename(self._roster)
+        return bool((reply["members"], reply["id"]) > (self._num_led(), self.peer.id))
 
     def _give_up(self, why: str) -> None:
         with self._changed:
             self._lost = why
             self.interrupted.set()
             self._changed.notify_all()
-
-
-def _read_roster(path: Path | None) -> list[tuple[str, int]]:
-    if path is None or not path.exists():
-        return []
-    with contextlib.suppress(json.JSONDecodeError, ValueError, TypeError):
-        return [(str(address), int(port)) for address, port in json.loads(path.read_text(encoding="utf-8"))]
-    return []

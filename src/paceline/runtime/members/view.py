@@ -17,9 +17,11 @@ class Patience:
     silence: float = 3.0
     """A member that was silent for so long is taken for dead; a slow one still beats."""
     join: float = 120.0
-    """For the first members to come together."""
+    """For the first members to come together; then those who came begin, and the others may follow."""
     linger: float = 0.1
     """Before a changed group steps again, so that two who come together change it once."""
+    apart: float = 30.0
+    """A part of a cut group that may be the smaller one goes on by itself only after so long."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ under way; the syncer recognises it by its sequence number.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline.errors import InputError
-from paceline.runtime.syncer.client import SyncerClient
+from paceline.runtime.syncer.client import SyncerClient, as_received
+from paceline.runtime.syncer.packing import Packing
 
 __all__ = ["Between", "Membership", "membership"]
 
@@ -55,8 +57,8 @@ def membership(env: Mapping[str, str] = os.environ) -> Membership | None:
 class Between:
     """What a group knows about its exchanges; every rank of the group holds the same."""
 
-    def __init__(self, where: Membership, model: nn.Module, *, global_batch: int) -> None:
-        self.where = where
+    def __init__(self, where: Membership, model: nn.Module, *, global_batch: int, compress: Packing = "none") -> None:
+        self.where, self._packing = where, compress
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if any(parameter.dtype != torch.float32 for parameter in self._parameters):
             raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
@@ -65,27 +67,73 @@ class Between:
         self.sequence = 0
         self.versions: list[int] = [0] * len(where.places)
         self.base = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
+        self._owed = torch.zeros_like(self.base)
+        """What packing has kept back of earlier progress."""
         self.epoch = self.begin = self.end = 0
         self.over = False
+        self.local_steps = where.local_steps
+        self.told: Any = None
+        """What this group says of itself with every exchange."""
+        self.seconds = 0.0
+        """Of the last exchange, without waiting for other groups."""
 
-    def exchange(self, *, num_samples: int, epochs: int) -> None:
+    @property
+    def news(self) -> dict[str, Any]:
+        """What the syncer told the rank that speaks for the group."""
+        return self._connected().news
+
+    def news_of_end(self) -> dict[str, Any] | None:
+        """Where all groups meet as one and how many ranks those are; None if training is over, or on a listener."""
+        meet = self.news.get("meet") if self._client is not None else None
+        if meet is None:
+            return None
+        told = [group for group in self.news["told"].values() if group]
+        return {"meet": tuple(meet), "size": sum(group["size"] for group in told)}
+
+    def retune(self, *, local_steps: int, quorum: int, meet: tuple[str, int] | None) -> None:
+        """Tell all groups how to go on; with `meet`, as one group that meets there."""
+        self._connected().retune(local_steps=local_steps, quorum=quorum, meet=meet)
+
+    def exchange(self, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0)) -> None:
         """Hand in progress, take the common parameters and the next samples; on the rank that speaks for the group."""
-        client = self._connected()
+        client, began = self._connected(), time.perf_counter()
         mine = parameters_to_vector(self._parameters).detach()
         if self.sequence == 0:
-            theta, self.versions = client.start(mine.numpy(), num_samples=num_samples, epochs=epochs)
+            theta, self.versions = client.start(mine.numpy(), num_samples=num_samples, epochs=epochs, begin=begin)
         else:
-            progress = (self.base - mine).numpy()
             samples = self.end - self.begin
             theta, self.versions = client.exchange(
-                progress, sequence=self.sequence, versions=self.versions, samples=samples
+                self._progress().numpy(),
+                sequence=self.sequence,
+                versions=self.versions,
+                samples=samples,
+                packing=self._packing,
             )
+        self.seconds = time.perf_counter() - began - client.waited
+        self._settle()
         self._take(torch.from_numpy(theta.copy()))
-        lease = client.lease(self.sequence + 1, self.batch * self.where.local_steps)
+        lease = client.lease(self.sequence + 1, self.batch * self.local_steps, self.told)
         self.sequence += 1
         self.over = lease is None
         if lease is not None:
             self.epoch, self.begin, self.end = lease.epoch, lease.begin, lease.end
+            self.local_steps = int(client.news.get("local_steps") or self.local_steps)
+            return
+        # Nobody trains any more, so these are the last common parameters, the same for all groups.
+        theta, self.versions = client.common()
+        self._take(torch.from_numpy(theta.copy()))
+        self.epoch, self.begin = client.news["at"]
+        self.end = self.begin
+
+    def _progress(self) -> Tensor:
+        return self.base - parameters_to_vector(self._parameters).detach() + self._owed
+
+    def _settle(self) -> None:
+        """Keep what the syncer did not see; every rank of the group works it out by itself and finds the same."""
+        if self._packing != "none" and self.sequence > 0:
+            progress = self._progress()
+            seen = as_received(progress.numpy(), len(self.where.places), self._packing)
+            self._owed = progress - torch.from_numpy(seen)
 
     def header(self) -> Tensor:
         """What the other ranks of the group must know, as numbers."""
@@ -94,19 +142,20 @@ class Between:
 
     def follow(self, header: Tensor, theta: Tensor) -> None:
         """Take what the speaking rank learnt."""
+        self._settle()
         self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header.tolist()
         self.over = bool(over)
         self._take(theta)
 
     def state_dict(self) -> dict[str, Any]:
         """For ranks of this group that come late, and for checkpoints."""
-        return {"base": self.base, "header": self.header()}
+        return {"base": self.base, "owed": self._owed, "header": self.header()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what another rank of the group is; the parameters come with the model."""
         header = state["header"].tolist()
         self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header
-        self.over, self.base = bool(over), state["base"].clone()
+        self.over, self.base, self._owed = bool(over), state["base"].clone(), state["owed"].clone()
 
     def leave(self) -> None:
         """This process speaks for the group no more; the group has finished if it is over."""

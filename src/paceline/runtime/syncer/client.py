@@ -12,8 +12,9 @@ import numpy as np
 from paceline.errors import TrainingLost
 from paceline.runtime.members.channel import Channel, Message, call
 from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 
-__all__ = ["SyncerClient"]
+__all__ = ["SyncerClient", "as_received"]
 
 RETRY = 0.1
 POLL = 0.1
@@ -25,28 +26,48 @@ class SyncerClient:
     def __init__(self, places: Sequence[tuple[str, int]], secret: bytes, *, group: str, patience: float = 60.0) -> None:
         self._places, self._secret, self._group, self._patience = list(places), secret, group, patience
         self._channels: dict[int, Channel] = {}
+        self.waited = 0.0
+        """Seconds of the last exchange that were spent waiting for other groups."""
+        self.news: dict[str, Any] = {}
+        """What the syncer said with the last lease."""
         self._pool = ThreadPoolExecutor(max_workers=len(places), thread_name_prefix="paceline-syncer")
 
-    def start(self, theta: np.ndarray, *, num_samples: int, epochs: int) -> tuple[np.ndarray, list[int]]:
+    def start(
+        self, theta: np.ndarray, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0)
+    ) -> tuple[np.ndarray, list[int]]:
         """Offer parameters and say what there is to train on; the common parameters and their versions come back."""
-        return self._all(
-            {"kind": "start", "num_samples": num_samples, "epochs": epochs}, np.array_split(theta, len(self._places))
-        )
+        message = {"kind": "start", "num_samples": num_samples, "epochs": epochs, "begin": begin}
+        return self._all(message, np.array_split(theta, len(self._places)))
+
+    def common(self) -> tuple[np.ndarray, list[int]]:
+        """The common parameters and their versions, as of now."""
+        return self._all({"kind": "theta"}, [np.zeros(0, dtype=np.float32)] * len(self._places))
+
+    def retune(self, *, local_steps: int, quorum: int, meet: tuple[str, int] | None) -> None:
+        """Tell all shards, and through them all groups, how to go on; with `meet` as one group that meets there."""
+        for index in range(len(self._places)):
+            self._ask(index, {"kind": "retune", "local_steps": local_steps, "quorum": quorum, "meet": meet})
 
     def exchange(
-        self, progress: np.ndarray, *, sequence: int, versions: Sequence[int], samples: int
+        self,
+        progress: np.ndarray,
+        *,
+        sequence: int,
+        versions: Sequence[int],
+        samples: int,
+        packing: Packing = "none",
     ) -> tuple[np.ndarray, list[int]]:
         """Hand in progress since some versions; the common parameters and their versions come back."""
-        message = {"kind": "push", "sequence": sequence, "samples": samples}
+        message = {"kind": "push", "sequence": sequence, "samples": samples, "packing": packing}
         bases = [{"base": version} for version in versions]
         return self._all(message, np.array_split(progress, len(self._places)), bases)
 
-    def lease(self, sequence: int, size: int) -> Lease | None:
+    def lease(self, sequence: int, size: int, told: Any = None) -> Lease | None:
         """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
         aside = False
         while True:
-            reply = self._ask(0, {"kind": "lease", "sequence": sequence, "size": size})
-            lease = reply["lease"]
+            reply = self._ask(0, {"kind": "lease", "sequence": sequence, "size": size, "told": told})
+            lease, self.news = reply["lease"], reply["news"]
             if lease is not None or not reply["others"]:
                 if aside and lease is not None:
                     self._tell_all("busy")
@@ -79,13 +100,14 @@ class SyncerClient:
     def _all(
         self, message: Message, parts: list[np.ndarray], extra: Sequence[Message] | None = None
     ) -> tuple[np.ndarray, list[int]]:
-        more = extra or [{}] * len(parts)
+        more, packing = extra or [{}] * len(parts), message.get("packing", "none")
         asked = [
-            self._pool.submit(self._ask, index, {**message, **more[index]}, part.astype(np.float32).tobytes())
+            self._pool.submit(self._ask, index, {**message, **more[index]}, pack_numbers(part, packing))
             for index, part in enumerate(parts)
         ]
         replies = [future.result() for future in asked]
-        theta = np.concatenate([np.frombuffer(reply["data"], dtype=np.float32) for reply in replies])
+        self.waited = max(float(reply.get("waited", 0.0)) for reply in replies)
+        theta = np.concatenate([unpack_numbers(reply["data"], reply["packing"]) for reply in replies])
         return theta, [int(reply["version"]) for reply in replies]
 
     def _ask(self, index: int, message: Message, payload: bytes = b"") -> Message:
@@ -112,3 +134,9 @@ class SyncerClient:
         if index not in self._channels:
             self._channels[index] = call(*self._places[index], self._secret, timeout=5.0)
         return self._channels[index]
+
+
+def as_received(progress: np.ndarray, shards: int, packing: Packing) -> np.ndarray:
+    """Progress as the shards will see it."""
+    parts = np.array_split(progress, shards)
+    return np.concatenate([unpack_numbers(pack_numbers(part, packing), packing) for part in parts])

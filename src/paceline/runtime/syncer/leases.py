@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,9 +26,12 @@ class Lease:
 class Leases:
     """The queue of one training run."""
 
-    def __init__(self, num_samples: int, epochs: int) -> None:
+    def __init__(self, num_samples: int, epochs: int, *, begin: Sequence[int] = (0, 0)) -> None:
+        """`begin`: the epoch and how many of its samples are used already."""
         self._num_samples, self._epochs = num_samples, epochs
-        self._next = Lease(0, 0, 0)
+        self._next = Lease(begin[0], begin[1], begin[1])
+        self.halted = False
+        """No fresh samples are handed out: somebody else goes on from `position`."""
         self._held: dict[str, tuple[int, Lease]] = {}
         self._returned: list[Lease] = []
 
@@ -40,7 +44,7 @@ class Leases:
         if held is not None and held[0] == sequence:
             return held[1]
         self._held.pop(group, None)
-        lease = self._returned.pop(0) if self._returned else self._fresh(size)
+        lease = self._returned.pop(0) if self._returned else None if self.halted else self._fresh(size)
         if lease is not None:
             self._held[group] = (sequence, lease)
         return lease
@@ -50,6 +54,13 @@ class Leases:
         held = self._held.pop(group, None)
         if held is not None:
             self._returned.append(held[1])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch and how many of its samples were handed out."""
+        if self._next.end >= self._num_samples:
+            return self._next.epoch + 1, 0
+        return self._next.epoch, self._next.end
 
     @property
     def outstanding(self) -> int:
@@ -64,13 +75,14 @@ class Leases:
             "next": asdict(self._next),
             "held": {group: [sequence, asdict(lease)] for group, (sequence, lease) in self._held.items()},
             "returned": [asdict(lease) for lease in self._returned],
+            "halted": self.halted,
         }
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Leases:
         """From JSON data."""
         leases = cls(plain["num_samples"], plain["epochs"])
-        leases._next = Lease(**plain["next"])
+        leases._next, leases.halted = Lease(**plain["next"]), plain["halted"]
         leases._held = {group: (sequence, Lease(**lease)) for group, (sequence, lease) in plain["held"].items()}
         leases._returned = [Lease(**lease) for lease in plain["returned"]]
         return leases

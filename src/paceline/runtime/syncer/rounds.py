@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,13 @@ class Shard:
         self._waiting, self._reached_at = {}, None
         return True
 
+    def retune(self, quorum: int) -> None:
+        """From now on so many groups complete a round."""
+        self._policy = replace(self._policy, quorum=quorum)
+        self.count(self._groups)
+        if self.theta is not None:
+            self._save()
+
     def count(self, groups: int) -> None:
         """From now on so many groups take part."""
         self._groups = max(1, groups)
@@ -149,7 +156,12 @@ class Shard:
             return
         assert self.theta is not None
         assert self._state is not None
-        facts = {"version": self.version, "applied": self._applied, "samples": self._samples}
+        facts = {
+            "version": self.version,
+            "applied": self._applied,
+            "samples": self._samples,
+            "quorum": self._policy.quorum,
+        }
         temporary = self._path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             np.savez(
@@ -173,4 +185,5 @@ class Shard:
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read the shard {path}: {error}") from error
         self.version, self._applied, self._samples = facts["version"], facts["applied"], facts["samples"]
+        self._policy = replace(self._policy, quorum=facts["quorum"])
         self._remember()

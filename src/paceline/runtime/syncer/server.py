@@ -1,6 +1,6 @@
 """A process that serves one shard of the common parameters, and the first of them the queue of samples.
 
-python -m paceline.runtime.syncer.server SETTINGS.json, with the secret in PACELINE_SECRET. Each group has one
+python -m paceline.runtime.syncer.server SETTINGS.json [ADDRESS], with the secret in PACELINE_SECRET. Each group has one
 connection at a time; a group that stays away for too long no longer counts, and its samples are handed out again.
 """
 
@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -22,20 +23,27 @@ import numpy as np
 
 from paceline.runtime.members.channel import Channel, Message, answer
 from paceline.runtime.syncer.leases import Leases
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
 from paceline.runtime.syncer.rules import Outer, Rule
 
 __all__ = ["Server", "main", "policy_of"]
 
 TICK = 0.02
+UNUSED = 120.0
+"""Seconds after which a syncer that the groups started themselves ends if none of them came."""
 log = logging.getLogger("paceline.runtime")
 
 
 class Server:
     """Serves from construction until the process ends."""
 
-    def __init__(self, shard: Shard, *, groups: int, silence: float, queue: Path | None) -> None:
-        self._shard, self._queue = shard, queue
+    def __init__(
+        self, shard: Shard, *, groups: int, silence: float, queue: Path | None, own: Path | None = None
+    ) -> None:
+        """`own`: the folder of a syncer that the groups started themselves; both go when all groups have left."""
+        self._shard, self._queue, self._own = shard, queue, own
+        self._left_at = time.monotonic()
         self._leases: Leases | None = None
         self._expected, self._silence = groups, silence
         self._changed = threading.Condition(threading.RLock())
@@ -44,8 +52,13 @@ class Server:
         self._seen: set[str] = set()
         self._away: dict[str, float] = {}
         self._holders: dict[str, Channel] = {}
+        self._told: dict[str, Any] = {}
+        """What each group last said of itself."""
+        self._news: dict[str, Any] = {}
+        """What all groups are to know: another number of local steps, or where to meet as one group."""
         if queue is not None and queue.exists():
-            self._leases = Leases.of(json.loads(queue.read_text(encoding="utf-8")))
+            content = json.loads(queue.read_text(encoding="utf-8"))
+            self._leases, self._news = Leases.of(content), content["news"]
 
     def serve(self, server: socket.socket, secret: bytes) -> None:
         """Accept callers for ever."""
@@ -72,13 +85,19 @@ class Server:
     def _serve_one(self, channel: Channel, group: str, message: Message) -> None:
         kind = message["kind"]
         if kind == "start":
-            theta = _array(channel.receive_payload(message))
+            theta = unpack_numbers(channel.receive_payload(message), "none")
             self._start(group, theta, message)
             self._reply_theta(channel)
         elif kind == "push":
-            progress = _array(channel.receive_payload(message))
-            self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
+            packing = str(message.get("packing", "none"))
+            progress = unpack_numbers(channel.receive_payload(message), packing)
+            waited = self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
+            self._reply_theta(channel, "none" if packing == "none" else "half", waited=waited)
+        elif kind == "theta":
             self._reply_theta(channel)
+        elif kind == "retune":
+            self._retune(message)
+            channel.send({"kind": "ok"})
         elif kind == "lease":
             channel.send(self._lease(group, message))
         elif kind in ("idle", "busy", "leave"):
@@ -91,32 +110,54 @@ class Server:
         with self._changed:
             self._shard.start(theta)
             if self._leases is None:
-                self._leases = Leases(message["num_samples"], message["epochs"])
+                begin = message.get("begin", (0, 0))
+                self._leases = Leases(message["num_samples"], message["epochs"], begin=begin)
         self._count(group, busy=True)
 
-    def _push(self, arrival: Arrival) -> None:
+    def _push(self, arrival: Arrival) -> float:
+        """Seconds that the group waited for others."""
         with self._changed:
             if arrival.group not in self._active:
                 self._count(arrival.group, busy=True)
             self._shard.arrive(arrival, time.monotonic())
+            began = time.monotonic()
             self._advance()
             self._changed.wait_for(lambda: self._shard.settled(arrival.group, arrival.sequence))
+            return time.monotonic() - began
 
-    def _reply_theta(self, channel: Channel) -> None:
+    def _retune(self, message: Message) -> None:
+        """Another quorum, another number of local steps, or the end of all groups but one."""
+        with self._changed:
+            self._shard.retune(message["quorum"])
+            self._news = {"local_steps": message["local_steps"], "meet": message["meet"]}
+            if message["meet"] is not None and self._leases is not None:
+                self._leases.halted = True
+            self._write_queue()
+            self._advance()
+
+    def _reply_theta(self, channel: Channel, packing: Packing = "none", *, waited: float = 0.0) -> None:
         with self._changed:
             assert self._shard.theta is not None
-            version, data = self._shard.version, self._shard.theta.tobytes()
-        channel.send({"kind": "theta", "version": version}, data)
+            version, data = self._shard.version, pack_numbers(self._shard.theta, packing)
+        channel.send({"kind": "theta", "version": version, "packing": packing, "waited": waited}, data)
 
     def _lease(self, group: str, message: Message) -> Message:
         assert self._leases is not None
         with self._changed:
             lease = self._leases.take(group, message["sequence"], message["size"])
-            if self._queue is not None:
-                temporary = self._queue.with_suffix(".tmp")
-                temporary.write_text(json.dumps(self._leases.plain()), encoding="utf-8")
-                temporary.replace(self._queue)
-            return {"kind": "lease", "lease": asdict(lease) if lease else None, "others": self._leases.outstanding}
+            self._write_queue()
+            self._told[group] = message.get("told")
+            news = {**self._news, "told": self._told, "at": self._leases.position}
+            given = asdict(lease) if lease else None
+            return {"kind": "lease", "lease": given, "others": self._leases.outstanding, "news": news}
+
+    def _write_queue(self) -> None:
+        """What was handed out and what all are to know is on disk before anybody hears of it."""
+        if self._queue is None or self._leases is None:
+            return
+        temporary = self._queue.with_suffix(".tmp")
+        temporary.write_text(json.dumps({**self._leases.plain(), "news": self._news}), encoding="utf-8")
+        temporary.replace(self._queue)
 
     def _count(self, group: str, *, busy: bool) -> None:
         """A group takes part in rounds, or does not for now."""
@@ -144,6 +185,7 @@ class Server:
                 if self._restarted and self._seen:
                     self._recount()
                 self._advance()
+                self._end_if_left()
                 gone = [group for group, since in self._away.items() if time.monotonic() - since > self._silence]
             for group in gone:
                 log.warning("group %s stayed away for %.1f s and no longer counts", group, self._silence)
@@ -152,6 +194,14 @@ class Server:
                     if self._leases is not None:
                         self._leases.release(group)
                 self._count(group, busy=False)
+
+    def _end_if_left(self) -> None:
+        """A syncer that the groups started themselves ends when all of them have left it."""
+        if self._own is None or self._active or self._away:
+            self._left_at = time.monotonic()
+        elif time.monotonic() - self._left_at > (self._silence if self._seen else UNUSED):
+            shutil.rmtree(self._own, ignore_errors=True)
+            os._exit(0)
 
     def _facts(self) -> Message:
         with self._changed:
@@ -177,13 +227,16 @@ def main() -> None:
     index = settings["index"]
     shard = Shard(policy_of(settings), folder / f"shard-{index}.npz" if folder else None)
     queue = folder / "queue.json" if folder and index == 0 else None
-    server = Server(shard, groups=settings["groups"], silence=settings.get("silence", 10.0), queue=queue)
-    door = socket.create_server((settings["address"], settings["port"]), backlog=64)
+    server = Server(
+        shard,
+        groups=settings["groups"],
+        silence=settings.get("silence", 10.0),
+        queue=queue,
+        own=folder if settings.get("ends") else None,
+    )
+    address = sys.argv[2] if len(sys.argv) > 2 else settings["address"]
+    door = socket.create_server((address, settings["port"]), backlog=64)
     server.serve(door, os.environ["PACELINE_SECRET"].encode())
-
-
-def _array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, dtype=np.float32).copy()
 
 
 if __name__ == "__main__":

@@ -74,12 +74,15 @@ class RemoteLauncher:
         self.name = engine.name
         self._engine, self._hosts = engine, hosts
         self._case: Case | None = None
+        self._known: dict[str, str] = {}
+        """Addresses by the placeholders that stand for them, as agents of this meeting called from there."""
 
     def meeting_point(self, case: Case) -> MeetingPoint:
-        """Rank 0's address is known once its agent has called; until then a placeholder stands for it."""
-        self._case = case
+        """Addresses are known once agents have called from there; until then placeholders stand for them."""
+        self._case, self._known = case, {}
         first = random.SystemRandom().randrange(20000, 32000, NUM_PORTS)
-        return MeetingPoint(PLACEHOLDER, tuple(range(first, first + NUM_PORTS)))
+        hosts = tuple(_placeholder(host) for host in range(len(case.cluster.hosts)))
+        return MeetingPoint(PLACEHOLDER, tuple(range(first, first + NUM_PORTS)), hosts=hosts)
 
     def start(self, processes: Sequence[Process]) -> Launch:
         """Have the engine start an agent for each process, then hand out the work."""
@@ -93,11 +96,18 @@ class RemoteLauncher:
             try:
                 leashes = _gather(server, token, launch, expected=len(processes), folder=seats.folder)
                 launch.leashes = _assign(processes, hosts, leashes)
-                _hand_out(processes, launch.leashes)
+                self._learn(processes, launch.leashes)
+                _hand_out(processes, launch.leashes, self._known)
             except BaseException:
                 launch.stop()
                 raise
         return launch
+
+    def _learn(self, processes: Sequence[Process], leashes: dict[str, Leash]) -> None:
+        """Whoever is started later in the same meeting is told the same addresses."""
+        self._known.setdefault(PLACEHOLDER, leashes[processes[0].name].address)
+        for process in processes:
+            self._known.setdefault(_placeholder(process.host), leashes[process.name].address)
 
     def _host(self, process: Process) -> str:
         """The name by which the engine knows a process's host: as said on the command line, else by the cluster."""
@@ -178,12 +188,15 @@ def _is_on(leash: Leash, host: str) -> bool:
     return False
 
 
-def _hand_out(processes: Sequence[Process], leashes: dict[str, Leash]) -> None:
-    address = leashes[processes[0].name].address
+def _placeholder(host: int) -> str:
+    return f"host-{host}-address"
+
+
+def _hand_out(processes: Sequence[Process], leashes: dict[str, Leash], known: dict[str, str]) -> None:
     for process in processes:
         package = Path(process.env["PYTHONPATH"]) / "paceline" if "PYTHONPATH" in process.env else None
         needed = [Path(process.argv[0]).parent.parent, *([package.parent, package.resolve()] if package else [])]
-        leashes[process.name].run(process, address=address, placeholder=PLACEHOLDER, needed=needed)
+        leashes[process.name].run(process, known=known, needed=needed)
 
 
 class _RemoteLaunch:

@@ -14,7 +14,7 @@ import select
 import socket
 import tarfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,18 @@ class Leash:
         self._thread: threading.Thread | None = None
         self.code: int | None = None
 
-    def run(self, process: Process, *, address: str, placeholder: str, needed: Iterable[Path]) -> None:
-        """Tell the agent what to run; rank 0's address takes the place of the placeholder."""
+    def run(self, process: Process, *, known: Mapping[str, str], needed: Iterable[Path]) -> None:
+        """Tell the agent what to run; known addresses take the places of their placeholders."""
         folder = process.log.parent
+
+        def told(text: str) -> str:
+            for placeholder, address in known.items():
+                text = text.replace(placeholder, address)
+            return text
+
         order = {
-            "argv": [word.replace(placeholder, address) for word in process.argv],
-            "env": {name: value.replace(placeholder, address) for name, value in process.env.items()},
+            "argv": [told(word) for word in process.argv],
+            "env": {name: told(value) for name, value in process.env.items()},
             "dropped": DROPPED,
             "folder": str(folder),
             "marker": str(folder / "job.json"),

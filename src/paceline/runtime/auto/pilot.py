@@ -1,0 +1,159 @@
+"""Decides how the ranks train together: measures in the first steps, asks the model, and again when conditions drift.
+
+One group:       every few steps the first rank compares the time of a step with what it was after the last decision;
+                 if it has changed, or stragglers came or went, links are measured anew and the model is asked again.
+Several groups:  each tells the syncer what its samples and its exchange cost; the first group compares.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
+from paceline.runtime.auto.links import Links
+from paceline.runtime.auto.probe import measure_links
+from paceline.runtime.auto.regroup import NAME, Door, open_door
+from paceline.runtime.syncer.between import Between
+from paceline.spec.split import Cost
+
+__all__ = ["Pilot"]
+
+EVERY = 8
+"""Steps between two looks."""
+DRIFT = 1.25
+"""Times the former step that are a change worth a new plan."""
+DRIFT_OF_LINK = 2.0
+"""The same for an exchange with the syncer, which varies more."""
+FIRST = NAME.format(0)
+STRAGGLING = 0.03
+"""Share of straggling steps that is worth a new plan."""
+
+
+class Pilot:
+    """One process's part in the decisions; those of one view decide alike, because the first rank tells the others."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self.choice: Choice | None = None
+        self.reasons: list[str] = []
+        """Of every decision, in order; on the rank that decided."""
+        self._recent: list[float] = []
+        self._usual: float | None = None
+        """Seconds of a step, or of an exchange, after the last decision."""
+        self._measured: Measured | None = None
+        self._grouping: tuple[tuple[int, ...], ...] = ()
+
+    def look(self, session: Any, seconds: float, *, step: int, may_split: bool) -> Choice | None:
+        """After a step of one group: the choice, if ranks are to train differently from now on."""
+        self._recent.append(seconds)
+        if session.size == 1 or step % EVERY:
+            return None
+        if session.wire.tell("yes" if self._due(session) else "no", 0) == "no":
+            return None
+        self._recent, self._usual = [], None
+        links = measure_links(session.wire, [peer.address for peer in session.view.peers])
+        return self._decide(session, links, may_split=may_split)
+
+    def _due(self, session: Any) -> bool:
+        """Nothing was decided for these ranks yet, or something has changed since."""
+        if self.choice is None or len(self.choice.groups[0]) != session.size or self._measured is None:
+            return True
+        now, self._recent = statistics.median(self._recent), []
+        usual = self._usual
+        if usual is None:
+            self._usual = now
+        drifted = usual is not None and not usual / DRIFT < now < usual * DRIFT
+        late, before = _most_late(session.balance.straggling()), _most_late(self._measured.straggling)
+        return drifted or (late > STRAGGLING) != (before > STRAGGLING)
+
+    def _decide(self, session: Any, links: Links, *, may_split: bool) -> Choice | None:
+        balance, present = session.balance, one_group(session.size, self._batch)
+        size = float(sum(session.reducer.sizes))
+        self._measured = Measured(tuple(balance.costs()), links, tuple(balance.straggling()), size)
+        mine = choose(self._measured, self._batch, present=present, may_split=may_split)
+        self.choice = Choice.of(json.loads(session.wire.tell(json.dumps(mine.plain()), 0)))
+        if session.rank == 0:
+            self._say(self.choice.reason)
+        self._grouping = self.choice.groups
+        return self.choice if self.choice.way != present.way else None
+
+    def gathered(self) -> None:
+        """All ranks are one group again; what is best now is measured anew."""
+        self.choice, self._usual, self._recent = None, None, []
+
+    def tells(self, session: Any, seconds: float) -> dict[str, Any]:
+        """What a group says of itself to the others."""
+        costs = [[cost.a, cost.b] for cost in session.balance.costs()] if session.balance.plain() else None
+        return {"costs": costs, "straggling": session.balance.straggling(), "seconds": seconds, "size": session.size}
+
+    def hear(self, between: Between, address: str) -> Door | None:
+        """On the first group's speaker: retune all groups if that is better, or call them to the door returned."""
+        found = self.listen(between.news["told"]) if between.where.group == FIRST else None
+        if found is None:
+            return None
+        door = open_door(address) if found.groups != self._grouping else None
+        between.retune(local_steps=found.local_steps, quorum=found.quorum, meet=door.place if door else None)
+        return door
+
+    def listen(self, told: dict[str, Any]) -> Choice | None:
+        """A better way than the present one, from what all groups said of themselves."""
+        present, measured = self.choice, self._measured
+        groups: list[Any] = [told.get(NAME.format(index)) for index in range(len(present.groups))] if present else []
+        if present is None or measured is None or not all(_has_spoken(group) for group in groups):
+            return None
+        exchange = max(group["seconds"] for group in groups)
+        now = _updated(measured, present, groups, slower=exchange / (self._usual or exchange))
+        self._recent.append(exchange)
+        if self._usual is None:
+            if len(self._recent) >= EVERY // 2:
+                self._usual, self._recent = statistics.median(self._recent), []
+                self._measured = replace(now, links=measured.links)
+            return None
+        if not _differs(now, measured, exchange / self._usual):
+            return None
+        found = choose(now, self._batch, present=present)
+        if found.way == present.way:
+            return None
+        self.choice, self._measured, self._usual, self._recent = found, now, None, []
+        self._say(found.reason)
+        return found
+
+    def _say(self, reason: str) -> None:
+        self.reasons.append(reason)
+        sys.stderr.write(f"paceline: {reason}\n")
+        sys.stderr.flush()
+
+
+def _has_spoken(group: Any) -> bool:
+    """Whether a group has told what its samples and an exchange cost; before its second exchange it cannot."""
+    return bool(group and group["costs"] and group["seconds"] > 0)
+
+
+def _most_late(straggling: Sequence[tuple[float, float]]) -> float:
+    return max(share for share, _ in straggling)
+
+
+def _updated(measured: Measured, present: Choice, groups: Sequence[Any], *, slower: float) -> Measured:
+    """What was measured, with the groups' present costs, and links as much slower as their exchange has become."""
+    costs, late = list(measured.costs), list(measured.straggling)
+    for ranks, told in zip(present.groups, groups, strict=True):
+        for rank, (a, b), straggling in zip(ranks, told["costs"], told["straggling"], strict=False):
+            costs[rank] = Cost(a, b, chunk=costs[rank].chunk, least=costs[rank].least)
+            late[rank] = (straggling[0], straggling[1])
+    links = measured.links
+    between = tuple((bandwidth / slower, latency) for bandwidth, latency in links.between)
+    inside = between if len(set(links.places)) == 1 else links.inside
+    links = replace(links, inside=inside, between=between)
+    return replace(measured, costs=tuple(costs), straggling=tuple(late), links=links)
+
+
+def _differs(now: Measured, then: Measured, slower: float) -> bool:
+    """Whether a rank's cost or the links are not what they were."""
+    pairs = zip(now.costs, then.costs, strict=True)
+    drifted = any(not old.b / DRIFT < new.b < old.b * DRIFT for new, old in pairs)
+    return drifted or not 1 / DRIFT_OF_LINK < slower < DRIFT_OF_LINK

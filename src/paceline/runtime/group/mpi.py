@@ -1,0 +1,115 @@
+"""The collectives of one view over MPI, for clusters whose fast network is reached through it.
+
+MPI ends a job when one of its processes dies, so a group on it gives up elasticity: it balances, but it does not
+survive. Ranks meet through MPI too, which knows where everybody is: no address and no secret have to be given.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InputError, Unsupported
+from paceline.runtime.group.wire import Broken, Wire
+from paceline.runtime.members.meet import Launched
+
+__all__ = ["MpiWire", "launched_by_mpi"]
+
+NAP = 0.00005
+GREETING = 256
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise Unsupported(
+            f"transport='mpi' needs mpi4py and an MPI library: {error}", hint="pip install mpi4py, on every host"
+        ) from error
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise Unsupported("this MPI was built without threads", hint="use one with MPI_THREAD_SERIALIZED or better")
+    return MPI
+
+
+def launched_by_mpi() -> Launched:
+    """This process among those of its mpirun; rank 0 tells all where they meet and what their secret is."""
+    mpi = _mpi()
+    world, told = mpi.COMM_WORLD, bytearray(GREETING)
+    one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == world.Get_size()
+    if world.Get_rank() == 0:
+        address = "127.0.0.1" if one_host else _own_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            text = f"{address} {probe.getsockname()[1]} {secrets.token_hex(32)}".encode()
+        told[: len(text)] = text
+    world.Bcast(told, root=0)
+    address, port, secret = bytes(told).rstrip(b"\0").decode().split()
+    return Launched(world.Get_rank(), world.Get_size(), address, int(port), secret.encode())
+
+
+def _own_address() -> str:
+    """By which the other hosts reach this one."""
+    try:
+        return os.environ.get("PACELINE_ADDRESS") or socket.gethostbyname(socket.gethostname())
+    except OSError as error:
+        raise InputError(
+            f"the name of this host, {socket.gethostname()!r}, has no address: {error}",
+            hint="set PACELINE_ADDRESS to the address by which the other hosts reach rank 0",
+        ) from error
+
+
+class MpiWire(Wire):
+    """The ranks of one view as an MPI communicator."""
+
+    def __init__(self, store: Any, rank: int, size: int, *, interrupted: threading.Event) -> None:
+        self._mpi = _mpi()
+        world = self._mpi.COMM_WORLD
+        try:
+            store.set(f"mpi {rank}", str(world.Get_rank()).encode())
+            places = [int(store.get(f"mpi {other}")) for other in range(size)]
+        except RuntimeError as error:
+            raise Broken(str(error)) from error
+        self.rank, self.size, self._interrupted = rank, size, interrupted
+        self._group: Any = world.Create_group(world.Get_group().Incl(places)) if size > 1 else None
+        self._pending: list[Any] = []
+
+    def _all_reduce(self, group: Any, tensor: Tensor) -> Any:
+        return self._begun(tensor, lambda buffer: group.Iallreduce(self._mpi.IN_PLACE, buffer))
+
+    def _broadcast(self, group: Any, tensor: Tensor, source: int) -> Any:
+        return self._begun(tensor, lambda buffer: group.Ibcast(buffer, root=source))
+
+    def _begun(self, tensor: Tensor, start: Callable[[Any], Any]) -> _Request:
+        buffer = tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else tensor.cpu().contiguous()
+        if buffer.dtype in (torch.float16, torch.bfloat16):
+            raise Unsupported(f"MPI has no arithmetic for {buffer.dtype}", hint="use transport='gloo' or float32")
+        return _Request(start(buffer.numpy()), tensor, buffer)
+
+    def _wait(self, work: _Request) -> None:
+        while not work.is_completed():
+            if self._interrupted.is_set():
+                raise Broken("the group is being formed anew")
+            time.sleep(NAP)
+        if work.buffer is not work.tensor:
+            work.tensor.copy_(work.buffer)
+
+
+class _Request:
+    """An operation under way, with the memory it works on."""
+
+    def __init__(self, request: Any, tensor: Tensor, buffer: Tensor) -> None:
+        self._request, self.tensor, self.buffer = request, tensor, buffer
+        self._done = False
+
+    def is_completed(self) -> bool:
+        """Whether it has ended; asking is what drives it on."""
+        self._done = self._done or bool(self._request.Test())
+        return self._done

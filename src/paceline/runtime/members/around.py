@@ -1,0 +1,71 @@
+"""What can be learnt about peers without following them: do they answer, can they be reached, do they lead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from paceline.runtime.members.channel import Message, call
+from paceline.runtime.members.view import Peer, View
+
+__all__ = ["answers", "asked_who", "may_be_alive", "read_roster", "write_roster"]
+
+REACH = 0.7
+"""Seconds after which a host that did not even refuse a connection is taken for cut off."""
+
+
+def answers(place: tuple[str, int], secret: bytes) -> bool:
+    """Whether somebody of this job listens there."""
+    with contextlib.suppress(OSError, KeyError):
+        call(*place, secret, timeout=0.5).close()
+        return True
+    return False
+
+
+def may_be_alive(peer: Peer, secret: bytes) -> bool:
+    """Whether a lost peer may go on without us.
+
+    A process that is dead refuses the connection, one that is stopped leaves it open without a word and commits nothing
+    when it wakes up. One that answers is alive, and a host from which nothing at all comes may be on the far side of a
+    cut link.
+    """
+    try:
+        call(peer.address, peer.port, secret, timeout=REACH).close()
+    except (ConnectionError, KeyError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def asked_who(peer: Peer, secret: bytes) -> Message | None:
+    """Whether a peer leads, and how many; None if it does not say. Raises ConnectionRefusedError if it is dead."""
+    try:
+        with contextlib.closing(call(peer.address, peer.port, secret, timeout=1.0)) as channel:
+            channel.settle(1.0)
+            channel.send({"kind": "who"})
+            return channel.receive()
+    except ConnectionRefusedError:
+        raise
+    except (OSError, KeyError):
+        return None
+
+
+def read_roster(path: Path | None) -> list[tuple[str, int]]:
+    """Where the members of the last view were."""
+    if path is None or not path.exists():
+        return []
+    with contextlib.suppress(json.JSONDecodeError, ValueError, TypeError):
+        return [(str(address), int(port)) for address, port in json.loads(path.read_text(encoding="utf-8"))]
+    return []
+
+
+def write_roster(path: Path | None, view: View) -> None:
+    """Leave word for those who come later, if there is a file for it."""
+    if path is not None:
+        places = [[peer.address, peer.port] for peer in view.peers]
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(places), encoding="utf-8")
+        temporary.rename(path)

@@ -1,0 +1,71 @@
+"""What the ranks and shards of a training job are told, for one machine and for many hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.job import MeetingPoint
+from paceline.bench.launchers.local import LocalLauncher
+from paceline.bench.launchers.remote.launcher import RemoteLauncher
+from paceline.bench.launchers.ssh import Ssh
+from paceline.errors import InputError
+from paceline.runtime.launch import Grouping, TrainingJob, meeting_of, processes_of, reduced
+from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
+
+
+def cluster(*counts: int) -> Cluster:
+    way, inside = Link(name="way", bandwidth=1e9), Link(name="bus", bandwidth=1e11)
+    device = Device(name="plain", emulation=Emulation(forward=0.1, speed=2.0))
+    hosts = [Host(name=f"h{n}", devices=(device,) * count, inside=inside, link=way) for n, count in enumerate(counts)]
+    return Cluster(name="some", hosts=tuple(hosts))
+
+
+def job_on(some: Cluster, meet: MeetingPoint, folder: Path, grouping: Grouping | None = None) -> TrainingJob:
+    script = folder / "train.py"
+    script.touch()
+    python = Path("/usr/bin/python3")
+    placement = place(some, some.num_devices)
+    return TrainingJob(
+        script=script, arguments=(), python=python, folder=folder, placement=placement, meet=meet, grouping=grouping
+    )
+
+
+def test_only_devices_that_take_part_are_left_and_hosts_keep_their_numbers() -> None:
+    used = reduced(cluster(2, 1, 2), (1, 3))
+    assert [len(host.devices) for host in used.hosts] == [1, 0, 1]
+    assert [placed.host for placed in place(used, 2)] == [0, 2]
+
+
+def test_one_machine_offers_as_many_free_ports_as_groups_need() -> None:
+    meet = meeting_of(LocalLauncher(), cluster(2), groups=3, threads=1)
+    assert len(set(meet.ports)) == 7
+    assert meet.address_of(0) == "127.0.0.1"
+
+
+def test_groups_meet_and_shards_serve_on_the_hosts_where_they_are(tmp_path: Path) -> None:
+    some = cluster(2, 2)
+    grouping = Grouping(groups=((0, 1), (2, 3)), samples=(10, 30), local_steps=4, quorum=2)
+    meet = MeetingPoint("10.0.0.1", tuple(range(100, 105)), dilation=4.0, hosts=("10.0.0.1", "10.0.0.2"))
+    processes = {process.name: process for process in processes_of(job_on(some, meet, tmp_path, grouping))}
+    assert processes["shard 0"].argv[-1] == "10.0.0.1"
+    assert (processes["shard 1"].argv[-1], processes["shard 1"].host) == ("10.0.0.2", 1)
+    told = processes["rank 3"].env
+    assert told["PACELINE_JOIN"] == "10.0.0.2:102"
+    assert told["PACELINE_SYNCER"] == "10.0.0.1:103,10.0.0.2:104"
+    assert (told["PACELINE_RANK"], told["PACELINE_SIZE"], told["PACELINE_GROUP_SHARE"]) == ("1", "2", "0.75")
+    assert '"speed": 0.5' in told["PACELINE_EMULATION"], "a dilated cluster slows its devices like its links"
+
+
+def test_on_other_hosts_addresses_are_filled_in_when_they_are_known() -> None:
+    meet = meeting_of(RemoteLauncher(Ssh()), cluster(1, 1), groups=2, threads=1)
+    assert len(meet.ports) == 5
+    assert meet.address_of(1) not in ("", meet.address_of(0), meet.address)
+
+
+def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    job = job_on(cluster(1), MeetingPoint("127.0.0.1", (1,)), tmp_path)
+    job.script.unlink()
+    with pytest.raises(InputError, match="is not a file"):
+        processes_of(job)
