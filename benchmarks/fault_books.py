@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,34 +15,60 @@ from paceline.runtime.samples import epoch_order
 Steps = dict[int, list[Record]]
 
 
-def books(job: Job) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Absence:
+    """A rank that suffered a fault, and from when to when."""
+
+    name: str
+    began: float
+    ended: float
+
+
+def books(job: Job, absences: Sequence[Absence]) -> dict[str, int]:
     """The books of one group.
 
-    A rank that dies or is cut off within a step may have finished it while the others did not; they do it again. What
-    counts is the history that goes on. Step n of an epoch uses the n-th stretch of the epoch's order, whoever takes
-    part: each sample in it once, all of them where every rank of the step lived to write its line.
+    Every record says from which parameters a step went to which. Followed backwards from the last step these are one
+    history; what is not in it was undone. A rank that dies, hangs or is cut off within a step may have finished it
+    while the others did not, who then do it again: such a step is `unfinished`. Anything else that was undone was
+    committed and `lost`. Step n of an epoch uses the n-th stretch of the epoch's order, whoever takes part: each
+    sample in it once, all of them where every rank of the step lived to write its line.
     """
     by_step: Steps = defaultdict(list)
     for name in job.names:
         for record in job.steps(name):
-            by_step[record["step"]].append(record)
-    kept = {step: _agreed(records) for step, records in by_step.items()}
+            by_step[record["step"]].append({**record, "name": name})
+    kept = _history(by_step)
+    undone = [record for step, records in by_step.items() for record in records if record not in kept.get(step, [])]
     misused = [_misused(job, step, records) for step, records in kept.items()]
     return {
         "steps": max(by_step),
-        "lost_steps": sum(step not in by_step for step in range(1, max(by_step) + 1)),
-        "done_again": sum(len(records) - len(kept[step]) for step, records in by_step.items()),
-        "split_steps": sum(_split(by_step, kept, step) for step in by_step),
+        "lost_steps": max(by_step) - len(kept) + sum(not _excused(record, absences) for record in undone),
+        "unfinished": sum(_excused(record, absences) for record in undone),
         "samples_used_twice": sum(twice for twice, _ in misused),
         "samples_left_out": sum(left for _, left in misused),
     }
 
 
-def _agreed(records: list[Record]) -> list[Record]:
-    """Those who had the same parameters after a step as the most, or the latest."""
-    votes = Counter(record["hash"] for record in records)
-    chosen = max(records, key=lambda record: (votes[record["hash"]], record["at"]))["hash"]
-    return [record for record in records if record["hash"] == chosen]
+def _history(by_step: Steps) -> Steps:
+    """The records of every step of the history that leads to the last one; steps that nobody wrote are missing."""
+    newest = by_step[max(by_step)]
+    votes = Counter(record["hash"] for record in newest)
+    wanted = max(newest, key=lambda record: votes[record["hash"]])["hash"]
+    kept: Steps = {}
+    for step in range(max(by_step), 0, -1):
+        records = [record for record in by_step.get(step, []) if record["hash"] == wanted]
+        if not records:
+            break
+        kept[step] = records
+        wanted = max(records, key=lambda record: int(record["size"]))["from"]
+    return kept
+
+
+def _excused(record: Record, absences: Sequence[Absence]) -> bool:
+    """Whether it was written by one that suffered a fault just then."""
+    return any(
+        absence.name == record["name"] and absence.began <= record["at"] <= absence.ended for absence in absences
+    )
 
 
 def _misused(job: Job, step: int, records: list[Record]) -> tuple[int, int]:
@@ -50,19 +78,12 @@ def _misused(job: Job, step: int, records: list[Record]) -> tuple[int, int]:
     due = set(epoch_order(job.samples, seed=0, epoch=epoch)[place * job.batch : (place + 1) * job.batch].tolist())
     used = Counter(sample for record in records for sample in record["samples"])
     wrong = sum(count - 1 for count in used.values()) + len(set(used) - due)
-    whole = len(records) == records[0]["size"]
+    whole = len(records) == max(record["size"] for record in records)
     return wrong, len(due - set(used)) if whole else 0
 
 
-def _split(by_step: Steps, kept: Steps, step: int) -> bool:
-    """Whether two histories went on from a step: somebody with another result took a further step from it."""
-    others = {record["hash"] for record in by_step[step]} - {kept[step][0]["hash"]}
-    after = {record["hash"] for record in by_step.get(step + 1, [])}
-    return bool(others) and len(after) > 1
-
-
 def syncer_books(job: Job) -> dict[str, Any]:
-    """The books of groups around a syncer."""
+    """The books of groups around a syncer: a version that a group has seen never comes back as an older one."""
     uses: Counter[tuple[int, int]] = Counter()
     backwards = 0
     for name in job.names:
@@ -73,7 +94,8 @@ def syncer_books(job: Job) -> dict[str, Any]:
     ended = range(min(job.steps(name)[-1]["epoch"] for name in job.names))
     return {
         "steps": sum(len(job.steps(name)) for name in job.names),
-        "versions_that_went_back": backwards,
+        "lost_steps": backwards,
+        "unfinished": 0,
         "samples_used_twice": sum(count > 1 for count in uses.values()),
         "samples_left_out": sum((epoch, sample) not in uses for epoch in ended for sample in range(job.samples)),
     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ranks
 from fault_worker import BATCH, SAMPLES
@@ -19,12 +21,73 @@ from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import bring_up, take_down
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
-SCRIPT = Path(__file__).with_name("fault_worker.py")
+HERE = Path(__file__).parent
 START = 180.0
 """Seconds that a busy machine may take to start all ranks."""
-LONGEST = 800
-"""Bytes that a line takes at most."""
+HANG = 60.0
+"""Seconds without the awaited step after which a job hangs."""
 Record = dict[str, Any]
+
+
+class Failed(Exception):
+    """A fault was not survived as it should."""
+
+
+class Process(Protocol):
+    """What is asked of a process."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Any signal."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended."""
+        ...
+
+
+class Forked:
+    """A process that somebody else started."""
+
+    def __init__(self, number: int) -> None:
+        self._file = os.pidfd_open(number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Any signal; one that is gone already hears nothing."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._file, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended; its exit code is known to its parent only."""
+        if not select.select([self._file], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
+        return 0
+
+
+class Lines:
+    """The lines that one rank has written so far, each read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._rest = path, 0, ""
+        self._known: list[Record] = []
+
+    def all(self) -> list[Record]:
+        """All whole lines; one that was cut off by a kill is left out."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+            self._offset += len(data)
+            *whole, self._rest = (self._rest + data.decode()).split("\n")
+            self._known += [json.loads(line) for line in whole if line.startswith("{") and line.endswith("}")]
+        return self._known
 
 
 class Job:
@@ -36,9 +99,12 @@ class Job:
         self.folder, self.size = folder, size
         self.meet = f"127.0.0.1:{free_ports(1)[0]}"
         self._env = ranks.environment(size)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
         self.names = [str(rank) for rank in range(size)]
         """Of all ranks that there ever were."""
+        self._lines: dict[str, Lines] = {}
+        self.stopped = float("inf")
+        """When the ranks were told to end; they do so one after the other, so what they do then does not count."""
 
     def begin(self) -> None:
         """Start the ranks and wait until all step together."""
@@ -46,25 +112,33 @@ class Job:
             self.start(name)
         self.until(lambda record: record["size"] == self.size, since=0.0, timeout=START)
 
-    def end(self) -> list[int]:
-        """Let the job stop by itself; exit codes."""
+    def end(self) -> None:
+        """Let the job stop by itself."""
+        self.stopped = time.monotonic()
         (self.folder / "stop").touch()
-        return [process.wait(60) for process in self.processes.values()]
+        for name in self.names:
+            if name in self.processes:
+                self.processes[name].wait(60)
+                if "ended" not in self.lines(name)[-1]:
+                    raise Failed(f"rank {name} did not end by itself\n{self.log(name)[-3000:]}")
 
     def close(self) -> None:
         """End what still runs."""
         for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            process.kill()
+            process.wait(30)
 
     def start(self, name: str, *, late: bool = False) -> float:
         """Start a rank; late ones join the others. When that was."""
         env = {**self._env, **self.environment(name), **({"PACELINE_LATE": "1"} if late else {})}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            argv = self.command(name, [sys.executable, str(SCRIPT), str(self.folder)])
-            self.processes[name] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+        self.processes[name] = self.spawn(name, env)
         return time.monotonic()
+
+    def spawn(self, name: str, env: dict[str, str]) -> Process:
+        """A new process of a rank."""
+        argv = self.command(name, [ranks.interpreter(), str(HERE / "fault_worker.py"), str(self.folder)])
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
 
     def environment(self, name: str) -> dict[str, str]:
         """What a rank is told."""
@@ -75,21 +149,17 @@ class Job:
         """How a rank is started."""
         return list(argv)
 
-    def lines(self, name: str, *, newest: int = 0) -> list[Record]:
-        """What a rank has written, or the newest of it; a line cut off by a kill is left out."""
-        path = self.folder / f"{name}.steps"
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            if newest:
-                file.seek(max(0, path.stat().st_size - newest * LONGEST))
-            text = file.read().decode().splitlines()
-        whole = [line for line in text if line.startswith("{") and line.endswith("}")]
-        return [json.loads(line) for line in whole[-newest:]]
+    def lines(self, name: str) -> list[Record]:
+        """What a rank has written."""
+        return self._lines.setdefault(name, Lines(self.folder / f"{name}.steps")).all()
 
-    def steps(self, name: str, *, newest: int = 0) -> list[Record]:
+    def steps(self, name: str) -> list[Record]:
         """The steps that a rank has committed."""
-        return [record for record in self.lines(name, newest=newest) if "step" in record]
+        return [record for record in self.lines(name) if "step" in record and record["at"] < self.stopped]
+
+    def newest(self, name: str) -> list[Record]:
+        """The last of them, if there is one."""
+        return next(([record] for record in reversed(self.lines(name)) if "step" in record), [])
 
     def joined(self, name: str) -> float:
         """When a rank last called `join`."""
@@ -102,28 +172,32 @@ class Job:
         since: float,
         without: Sequence[str] = (),
         only: Sequence[str] | None = None,
-        timeout: float = 60.0,
+        timeout: float = HANG,
     ) -> Record:
         """The first record like that of a rank after a moment."""
         deadline = time.monotonic() + timeout
         watched = [name for name in (only or self.names) if name not in without]
         while time.monotonic() < deadline:
-            found = [
-                record
-                for name in watched
-                for record in self.steps(name, newest=60)
-                if record["at"] > since and wanted(record)
-            ]
+            found = [record for name in watched for record in self._after(name, since) if wanted(record)]
             if found:
                 return min(found, key=lambda record: float(record["at"]))
             time.sleep(0.01)
         logs = "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.names)
-        raise SystemExit(f"no such step within {timeout} s: the job hangs\n{logs}")
+        raise Failed(f"no such step within {timeout} s: the job hangs\n{logs}")
+
+    def _after(self, name: str, since: float) -> list[Record]:
+        """Steps after a moment."""
+        found = []
+        for record in reversed(self.lines(name)):
+            if record.get("at", since + 1) <= since:
+                break
+            if "step" in record:
+                found.append(record)
+        return found
 
     def noticed(self, since: float, without: Sequence[str] = ()) -> float | None:
         """When the first of the others knew that the group had changed."""
-        names = [name for name in self.names if name not in without]
-        newest = [self.steps(name, newest=3)[-1:] for name in names]
+        newest = [self.newest(name) for name in self.names if name not in without]
         moments = [at for records in newest for record in records for at in record["noticed"] if at > since]
         return min(moments, default=None)
 
@@ -135,6 +209,33 @@ class Job:
     def order(self, name: str) -> Path:
         """A file that tells ranks something while it is there."""
         return self.folder / name
+
+
+class ForkedJob(Job):
+    """Ranks that come from a nursery: whoever is killed is back as soon as it may be."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        super().__init__(folder, size)
+        argv = [ranks.interpreter(), str(HERE / "fault_nursery.py")]
+        pipe = subprocess.PIPE
+        self._nursery = subprocess.Popen(argv, env=self._env, stdin=pipe, stdout=pipe, text=True)
+
+    def spawn(self, name: str, env: dict[str, str]) -> Process:
+        """A fork."""
+        return self.ordered({"folder": str(self.folder), "env": env, "log": str(self.folder / f"{name}.log")})
+
+    def ordered(self, order: dict[str, Any]) -> Process:
+        """What the nursery makes of an order."""
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.write(json.dumps(order) + "\n")
+        self._nursery.stdin.flush()
+        return Forked(int(self._nursery.stdout.readline()))
+
+    def close(self) -> None:
+        """The nursery goes too."""
+        super().close()
+        self._nursery.communicate(timeout=30)
 
 
 class VirtualJob(Job):
@@ -172,7 +273,7 @@ def delayed(job: Job) -> Cluster:
     return _cluster(0.05, job.size)
 
 
-class SyncerJob(Job):
+class SyncerJob(ForkedJob):
     """Two groups of one rank that exchange through two shards."""
 
     def __init__(self, folder: Path) -> None:
@@ -197,14 +298,9 @@ class SyncerJob(Job):
 
     def start_shard(self, index: int) -> None:
         """Start a shard; it goes on from what it had committed."""
-        argv = [sys.executable, "-m", "paceline.runtime.syncer.server", str(self.folder / f"shard-{index}.json")]
-        with (self.folder / f"shard-{index}.log").open("ab") as log:
-            self.processes[f"shard-{index}"] = subprocess.Popen(argv, env=self._env, stdout=log, stderr=log)
-
-    def end(self) -> list[int]:
-        """Only the ranks stop by themselves."""
-        (self.folder / "stop").touch()
-        return [self.processes[name].wait(60) for name in self.names]
+        name = f"shard-{index}"
+        order = {"shard": str(self.folder / f"{name}.json"), "env": self._env, "log": str(self.folder / f"{name}.log")}
+        self.processes[name] = self.ordered(order)
 
     def environment(self, name: str) -> dict[str, str]:
         """A group of one."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fault_jobs import Job, SyncerJob, VirtualJob, delayed
+from fault_jobs import Failed, Job, SyncerJob, VirtualJob, delayed
 
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.links.delay import start_delays, stop_delays
@@ -21,11 +21,15 @@ from paceline.bench.virtual.links.delay import start_delays, stop_delays
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds; None where there is no such part."""
+    """Seconds, None where there is no such part, and who suffered."""
 
     detect: float | None = None
+    """From the fault to the first moment at which a survivor knows of it."""
     go_on: float | None = None
+    """From then to the next step that survivors commit, or the longest gap between steps if nobody is left behind."""
     back: float | None = None
+    """From the call of `join`, or the mended cause, to the first step with everybody."""
+    victims: tuple[str, ...] = ()
 
 
 def kill(job: Job, generator: random.Random) -> Cost:
@@ -52,7 +56,7 @@ def recovery(job: Job, generator: random.Random) -> Cost:
     time.sleep(generator.uniform(0.0, 0.25))
     at = time.monotonic()
     job.processes[second].kill()
-    detect, go_on = _noticed_and_went_on(job, at, [first, second], size=1)
+    detect, go_on = _noticed_and_went_on(job, at, [first, second], size=1, known=True)
     for victim in (first, second):
         job.processes[victim].wait()
     if generator.random() < 0.5:
@@ -61,7 +65,7 @@ def recovery(job: Job, generator: random.Random) -> Cost:
         job.processes[first].wait(30)
     for victim in (first, second):
         job.start(victim, late=True)
-    return Cost(detect, go_on, _back(job, [first, second]))
+    return Cost(detect, go_on, _back(job, [first, second]), (first, second))
 
 
 def last(job: Job, generator: random.Random) -> Cost:
@@ -82,7 +86,7 @@ def hang(job: Job, generator: random.Random) -> Cost:
     time.sleep(generator.uniform(0.1, 0.4))
     back = time.monotonic()
     job.processes[victim].send_signal(signal.SIGCONT)
-    return Cost(detect, go_on, _full(job, back) - back)
+    return Cost(detect, go_on, _full(job, back) - back, (victim,))
 
 
 def slow(job: Job, generator: random.Random) -> Cost:
@@ -108,7 +112,7 @@ def late(job: Job, generator: random.Random) -> Cost:
     job.processes["3"].kill()
     detect, go_on = _noticed_and_went_on(job, at, ["3"], size=job.size)
     job.processes.pop("3").wait()
-    return Cost(detect, go_on, back)
+    return Cost(detect, go_on, back, ("3",))
 
 
 def stranger(job: Job, generator: random.Random) -> Cost:
@@ -125,7 +129,7 @@ def stranger(job: Job, generator: random.Random) -> Cost:
         _undisturbed(job, at, "a stranger")
     refused = job.log("0").count("refused a connection from") - before
     if refused < 3:
-        raise SystemExit(f"3 strangers, {refused} in the log")
+        raise Failed(f"3 strangers, {refused} in the log")
     return Cost(go_on=_longest_gap(job, at))
 
 
@@ -153,7 +157,7 @@ def cut(job: Job, generator: random.Random) -> Cost:
     time.sleep(generator.uniform(0.1, 1.0))
     back = time.monotonic()
     job.link(victim, up=True)
-    return Cost(detect, go_on, _full(job, back) - back)
+    return Cost(detect, go_on, _full(job, back) - back, (victim,))
 
 
 def syncer(job: Job, generator: random.Random) -> Cost:
@@ -161,7 +165,7 @@ def syncer(job: Job, generator: random.Random) -> Cost:
     assert isinstance(job, SyncerJob)
     time.sleep(generator.uniform(0.1, 0.6))
     index = generator.randrange(len(job.ports))
-    known = max(max(record["versions"][index] for record in job.steps(name, newest=5)) for name in job.names)
+    known = max(job.newest(name)[0]["versions"][index] for name in job.names)
     at = time.monotonic()
     job.processes[f"shard-{index}"].kill()
     job.processes[f"shard-{index}"].wait()
@@ -190,14 +194,18 @@ def _after_kill(job: Job, generator: random.Random, victims: list[str], at: floa
     for victim in victims:
         job.processes[victim].wait()
         job.start(victim, late=True)
-    return Cost(detect, go_on, _back(job, victims))
+    return Cost(detect, go_on, _back(job, victims), tuple(victims))
 
 
-def _noticed_and_went_on(job: Job, at: float, victims: list[str], *, size: int) -> tuple[float, float]:
+def _noticed_and_went_on(
+    job: Job, at: float, victims: list[str], *, size: int, known: bool = False
+) -> tuple[float, float]:
+    """`known`: the view may have been over already when this fault came, so that there was nothing to notice."""
     step = job.until(lambda record: record["size"] == size, since=at, without=victims)
     noticed = job.noticed(at, victims)
-    if noticed is None:
-        raise SystemExit("a smaller group stepped without knowing why")
+    if noticed is None and not known:
+        raise Failed("a smaller group stepped without knowing why")
+    noticed = at if noticed is None else noticed
     return noticed - at, step["at"] - noticed
 
 
@@ -221,12 +229,12 @@ def _undisturbed(job: Job, since: float, why: str) -> None:
     noticed = job.noticed(since)
     if noticed is not None:
         logs = "\n".join(job.log(name)[-1500:] for name in job.names)
-        raise SystemExit(f"{why} ended a view\n{logs}")
+        raise Failed(f"{why} ended a view\n{logs}")
 
 
 def _longest_gap(job: Job, since: float) -> float:
     """Seconds between two steps of the first rank."""
-    moments = [record["at"] for record in job.steps("0", newest=200) if record["at"] > since]
+    moments = [record["at"] for record in job.steps("0") if record["at"] > since]
     return max(after - before for before, after in pairwise(moments))
 
 

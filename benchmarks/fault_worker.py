@@ -39,30 +39,37 @@ def worker(folder: Path) -> None:
     settings = Settings(patience=Patience(beat=0.1, silence=1.0, linger=0.05))
     _die_as_ordered(folder, name)
     with (folder / f"{name}.steps").open("a") as lines:
+        lines.write("\n")  # whoever was killed may have left half a line
         _write(lines, {"joins": time.monotonic()})
         with join(model, optimizer, TensorDataset(data), global_batch=BATCH, settings=settings) as pace:
             for batch in pace.batches(epochs=EPOCHS):
-                step, epoch = pace.position.step, pace.position.epoch
+                step, epoch, before = pace.position.step, pace.position.epoch, _hash(model)
                 pace.step(model(batch.inputs).square().mean())
                 if pace.position.step == step + 1:
-                    record = {"step": step + 1, "epoch": epoch, "samples": batch.indices.tolist()}
+                    record = {"step": step + 1, "epoch": epoch, "samples": batch.indices.tolist(), "from": before}
                     _write(lines, record | _state(pace, model))
                 device.speed = 0.2 if (folder / f"slow-{name}").exists() else 1.0
                 if (folder / "stop").exists():
                     break
+        _write(lines, {"ended": time.monotonic()})
     os._exit(0)
 
 
 def _state(pace: Any, model: Any) -> dict[str, Any]:
-    content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-    between = pace._between
+    """`size` is 0 for a step that others finished and this rank took over from them."""
+    last, between = pace.records[-1] if pace.records else None, pace._between
     return {
-        "size": pace.size,
+        "size": len(last.shares) if last is not None and last.step == pace.position.step else 0,
         "at": time.monotonic(),
         "noticed": pace.noticed[-6:],
-        "hash": hashlib.sha256(content).hexdigest()[:16],
+        "hash": _hash(model),
         "versions": list(between.versions) if between else [],
     }
+
+
+def _hash(model: Any) -> str:
+    content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _write(lines: Any, record: dict[str, Any]) -> None:

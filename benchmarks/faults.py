@@ -1,6 +1,6 @@
 """Faults at random moments, again and again, in running jobs; what they cost and whether the books still balance.
 
-    python benchmarks/faults.py --kinds kill,hang --repeats 20 --json
+    python benchmarks/faults.py --fault kill,hang --times 20 --json
 
 What happens at a random moment to a random rank of a job of three:
 
@@ -19,8 +19,11 @@ What happens at a random moment to a random rank of a job of three:
 Detection is from the fault to the first moment at which a survivor knows of it; a process that hangs or is cut off is
 known by its silence, here one second. Going on is from detection to the next step that survivors commit. Returning is
 from the call of `join` (or SIGCONT, or the mended link) to the first step with everybody. The books: every step number
-is committed, parameters are equal after every step on all ranks that were in it, and no sample of an epoch is used
-twice, none is left out of an epoch that ended.
+is committed once, parameters are equal after every step on all ranks that were in it, and no sample of an epoch is
+used twice, none is left out of an epoch that ended.
+
+Up to ten faults of a kind happen in one job, then its books are closed and added to --results as one line. A run that
+was interrupted goes on from there; --anew starts again.
 """
 
 from __future__ import annotations
@@ -30,47 +33,108 @@ import contextlib
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fault_books import books, syncer_books
-from fault_jobs import Job, SyncerJob, VirtualJob
+from fault_books import Absence, books, syncer_books
+from fault_jobs import Failed, ForkedJob, Job, SyncerJob, VirtualJob
 from fault_kinds import KINDS, Cost
+
+TOGETHER = 10
+"""Faults of one job."""
+GO_ON = 2.0
+"""Seconds within which survivors must go on once they know."""
+BAD = ("lost_steps", "samples_used_twice", "samples_left_out")
+JOBS: dict[str, type[Job]] = {"delay": VirtualJob, "cut": VirtualJob, "syncer": SyncerJob}
 
 
 def main() -> None:
-    """Run rounds of faults of each kind and print what they cost."""
+    """Run what is missing of each fault and print what all of them cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fault", default=",".join(KINDS), help="one or several of the above")
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--results", type=Path, default=Path("results/faults.jsonl"))
+    parser.add_argument("--anew", action="store_true", help="forget earlier results of these faults")
     parser.add_argument("--json", action="store_true", help="one JSON document in place of a table")
     args = parser.parse_args()
-    results = {}
-    for kind in args.kinds.split(","):
-        results[kind] = rounds(kind, args.repeats, args.seed)
+    kinds = args.fault.split(",")
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    if args.anew:
+        forget(args.results, kinds)
+    found = {}
+    for kind in kinds:
+        complete(kind, args.times, args.results)
+        found[kind] = summary([job for job in known(args.results) if job["fault"] == kind])
         if not args.json:
-            print(line(kind, results[kind]), flush=True)
+            print(line(kind, found[kind]), flush=True)
     if args.json:
-        print(json.dumps(results))
+        print(json.dumps(found))
+    sys.exit(0 if all(item["passed"] for item in found.values()) else 1)
 
 
-def rounds(kind: str, repeats: int, seed: int) -> dict[str, Any]:
-    """One job with so many faults of one kind."""
-    generator = random.Random(f"{kind} {seed}")
-    made = {"delay": VirtualJob, "cut": VirtualJob, "syncer": SyncerJob}.get(kind, Job)
-    with tempfile.TemporaryDirectory() as name, contextlib.closing(made(Path(name))) as job:
-        job.begin()
-        costs = [KINDS[kind](job, generator) for _ in range(repeats)]
-        found: dict[str, Any] = {"repeats": repeats, "exit_codes": job.end()}
-        found |= syncer_books(job) if isinstance(job, SyncerJob) else books(job)
-    return found | {f"{part}_s": spread(costs, part) for part in ("detect", "go_on", "back")}
+def known(results: Path) -> list[dict[str, Any]]:
+    """Jobs that were run."""
+    return [json.loads(text) for text in results.read_text().splitlines()] if results.exists() else []
 
 
-def spread(costs: list[Cost], part: str) -> dict[str, float] | None:
-    """Median and largest of one part of the costs; None where this kind of fault has no such part."""
-    values = [value for cost in costs if (value := getattr(cost, part)) is not None]
+def forget(results: Path, kinds: list[str]) -> None:
+    """Drop the jobs of some faults."""
+    kept = [job for job in known(results) if job["fault"] not in kinds]
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text("".join(json.dumps(job) + "\n" for job in kept))
+
+
+def complete(kind: str, times: int, results: Path) -> None:
+    """Run jobs until there were so many faults."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    while (done := sum(job["times"] for job in known(results) if job["fault"] == kind)) < times:
+        job = suffer(kind, min(TOGETHER, times - done), seed=f"{kind} {done}")
+        with results.open("a") as file:
+            file.write(json.dumps(job) + "\n")
+
+
+def suffer(kind: str, times: int, seed: str) -> dict[str, Any]:
+    """One job with so many faults of one kind; the first that is not survived is its last."""
+    generator, costs, absences = random.Random(seed), list[Cost](), list[Absence]()
+    found: dict[str, Any] = {"fault": kind, "failed": None, "books": None}
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(JOBS.get(kind, ForkedJob)(Path(name))) as job:
+        try:
+            job.begin()
+            for _ in range(times):
+                began = time.monotonic()
+                costs.append(KINDS[kind](job, generator))
+                absences += [Absence(victim, began, time.monotonic()) for victim in costs[-1].victims]
+            job.end()
+            found["books"] = syncer_books(job) if isinstance(job, SyncerJob) else books(job, absences)
+        except (Failed, subprocess.TimeoutExpired) as error:
+            found["failed"] = str(error)
+    tried = len(costs) + (found["failed"] is not None and len(costs) < times)
+    return {**found, "times": tried, "costs": [asdict(cost) for cost in costs]}
+
+
+def summary(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all jobs of one fault say together."""
+    costs = [cost for job in jobs for cost in job["costs"]]
+    closed = [job["books"] for job in jobs if job["books"]]
+    totals = {key: sum(book[key] for book in closed) for key in ("steps", "unfinished", *BAD)}
+    failed = sum(job["failed"] is not None for job in jobs)
+    slowest = max((cost["go_on"] for cost in costs if cost["go_on"] is not None), default=0.0)
+    passed = not failed and not any(totals[key] for key in BAD) and slowest < GO_ON
+    parts = {f"{part}_s": spread([cost[part] for cost in costs]) for part in ("detect", "go_on", "back")}
+    whole = [cost["detect"] + cost["go_on"] for cost in costs if cost["detect"] is not None]
+    count = {"times": sum(job["times"] for job in jobs), "failed": failed, "passed": passed}
+    return {**count, **totals, **parts, "fault_to_next_step_s": spread(whole)}
+
+
+def spread(given: list[float | None]) -> dict[str, float] | None:
+    """Median and largest; None where this kind of fault has no such part."""
+    values = [value for value in given if value is not None]
     if not values:
         return None
     return {"median": round(statistics.median(values), 3), "max": round(max(values), 3)}
@@ -79,12 +143,12 @@ def spread(costs: list[Cost], part: str) -> dict[str, float] | None:
 def line(kind: str, found: dict[str, Any]) -> str:
     """One row of the table."""
     times = [
-        f"{part} {found[f'{part}_s']['median']:.2f} s (max {found[f'{part}_s']['max']:.2f})"
-        for part in ("detect", "go_on", "back")
-        if found[f"{part}_s"]
+        f"{key.removesuffix('_s').replace('_', ' ')} {value['median']:.2f} s (max {value['max']:.2f})"
+        for key, value in found.items()
+        if key.endswith("_s") and value
     ]
-    rest = ", ".join(f"{key} {value}" for key, value in found.items() if not key.endswith("_s"))
-    return f"{kind:12} {'; '.join(times)}; {rest}"
+    counts = ", ".join(f"{key} {value}" for key, value in found.items() if isinstance(value, int) and key != "passed")
+    return f"{kind:12} {'ok ' if found['passed'] else 'BAD'} {'; '.join(times)}; {counts}"
 
 
 if __name__ == "__main__":
