@@ -4,10 +4,11 @@
     python benchmarks/beside.py --what kill --repeats 10 --json
 
 `utilisation` is achieved throughput over the sum of what each device does alone, as in benchmarks/utilisation.py.
-`kill` takes two ranks, kills one at a random moment (SIGKILL) and starts it again: seconds from the kill to the next
-step of the other, and from the call that joins to the first step of both. torchft runs twice: with its defaults, and
-with its lighthouse told to miss a heartbeat after 1 s in place of 5. Each has an environment of its own, made on first
-use from the versions in benchmarks/locks.
+`kill` takes two ranks, kills one at a random moment (SIGKILL, with all processes it started) and starts it again:
+seconds from the kill to the next step of the other, and from the call that joins to the first step of both. torchft
+runs twice: with its defaults, and with its lighthouse told to miss a heartbeat after 1 s in place of 5. Each peer has
+an environment of its own, made on first use from the versions in benchmarks/locks; one that cannot be made or does not
+run is reported with its error.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,18 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import ranks
-from beside_workers import WORKERS
-from fault_jobs import Job
+from fault_jobs import Failed, Job, Process
+from pythons import python_of
 
-from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
+from paceline.bench.environments import worker_path
 from paceline.bench.launchers.local import free_ports
-from paceline.bench.recipes import Recipe
+from paceline.errors import PacelineError
 
-HERE = Path(__file__).parent
-PEERS = {
-    "torchft": ("torch==2.13.0", "numpy", "torchft==0.2.0"),
-    "hivemind": ("torch==2.13.0", "numpy", "hivemind==1.1.12"),
-}
+WORKERS = Path(__file__).with_name("beside_workers.py")
 
 
 def main() -> None:
@@ -53,11 +50,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        WORKERS[args.worker](args)
     found = utilisations(args) if args.what == "utilisation" else kills(args)
     if args.json:
         print(json.dumps(found))
@@ -66,13 +59,14 @@ def main() -> None:
             print(f"{name:22} {value}")
 
 
-def python_of(peer: str) -> Path:
-    """The interpreter of a peer's environment, made now if it is not there."""
-    if peer == "paceline":
-        return Path(sys.executable)
-    lock = HERE / "locks" / f"{peer}.txt"
-    RECIPES.setdefault(peer, Recipe(name=peer, requirements=PEERS[peer], lock=lock, smoke=f"import {peer}"))
-    return environment_python(prepare(peer, lambda line: print(line, file=sys.stderr)))
+def interpreter(peer: str) -> str:
+    """Paceline's ranks run where those of the other benchmarks do."""
+    return ranks.interpreter() if peer == "paceline" else python_of(peer)
+
+
+def environment(peer: str, size: int) -> dict[str, str]:
+    """What all ranks are told."""
+    return {**ranks.environment(size), **({} if peer == "paceline" else {"PYTHONPATH": str(worker_path())})}
 
 
 def utilisations(args: argparse.Namespace) -> dict[str, Any]:
@@ -80,29 +74,42 @@ def utilisations(args: argparse.Namespace) -> dict[str, Any]:
     speeds = [float(speed) for speed in args.speeds.split(",")]
     with ThreadPoolExecutor() as pool:  # emulated devices leave the host idle, so they can be alone at once
         alone = sum(pool.map(lambda speed: rate(args, "paceline", [speed]), speeds))
-    found = {peer: round(rate(args, peer, speeds) / alone, 3) for peer in args.peers.split(",")}
+    found: dict[str, Any] = {}
+    for peer in args.peers.split(","):
+        try:
+            found[peer] = round(rate(args, peer, speeds) / alone, 3)
+        except (Failed, PacelineError, subprocess.TimeoutExpired) as error:
+            found[peer] = f"failed: {str(error)[-500:]}"
     return {**found, "speeds": speeds, "step_s": args.step}
 
 
 def rate(args: argparse.Namespace, peer: str, speeds: list[float]) -> float:
     """Samples per second of all ranks together."""
-    given = ["--worker", f"{peer}-rate", "--speeds", ",".join(map(str, speeds)), "--step", str(args.step)]
-    given += ["--gradients", str(args.gradients), "--steps", str(args.steps)]
-    base = {**ranks.environment(len(speeds)), **_own_path(peer)}
-    with tempfile.TemporaryDirectory() as folder, lighthouse(peer, len(speeds), []) as told:
-        argv = [str(python_of(peer)), __file__, *given, "--folder", folder]
-        processes = [
-            subprocess.Popen(argv, env={**base, **told, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+    told = {"speeds": speeds, "step": args.step, "gradients": args.gradients, "steps": args.steps}
+    base = environment(peer, len(speeds))
+    with tempfile.TemporaryDirectory() as folder, lighthouse(peer, len(speeds), []) as where:
+        argv = [interpreter(peer), str(WORKERS), f"{peer}-rate", json.dumps({**told, "folder": folder})]
+        started = [
+            Tree(argv, {**base, **where, "RANK": str(rank)}, Path(folder) / f"{rank}.log")
             for rank in range(len(speeds))
         ]
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit(f"{peer} failed")
-    return max(float(json.loads(output.splitlines()[-1])) for output in outputs)
+        try:
+            codes = [tree.wait(240) for tree in started]
+        finally:
+            for tree in started:
+                tree.kill()
+        outputs = [(Path(folder) / f"{rank}.log").read_text(errors="replace") for rank in range(len(speeds))]
+    if any(codes):
+        raise Failed("\n".join(outputs))
+    return max(_number(output) for output in outputs)
 
 
-def _own_path(peer: str) -> dict[str, str]:
-    return {} if peer == "paceline" else {"PYTHONPATH": str(worker_path())}
+def _number(output: str) -> float:
+    """The last line that is a number: loggers may write behind it."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            return float(line)
+    raise Failed(output)
 
 
 @contextlib.contextmanager
@@ -112,7 +119,7 @@ def lighthouse(peer: str, least: int, options: list[str]) -> Iterator[dict[str, 
         yield {}
         return
     (port,) = free_ports(1)
-    program = python_of(peer).with_name("torchft_lighthouse")
+    program = Path(python_of(peer)).with_name("torchft_lighthouse")
     words = ["--min_replicas", str(least), "--bind", f"127.0.0.1:{port}", "--quorum_tick_ms", "50", *options]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([str(program), *words], stdout=quiet, stderr=quiet)
@@ -123,30 +130,49 @@ def lighthouse(peer: str, least: int, options: list[str]) -> Iterator[dict[str, 
         process.wait()
 
 
+class Tree:
+    """A process and all that it starts, which die together."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], log: Path) -> None:
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(argv, env=env, stdout=file, stderr=file, start_new_session=True)
+
+    def kill(self) -> None:
+        """SIGKILL of all."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """To all that are left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code of the first."""
+        return self._process.wait(timeout)
+
+
 class PairJob(Job):
     """Two ranks by one of the peers."""
 
     def __init__(self, folder: Path, peer: str, told: dict[str, str]) -> None:
         super().__init__(folder, size=2)
-        self._peer, self._told = peer, told
+        self._peer = peer
+        self._env = {**environment(peer, 2), **told}
 
-    def command(self, name: str, argv: Any) -> list[str]:
+    def spawn(self, name: str, env: dict[str, str]) -> Process:
         """The peer's own worker."""
-        worker = ["--worker", f"{self._peer}-kill", "--folder", str(self.folder)]
-        return [str(python_of(self._peer)), __file__, *worker]
-
-    def environment(self, name: str) -> dict[str, str]:
-        """What its rank is told."""
-        return {**super().environment(name), **self._told, **_own_path(self._peer)}
+        argv = [interpreter(self._peer), str(WORKERS), f"{self._peer}-kill", json.dumps({"folder": str(self.folder)})]
+        return Tree(argv, env, self.folder / f"{name}.log")
 
 
 def kills(args: argparse.Namespace) -> dict[str, Any]:
     """What a kill and a return cost with each peer that survives one."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, peer, options in (
         ("paceline", "paceline", []),
         ("torchft", "torchft", []),
         ("torchft, 1 s heartbeat", "torchft", ["--heartbeat_timeout_ms", "1000"]),
+        ("hivemind", "hivemind", []),
     ):
         if peer in args.peers.split(","):
             found[name] = kill_rounds(peer, options, args.repeats)
@@ -154,21 +180,25 @@ def kills(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def kill_rounds(peer: str, options: list[str], repeats: int) -> dict[str, Any]:
-    """One pair of ranks, killed again and again."""
-    generator = random.Random(7)
-    with (
-        tempfile.TemporaryDirectory() as name,
-        lighthouse(peer, 1, options) as told,
-        contextlib.closing(PairJob(Path(name), peer, told)) as job,
-    ):
-        job.begin()
-        costs = [kill_round(job, generator) for _ in range(repeats)]
-    parts = zip(*costs, strict=True)
+    """One pair of ranks, killed again and again; what was measured before it failed, if it does."""
+    generator, costs = random.Random(7), list[tuple[float, float]]()
+    failed: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            told = stack.enter_context(lighthouse(peer, 1, options))
+            job = stack.enter_context(contextlib.closing(PairJob(folder, peer, told)))
+            job.begin()
+            for _ in range(repeats):
+                costs.append(kill_round(job, generator))
+        except (Failed, PacelineError, subprocess.TimeoutExpired) as error:
+            failed = {"failed": str(error)[-1500:]}
     keys = ("kill_to_next_step_s", "join_to_both_s")
-    return {
+    spread = {
         key: {"median": round(statistics.median(values), 3), "max": round(max(values), 3)}
-        for key, values in zip(keys, parts, strict=True)
+        for key, values in zip(keys, zip(*costs, strict=True), strict=False)
     }
+    return {**spread, "repeats": len(costs), **failed}
 
 
 def kill_round(job: Job, generator: random.Random) -> tuple[float, float]:
@@ -177,14 +207,16 @@ def kill_round(job: Job, generator: random.Random) -> tuple[float, float]:
     victim = generator.choice(job.names)
     at = time.monotonic()
     job.processes[victim].kill()
-    alone = job.until(lambda record: record["size"] == 1, since=at, without=[victim])["at"]
+    known = max(record["step"] for name in job.names for record in job.newest(name))
+    # Who does not know yet that it is alone has gone on too, once it is past the step that was under way.
+    alone = job.until(lambda record: record["size"] == 1 or record["step"] > known + 1, since=at, without=[victim])
     job.processes[victim].wait()
     time.sleep(generator.uniform(0.1, 0.4))
     begun = job.start(victim, late=True)
     both = max(
         job.until(lambda record: record["size"] == 2, since=begun, only=[name], timeout=90)["at"] for name in job.names
     )
-    return alone - at, both - job.joined(victim)
+    return alone["at"] - at, both - job.joined(victim)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""One rank of each peer: the loop that its own documentation shows, on the same emulated device."""
+"""One rank of each peer: the loop that its own documentation shows, on the same emulated device.
+
+python benchmarks/beside_workers.py PEER-rate|PEER-kill SETTINGS, as benchmarks/beside.py starts it
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,15 +19,12 @@ import ranks
 
 PER_SAMPLE = 0.002
 WARMUP = 5
-QUICK_STEP = 0.06
-"""Seconds of compute of a step while ranks are killed."""
+QUICK_BATCH = 60
+"""Samples of a step of two ranks while they are killed, as in benchmarks/fault_worker.py."""
+Told = dict[str, Any]
 
 
-def _speeds(args: argparse.Namespace) -> list[float]:
-    return [float(speed) for speed in args.speeds.split(",")]
-
-
-def _model(args: argparse.Namespace, speed: float) -> Any:
+def _model(told: Told) -> Any:
     import torch
     from layers import network
 
@@ -32,11 +32,28 @@ def _model(args: argparse.Namespace, speed: float) -> Any:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return network(args.gradients, Emulated(per_sample=PER_SAMPLE, speed=speed))
+    return network(told["gradients"], Emulated(per_sample=PER_SAMPLE, speed=told["speeds"][_rank()]))
 
 
-def _batch(args: argparse.Namespace) -> int:
-    return round(args.step * sum(_speeds(args)) / PER_SAMPLE)
+def _quick_model() -> Any:
+    import torch
+    from torch import nn
+
+    from paceline.runtime.emulate import Emulated, emulate
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1))
+    emulate(model, Emulated(per_sample=PER_SAMPLE))
+    return model
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _batch(told: Told) -> int:
+    return round(told["step"] * sum(told["speeds"]) / PER_SAMPLE)
 
 
 def _rate(ends: list[float], samples: int) -> None:
@@ -44,22 +61,29 @@ def _rate(ends: list[float], samples: int) -> None:
     ranks.finish(samples * (len(timed) - 1) / (timed[-1] - timed[0]))
 
 
-def paceline_rate(args: argparse.Namespace) -> None:
+def paceline_rate(told: Told) -> None:
     """Paceline: the ranks find their shares by themselves."""
     import torch
     from torch.utils.data import TensorDataset
 
     from paceline.runtime import join
 
-    batch = _batch(args)
-    model = _model(args, _speeds(args)[int(os.environ["RANK"])])
+    batch = _batch(told)
+    model = _model(told)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     ends = []
     with join(model, optimizer, TensorDataset(torch.randn(4 * batch, 1)), global_batch=batch) as pace:
-        for items in pace.batches(steps=args.steps + WARMUP):
+        for items in pace.batches(steps=told["steps"] + WARMUP):
             pace.step(model(items.inputs).square().mean())
             ends.append(time.perf_counter())
     _rate(ends, batch)
+
+
+def paceline_kill(told: Told) -> None:
+    """One of two ranks that may be killed."""
+    from fault_worker import worker
+
+    worker(Path(told["folder"]))
 
 
 def _torchft(model: Any) -> tuple[Any, Any, Any]:
@@ -81,7 +105,7 @@ def _torchft(model: Any) -> tuple[Any, Any, Any]:
         world_size=1,
         store_addr="127.0.0.1",
         store_port=store.port,
-        replica_id=f"rank{os.environ['RANK']}",
+        replica_id=f"rank{_rank()}",
         hostname="127.0.0.1",
     )
     manager.kept = store
@@ -99,35 +123,43 @@ def _torchft_steps(manager: Any, wrapped: Any, optimizer: Any, inputs: Any) -> I
             yield manager.num_participants()
 
 
-def torchft_rate(args: argparse.Namespace) -> None:
+def torchft_rate(told: Told) -> None:
     """torchft: equal batches."""
     import torch
 
     logging.disable(logging.WARNING)
-    speeds = _speeds(args)
-    model = _model(args, speeds[int(os.environ["RANK"])])
-    manager, wrapped, optimizer = _torchft(model)
-    share = _batch(args) // len(speeds)
+    size = len(told["speeds"])
+    manager, wrapped, optimizer = _torchft(_model(told))
+    share = _batch(told) // size
     steps, ends = _torchft_steps(manager, wrapped, optimizer, torch.randn(share, 1)), []
     for together in steps:
-        if together == len(speeds):
+        if together == size:
             ends.append(time.perf_counter())
-        if len(ends) == args.steps + WARMUP:
+        if len(ends) == told["steps"] + WARMUP:
             break
-    _rate(ends, share * len(speeds))
+    _rate(ends, share * size)
 
 
-def hivemind_rate(args: argparse.Namespace) -> None:
-    """hivemind: each peer adds small batches until all together have the global one."""
+def torchft_kill(told: Told) -> None:
+    """The same model and step by torchft."""
+    import torch
+
+    model = _quick_model()
+    with _lines(told) as lines:
+        _write(lines, {"joins": time.monotonic()})
+        manager, wrapped, optimizer = _torchft(model)
+        for together in _torchft_steps(manager, wrapped, optimizer, torch.randn(QUICK_BATCH // 2, 20)):
+            _write(lines, {"step": manager.current_step(), "size": together, "at": time.monotonic()})
+
+
+def _hivemind(told: Told, model: Any, *, batch: int, small: int, matchmaking: float) -> Any:
+    """A peer of the swarm that finds the others through whoever is there."""
     import hivemind
     import torch
 
-    speeds, batch, rank = _speeds(args), _batch(args), int(os.environ["RANK"])
-    model = _model(args, speeds[rank])
-    dht = hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=_first_peer(args, rank))
-    if rank == 0:
-        (Path(args.folder) / "peer").write_text("\n".join(map(str, dht.get_visible_maddrs())))
-    small = max(1, batch // 40)
+    maddrs = ["/ip4/127.0.0.1/tcp/0"]
+    dht = hivemind.DHT(start=True, host_maddrs=maddrs, initial_peers=_other_peer(Path(told["folder"])))
+    (Path(told["folder"]) / f"peer-{_rank()}").write_text("\n".join(map(str, dht.get_visible_maddrs())))
     optimizer = hivemind.Optimizer(
         dht=dht,
         run_id="beside",
@@ -136,56 +168,69 @@ def hivemind_rate(args: argparse.Namespace) -> None:
         params=list(model.parameters()),
         optimizer=lambda params: torch.optim.SGD(params, lr=1e-3),
         use_local_updates=False,
-        matchmaking_time=max(0.2, args.step / 2),
+        matchmaking_time=matchmaking,
         averaging_timeout=20.0,
         verbose=False,
     )
     optimizer.load_state_from_peers()
-    ends, inputs, deadline = [], torch.randn(small, 1), time.monotonic() + 90
-    while len(ends) < args.steps + WARMUP and time.monotonic() < deadline:
+    return optimizer
+
+
+def _other_peer(folder: Path) -> list[str]:
+    """Where another peer listens: the first one to start has none, one that comes back asks whoever stayed."""
+    deadline = time.monotonic() + 60
+    wait = _rank() != 0 or "PACELINE_LATE" in os.environ
+    while wait and time.monotonic() < deadline:
+        for path in folder.glob("peer-*"):
+            if path.name != f"peer-{_rank()}" and path.read_text():
+                return path.read_text().split()
+        time.sleep(0.05)
+    return []
+
+
+def _hivemind_epochs(optimizer: Any, model: Any, inputs: Any) -> Iterator[int]:
+    """The peers that are known after each common update."""
+    while True:
         epoch = optimizer.local_epoch
         model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if optimizer.local_epoch > epoch:
-            ends.append(time.perf_counter())
-    (Path(args.folder) / f"done-{rank}").touch()
-    while time.monotonic() < deadline and not (Path(args.folder) / f"done-{1 - rank}").exists() and len(speeds) > 1:
+            yield optimizer.tracker.global_progress.num_peers
+
+
+def hivemind_rate(told: Told) -> None:
+    """hivemind: each peer adds small batches until all together have the global one."""
+    import torch
+
+    batch, folder = _batch(told), Path(told["folder"])
+    model, small = _model(told), max(1, _batch(told) // 40)
+    optimizer = _hivemind(told, model, batch=batch, small=small, matchmaking=max(0.2, told["step"] / 2))
+    ends, deadline = [], time.monotonic() + 90
+    for _ in _hivemind_epochs(optimizer, model, torch.randn(small, 1)):
+        ends.append(time.perf_counter())
+        if len(ends) == told["steps"] + WARMUP or time.monotonic() > deadline:
+            break
+    (folder / f"done-{_rank()}").touch()
+    while len(list(folder.glob("done-*"))) < len(told["speeds"]) and time.monotonic() < deadline:
         time.sleep(0.1)
     _rate(ends, batch)
 
 
-def _first_peer(args: argparse.Namespace, rank: int) -> list[str]:
-    path = Path(args.folder) / "peer"
-    deadline = time.monotonic() + 60
-    while rank and not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return path.read_text().split() if rank else []
-
-
-def paceline_kill(args: argparse.Namespace) -> None:
-    """One of two ranks that may be killed."""
-    from fault_worker import worker
-
-    worker(Path(args.folder))
-
-
-def torchft_kill(args: argparse.Namespace) -> None:
-    """The same model and step by torchft."""
+def hivemind_kill(told: Told) -> None:
+    """The same model by hivemind; a step is a common update."""
     import torch
-    from torch import nn
 
-    from paceline.runtime.emulate import Emulated, emulate
-
-    torch.set_num_threads(1)
-    folder, name = Path(args.folder), os.environ["WORKER"]
-    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1))
-    emulate(model, Emulated(per_sample=QUICK_STEP / 30))
-    with (folder / f"{name}.steps").open("a") as lines:
+    model, small = _quick_model(), QUICK_BATCH // 6
+    with _lines(told) as lines:
         _write(lines, {"joins": time.monotonic()})
-        manager, wrapped, optimizer = _torchft(model)
-        for together in _torchft_steps(manager, wrapped, optimizer, torch.randn(30, 20)):
-            _write(lines, {"step": manager.current_step(), "size": together, "at": time.monotonic()})
+        optimizer = _hivemind(told, model, batch=QUICK_BATCH, small=small, matchmaking=0.2)
+        for together in _hivemind_epochs(optimizer, model, torch.randn(small, 20)):
+            _write(lines, {"step": optimizer.local_epoch, "size": together, "at": time.monotonic()})
+
+
+def _lines(told: Told) -> Any:
+    return (Path(told["folder"]) / f"{os.environ['WORKER']}.steps").open("a")
 
 
 def _write(lines: Any, record: dict[str, Any]) -> None:
@@ -193,10 +238,14 @@ def _write(lines: Any, record: dict[str, Any]) -> None:
     lines.flush()
 
 
-WORKERS: dict[str, Callable[[argparse.Namespace], None]] = {
+WORKERS: dict[str, Callable[[Told], None]] = {
     "paceline-rate": paceline_rate,
-    "torchft-rate": torchft_rate,
-    "hivemind-rate": hivemind_rate,
     "paceline-kill": paceline_kill,
+    "torchft-rate": torchft_rate,
     "torchft-kill": torchft_kill,
+    "hivemind-rate": hivemind_rate,
+    "hivemind-kill": hivemind_kill,
 }
+
+if __name__ == "__main__":
+    WORKERS[sys.argv[1]](json.loads(sys.argv[2]))
