@@ -1,6 +1,6 @@
 """Which settings learn digits soonest, in virtual time: every setting of a grid, in one process.
 
-python benchmarks/digits_tuning.py SETTINGS..., as benchmarks/tuned.py starts it
+python benchmarks/digits_tuning.py < SETTINGS, as benchmarks/tuned.py starts it
 
 Gradients, momentum, the syncer's rules and leases are real; the seconds of a step and of an exchange are those that the
 settings name. One group is one process with the whole batch, which data parallel steps equal.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import random
 import sys
 from typing import Any
@@ -130,6 +131,7 @@ def apart(told: Told) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    os.nice(15)  # virtual time is not in a hurry
     torch.set_num_threads(1)
     for told in json.loads(sys.stdin.read()):
         print(json.dumps((apart if told["way"] == "groups" else together)(told)), flush=True)
