@@ -2,7 +2,8 @@
 
 python benchmarks/equal.py --json
 
-Two ranks with one thread each train a small convolutional network; the two ways run in turn, several times.
+Two ranks with one thread each train a small convolutional network; the two ways run in turn, several times. Printed
+are samples per second of both (`paceline`, `ddp`; medians over the turns) and the median and range of their ratio.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from typing import Any
 
 import ranks
 
@@ -20,19 +22,21 @@ BATCH, WARMUP = 64, 20
 def main() -> None:
     """Run both in turn and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--turns", type=int, default=5, help="times that both run")
+    parser.add_argument("--steps", type=int, default=80, help="counted steps of a run")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", choices=["paceline", "ddp"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker(args.worker, args.steps)
     found: dict[str, list[float]] = {"paceline": [], "ddp": []}
+    result: dict[str, Any]
     for _ in range(args.turns):
         for way, values in found.items():
             values.append(ranks.run(__file__, ["--worker", way, "--steps", str(args.steps)], 2)[0])
     ratios = [mine / theirs for mine, theirs in zip(found["paceline"], found["ddp"], strict=True)]
-    result = {"ratio": round(statistics.median(ratios), 4), "range": [round(min(ratios), 4), round(max(ratios), 4)]}
+    result = {way: round(statistics.median(values), 1) for way, values in found.items()}
+    result |= {"ratio": round(statistics.median(ratios), 4), "range": [round(min(ratios), 4), round(max(ratios), 4)]}
     print(json.dumps(result) if args.json else f"Paceline reaches {result['ratio']:.3f} of DDP's throughput")
 
 

@@ -28,16 +28,16 @@ from paceline.errors import InputError
 from paceline.runtime.attempt import Attempt, StepRecord, chunked
 from paceline.runtime.auto.choose import Choice
 from paceline.runtime.auto.pilot import Pilot
-from paceline.runtime.auto.regroup import Door, moved, part
+from paceline.runtime.auto.regroup import Door, gathered, part
+from paceline.runtime.beginning import beginning_of
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.loading import Batch, Samples, load
-from paceline.runtime.members.meet import Launched, launched, meet
 from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
 from paceline.runtime.settings import Settings
-from paceline.runtime.syncer.between import Between, membership
+from paceline.runtime.syncer.between import Between, Membership
 from paceline.runtime.training import Training
 
 __all__ = ["Pace", "StepRecord", "join"]
@@ -75,24 +75,22 @@ class Pace:
         settings: Settings,
     ) -> None:
         self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
-        self._holder, start = WireHolder(), _start_of(settings)
-        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.size)
+        self._holder, begin = WireHolder(), beginning_of(settings)
+        self._roster = begin.roster
+        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=begin.start.size)
         emulate_as_told(model, global_batch)
-        where = membership()
-        compress = settings.compress
-        self._between = Between(where, model, global_batch=global_batch, compress=compress) if where else None
+        self._between = self._exchanging(begin.where, model) if begin.where else None
         """The other groups, if there are any."""
         batch = self._between.batch if self._between else global_batch
         also = (self._between,) if self._between else ()
         self._training = Training(model, optimizer, settings, num_samples=len(dataset), global_batch=batch, also=also)
         self._training.resume()
-        self._member = meet(start, settings.patience)
-        self._pilot = Pilot(global_batch) if settings.strategy == "auto" and where is None else None
+        self._member = begin.meet(settings)
+        self._pilot = Pilot(global_batch) if begin.decides else None
         self._door: Door | None = None
         """Where all groups are to meet again, if this process opened it."""
         self._session: GroupSession | None = None
         self._attempt: Attempt | None = None
-        self._order: tuple[int, np.ndarray] | None = None
         self._epochs, self._by_epochs = 0, False
         self._last_end = time.perf_counter()
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
@@ -216,7 +214,8 @@ class Pace:
         size = self._next_size()
         session, position = self._live, self.position
         shares = session.balance.shares(size)
-        mine = share_of(self._epoch_order(position.epoch), position, shares, session.rank)
+        order = epoch_order(len(self._dataset), seed=self.settings.seed, epoch=position.epoch)
+        mine = share_of(order, position, shares, session.rank)
         attempt = Attempt(size, shares, chunked(mine, self.settings.chunk), began=self._last_end)
         self._attempt = attempt
         if not attempt.chunks:
@@ -282,10 +281,14 @@ class Pace:
 
     def _split(self, choice: Choice) -> None:
         """Go on in several groups."""
-        self._member, where = part(self._live, self._member, choice, self.settings.patience)
-        self._between = Between(where, self._training.model, global_batch=self.global_batch)
+        patience = self.settings.patience
+        self._member, where = part(self._live, self._member, choice, patience, roster=self._roster)
+        self._between = self._exchanging(where, self._training.model)
         self._training.join_others(self._between, global_batch=self._between.batch)
         self._enter_anew()
+
+    def _exchanging(self, where: Membership, model: nn.Module) -> Between:
+        return Between(where, model, global_batch=self.global_batch, compress=self.settings.compress)
 
     def _gather(self, told: dict[str, Any] | None) -> None:
         """Go on as one group, if that is why no samples are left."""
@@ -296,8 +299,7 @@ class Pace:
         self._between = None
         self._training.join_others(None, global_batch=self.global_batch)
         pilot.gathered()
-        patience = self.settings.patience
-        self._member = moved(self._member, tuple(told["meet"]), self._door, size=told["size"], patience=patience)
+        self._member = gathered(self._member, told, self._door, self.settings.patience, roster=self._roster)
         self._door = None
         self._enter_anew()
 
@@ -387,17 +389,3 @@ class Pace:
                 view = None
         self.views.append((view.number, len(view.peers), time.monotonic()))
         self._last_end = time.perf_counter()
-
-    def _epoch_order(self, epoch: int) -> np.ndarray:
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, epoch_order(len(self._dataset), seed=self.settings.seed, epoch=epoch))
-        return self._order[1]
-
-
-def _start_of(settings: Settings) -> Launched:
-    """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
-    if settings.transport != "mpi":
-        return launched()
-    from paceline.runtime.group.mpi import launched_by_mpi
-
-    return launched_by_mpi()

@@ -6,6 +6,7 @@ exactly once however the shares change and whoever dies: a step that did not com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,12 @@ class Position:
     """Samples of this epoch that committed steps have used."""
 
 
+@functools.lru_cache(maxsize=2)
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
     """The samples of one epoch in the order in which they are used."""
-    return np.random.default_rng([seed, epoch]).permutation(num_samples)
+    order = np.random.default_rng([seed, epoch]).permutation(num_samples)
+    order.setflags(write=False)
+    return order
 
 
 def step_size(position: Position, *, num_samples: int, global_batch: int) -> int:
@@ -38,7 +42,7 @@ def step_size(position: Position, *, num_samples: int, global_batch: int) -> int
 def share_of(order: np.ndarray, position: Position, shares: Sequence[int], rank: int) -> np.ndarray:
     """The samples that one rank takes in the next step."""
     begin = position.cursor + sum(shares[:rank])
-    return order[begin : begin + shares[rank]]
+    return order[begin : begin + shares[rank]].copy()
 
 
 def advance(position: Position, size: int, *, num_samples: int) -> Position:

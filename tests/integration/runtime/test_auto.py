@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +28,37 @@ class Job:
     """Ranks on this machine, or one on each host of a virtual cluster."""
 
     def __init__(self, python: Path, folder: Path, options: dict[str, Any], up: VirtualCluster | None = None) -> None:
-        self._folder, self._size = folder, len(options["speeds"])
-        hosts = up.layout.seats if up is not None else ()
-        port = 21000 + secrets.randbelow(5000) if hosts else free_ports(1)[0]
-        meet = f"{hosts[0].address if hosts else '127.0.0.1'}:{port}"
-        secret = secrets.token_hex(16)
-        self.processes = []
-        for rank in range(self._size):
-            env = {
-                **os.environ,
-                "PYTHONPATH": str(worker_path()),
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "WORLD_SIZE": str(self._size),
-                "PACELINE_JOIN": meet,
-                "PACELINE_SECRET": secret,
-            }
-            argv = [str(python), str(WORKER), json.dumps(options), str(folder / f"rank-{rank}.json")]
-            if up is not None:
-                argv = on_network(up.pid_of(hosts[rank].name), argv)
-            with (folder / f"rank-{rank}.log").open("wb") as log:
-                self.processes.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))
+        self._python, self._folder, self._options, self._up = python, folder, options, up
+        self._size = len(options["speeds"])
+        self._hosts = up.layout.seats if up is not None else ()
+        port = 21000 + secrets.randbelow(5000) if self._hosts else free_ports(1)[0]
+        self._meet = f"{self._hosts[0].address if self._hosts else '127.0.0.1'}:{port}"
+        self._secret = secrets.token_hex(16)
+        self.processes = [self._start(rank) for rank in range(self._size)]
+
+    def _start(self, rank: int, **more: str) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(worker_path()),
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._size),
+            "PACELINE_JOIN": self._meet,
+            "PACELINE_SECRET": self._secret,
+            "PACELINE_ROSTER": str(self._folder / "roster.json"),
+            **more,
+        }
+        argv = [str(self._python), str(WORKER), json.dumps(self._options), str(self._folder / f"rank-{rank}.json")]
+        if self._up is not None:
+            seat = self._hosts[rank * len(self._hosts) // self._size]
+            argv = on_network(self._up.pid_of(seat.name), argv)
+        with (self._folder / f"rank-{rank}.log").open("ab") as log:
+            return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+
+    def kill_and_start_again(self, rank: int) -> None:
+        self.processes[rank].kill()
+        self.processes[rank].wait()
+        self.processes[rank] = self._start(rank, PACELINE_LATE="1")
 
     def log(self, rank: int) -> str:
         return (self._folder / f"rank-{rank}.log").read_text(errors="replace")
@@ -134,6 +144,23 @@ def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow
     assert found[0]["parameters"] == found[1]["parameters"]
 
 
+@pytest.mark.parametrize(("ranks", "killed"), [(2, 1), (4, 3)], ids=["the-whole-group", "one-of-its-group"])
+def test_a_rank_killed_after_the_split_comes_back_to_its_group(
+    start: Any, slow_link: VirtualCluster, ranks: int, killed: int
+) -> None:
+    job = start(slow_link, speeds=[1.0] * ranks, epochs=24, width=700, per_sample=0.002)
+    until(lambda: "2 groups exchanging" in job.log(0), job)
+    until_step(job, job.step() + 8)
+    job.kill_and_start_again(killed)
+    found = job.wait()
+    uses = {tuple(use) for rank in found for use in rank["used"]}
+    assert found[killed]["used"], "it trained again"
+    assert found[killed]["seen"][0][1] == ranks // 2, "in its own group"
+    assert all(rank["parameters"] == found[0]["parameters"] for rank in found)
+    missing = {(epoch, sample) for epoch in range(24) for sample in range(240)} - uses
+    assert not {use for use in missing if use[0] >= 12}, "only what the killed rank did before is not in the books"
+
+
 def test_a_link_that_becomes_slow_splits_the_group(start: Any, slow_link: VirtualCluster) -> None:
     """Gradients are small enough for the link at first; then it becomes thirty times slower, for later tests too."""
     job = start(slow_link, speeds=[1.0, 1.0], epochs=16, per_sample=0.004, width=120)
@@ -163,9 +190,13 @@ def test_a_rank_that_becomes_slow_is_planned_for_again(start: Any) -> None:
 
 
 def until_step(job: Job, step: int) -> None:
+    until(lambda: job.step() >= step, job)
+
+
+def until(reached: Callable[[], bool], job: Job) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if job.step() >= step:
+        if reached():
             return
         time.sleep(0.05)
-    raise AssertionError(f"step {step} was not reached:\n{job.log(0)}")
+    raise AssertionError(f"it did not come to that:\n{job.log(0)}")

@@ -221,6 +221,24 @@ def test_samples_of_a_group_that_is_gone_are_handed_out_again(syncer: Any) -> No
     stays.close()
 
 
+def test_a_group_that_died_and_begins_anew_counts_again_and_its_samples_are_free(syncer: Any) -> None:
+    made = syncer(2, groups=1, quorum=1)
+    before = made.client("a")
+    _, versions = start(before)
+    before.lease(1, 60)
+    _, versions = before.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=versions, samples=60)
+    lost = before.lease(2, 60)
+    before.close()
+    again = made.client("a")
+    theta, versions = start(again)
+    assert theta == pytest.approx(-np.ones(10)), "what it had handed in stays"
+    assert again.lease(1, 60) == lost
+    made.restart()
+    theta, _ = again.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=versions, samples=60)
+    assert theta == pytest.approx(-2 * np.ones(10))
+    again.close()
+
+
 def test_a_syncer_that_is_not_there_is_an_error_not_a_hang(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     client = SyncerClient([("127.0.0.1", port)], b"x", group="a", patience=0.3)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LARGE", "SMALL", "Links", "Timing", "links_from", "pairs_of"]
+__all__ = ["LARGE", "SMALL", "Links", "Timing", "large_message", "links_from", "pairs_of"]
 
-SMALL, LARGE = 1 << 10, 1 << 20
+SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
 MANY = 8
 """Hosts beyond which only neighbours are measured."""
 SEAM = 4.0
@@ -47,9 +47,14 @@ def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
     return inside + [(one, other) for i, one in enumerate(first) for other in first[i + 1 :]]
 
 
-def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing]) -> Links:
+def large_message(gradient_bytes: float) -> int:
+    """Bytes of the large message: no more than training itself will send, and enough to tell a bandwidth."""
+    return int(min(LARGE, max(LEAST_LARGE, gradient_bytes)))
+
+
+def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing], *, large: int = LARGE) -> Links:
     """Places and links from what messages took."""
-    costs = {pair: _cost(timing) for pair, timing in timings.items()}
+    costs = {pair: _cost(timing, large) for pair, timing in timings.items()}
     place_of = _places(addresses, costs)
     inside: dict[str, list[Cost]] = {}
     between: dict[str, list[Cost]] = {}
@@ -63,9 +68,9 @@ def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing])
     return Links(places, tuple(within[place] for place in places), tuple(out[place] for place in places))
 
 
-def _cost(timing: Timing) -> Cost:
-    small, large = timing
-    return (LARGE - SMALL) / max(large - small, 1e-9), max(small, 1e-6)
+def _cost(timing: Timing, large: int) -> Cost:
+    short, long = timing
+    return (large - SMALL) / max(long - short, 1e-9), max(short, 1e-6)
 
 
 def _worst(costs: Sequence[Cost]) -> Cost:

@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.auto.links import LARGE, SMALL, Links, links_from, pairs_of
+from paceline.runtime.auto.links import SMALL, Links, large_message, links_from, pairs_of
 
 __all__ = ["measure_links"]
 
 
-def measure_links(wire: Any, addresses: Sequence[str]) -> Links:
+def measure_links(wire: Any, addresses: Sequence[str], *, gradient_bytes: float) -> Links:
     """Time all pairs, one after the other; every rank calls this and gets the same answer."""
-    pairs = pairs_of(addresses)
+    pairs, large = pairs_of(addresses), large_message(gradient_bytes)
     times = torch.zeros(len(pairs), 2, dtype=torch.float64)
     for index, (one, other) in enumerate(pairs):
-        for column, size in enumerate((SMALL, LARGE)):
+        for column, size in enumerate((SMALL, large)):
             seconds = wire.ping(one, other, size)
             if wire.rank == one:
                 times[index, column] = seconds
     wire.all_reduce(times)()
-    return links_from(addresses, dict(zip(pairs, [(row[0], row[1]) for row in times.tolist()], strict=True)))
+    timings = dict(zip(pairs, [(row[0], row[1]) for row in times.tolist()], strict=True))
+    return links_from(addresses, timings, large=large)

@@ -3,12 +3,14 @@
 Each group's first rank opens the door at which its group meets and starts a shard of the syncer beside it; all ranks
 learn the places over the wire of the group that they are about to leave. The way back is an appointment made through
 the syncer: no group gets fresh samples, and when the last one has handed in its progress all meet at one door.
+A rank that is started again while there are several groups finds its own by what the split has left beside the roster.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,12 +26,15 @@ import torch
 
 from paceline.errors import LaunchFailed
 from paceline.runtime.auto.choose import Choice
+from paceline.runtime.auto.seats import GroupSeats, forget_groups, group_roster, note_groups
+from paceline.runtime.members.around import answers, read_roster
 from paceline.runtime.members.channel import call
+from paceline.runtime.members.meet import Launched
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.view import Patience
+from paceline.runtime.members.view import Patience, Peer
 from paceline.runtime.syncer.between import Membership
 
-__all__ = ["NAME", "Door", "moved", "open_door", "part"]
+__all__ = ["NAME", "Door", "gathered", "join_again", "open_door", "part"]
 
 SHARD_STARTS_S = 20.0
 NAME = "group{}"
@@ -50,7 +55,9 @@ def open_door(address: str) -> Door:
     return Door(server, (address, int(server.getsockname()[1])))
 
 
-def part(session: Any, member: Member, choice: Choice, patience: Patience) -> tuple[Member, Membership]:
+def part(
+    session: Any, member: Member, choice: Choice, patience: Patience, *, roster: Path | None
+) -> tuple[Member, Membership]:
     """Take up a place in one of several groups; all ranks of the session call this."""
     number = next(index for index, group in enumerate(choice.groups) if session.rank in group)
     group, address = choice.groups[number], member.peer.address
@@ -60,27 +67,65 @@ def part(session: Any, member: Member, choice: Choice, patience: Patience) -> tu
         shard = _start_shard(number, address, choice, member._secret)
         ports[number] = torch.tensor([door.place[1], shard])
     session.wire.all_reduce(ports)()
-    hosts = [session.view.peers[ranks[0]].address for ranks in choice.groups]
-    places = [(host, int(port)) for host, port in zip(hosts, ports[:, 1].tolist(), strict=True)]
-    where = Membership(
-        group=NAME.format(number),
-        places=tuple(places),
-        secret=member._secret,
-        local_steps=choice.local_steps,
-        share=choice.samples[number] / sum(choice.samples),
-    )
-    meet = (hosts[number], int(ports[number, 0]))
-    return moved(member, meet, door, size=len(group), patience=patience), where
+    seats = _seats(session.view.peers, choice, ports.tolist())
+    if session.rank == 0:
+        note_groups(roster, seats)
+    mine = seats[number]
+    left = group_roster(roster, mine.group)
+    found = _moved(member, mine.meet, door, size=len(group), patience=patience, roster=left)
+    return found, mine.membership(member._secret)
 
 
-def moved(member: Member, meet: tuple[str, int], door: Door | None, *, size: int, patience: Patience) -> Member:
+def _seats(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]) -> list[GroupSeats]:
+    """Who is where from now on; `ports` are each group's door and shard."""
+    hosts = [peers[ranks[0]].address for ranks in choice.groups]
+    places = tuple((host, shard) for host, (_, shard) in zip(hosts, ports, strict=True))
+    return [
+        GroupSeats(
+            group=NAME.format(number),
+            addresses={str(peers[rank].rank): peers[rank].address for rank in ranks},
+            meet=(hosts[number], ports[number][0]),
+            places=places,
+            local_steps=choice.local_steps,
+            share=choice.samples[number] / sum(choice.samples),
+        )
+        for number, ranks in enumerate(choice.groups)
+    ]
+
+
+def gathered(
+    member: Member, told: dict[str, Any], door: Door | None, patience: Patience, *, roster: Path | None
+) -> Member:
+    """The same process in the one group of all ranks; `told` is what the syncer said, the door is its opener's."""
+    if door is not None:
+        forget_groups(roster)
+    return _moved(member, tuple(told["meet"]), door, size=told["size"], patience=patience, roster=roster)
+
+
+def _moved(
+    member: Member, meet: tuple[str, int], door: Door | None, *, size: int, patience: Patience, roster: Path | None
+) -> Member:
     """The same process as a member of the group that meets there."""
     door_of_mine = door or open_door(member.peer.address)
     peer = replace(member.peer, port=door_of_mine.place[1])
     found = Member(door_of_mine.server, member._secret, peer=peer, patience=patience)
     member.leave()
     found.start(meet, first=size if door is not None else None)
+    found._roster = roster  # not before: what it says now is of a group that nobody is in any more
     return found
+
+
+def join_again(start: Launched, seats: GroupSeats, patience: Patience) -> Member:
+    """Join the group where it runs; if nobody of it is left, its first rank begins it anew."""
+    assert start.secret is not None, "a job with a roster has a secret"
+    secret, roster = start.secret, group_roster(start.roster, seats.group)
+    alive = any(answers(place, secret) for place in read_roster(roster))
+    begins = not alive and start.rank == min(int(rank) for rank in seats.addresses)
+    door = open_door(seats.addresses[str(start.rank)])
+    peer = Peer(f"rank{start.rank}-{secrets.token_hex(3)}", start.rank, *door.place)
+    member = Member(door.server, secret, peer=peer, patience=patience)
+    member.start(door.place if begins else seats.meet, first=1 if begins else None, roster=roster)
+    return member
 
 
 def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int:

@@ -89,6 +89,14 @@ class Shard:
         if self._reached_at is None and len(self._waiting) >= min(self._policy.quorum, self._groups):
             self._reached_at = now
 
+    def forget(self, group: str) -> None:
+        """A group begins anew: it counts its exchanges from one again, and what it left unfinished is dropped."""
+        self._waiting.pop(group, None)
+        if not self._waiting:
+            self._reached_at = None
+        if self._applied.pop(group, None) is not None:
+            self._save()
+
     def settled(self, group: str, sequence: int) -> bool:
         """Whether a group's progress has been dealt with."""
         return sequence <= self._applied.get(group, 0)

@@ -107,8 +107,12 @@ class Server:
             channel.send(self._facts())
 
     def _start(self, group: str, theta: np.ndarray, message: Message) -> None:
+        """A group begins; if it did before, all of its processes died, and what it had not handed in is free again."""
         with self._changed:
             self._shard.start(theta)
+            self._shard.forget(group)
+            if self._leases is not None:
+                self._leases.release(group)
             if self._leases is None:
                 begin = message.get("begin", (0, 0))
                 self._leases = Leases(message["num_samples"], message["epochs"], begin=begin)
