@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from fault_jobs import Job, Record
 
@@ -82,20 +81,57 @@ def _misused(job: Job, step: int, records: list[Record]) -> tuple[int, int]:
     return wrong, len(due - set(used)) if whole else 0
 
 
-def syncer_books(job: Job) -> dict[str, Any]:
-    """The books of groups around a syncer: a version that a group has seen never comes back as an older one."""
-    uses: Counter[tuple[int, int]] = Counter()
-    backwards = 0
+def syncer_books(job: Job) -> dict[str, int]:
+    """The books of groups around a syncer.
+
+    A stretch of samples counts once a group was given the next one, which it asks for when its progress is in. A group
+    that died may or may not have handed in its last stretch: somebody else does it then, or it is done. A group that
+    was taken for dead is given another stretch under the same number: its progress was refused. A version that a group
+    has seen never comes back as an older one.
+    """
+    done: Counter[tuple[int, int]] = Counter()
+    open_ones: set[tuple[int, int]] = set()
+    wrong = backwards = 0
     for name in job.names:
         records = job.steps(name)
-        uses.update((record["epoch"], sample) for record in records for sample in record["samples"])
         for before, after in pairwise(records):
             backwards += any(new < old for old, new in zip(before["versions"], after["versions"], strict=True))
+        for life in _lives(job, name):
+            handed_in, last = _stretches(life)
+            done.update((epoch, place) for _, epoch, begin, end in handed_in for place in range(begin, end))
+            open_ones |= {(last[1], place) for place in range(last[2], last[3])}
+            wrong += sum(_strayed(job, stretch, life) for stretch in handed_in)
     ended = range(min(job.steps(name)[-1]["epoch"] for name in job.names))
+    places = [(epoch, place) for epoch in ended for place in range(job.samples)]
     return {
         "steps": sum(len(job.steps(name)) for name in job.names),
         "lost_steps": backwards,
-        "unfinished": 0,
-        "samples_used_twice": sum(count > 1 for count in uses.values()),
-        "samples_left_out": sum((epoch, sample) not in uses for epoch in ended for sample in range(job.samples)),
+        "unfinished": sum(place not in done for place in places),
+        "samples_used_twice": sum(count > 1 for count in done.values()) + wrong,
+        "samples_left_out": sum(place not in done and place not in open_ones for place in places),
     }
+
+
+def _lives(job: Job, name: str) -> list[list[Record]]:
+    """The steps of a group from each start of its process to its end."""
+    lives: list[list[Record]] = []
+    for record in job.lines(name):
+        if "joins" in record:
+            lives.append([])
+        elif "step" in record and record["at"] < job.stopped:
+            lives[-1].append(record)
+    return [life for life in lives if life]
+
+
+def _stretches(life: list[Record]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The stretches that were handed in, and the one after them."""
+    taken = list(dict.fromkeys(tuple(record["lease"]) for record in life))
+    return [one for one, following in pairwise(taken) if following[0] > one[0]], taken[-1]
+
+
+def _strayed(job: Job, stretch: tuple[int, ...], life: list[Record]) -> int:
+    """Samples that were used for a stretch and are not in it, or the other way round."""
+    _, epoch, begin, end = stretch
+    due = Counter(epoch_order(job.samples, seed=0, epoch=epoch)[begin:end].tolist())
+    used = Counter(sample for record in life if tuple(record["lease"]) == stretch for sample in record["samples"])
+    return sum(((due - used) + (used - due)).values())

@@ -24,6 +24,8 @@ from paceline.spec.cluster import Cluster, Device, Host, Link
 HERE = Path(__file__).parent
 START = 180.0
 """Seconds that a busy machine may take to start all ranks."""
+SILENCE = 1.0
+"""Seconds after which a silent group is taken for dead; ranks of one group are told the same in fault_worker.py."""
 HANG = 60.0
 """Seconds without the awaited step after which a job hangs."""
 Record = dict[str, Any]
@@ -274,7 +276,9 @@ def delayed(job: Job) -> Cluster:
 
 
 class SyncerJob(ForkedJob):
-    """Two groups of one rank that exchange through two shards."""
+    """Two groups of one rank that exchange through two shards, without waiting for each other."""
+
+    quorum = 1
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -284,7 +288,7 @@ class SyncerJob(ForkedJob):
         self._env.pop("MASTER_PORT")
         for index, port in enumerate(self.ports):
             settings = {"index": index, "folder": str(folder), "address": "127.0.0.1", "port": port}
-            settings |= {"groups": 2, "quorum": 1}
+            settings |= {"groups": 2, "quorum": self.quorum, "silence": SILENCE}
             (folder / f"shard-{index}.json").write_text(json.dumps(settings))
 
     def begin(self) -> None:
@@ -308,3 +312,19 @@ class SyncerJob(ForkedJob):
         told = {"PACELINE_SYNCER": places, "PACELINE_SYNCER_SECRET": self.secret, "PACELINE_GROUP": name}
         told |= {"PACELINE_GROUP_SHARE": "0.5", "PACELINE_LOCAL_STEPS": "2", "WORKER": name}
         return told | {"WORLD_SIZE": "1", "RANK": "0"}
+
+
+class RoundsJob(SyncerJob):
+    """Two groups that wait for each other at every exchange."""
+
+    quorum = 2
+
+    def lost(self, group: str, since: float) -> float | None:
+        """When the last shard took a group for dead, by time.time()."""
+        moments = []
+        for index in range(len(self.ports)):
+            said = [line.split(maxsplit=1) for line in self.log(f"shard-{index}").splitlines()]
+            found = [float(at) for at, text in said if text.startswith(f"group {group} was silent")]
+            moments.append(next((at for at in found if at > since), None))
+        known = [at for at in moments if at is not None]
+        return max(known) if len(known) == len(moments) else None

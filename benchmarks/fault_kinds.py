@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fault_jobs import Failed, Job, SyncerJob, VirtualJob, delayed
+from fault_jobs import Failed, Job, RoundsJob, SyncerJob, VirtualJob, delayed
 
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.links.delay import start_delays, stop_delays
@@ -177,8 +177,36 @@ def syncer(job: Job, generator: random.Random) -> Cost:
     return Cost(back=max(record["at"] for record in found) - at)
 
 
+def group(job: Job, generator: random.Random) -> Cost:
+    """A whole group dies or hangs: the other one waits for it no longer than it must, and it comes back."""
+    assert isinstance(job, RoundsJob)
+    time.sleep(generator.uniform(0.1, 0.6))
+    victim, survivor = generator.sample(job.names, 2)
+    dies = generator.random() < 0.5
+    known = job.newest(survivor)[0]["lease"][0]
+    at, wall = time.monotonic(), time.time()
+    job.processes[victim].send_signal(signal.SIGKILL if dies else signal.SIGSTOP)
+    # The exchange that was under way may have had all it needed, the one after cannot.
+    step = job.until(lambda record: record["lease"][0] > known + 1, since=at, only=[survivor])
+    lost = job.lost(victim, wall)
+    if lost is None:
+        raise Failed(f"a round of two went on with one of them\n{job.log('shard-0')[-2000:]}")
+    detect = lost - wall
+    time.sleep(generator.uniform(0.1, 0.4))
+    back = time.monotonic()
+    if dies:
+        job.processes[victim].wait()
+        job.start(victim)
+    else:
+        job.processes[victim].send_signal(signal.SIGCONT)
+    first = job.until(lambda record: True, since=back, only=[victim])["at"]
+    begun = job.joined(victim) if dies else back
+    return Cost(detect, step["at"] - at - detect, first - begun, (victim,))
+
+
 KINDS: dict[str, Callable[[Any, random.Random], Cost]] = {
-    made.__name__: made for made in (kill, aggregation, recovery, last, hang, slow, late, stranger, delay, cut, syncer)
+    made.__name__: made
+    for made in (kill, aggregation, recovery, last, hang, slow, late, stranger, delay, cut, syncer, group)
 }
 
 

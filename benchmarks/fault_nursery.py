@@ -6,6 +6,7 @@ Reads one JSON order per line, answers each with the process number of the child
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -43,6 +44,7 @@ def _become(order: dict[str, Any]) -> None:
         if "shard" in order:
             from paceline.runtime.syncer.server import main
 
+            logging.basicConfig(level=logging.INFO, format="%(created).3f %(message)s")
             sys.argv = ["shard", order["shard"]]
             main()
         else:

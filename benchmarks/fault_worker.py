@@ -43,11 +43,11 @@ def worker(folder: Path) -> None:
         _write(lines, {"joins": time.monotonic()})
         with join(model, optimizer, TensorDataset(data), global_batch=BATCH, settings=settings) as pace:
             for batch in pace.batches(epochs=EPOCHS):
-                step, epoch, before = pace.position.step, pace.position.epoch, _hash(model)
+                step, epoch, before, lease = pace.position.step, pace.position.epoch, _hash(model), _lease(pace)
                 pace.step(model(batch.inputs).square().mean())
                 if pace.position.step == step + 1:
                     record = {"step": step + 1, "epoch": epoch, "samples": batch.indices.tolist(), "from": before}
-                    _write(lines, record | _state(pace, model))
+                    _write(lines, record | {"lease": lease} | _state(pace, model))
                 device.speed = 0.2 if (folder / f"slow-{name}").exists() else 1.0
                 if (folder / "stop").exists():
                     break
@@ -65,6 +65,12 @@ def _state(pace: Any, model: Any) -> dict[str, Any]:
         "hash": _hash(model),
         "versions": list(between.versions) if between else [],
     }
+
+
+def _lease(pace: Any) -> list[int]:
+    """The stretch of samples that this group works on, if there are several groups."""
+    between = pace._between
+    return [between.sequence, between.epoch, between.begin, between.end] if between else []
 
 
 def _hash(model: Any) -> str:

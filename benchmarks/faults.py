@@ -15,6 +15,7 @@ What happens at a random moment to a random rank of a job of three:
     delay        0.1 s there and back on all links for a while (virtual cluster, root)
     cut          its link drops everything until the others go on, then works again (virtual cluster, root)
     syncer       two groups, two shards: SIGKILL of a shard, which is started again
+    group        two groups that wait for each other at every exchange: SIGKILL or SIGSTOP of one, which comes back
 
 Detection is from the fault to the first moment at which a survivor knows of it; a process that hangs or is cut off is
 known by its silence, here one second. Going on is from detection to the next step that survivors commit. Returning is
@@ -42,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_books import Absence, books, syncer_books
-from fault_jobs import Failed, ForkedJob, Job, SyncerJob, VirtualJob
+from fault_jobs import Failed, ForkedJob, Job, RoundsJob, SyncerJob, VirtualJob
 from fault_kinds import KINDS, Cost
 
 TOGETHER = 10
@@ -50,7 +51,7 @@ TOGETHER = 10
 GO_ON = 2.0
 """Seconds within which survivors must go on once they know."""
 BAD = ("lost_steps", "samples_used_twice", "samples_left_out")
-JOBS: dict[str, type[Job]] = {"delay": VirtualJob, "cut": VirtualJob, "syncer": SyncerJob}
+JOBS: dict[str, type[Job]] = {"delay": VirtualJob, "cut": VirtualJob, "syncer": SyncerJob, "group": RoundsJob}
 
 
 def main() -> None:

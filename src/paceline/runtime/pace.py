@@ -387,5 +387,7 @@ class Pace:
             except Broken as error:
                 self._member.trouble(view, str(error))
                 view = None
+        if self._between is not None:
+            self._between.take_turn(speaks=self.rank == 0)
         self.views.append((view.number, len(view.peers), time.monotonic()))
         self._last_end = time.perf_counter()

@@ -19,7 +19,7 @@ import pytest
 
 from paceline.bench.launchers.local import free_ports
 from paceline.errors import TrainingLost
-from paceline.runtime.syncer.client import SyncerClient, as_received
+from paceline.runtime.syncer.client import LeftBehind, SyncerClient, as_received
 
 SECRET = secrets.token_hex(8)
 
@@ -219,6 +219,58 @@ def test_samples_of_a_group_that_is_gone_are_handed_out_again(syncer: Any) -> No
     assert lost in taken
     assert taken[-1] is None
     stays.close()
+
+
+def test_what_a_group_handed_in_before_it_died_is_not_done_again(syncer: Any) -> None:
+    made = syncer(1, groups=2, quorum=1, silence=0.3)
+    gone, stays = made.client("gone"), made.client("stays")
+    versions = start(gone)[1]
+    start(stays)
+    done = gone.lease(1, 60)
+    gone.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=versions, samples=60)
+    gone.close()
+    time.sleep(0.6)
+    taken = [stays.lease(number, 60) for number in (1, 2)]
+    assert done not in taken
+    assert taken[-1] is None
+    stays.close()
+
+
+def test_samples_of_a_group_that_died_before_a_restart_are_handed_out_again(syncer: Any) -> None:
+    made = syncer(1, groups=2, quorum=1, silence=0.5)
+    gone, stays = made.client("gone"), made.client("stays")
+    start(gone)
+    start(stays)
+    lost = gone.lease(1, 60)
+    gone.close()
+    made.restart()
+    taken = [stays.lease(number, 60) for number in (1, 2, 3)]
+    assert lost in taken
+    assert taken[-1] is None
+    stays.close()
+
+
+def test_a_group_that_hangs_is_not_waited_for_and_may_come_back(syncer: Any) -> None:
+    made = syncer(2, groups=2, quorum=2, silence=0.5)
+    hung, stays = made.client("hung"), made.client("stays")
+    old, versions = start(hung)[1], start(stays)[1]
+    ones = np.ones(10, dtype=np.float32)
+    lost, mine = hung.lease(1, 40), stays.lease(1, 40)
+    hung._beats.stop()  # connected, but as silent as a process that was stopped
+    begun = time.monotonic()
+    theta, versions = stays.exchange(ones, sequence=1, versions=versions, samples=40)
+    assert time.monotonic() - begun < 2.0
+    assert theta == pytest.approx(-ones)
+    assert stays.lease(2, 40) == lost != mine
+    with pytest.raises(LeftBehind):
+        hung.exchange(100 * ones, sequence=1, versions=old, samples=40)
+    theta, versions = hung.come_back()
+    assert theta == pytest.approx(-ones), "what others do now it has not done"
+    again = hung.lease(1, 40)
+    assert again is not None
+    assert again.begin == 80
+    for client in (hung, stays):
+        client.close()
 
 
 def test_a_group_that_died_and_begins_anew_counts_again_and_its_samples_are_free(syncer: Any) -> None:

@@ -6,21 +6,25 @@ under way; the syncer recognises it by its sequence number.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline.errors import InputError
-from paceline.runtime.syncer.client import SyncerClient, as_received
+from paceline.runtime.syncer.client import LeftBehind, SyncerClient, as_received
 from paceline.runtime.syncer.packing import Packing
 
 __all__ = ["Between", "Membership", "membership"]
+
+log = logging.getLogger("paceline.runtime")
 
 
 @dataclass(frozen=True)
@@ -97,23 +101,22 @@ class Between:
     def exchange(self, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0)) -> None:
         """Hand in progress, take the common parameters and the next samples; on the rank that speaks for the group."""
         client, began = self._connected(), time.perf_counter()
-        mine = parameters_to_vector(self._parameters).detach()
+        number = self.sequence + 1
         if self.sequence == 0:
+            mine = parameters_to_vector(self._parameters).detach()
             theta, self.versions = client.start(mine.numpy(), num_samples=num_samples, epochs=epochs, begin=begin)
         else:
-            samples = self.end - self.begin
-            theta, self.versions = client.exchange(
-                self._progress().numpy(),
-                sequence=self.sequence,
-                versions=self.versions,
-                samples=samples,
-                packing=self._packing,
-            )
+            try:
+                theta, self.versions = self._hand_in(client)
+                self._settle()
+            except LeftBehind:
+                log.warning("this group was taken for dead; others do the samples that it had")
+                theta, self.versions = client.come_back()
+                number = self.sequence
         self.seconds = time.perf_counter() - began - client.waited
-        self._settle()
         self._take(torch.from_numpy(theta.copy()))
-        lease = client.lease(self.sequence + 1, self.batch * self.local_steps, self.told)
-        self.sequence += 1
+        lease = client.lease(number, self.batch * self.local_steps, self.told)
+        self.sequence = number
         self.over = lease is None
         if lease is not None:
             self.epoch, self.begin, self.end = lease.epoch, lease.begin, lease.end
@@ -125,12 +128,29 @@ class Between:
         self.epoch, self.begin = client.news["at"]
         self.end = self.begin
 
+    def _hand_in(self, client: SyncerClient) -> tuple[np.ndarray, list[int]]:
+        return client.exchange(
+            self._progress().numpy(),
+            sequence=self.sequence,
+            versions=self.versions,
+            samples=self.end - self.begin,
+            packing=self._packing,
+        )
+
+    def take_turn(self, *, speaks: bool) -> None:
+        """Who speaks for the group gives the syncer signs of life between exchanges, nobody else does."""
+        if speaks and self.sequence > 0:
+            self._connected()
+        elif not speaks and self._client is not None:
+            self._client.close()
+            self._client = None
+
     def _progress(self) -> Tensor:
         return self.base - parameters_to_vector(self._parameters).detach() + self._owed
 
     def _settle(self) -> None:
         """Keep what the syncer did not see; every rank of the group works it out by itself and finds the same."""
-        if self._packing != "none" and self.sequence > 0:
+        if self._packing != "none":
             progress = self._progress()
             seen = as_received(progress.numpy(), len(self.where.places), self._packing)
             self._owed = progress - torch.from_numpy(seen)
@@ -141,8 +161,9 @@ class Between:
         return torch.tensor(numbers, dtype=torch.int64)
 
     def follow(self, header: Tensor, theta: Tensor) -> None:
-        """Take what the speaking rank learnt."""
-        self._settle()
+        """Take what the speaking rank learnt; progress of a group that was left behind counts for nothing."""
+        if 0 < self.sequence < int(header[0]):
+            self._settle()
         self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header.tolist()
         self.over = bool(over)
         self._take(theta)

@@ -11,13 +11,18 @@ import numpy as np
 
 from paceline.errors import TrainingLost
 from paceline.runtime.members.channel import Channel, Message, call
+from paceline.runtime.syncer.beats import Beats
 from paceline.runtime.syncer.leases import Lease
 from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 
-__all__ = ["SyncerClient", "as_received"]
+__all__ = ["LeftBehind", "SyncerClient", "as_received"]
 
 RETRY = 0.1
 POLL = 0.1
+
+
+class LeftBehind(Exception):
+    """This group was taken for dead: its samples were given to others, so its progress must not count."""
 
 
 class SyncerClient:
@@ -31,6 +36,7 @@ class SyncerClient:
         self.news: dict[str, Any] = {}
         """What the syncer said with the last lease."""
         self._pool = ThreadPoolExecutor(max_workers=len(places), thread_name_prefix="paceline-syncer")
+        self._beats = Beats(self._places, secret, group=group, cut_off=self._hang_up)
 
     def start(
         self, theta: np.ndarray, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0)
@@ -57,10 +63,22 @@ class SyncerClient:
         samples: int,
         packing: Packing = "none",
     ) -> tuple[np.ndarray, list[int]]:
-        """Hand in progress since some versions; the common parameters and their versions come back."""
+        """Hand in progress since some versions; the common parameters and their versions come back.
+
+        Raises LeftBehind if this group was taken for dead meanwhile.
+        """
+        if self._beats.doubtful:
+            self._beats.doubtful = False
+            if not self._ask(0, {"kind": "counts"})["counts"]:
+                raise LeftBehind
         message = {"kind": "push", "sequence": sequence, "samples": samples, "packing": packing}
         bases = [{"base": version} for version in versions]
         return self._all(message, np.array_split(progress, len(self._places)), bases)
+
+    def come_back(self) -> tuple[np.ndarray, list[int]]:
+        """Take part again after having been left behind; the common parameters and their versions, as of now."""
+        self._tell_all("busy")
+        return self.common()
 
     def lease(self, sequence: int, size: int, told: Any = None) -> Lease | None:
         """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
@@ -70,15 +88,17 @@ class SyncerClient:
             lease, self.news = reply["lease"], reply["news"]
             if lease is not None or not reply["others"]:
                 if aside and lease is not None:
+                    self._beats.busy = True
                     self._tell_all("busy")
                 return Lease(**lease) if lease is not None else None
             if not aside:
-                aside = True
+                aside, self._beats.busy = True, False
                 self._tell_all("idle")
             time.sleep(POLL)
 
     def leave(self) -> None:
         """This group takes part no more."""
+        self._beats.stop()
         self._tell_all("leave")
         self.close()
 
@@ -88,6 +108,7 @@ class SyncerClient:
 
     def close(self) -> None:
         """Hang up."""
+        self._beats.stop()
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
@@ -106,6 +127,8 @@ class SyncerClient:
             for index, part in enumerate(parts)
         ]
         replies = [future.result() for future in asked]
+        if any(reply["kind"] == "gone" for reply in replies):
+            raise LeftBehind
         self.waited = max(float(reply.get("waited", 0.0)) for reply in replies)
         theta = np.concatenate([unpack_numbers(reply["data"], reply["packing"]) for reply in replies])
         return theta, [int(reply["version"]) for reply in replies]
@@ -122,13 +145,18 @@ class SyncerClient:
                     reply["data"] = channel.receive_payload(reply)
                 return reply
             except OSError as error:
-                broken = self._channels.pop(index, None)
-                if broken is not None:
-                    broken.close()
+                self._hang_up(index)
+                self._beats.doubtful = True
                 if time.monotonic() > deadline:
                     place = self._places[index]
                     raise TrainingLost(f"the syncer at {place[0]}:{place[1]} does not answer: {error}") from error
                 time.sleep(RETRY)
+
+    def _hang_up(self, index: int) -> None:
+        """Whoever waits for an answer of this shard asks again."""
+        broken = self._channels.pop(index, None)
+        if broken is not None:
+            broken.close()
 
     def _channel(self, index: int) -> Channel:
         if index not in self._channels:

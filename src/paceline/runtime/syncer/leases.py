@@ -49,11 +49,20 @@ class Leases:
             self._held[group] = (sequence, lease)
         return lease
 
-    def release(self, group: str) -> None:
-        """A group is gone: what it held is handed out again."""
+    def sequence_of(self, group: str) -> int:
+        """The number of the stretch that a group holds; 0 if it holds none."""
+        return self._held[group][0] if group in self._held else 0
+
+    def release(self, group: str, *, handed_in: bool) -> None:
+        """A group is gone: what it held is handed out again, unless it had handed in its progress."""
         held = self._held.pop(group, None)
-        if held is not None:
+        if held is not None and not handed_in:
             self._returned.append(held[1])
+
+    @property
+    def holders(self) -> list[str]:
+        """Groups that hold a stretch."""
+        return list(self._held)
 
     @property
     def position(self) -> tuple[int, int]:

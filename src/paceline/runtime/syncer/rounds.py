@@ -101,6 +101,11 @@ class Shard:
         """Whether a group's progress has been dealt with."""
         return sequence <= self._applied.get(group, 0)
 
+    def has(self, group: str, sequence: int) -> bool:
+        """Whether a group's progress was taken in, even if its round is not over."""
+        waiting = self._waiting.get(group)
+        return self.settled(group, sequence) or (waiting is not None and waiting.sequence == sequence)
+
     def advance(self, now: float) -> bool:
         """Complete the round if it is time; says whether it did."""
         if self._reached_at is None:

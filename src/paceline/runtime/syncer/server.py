@@ -1,7 +1,8 @@
 """A process that serves one shard of the common parameters, and the first of them the queue of samples.
 
 python -m paceline.runtime.syncer.server SETTINGS.json [ADDRESS], with the secret in PACELINE_SECRET. Each group has one
-connection at a time; a group that stays away for too long no longer counts, and its samples are handed out again.
+connection for exchanges and one for signs of life; a group that is silent for too long no longer counts, its samples
+are handed out again, and what it hands in later is refused: it has to come back first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["Server", "main", "policy_of"]
 
 TICK = 0.02
 UNUSED = 120.0
-"""Seconds after which a syncer that the groups started themselves ends if none of them came."""
+"""Seconds after which a group that never came is not waited for, and a syncer to which none came ends."""
 log = logging.getLogger("paceline.runtime")
 
 
@@ -50,15 +51,18 @@ class Server:
         self._born, self._restarted = time.monotonic(), shard.theta is not None
         self._active: set[str] = set()
         self._seen: set[str] = set()
-        self._away: dict[str, float] = {}
-        self._holders: dict[str, Channel] = {}
+        self._heard: dict[str, float] = {}
+        """The last sign of life of each group that takes part or holds samples."""
+        self._revoked: set[str] = set()
+        """Groups that were taken for dead, whose samples others have, until they come back."""
         self._told: dict[str, Any] = {}
         """What each group last said of itself."""
         self._news: dict[str, Any] = {}
         """What all groups are to know: another number of local steps, or where to meet as one group."""
         if queue is not None and queue.exists():
             content = json.loads(queue.read_text(encoding="utf-8"))
-            self._leases, self._news = Leases.of(content), content["news"]
+            self._leases, self._news, self._revoked = Leases.of(content), content["news"], set(content["revoked"])
+            self._heard = dict.fromkeys(self._leases.holders, time.monotonic())
 
     def serve(self, server: socket.socket, secret: bytes) -> None:
         """Accept callers for ever."""
@@ -68,23 +72,25 @@ class Server:
             threading.Thread(target=self._greet, args=(connection, secret), daemon=True, name="paceline-group").start()
 
     def _greet(self, connection: socket.socket, secret: bytes) -> None:
-        group = ""
         with contextlib.suppress(ConnectionError, KeyError, ValueError, TypeError):
             channel = answer(connection, secret)
             while True:
                 message = channel.receive()
                 group = str(message["group"])
-                with self._changed:
-                    self._holders[group] = channel
-                    self._away.pop(group, None)
+                self._hear(group)
                 self._serve_one(channel, group, message)
+
+    def _hear(self, group: str) -> None:
         with self._changed:
-            if group in self._active and self._holders.get(group) is channel:
-                self._away[group] = time.monotonic()
+            if group in self._heard:
+                self._heard[group] = time.monotonic()
 
     def _serve_one(self, channel: Channel, group: str, message: Message) -> None:
         kind = message["kind"]
-        if kind == "start":
+        if kind == "beat":
+            self._beat(group, busy=bool(message["busy"]))
+            channel.send({"kind": "beat"})
+        elif kind == "start":
             theta = unpack_numbers(channel.receive_payload(message), "none")
             self._start(group, theta, message)
             self._reply_theta(channel)
@@ -92,7 +98,10 @@ class Server:
             packing = str(message.get("packing", "none"))
             progress = unpack_numbers(channel.receive_payload(message), packing)
             waited = self._push(Arrival(group, message["sequence"], message["base"], message["samples"], progress))
-            self._reply_theta(channel, "none" if packing == "none" else "half", waited=waited)
+            if waited is None:
+                channel.send({"kind": "gone"})
+            else:
+                self._reply_theta(channel, "none" if packing == "none" else "half", waited=waited)
         elif kind == "theta":
             self._reply_theta(channel)
         elif kind == "retune":
@@ -100,8 +109,12 @@ class Server:
             channel.send({"kind": "ok"})
         elif kind == "lease":
             channel.send(self._lease(group, message))
+        elif kind == "counts":
+            channel.send({"kind": "counts", "counts": group not in self._revoked})
         elif kind in ("idle", "busy", "leave"):
             self._count(group, busy=kind == "busy")
+            if kind == "leave":
+                self._heard.pop(group, None)
             channel.send({"kind": "ok"})
         else:
             channel.send(self._facts())
@@ -110,24 +123,35 @@ class Server:
         """A group begins; if it did before, all of its processes died, and what it had not handed in is free again."""
         with self._changed:
             self._shard.start(theta)
-            self._shard.forget(group)
             if self._leases is not None:
-                self._leases.release(group)
+                done = self._shard.settled(group, self._leases.sequence_of(group))
+                self._leases.release(group, handed_in=done)
+            self._shard.forget(group)
             if self._leases is None:
                 begin = message.get("begin", (0, 0))
                 self._leases = Leases(message["num_samples"], message["epochs"], begin=begin)
         self._count(group, busy=True)
 
-    def _push(self, arrival: Arrival) -> float:
-        """Seconds that the group waited for others."""
+    def _push(self, arrival: Arrival) -> float | None:
+        """Seconds that the group waited for others; None if others have its samples."""
+        group = arrival.group
         with self._changed:
-            if arrival.group not in self._active:
-                self._count(arrival.group, busy=True)
+            if group in self._revoked:
+                return None
+            if group not in self._active:
+                self._count(group, busy=True)
             self._shard.arrive(arrival, time.monotonic())
             began = time.monotonic()
             self._advance()
-            self._changed.wait_for(lambda: self._shard.settled(arrival.group, arrival.sequence))
+            self._changed.wait_for(lambda: self._shard.settled(group, arrival.sequence))
             return time.monotonic() - began
+
+    def _beat(self, group: str, *, busy: bool) -> None:
+        """A sign of life; it also tells a shard that was started again who takes part."""
+        with self._changed:
+            known = group in self._seen or self._restarted
+            if known and group not in self._revoked and busy != (group in self._active):
+                self._count(group, busy=busy)
 
     def _retune(self, message: Message) -> None:
         """Another quorum, another number of local steps, or the end of all groups but one."""
@@ -150,6 +174,8 @@ class Server:
         with self._changed:
             lease = self._leases.take(group, message["sequence"], message["size"])
             self._write_queue()
+            if lease is not None:
+                self._heard[group] = time.monotonic()
             self._told[group] = message.get("told")
             news = {**self._news, "told": self._told, "at": self._leases.position}
             given = asdict(lease) if lease else None
@@ -160,7 +186,8 @@ class Server:
         if self._queue is None or self._leases is None:
             return
         temporary = self._queue.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**self._leases.plain(), "news": self._news}), encoding="utf-8")
+        content = {**self._leases.plain(), "news": self._news, "revoked": sorted(self._revoked)}
+        temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.replace(self._queue)
 
     def _count(self, group: str, *, busy: bool) -> None:
@@ -168,12 +195,15 @@ class Server:
         with self._changed:
             (self._active.add if busy else self._active.discard)(group)
             self._seen.add(group)
+            if busy:
+                self._heard[group] = time.monotonic()
+                self._revoked.discard(group)
             self._recount()
 
     def _recount(self) -> None:
-        """Who is expected and never came still counts; after a restart only for a while, since it may have left."""
+        """Who is expected and never came still counts for a while; after a restart a short one: it may have left."""
         missing = max(0, self._expected - len(self._seen))
-        if self._restarted and time.monotonic() - self._born > self._silence:
+        if time.monotonic() - self._born > (self._silence if self._restarted else UNUSED):
             missing = 0
         self._shard.count(len(self._active) + missing)
         self._advance()
@@ -183,25 +213,37 @@ class Server:
             self._changed.notify_all()
 
     def _tick(self) -> None:
+        before = time.monotonic()
         while True:
             time.sleep(TICK)
             with self._changed:
-                if self._restarted and self._seen:
+                now = time.monotonic()
+                if now - before > self._silence / 2:  # it was this process that slept, or wrote
+                    self._heard = dict.fromkeys(self._heard, now)
+                before = now
+                if self._seen:
                     self._recount()
                 self._advance()
                 self._end_if_left()
-                gone = [group for group, since in self._away.items() if time.monotonic() - since > self._silence]
-            for group in gone:
-                log.warning("group %s stayed away for %.1f s and no longer counts", group, self._silence)
-                with self._changed:
-                    del self._away[group]
-                    if self._leases is not None:
-                        self._leases.release(group)
-                self._count(group, busy=False)
+                for group in [group for group, at in self._heard.items() if now - at > self._silence]:
+                    self._lose(group)
+
+    def _lose(self, group: str) -> None:
+        """A group was silent for too long."""
+        log.warning("group %s was silent for %.1f s and no longer counts", group, self._silence)
+        del self._heard[group]
+        if self._leases is not None:
+            number = self._leases.sequence_of(group)
+            done = self._shard.has(group, number)
+            self._leases.release(group, handed_in=done)
+            if number > 0 and not done:
+                self._revoked.add(group)
+            self._write_queue()
+        self._count(group, busy=False)
 
     def _end_if_left(self) -> None:
         """A syncer that the groups started themselves ends when all of them have left it."""
-        if self._own is None or self._active or self._away:
+        if self._own is None or self._active or self._heard:
             self._left_at = time.monotonic()
         elif time.monotonic() - self._left_at > (self._silence if self._seen else UNUSED):
             shutil.rmtree(self._own, ignore_errors=True)
