@@ -193,13 +193,13 @@ def group(job: Job, generator: random.Random) -> Cost:
         raise Failed(f"a round of two went on with one of them\n{job.log('shard-0')[-2000:]}")
     detect = lost - wall
     time.sleep(generator.uniform(0.1, 0.4))
-    back = time.monotonic()
+    back, old = time.monotonic(), job.newest(victim)[0]["lease"]
     if dies:
         job.processes[victim].wait()
         job.start(victim)
     else:
         job.processes[victim].send_signal(signal.SIGCONT)
-    first = job.until(lambda record: True, since=back, only=[victim])["at"]
+    first = job.until(lambda record: record["lease"] != old, since=back, only=[victim])["at"]
     begun = job.joined(victim) if dies else back
     return Cost(detect, step["at"] - at - detect, first - begun, (victim,))
 
