@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from typing import Any
 
@@ -86,3 +87,20 @@ def test_a_dead_group_gives_its_samples_back(ranks: StartRanks, syncers: StartSy
     jobs[0].wait()
     uses = {(r["epoch"], sample) for job in jobs for r in job.steps(0) for sample in r["samples"]}
     assert uses == {(epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES)}
+
+
+def test_a_group_that_hangs_is_not_waited_for_and_comes_back(ranks: StartRanks, syncers: StartSyncers) -> None:
+    syncer = syncers(2, groups=2, quorum=2, silence=1.0)
+    more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
+    options = {**OPTIONS, "epochs": 12}
+    stays, hangs = (ranks("epochs", 1, env=syncer.env(name, **more), **options) for name in ("stays", "hangs"))
+    until(stays, 0, 3)
+    until(hangs, 0, 3)
+    hangs.processes[0].send_signal(signal.SIGSTOP)
+    until(stays, 0, len(stays.steps(0)) + 12, timeout=20)
+    hangs.processes[0].send_signal(signal.SIGCONT)
+    found = [job.wait()[0] for job in (stays, hangs)]
+    assert found[0]["hash"] == found[1]["hash"], "both end with the common parameters"
+    assert "others do the samples that it had" in hangs.log(0)
+    used = {(r["epoch"], sample) for job in (stays, hangs) for r in job.steps(0) for sample in r["samples"]}
+    assert used == {(epoch, sample) for epoch in range(12) for sample in range(SAMPLES)}
