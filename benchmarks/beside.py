@@ -21,6 +21,7 @@ import random
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--gradients", type=float, default=4e6)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=75.0, help="no further kill of a peer after so long")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = utilisations(args) if args.what == "utilisation" else kills(args)
@@ -80,6 +82,7 @@ def utilisations(args: argparse.Namespace) -> dict[str, Any]:
             found[peer] = round(rate(args, peer, speeds) / alone, 3)
         except (Failed, PacelineError, subprocess.TimeoutExpired) as error:
             found[peer] = f"failed: {str(error)[-500:]}"
+        print(peer, found[peer], file=sys.stderr, flush=True)
     return {**found, "speeds": speeds, "step_s": args.step}
 
 
@@ -175,11 +178,12 @@ def kills(args: argparse.Namespace) -> dict[str, Any]:
         ("hivemind", "hivemind", []),
     ):
         if peer in args.peers.split(","):
-            found[name] = kill_rounds(peer, options, args.repeats)
+            found[name] = kill_rounds(peer, options, args.repeats, args.seconds)
+            print(name, found[name], file=sys.stderr, flush=True)
     return found
 
 
-def kill_rounds(peer: str, options: list[str], repeats: int) -> dict[str, Any]:
+def kill_rounds(peer: str, options: list[str], repeats: int, seconds: float) -> dict[str, Any]:
     """One pair of ranks, killed again and again; what was measured before it failed, if it does."""
     generator, costs = random.Random(7), list[tuple[float, float]]()
     failed: dict[str, str] = {}
@@ -189,7 +193,8 @@ def kill_rounds(peer: str, options: list[str], repeats: int) -> dict[str, Any]:
             told = stack.enter_context(lighthouse(peer, 1, options))
             job = stack.enter_context(contextlib.closing(PairJob(folder, peer, told)))
             job.begin()
-            for _ in range(repeats):
+            end = time.monotonic() + seconds
+            while len(costs) < repeats and time.monotonic() < end:
                 costs.append(kill_round(job, generator))
         except (Failed, PacelineError, subprocess.TimeoutExpired) as error:
             failed = {"failed": str(error)[-1500:]}
