@@ -147,11 +147,14 @@ class Wire:
 
     def _wait(self, work: Any) -> None:
         while True:
+            # What ended before this piece of waiting and still raises has failed. What ends between the two lines has
+            # timed out for us and may have succeeded: the next piece tells.
+            ended = work.is_completed()
             try:
                 work.wait(POLL)
                 return
             except RuntimeError as error:
-                if work.is_completed():
+                if ended:
                     raise Broken(str(error)) from error
             if self._interrupted.is_set():
                 raise Broken("the group is being formed anew")
