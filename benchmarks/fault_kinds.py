@@ -262,8 +262,8 @@ def _undisturbed(job: Job, since: float, why: str) -> None:
 
 def _longest_gap(job: Job, since: float) -> float:
     """Seconds between two steps of the first rank."""
-    moments = [record["at"] for record in job.steps("0") if record["at"] > since]
-    return max(after - before for before, after in pairwise(moments))
+    moments = [record["at"] for record in job.steps("0")]
+    return max(after - before for before, after in pairwise(moments) if after > since)
 
 
 @contextlib.contextmanager
