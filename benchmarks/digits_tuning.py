@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import random
 import sys
 from typing import Any
@@ -43,7 +42,7 @@ def together(told: Told) -> dict[str, Any]:
 
 
 def _step(digits: Digits, optimizer: torch.optim.Optimizer, samples: np.ndarray) -> None:
-    chosen = torch.from_numpy(np.asarray(samples))
+    chosen = torch.from_numpy(samples.copy())
     optimizer.zero_grad(set_to_none=True)
     digits.loss(digits.images[chosen], digits.labels[chosen]).backward()
     optimizer.step()
@@ -131,7 +130,6 @@ def apart(told: Told) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.nice(15)  # virtual time is not in a hurry
     torch.set_num_threads(1)
     for told in json.loads(sys.stdin.read()):
         print(json.dumps((apart if told["way"] == "groups" else together)(told)), flush=True)

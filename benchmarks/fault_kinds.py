@@ -261,8 +261,12 @@ def _undisturbed(job: Job, since: float, why: str) -> None:
 
 
 def _longest_gap(job: Job, since: float) -> float:
-    """Seconds between two steps of the first rank."""
-    moments = [record["at"] for record in job.steps("0")]
+    """Seconds between two steps, whoever wrote them: a rank that has no share of a step writes nothing."""
+    first: dict[int, float] = {}
+    for name in job.names:
+        for record in job.steps(name):
+            first[record["step"]] = min(record["at"], first.get(record["step"], record["at"]))
+    moments = sorted(first.values())
     return max(after - before for before, after in pairwise(moments) if after > since)
 
 

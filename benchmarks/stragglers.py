@@ -24,7 +24,7 @@ import tuned
 from digits_jobs import Place, learn
 
 BATCH, PER_SAMPLE, HIDDEN, LOOKS, STRAGGLE = 128, 0.005, (64,), 3, 0.05
-RATES, MOMENTA, LOCAL_STEPS, RULES = [0.05, 0.1, 0.2, 0.4, 0.8], [0.0, 0.5, 0.9], [1, 2, 4], ["keep", "divide"]
+RATES, MOMENTA, LOCAL_STEPS, RULES = [0.1, 0.2, 0.4, 0.8], [0.0, 0.5, 0.9], [1, 2], ["keep", "divide"]
 EXCHANGE = 0.004
 """Seconds of an exchange on one machine: what tuning assumes."""
 
@@ -36,14 +36,13 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--accuracy", type=float, default=0.94)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--tune", action="store_true", help="find the best settings first")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     fixed = {"accuracy": args.accuracy, "epochs": args.epochs, "hidden": HIDDEN, "looks": LOOKS, "batch": BATCH}
     fixed |= {"per_sample": PER_SAMPLE, "straggle": STRAGGLE, "devices": args.devices, "exchange": EXCHANGE}
-    if args.tune:
+    if args.tune or not tuned.known("stragglers"):
         tune(fixed)
-        return
     chosen = tuned.read("stragglers")
     found: dict[str, list[float]] = {way: [] for way in chosen}
     for seed in args.seeds.split(","):
