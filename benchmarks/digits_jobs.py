@@ -40,7 +40,7 @@ class Place:
         return subprocess.Popen(where, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def learn(place: Place, told: dict[str, Any], *, each: int, shards: int = 1, quorum: int = 1) -> list[dict[str, Any]]:
+def learn(place: Place, told: dict[str, Any], *, each: int, shards: int = 1) -> list[dict[str, Any]]:
     """One training run of `devices` ranks, `each` on a host or in a group; what every rank saw."""
     with tempfile.TemporaryDirectory() as name:
         told = {**told, "folder": name}
@@ -48,7 +48,7 @@ def learn(place: Place, told: dict[str, Any], *, each: int, shards: int = 1, quo
         started: Started = []
         try:
             if told["way"] == "groups":
-                started += _groups(place, argv, told, each=each, shards=shards, quorum=quorum)
+                started += _groups(place, argv, told, each=each, shards=shards)
             else:
                 started += _one(place, argv, told, each=each)
             outputs = [process.communicate(timeout=240)[0] for process in started[-told["devices"] :]]
@@ -68,7 +68,7 @@ def _one(place: Place, argv: list[str], told: dict[str, Any], *, each: int) -> S
     ]
 
 
-def _groups(place: Place, argv: list[str], told: dict[str, Any], *, each: int, shards: int, quorum: int) -> Started:
+def _groups(place: Place, argv: list[str], told: dict[str, Any], *, each: int, shards: int) -> Started:
     """Shards first, each on a host of its own, then the ranks of all groups."""
     secret, groups = secrets.token_hex(16), told["devices"] // each
     base = {**ranks.environment(each), "PACELINE_SECRET": secret, "PACELINE_SYNCER_SECRET": secret}
@@ -76,7 +76,8 @@ def _groups(place: Place, argv: list[str], told: dict[str, Any], *, each: int, s
     started = []
     for index, port in enumerate(ports[:shards]):
         policy = {"index": index, "folder": told["folder"], "address": place.address(index), "port": port}
-        policy |= {"groups": groups, "quorum": quorum, "rule": {"name": told["rule"]}}
+        policy |= {"groups": groups, "quorum": told["quorum"], "grace": told["grace"], "rule": {"name": told["rule"]}}
+        policy["outer"] = told["outer"]
         path = Path(told["folder"]) / f"shard-{index}.json"
         path.write_text(json.dumps(policy))
         started.append(

@@ -21,10 +21,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline.runtime.samples import epoch_order
 from paceline.runtime.syncer.leases import Lease, Leases
-from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
-from paceline.runtime.syncer.rules import Rule
+from paceline.runtime.syncer.rounds import Arrival, Shard
+from paceline.runtime.syncer.server import policy_of
 
 Told = dict[str, Any]
+CLOCK = -1
+"""In place of a group: time has passed."""
 
 
 def together(told: Told) -> dict[str, Any]:
@@ -62,8 +64,8 @@ class Swarm:
         groups = told["groups"]
         self.digits = [Digits(told["seed"], told["hidden"]) for _ in range(groups)]
         self.optimizers = [digits.optimizer(told) for digits in self.digits]
-        quorum = groups if told["quorum"] == "all" else 1
-        self.shard = Shard(Policy(groups=groups, quorum=quorum, rule=Rule(told["rule"])))
+        self.shard = Shard(policy_of({**told, "rule": {"name": told["rule"]}}))
+        self.busy = set(range(groups))
         self.shard.start(parameters_to_vector(self.digits[0].model.parameters()).detach().numpy())
         self.leases = Leases(len(self.digits[0].labels), told["epochs"])
         self.held: dict[int, tuple[int, int, Lease]] = {}
@@ -75,6 +77,8 @@ class Swarm:
         share = self.told["batch"] // self.told["groups"]
         lease = self.leases.take(str(group), sequence, share * self.told["local_steps"])
         if lease is None:
+            self.busy.discard(group)
+            self.shard.count(len(self.busy))
             return
         assert self.shard.theta is not None
         model = self.digits[group].model
@@ -108,24 +112,24 @@ class Swarm:
 
 
 def apart(told: Told) -> dict[str, Any]:
-    """Several groups; a group that waits for the quorum goes on when the last has come."""
+    """Several groups; those that have handed in go on when their round is over, which the clock may bring about."""
     swarm, watch, now = Swarm(told), Watch(told["accuracy"], told["looks"]), 0.0
-    groups, waiting = told["groups"], set[int]()
-    for group in range(groups):
+    every, waiting = max(1, told["groups"] // told["quorum"]), set[int]()
+    for group in range(told["groups"]):
         swarm.give(group, 1, 0.0)
     while swarm.events:
         now, group = heapq.heappop(swarm.events)
-        swarm.work(group, now)
-        waiting.add(group)
-        if told["quorum"] == "all" and not swarm.events:
-            swarm.shard.count(len(waiting))
-        if not swarm.shard.advance(now):
-            continue
-        if swarm.shard.version % (1 if told["quorum"] == "all" else groups) == 0 and not watch.reached:
-            watch.look(swarm.accuracy(), now)
-        for ready in sorted(waiting):
-            swarm.give(ready, swarm.held[ready][0] + 1, now)
-        waiting.clear()
+        if group != CLOCK:
+            swarm.work(group, now)
+            waiting.add(group)
+        while swarm.shard.advance(now):
+            if swarm.shard.version % every == 0 and not watch.reached:
+                watch.look(swarm.accuracy(), now)
+            for ready in sorted(waiting):
+                swarm.give(ready, swarm.held[ready][0] + 1, now)
+            waiting.clear()
+        if waiting and group != CLOCK:
+            heapq.heappush(swarm.events, (now + told["grace"] + 1e-9, CLOCK))
     return watch.result(swarm.accuracy(), now)
 
 

@@ -72,11 +72,9 @@ def by_paceline(told: dict[str, Any], digits: Digits, watch: Watch) -> None:
     """A group looks after every step, one of several when it has just received the common parameters."""
     settings = Settings(seed=told["seed"], balance=told["way"] != "group")
     data, optimizer, seen = TensorDataset(digits.images, digits.labels), digits.optimizer(told), 0
-    _all_started(told)
-    watch.begin()
     with join(digits.model, optimizer, data, global_batch=told["batch"], settings=settings) as pace:
-        if told["way"] == "group":
-            watch.begin()
+        _all_joined(told)
+        watch.begin()
         for batch in pace.batches(epochs=told["epochs"]):
             rounds = pace._between.sequence if pace._between else pace.position.step + 1
             if pace._between and rounds > seen and not watch.reached:
@@ -87,8 +85,8 @@ def by_paceline(told: dict[str, Any], digits: Digits, watch: Watch) -> None:
                 watch.look(digits.accuracy())
 
 
-def _all_started(told: dict[str, Any]) -> None:
-    """Groups do not wait for each other, so the clock of none may start before the last has been started."""
+def _all_joined(told: dict[str, Any]) -> None:
+    """All clocks start when the last rank is connected, as those of DistributedDataParallel do after its barrier."""
     folder = Path(told["folder"])
     (folder / f"ready-{os.environ['PLACE']}").touch()
     deadline = time.monotonic() + 120

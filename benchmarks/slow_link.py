@@ -46,7 +46,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     fixed = {"accuracy": args.accuracy, "epochs": args.epochs, "hidden": HIDDEN, "looks": 1, "devices": GROUPS * EACH}
-    fixed |= {"per_sample": PER_SAMPLE, "straggle": 0.0, "momentum": 0.9, "rule": "divide"}
+    fixed |= {
+        "per_sample": PER_SAMPLE,
+        "straggle": 0.0,
+        "momentum": 0.9,
+        "rule": "divide",
+        "quorum": GROUPS,
+        "grace": 0.0,
+    }
     if args.tune or not tuned.known("slow_link"):
         tune(fixed)
     seeds = [int(seed) for seed in args.seeds.split(",")]
@@ -62,7 +69,7 @@ def main() -> None:
 def tune(fixed: dict[str, Any]) -> None:
     """Both sides, in virtual time."""
     grid: dict[str, list[Any]] = {"batch": BATCHES, "rate": RATES}
-    groups = {**fixed, "way": "groups", "groups": GROUPS, "quorum": "all", "exchange": EXCHANGE}
+    groups = {**fixed, "way": "groups", "groups": GROUPS, "exchange": EXCHANGE}
     sides = {
         "ddp": ({**fixed, "way": "ddp", "exchange": ALL_REDUCE}, grid),
         "groups": (groups, {**grid, "local_steps": LOCAL_STEPS}),
@@ -79,7 +86,7 @@ def measured(fixed: dict[str, Any], seeds: list[int]) -> list[dict[str, Any]]:
         for seed in seeds:
             for way in ("ddp", "groups"):
                 told = {**fixed, **chosen[way]["settings"], "way": way, "seed": seed}
-                first = learn(Place(up), told, each=EACH, shards=GROUPS, quorum=GROUPS)[0]
+                first = learn(Place(up), told, each=EACH, shards=GROUPS)[0]
                 runs.append({**first, "way": way, "seed": seed})
     return runs
 
