@@ -118,12 +118,12 @@ def test_leases_cover_every_epoch_exactly_once(samples: int, epochs: int, events
 
     for group, dies in events:
         if dies:
-            leases.release(group)
+            leases.release(group, handed_in=False)
             held.pop(group, None)
         else:
             take(group)
     for group in "bc":
-        leases.release(group)
+        leases.release(group, handed_in=False)
         held.pop(group, None)
     while take("a"):
         pass
