@@ -83,6 +83,16 @@ def by_paceline(told: dict[str, Any], digits: Digits, watch: Watch) -> None:
             pace.step(digits.loss(batch.inputs, batch.targets))
             if not pace._between and pace.rank == 0 and not watch.reached:
                 watch.look(digits.accuracy())
+            if told["ends"] and _all_reached(told, watch):
+                break
+
+
+def _all_reached(told: dict[str, Any], watch: Watch) -> bool:
+    """Whether all who look have seen the accuracy, after which nothing is to be learnt any more."""
+    folder = Path(told["folder"])
+    if watch.reached:
+        (folder / f"reached-{os.environ['PLACE']}").touch()
+    return len(list(folder.glob("reached-*"))) >= (1 if told["way"] == "group" else told["devices"])
 
 
 def _all_joined(told: dict[str, Any]) -> None:

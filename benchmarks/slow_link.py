@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 from typing import Any
 
 import tuned
@@ -88,6 +89,7 @@ def measured(fixed: dict[str, Any], seeds: list[int]) -> list[dict[str, Any]]:
                 told = {**fixed, **chosen[way]["settings"], "way": way, "seed": seed}
                 first = learn(Place(up), told, each=EACH, shards=GROUPS)[0]
                 runs.append({**first, "way": way, "seed": seed})
+                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     return runs
 
 

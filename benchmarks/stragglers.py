@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from typing import Any
 
 import tuned
@@ -49,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
     fixed = {"accuracy": args.accuracy, "epochs": args.epochs, "hidden": HIDDEN, "looks": LOOKS, "batch": BATCH}
     fixed |= {"per_sample": PER_SAMPLE, "straggle": STRAGGLE, "devices": args.devices, "exchange": EXCHANGE}
-    fixed |= {"grace": GRACE, "local_steps": 1}
+    fixed |= {"grace": GRACE, "local_steps": 1, "ends": True}
     if args.tune or not tuned.known("stragglers"):
         tune(fixed)
     chosen = tuned.read("stragglers")
@@ -57,6 +58,7 @@ def main() -> None:
     for seed in args.seeds.split(","):
         for way, times in found.items():
             times.append(run({**fixed, **chosen[way]["settings"], "seed": int(seed)}, way))
+            print(f"{way} {seed}: {times[-1]:.2f} s", file=sys.stderr, flush=True)
     result: dict[str, Any] = {way: round(statistics.median(times), 2) for way, times in found.items()}
     result |= {"ratio": round(result["groups"] / result["synchronous"], 3), "devices": args.devices}
     result["settings"] = {way: item["settings"] for way, item in chosen.items()}
