@@ -287,6 +287,20 @@ def test_two_that_wait_for_each_other_do_not_wait_long(crew: Crew) -> None:
     assert time.monotonic() - begun < 1.5
 
 
+@pytest.mark.parametrize("sleeper", [0, 1], ids=["leader", "follower"])
+def test_one_that_slept_so_short_that_nobody_noticed_takes_part_again(crew: Crew, sleeper: int) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    view = crew.next_views(0, 1)[0]
+    member = crew.members[sleeper]
+    member._slept = True
+    assert member.doubtful
+    member.trouble(view, "it may have been left behind")
+    assert member.interrupted.wait(5)
+    crew.next_views(0, 1)
+    assert not member.doubtful, "else it would try the same step for ever"
+
+
 def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> None:
     crew.add(0, first=2)
     crew.add(1)

@@ -221,6 +221,8 @@ class Member:
         with self._changed:
             if kind == "view":
                 self._view, self._board = View.of(message["view"]), {}
+                # Whoever slept is in the group again, even if nobody had noticed and there was no leader to find anew.
+                self._ticked, self._slept = time.monotonic(), False
                 self._known |= {peer.id: peer for peer in self._view.peers if peer.id != self.peer.id}
                 self.interrupted.clear()
             elif kind == "halt":
