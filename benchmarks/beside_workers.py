@@ -143,6 +143,7 @@ def torchft_rate(told: Told) -> None:
 def torchft_kill(told: Told) -> None:
     """The same model and step by torchft, without its DDP wrapper: that fails an assertion when a peer dies."""
     import torch
+    import torchft  # noqa: F401 - loading it is no part of joining
 
     model, inputs = _quick_model(), torch.randn(QUICK_BATCH // 2, 20)
     with _lines(told) as lines:
@@ -225,6 +226,7 @@ def hivemind_rate(told: Told) -> None:
 
 def hivemind_kill(told: Told) -> None:
     """The same model by hivemind; a step is a common update."""
+    import hivemind  # noqa: F401 - loading it is no part of joining
     import torch
 
     model, small = _quick_model(), QUICK_BATCH // 6
