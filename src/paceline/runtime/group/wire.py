@@ -128,7 +128,7 @@ class Wire:
 
     def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
         """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
-        group: Any = self._group
+        group = _serving(self._group, tensor)
         try:
             work = (group.send if sends else group.recv)([tensor], peer, 0)
             self._pending.append((work, tensor))
