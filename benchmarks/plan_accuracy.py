@@ -128,7 +128,7 @@ def run(place: Place, plan: Plan) -> float:
     """Samples per second of all groups, trained as a user would."""
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as name:
         folder = Path(name)
-        (folder / "cluster.toml").write_text(dump(place.cluster()), encoding="utf-8")
+        (folder / "cluster.toml").write_text(cluster_text(place), encoding="utf-8")
         write_plan(plan, folder / "plan.toml")
         best = plan.best
         given = [str(place.batch), str(GRADIENTS), str(LAYERS), str(best.local_steps), str(num_steps(best, place))]
@@ -138,6 +138,11 @@ def run(place: Place, plan: Plan) -> float:
         if done.returncode:
             raise SystemExit(f"{place} failed:\n{done.stdout}{done.stderr}")
         return sum(json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rate-*.json"))
+
+
+def cluster_text(place: Place) -> str:
+    """The cluster as a file of a user has it, where each table is one host."""
+    return dump(place.cluster()).replace("[[hosts", "[[host").replace("[hosts.", "[host.")
 
 
 def num_steps(best: Candidate, place: Place) -> int:
