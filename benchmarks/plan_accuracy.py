@@ -104,8 +104,6 @@ def main() -> None:
     if args.json:
         print(json.dumps({"worst_error": worst, "plan_1000_devices_s": round(took, 2), "clusters": rows}))
         return
-    for row in rows:
-        print(row)
     print(f"worst error {worst:.1%}; a plan for 1,000 devices took {took:.1f} s")
 
 
@@ -114,7 +112,7 @@ def compared(places: Any) -> Iterator[dict[str, Any]]:
     for place in places:
         plan = place.plan()
         reached, best = run(place, plan), plan.best
-        yield {
+        row = {
             "speeds": place.speeds,
             "link_mb_s": place.bandwidth / 1e6,
             "way": f"{len(best.groups)} groups, H={best.local_steps}, K={best.quorum}",
@@ -122,6 +120,8 @@ def compared(places: Any) -> Iterator[dict[str, Any]]:
             "measured": round(reached, 1),
             "error": round(best.predicted_throughput / reached - 1, 4),
         }
+        print(row, file=sys.stderr)
+        yield row
 
 
 def run(place: Place, plan: Plan) -> float:
