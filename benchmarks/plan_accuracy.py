@@ -104,8 +104,6 @@ def main() -> None:
     if args.json:
         print(json.dumps({"worst_error": worst, "plan_1000_devices_s": round(took, 2), "clusters": rows}))
         return
-    for row in rows:
-        print(row)
     print(f"worst error {worst:.1%}; a plan for 1,000 devices took {took:.1f} s")
 
 
@@ -114,7 +112,7 @@ def compared(places: Any) -> Iterator[dict[str, Any]]:
     for place in places:
         plan = place.plan()
         reached, best = run(place, plan), plan.best
-        yield {
+        row = {
             "speeds": place.speeds,
             "link_mb_s": place.bandwidth / 1e6,
             "way": f"{len(best.groups)} groups, H={best.local_steps}, K={best.quorum}",
@@ -122,13 +120,15 @@ def compared(places: Any) -> Iterator[dict[str, Any]]:
             "measured": round(reached, 1),
             "error": round(best.predicted_throughput / reached - 1, 4),
         }
+        print(row, file=sys.stderr)
+        yield row
 
 
 def run(place: Place, plan: Plan) -> float:
     """Samples per second of all groups, trained as a user would."""
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as name:
         folder = Path(name)
-        (folder / "cluster.toml").write_text(dump(place.cluster()), encoding="utf-8")
+        (folder / "cluster.toml").write_text(cluster_text(place), encoding="utf-8")
         write_plan(plan, folder / "plan.toml")
         best = plan.best
         given = [str(place.batch), str(GRADIENTS), str(LAYERS), str(best.local_steps), str(num_steps(best, place))]
@@ -138,6 +138,11 @@ def run(place: Place, plan: Plan) -> float:
         if done.returncode:
             raise SystemExit(f"{place} failed:\n{done.stdout}{done.stderr}")
         return sum(json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rate-*.json"))
+
+
+def cluster_text(place: Place) -> str:
+    """The cluster as a file of a user has it, where each table is one host."""
+    return dump(place.cluster()).replace("[[hosts", "[[host").replace("[hosts.", "[host.")
 
 
 def num_steps(best: Candidate, place: Place) -> int:

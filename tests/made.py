@@ -39,7 +39,6 @@ class Made:
     update: float = 0.0
     h2d: float = 0.0
     io: float = 0.0
-    other: float = 0.0
     strategy: dict[str, Any] = field(default_factory=dict)
     rank_factors: tuple[float, ...] = ()
     """How much slower each rank computes."""
@@ -150,7 +149,7 @@ def _passes(made: Made, factor: float) -> dict[str, float]:
         passes["copied"] = resident + made.h2d
     if made.input == "files":
         passes["full"] = resident + made.h2d + made.io
-    return {**passes, "clean": max(passes.values()) + made.other}
+    return {**passes, "clean": max(passes.values())}
 
 
 def _steps(made: Made, launch: int) -> tuple[Step, ...]:

@@ -141,7 +141,7 @@ def test_tensorboard_reads_the_scalars(explained, tmp_path):
 
     store, explanation = explained
     folder = export(explanation, store, "tensorboard", tmp_path / "board")
-    place = next(folder.glob("lenet-pytorch-batch*"))
+    place = next(folder.glob("lenet-pytorch-ddp-batch*1-rank*"))
     reader = EventAccumulator(str(place))
     reader.Reload()
     values = [event.value for event in reader.Scalars("samples_per_s")]

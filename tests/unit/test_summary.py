@@ -64,6 +64,14 @@ def test_phases_sum_to_the_clean_step(increments: list[float], factor: float) ->
     assert phases["io"] == 0.0
     assert phases["aggregate"] == pytest.approx(increments[2])
     assert all(value >= 0 for name, value in phases.items() if name != "other")
+    parts_fit = passes["clean"] >= passes["resident"]
+    assert phases["other"] == pytest.approx(0 if parts_fit else passes["clean"] - passes["resident"], abs=1e-12)
+
+
+def test_a_pass_that_equals_the_last_one_is_the_whole_step_too() -> None:
+    phases = phases_of({"forward": 1.0, "compute": 3.0, "exchange": 5.5, "resident": 5.5, "clean": 5.0})
+    assert phases["aggregate"] == pytest.approx(2.0)
+    assert (phases["update"], phases["other"]) == (0.0, 0.0)
 
 
 def test_warm_up_ends_when_times_settle() -> None:

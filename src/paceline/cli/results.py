@@ -140,15 +140,19 @@ def _failure_row(store: Store, campaign: str, result: CaseResult) -> tuple[str, 
     failure = runs[-1].failure
     assert failure is not None
     what = f"{result.run.network} {_framework(result, [result])} x {result.run.ranks} on {result.run.cluster}"
-    return what, f"{failure.phase}: {failure.reason}", f"{failure.message} ({result.num_failed} launches)"
+    return what, f"{failure.phase}: {failure.reason}", f"{failure.message} ({_launches(result.num_failed)})"
+
+
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
 
 
 def _show_notes(results: list[CaseResult]) -> None:
     fewest = min((r.num_launches - r.num_failed for r in results if r.throughput), default=5)
     if fewest < 5:
-        say(f"\nNote: {fewest} launches per case, as asked; five or more make intervals trustworthy.")
+        say(f"\nNote: {_launches(fewest)} per case, as asked; five or more make intervals trustworthy.")
     drifted = sum(result.num_drifted for result in results)
     if drifted:
-        say(f"Note: the machine's own speed was more than 5 % off its median before {drifted} launches.")
+        say(f"Note: the machine's own speed was more than 5 % off its median before {_launches(drifted)}.")
     for label in sorted({label for result in results for label in result.run.labels}):
         say(f"Note: {label}")

@@ -121,9 +121,8 @@ class CaseEvidence:
 def case_label(run: Run) -> str:
     """What tells this case from others."""
     named = "" if run.strategy == "default" else f" {run.strategy}"
-    mode = run.framework if run.ranks > 1 else run.framework.split("/")[0]
     plural = "rank" if run.ranks == 1 else "ranks"
-    return f"{run.network} {mode}{named}, batch {run.batch} x {run.ranks} {plural}{_where(run)}"
+    return f"{run.network} {run.framework}{named}, batch {run.batch} x {run.ranks} {plural}{_where(run)}"
 
 
 def series_label(run: Run) -> str:

@@ -155,5 +155,10 @@ def _phase_bar(cause: str, names: tuple[str, ...], slow: CaseEvidence, fast: Cas
 
 
 def _rest_interval(slow: CaseEvidence, fast: CaseEvidence, value: float) -> Interval:
-    samples = [[phases_of(passes)["other"] for passes in case.launches.passes] for case in (slow, fast)]
+    """How far two timings of the same whole step lay apart in each launch."""
+    samples = [[_apart(passes) for passes in case.launches.passes] for case in (slow, fast)]
     return difference(samples[0], samples[1], value)
+
+
+def _apart(passes: dict[str, float]) -> float:
+    return passes["clean"] - max(seconds for name, seconds in passes.items() if name != "clean")

@@ -127,14 +127,17 @@ def phases_of(passes: dict[str, float]) -> dict[str, float]:
     """Seconds of each exposed phase, by differences between passes; `other` makes them sum to the clean step.
 
     forward pass; compute = forward + backward; exchange adds gradient exchange; resident adds the update;
-    copied adds copying the batch to the device; full adds reading it. A pass that did not run adds nothing.
+    copied adds copying the batch to the device; full adds reading it. A pass that did not run adds nothing. The last
+    one is the whole step once more, and so is a pass that equals it: the clean step stands for them, so `other` is
+    left only where a part took longer than the whole.
     """
     order = (("forward", "forward"), ("compute", "backward"), ("exchange", "aggregate"), ("resident", "update"))
+    ran = [(passes[name], phase) for name, phase in (*order, ("copied", "h2d"), ("full", "io")) if name in passes]
     result = dict.fromkeys((*PHASES, "other"), 0.0)
     reached = 0.0
-    for pass_name, phase in (*order, ("copied", "h2d"), ("full", "io")):
-        if pass_name in passes:
-            result[phase] = max(0.0, passes[pass_name] - reached)
-            reached = max(reached, passes[pass_name])
+    for seconds, phase in ran:
+        until = passes["clean"] if seconds == ran[-1][0] else seconds
+        result[phase] = max(0.0, until - reached)
+        reached = max(reached, until)
     result["other"] = passes["clean"] - sum(result.values())
     return result

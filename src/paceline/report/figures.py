@@ -23,7 +23,7 @@ __all__ = ["efficiency", "phase_bars", "residual_bars", "scaling", "timeline", "
 Figure = dict[str, Any]
 MOST_SERIES = 8
 """Curves drawn at once; more cannot be told apart."""
-MOST_BARS = 24
+MOST_BARS = 60
 LINES = tuple(f"@line{number}" for number in range(1, MOST_SERIES + 1))
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
@@ -188,7 +188,7 @@ def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
         bar["offset"] = -0.46
         traces.append(bar)
     figure = _figure(traces, x="milliseconds of a step", y="")
-    figure["layout"] |= {"barmode": "relative", "height": 140 + 42 * len(shown)}
+    figure["layout"] |= {"barmode": "relative", "height": 140 + (42 if len(shown) <= 24 else 26) * len(shown)}
     figure["layout"]["yaxis"] |= {"automargin": True, "type": "category"}
     return figure
 

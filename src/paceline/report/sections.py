@@ -103,7 +103,9 @@ def _scaling(page: Page) -> Markup | None:
         f"dashed is what the model predicts from one rank{_calibrated(series)}."
     )
     note = (
-        element("p", "No prediction for some curves: " + "; ".join(missing) + ".", class_="quiet") if missing else None
+        _folded(f"Curves without a prediction: {len(missing)}", element("ul", *(element("li", why) for why in missing)))
+        if missing
+        else None
     )
     plots = (
         element(

@@ -63,7 +63,7 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
                 used.extend((begun.epoch, int(index)) for index in items.indices)
                 seen.append((pace.position.step, pace.size, sum(pace.shares), time.monotonic()))
         facts = pace.syncer_facts()
-    total = [float(parameter.sum()) for parameter in model.parameters()]
+    total = [float(parameter.detach().sum()) for parameter in model.parameters()]
     return {"used": used, "seen": seen, "reasons": pace.reasons, "facts": facts, "parameters": total}
 
 

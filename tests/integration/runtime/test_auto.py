@@ -18,7 +18,9 @@ import pytest
 from paceline.bench.environments import worker_path
 from paceline.bench.launchers.local import free_ports
 from paceline.bench.virtual.hosts.enter import on_network
-from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, reshape, take_down
+from paceline.bench.virtual.layout import lay_out
+from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
+from paceline.bench.virtual.links.shaping import shape
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
 WORKER = Path(__file__).with_name("auto_worker.py")
@@ -162,15 +164,24 @@ def test_a_rank_killed_after_the_split_comes_back_to_its_group(
 
 
 def test_a_link_that_becomes_slow_splits_the_group(start: Any, slow_link: VirtualCluster) -> None:
-    """Gradients are small enough for the link at first; then it becomes thirty times slower, for later tests too."""
+    """Gradients are small enough for the link at first; then it becomes thirty times slower."""
     job = start(slow_link, speeds=[1.0, 1.0], epochs=16, per_sample=0.004, width=120)
     until_step(job, 20)
-    reshape(slow_link, dilation=30.0)
-    found = job.wait()
+    play_links(slow_link, slower=30.0)
+    try:
+        found = job.wait()
+    finally:
+        play_links(slow_link, slower=1.0)
     check_samples(found, epochs=16, samples=240)
     assert found[0]["reasons"][0].startswith("one balanced group")
     assert any(reason.startswith("2 groups") for reason in found[0]["reasons"][1:])
     assert found[0]["seen"][-1][1] == 1
+
+
+def play_links(up: VirtualCluster, *, slower: float) -> None:
+    """Reshape links that are in use, which therefore cannot be proved."""
+    layout = lay_out(up.cluster, instance=up.home.name, dilation=slower)
+    shape(layout, keeper=up.processes.keeper, hosts=up.processes.hosts)
 
 
 def test_stragglers_split_the_group(start: Any) -> None:

@@ -12,7 +12,7 @@ from paceline.runtime.cost import Estimate
 
 def test_constant_and_slope_are_found_from_two_sizes() -> None:
     estimate = Estimate()
-    for size in (32, 64, 32, 64):
+    for size in (32, 64, 32, 64, 32, 64):
         estimate.observe(size, 0.05 + 0.002 * size)
     assert estimate.plain() == pytest.approx([0.05, 0.002])
 
@@ -75,3 +75,33 @@ def test_a_rank_without_samples_is_tried_again_and_comes_back() -> None:
         balance.learn(shares, [n * cost for n, cost in zip(shares, seconds, strict=True)])
     assert shared[40] == (64, 0)
     assert shared[-1] == (32, 32)
+
+
+def test_a_constant_part_is_not_made_from_one_straggling_step() -> None:
+    estimate = Estimate()
+    for size, seconds in ((200, 0.4), (200, 0.55), (100, 0.2), (100, 0.2), (100, 0.2)):
+        estimate.observe(size, seconds)
+    assert estimate.plain() == pytest.approx([0.0, 0.002])
+
+
+def efficiency(costs: list[float], batch: int, *, seed: int, noise: float) -> float:
+    """What the shares reach of the best split, while steps scatter, straggle, and the host is busy now and then."""
+    generator = random.Random(seed)
+    balance = Balance([str(cost) + str(index) for index, cost in enumerate(costs)], chunks=[None] * len(costs))
+    busy, taken, best = 1.0, 0.0, 0.0
+    for step in range(100):
+        shares = balance.shares(batch)
+        busy = min(2.0, max(0.5, busy * generator.lognormvariate(0, noise)))
+        late = [generator.uniform(1.5, 3) if generator.random() < 0.05 else 1.0 for _ in costs]
+        rows = zip(shares, costs, late, strict=True)
+        balance.learn(shares, [n * cost * busy * more * generator.lognormvariate(0, noise) for n, cost, more in rows])
+        if step >= 20:
+            taken += max(n * cost for n, cost in zip(shares, costs, strict=True))
+            best += batch / sum(1 / cost for cost in costs)
+    return best / taken
+
+
+@pytest.mark.parametrize("costs", [[0.001, 0.001], [0.0005, 0.002], [0.0005, 0.001, 0.002, 0.002]])
+def test_noise_is_not_chased(costs: list[float]) -> None:
+    found = [efficiency(costs, 400, seed=seed, noise=0.05) for seed in range(10)]
+    assert sum(found) / len(found) > 0.97

@@ -26,7 +26,7 @@ BUCKETS = 8
 STALE_PRICE = 0.23
 """Progress lost per step of staleness: asynchronous took 14.3 where balanced synchronous took 11.6."""
 LOCAL_PRICE = 0.004
-"""Progress lost per local step between exchanges."""
+"""Progress lost per local step between exchanges, as benchmarks/asynchrony_price.py finds (0.0042)."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def one_group(size: int, batch: int, reason: str = "nothing measured yet") -> Ch
 
 def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool = True) -> Choice:
     """The best way that uses all ranks; the present one unless another is clearly better."""
-    members = _members(measured)
+    members = _members(measured, batch)
     ranked = [
         way
         for way in ranked_ways(members, batch, size=measured.gradient_bytes)
@@ -82,28 +82,35 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
         best.local_steps,
         best.quorum,
         best.predicted_throughput,
-        _reason(measured, best, others, may_split=may_split),
+        _reason(measured, _each(measured, batch), [best, *others], may_split=may_split),
     )
 
 
-def _members(measured: Measured) -> list[Member]:
-    links, kinds = measured.links, _kinds(measured.costs)
+def _members(measured: Measured, batch: int) -> list[Member]:
+    links, kinds = measured.links, _kinds(_each(measured, batch))
     rows = zip(links.places, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
     return [Member(place, kind, cost, inside, link, late) for place, kind, cost, inside, link, late in rows]
 
 
-def _kinds(costs: Sequence[Cost]) -> list[str]:
+def _each(measured: Measured, batch: int) -> list[float]:
+    """Seconds per sample of each rank in an equal share of the batch, its constant part included."""
+    share = max(1, batch // len(measured.costs))
+    return [cost.seconds(share) / share for cost in measured.costs]
+
+
+def _kinds(each: Sequence[float]) -> list[str]:
     """Names for devices of like speed: each begins where the next faster one is more than a factor away."""
-    order = sorted(range(len(costs)), key=lambda i: costs[i].b)
-    names, kind = [""] * len(costs), 0
+    order = sorted(range(len(each)), key=lambda i: each[i])
+    names, kind = [""] * len(each), 0
     for before, index in zip([order[0], *order], order, strict=False):
-        kind += costs[index].b > LIKE * costs[before].b
+        kind += each[index] > LIKE * each[before]
         names[index] = f"kind {kind}"
     return names
 
 
-def _reason(measured: Measured, best: Candidate, others: Sequence[Candidate], *, may_split: bool) -> str:
-    rates = [cost.b * 1e3 for cost in measured.costs]
+def _reason(measured: Measured, each: Sequence[float], ways: Sequence[Candidate], *, may_split: bool) -> str:
+    best, *others = ways
+    rates = [seconds * 1e3 for seconds in each]
     slowest = min(bandwidth for bandwidth, _ in measured.links.between) / 1e6
     seen = f"a sample costs {min(rates):.3g} to {max(rates):.3g} ms, the slowest link carries {slowest:.3g} MB/s"
     late = max(share for share, _ in measured.straggling)

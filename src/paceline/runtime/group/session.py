@@ -53,14 +53,11 @@ class GroupSession:
         self._link = self._measure_link(source)
         bucket = self._training.settings.bucket
         limits = USUAL_LIMITS if bucket is None else (bucket,)
-        self.reducer = Reducer(self._training.parameters, self.wire, limits=limits)
+        self.reducer = Reducer(self._training.parameters, self.wire, limits=limits, prompt=bucket is None)
 
     def exchange(self, shares: tuple[int, ...], compute: float) -> None:
         """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
         self.reducer.flush()
-        slots = torch.zeros(self.size, dtype=torch.float64)
-        slots[self.rank] = compute
-        wait = self.wire.all_reduce(slots)
         local = self._squared_norm() if self._training.settings.noise else 0.0
         self.reducer.finish()
         if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
@@ -69,7 +66,10 @@ class GroupSession:
             known, seconds, arrived = self._reported
             arrived()
             self.balance.learn(known, seconds.tolist())
-        self._reported = (shares, slots, wait)
+        # What this step cost everybody travels while the next one computes, not beside the last gradients.
+        slots = torch.zeros(self.size, dtype=torch.float64)
+        slots[self.rank] = compute
+        self._reported = (shares, slots, self.wire.all_reduce(slots))
 
     def _squared_norm(self) -> float:
         found = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]

@@ -53,6 +53,26 @@ class Wire:
             return lambda: None
         return self._started(lambda: self._all_reduce(self._group, tensor), tensor)
 
+    def all_reduce_promptly(self, tensor: Tensor) -> Callable[[], None]:
+        """The same in two messages, where Gloo's ring of n ranks takes 2 (n - 1), one after the other.
+
+        Every rank sums one part of the tensor that all sent it, and sends that to all. The second message leaves when
+        somebody waits for the first: good for what everybody is about to wait for, not beside computation.
+        """
+        if self._group is None or self.size < 4 or tensor.device.type != "cpu" or tensor.numel() < self.size:
+            return self.all_reduce(tensor)
+        parts = [len(part) for part in tensor.tensor_split(self.size)]
+        mine = parts[self.rank]
+        taken = torch.empty(self.size * mine, dtype=tensor.dtype)
+        wait = self._started(lambda: self._exchange(taken, tensor, [mine] * self.size, parts), (taken, tensor))
+
+        def finish() -> None:
+            wait()
+            total = taken.view(self.size, mine).sum(0).repeat(self.size)
+            self._started(lambda: self._exchange(tensor, total, parts, [mine] * self.size), (tensor, total))()
+
+        return finish
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Give every rank the source's tensor."""
         if self._group is not None:
@@ -65,6 +85,10 @@ class Wire:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         return _serving(group, tensor).broadcast([tensor], options)
+
+    def _exchange(self, into: Tensor, out: Tensor, into_sizes: list[int], out_sizes: list[int]) -> Any:
+        """A part of a tensor to every rank, and one from every rank."""
+        return self._group["cpu"].alltoall_base(into, out, into_sizes, out_sizes, dist.AllToAllOptions())
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -128,7 +152,7 @@ class Wire:
 
     def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
         """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
-        group: Any = self._group
+        group = _serving(self._group, tensor)
         try:
             work = (group.send if sends else group.recv)([tensor], peer, 0)
             self._pending.append((work, tensor))
@@ -136,13 +160,13 @@ class Wire:
         except RuntimeError as error:
             raise Broken(str(error)) from error
 
-    def _started(self, start: Callable[[], Any], tensor: Tensor) -> Callable[[], None]:
+    def _started(self, start: Callable[[], Any], memory: Any) -> Callable[[], None]:
         try:
             work = start()
         except RuntimeError as error:
             raise Broken(str(error)) from error
         self._pending = [item for item in self._pending if not item[0].is_completed()]
-        self._pending.append((work, tensor))
+        self._pending.append((work, memory))
         return lambda: self._wait(work)
 
     def _wait(self, work: Any) -> None:

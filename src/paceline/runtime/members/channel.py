@@ -118,9 +118,9 @@ def call(address: str, port: int, secret: bytes, *, timeout: float) -> Channel:
 def answer(connection: socket.socket, secret: bytes) -> Channel:
     """Let a caller in if it proves that it holds the secret; otherwise hang up and say so in the log."""
     connection.settimeout(GREETING_TIMEOUT)
-    peer = connection.getpeername()
-    channel = Channel(connection)
+    channel, peer = Channel(connection), ("somebody", "gone")
     try:
+        peer = connection.getpeername()
         ours = secrets.token_hex(16)
         channel.send({"nonce": ours})
         reply = channel.receive(limit=MAX_GREETING)
@@ -128,7 +128,7 @@ def answer(connection: socket.socket, secret: bytes) -> Channel:
         if not _equal(reply.get("proof"), _proof(secret, "client", ours, theirs)):
             raise Refused(f"{peer[0]}:{peer[1]} does not hold the secret of this job")
         channel.send({"proof": _proof(secret, "server", theirs, ours)})
-    except ConnectionError as error:
+    except OSError as error:
         log.warning("refused a connection from %s:%s: %s", peer[0], peer[1], error)
         channel.close()
         raise

@@ -77,6 +77,8 @@ class Leader:
             while True:
                 self._events.put(("say", id, (channel, channel.receive())))
         self._events.put(("lost", id, channel))
+        if not self.leading:  # nobody reads the events any more
+            channel.close()
 
     def _run(self) -> None:
         last_tick = last_beat = time.monotonic()
