@@ -55,7 +55,7 @@ class Place:
     def cluster(self) -> Cluster:
         """As a cluster file would say it; an emulation's times are those of the global batch."""
         seconds = PER_SAMPLE * self.batch
-        link = Link(name="way", bandwidth=self.bandwidth, latency=1e-4)
+        link = Link(name="way", bandwidth=self.bandwidth)
         hosts = [
             Host(
                 name=f"h{index}",
