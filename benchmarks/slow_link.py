@@ -48,6 +48,8 @@ def main() -> None:
     args = parser.parse_args()
     fixed = {"accuracy": args.accuracy, "epochs": args.epochs, "hidden": HIDDEN, "looks": 1, "devices": GROUPS * EACH}
     fixed |= {
+        "outer": {},
+        "ends": False,
         "per_sample": PER_SAMPLE,
         "straggle": 0.0,
         "momentum": 0.9,
