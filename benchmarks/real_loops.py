@@ -1,0 +1,63 @@
+"""A small convolutional network trained for real, by Paceline's loop or DistributedDataParallel's; one rank of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+__all__ = ["trained"]
+
+
+def trained(way: str, *, batch: int, steps: int, hidden: tuple[int, ...] = ()) -> list[float]:
+    """The moments at which the steps ended."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = _network(hidden)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images, labels = torch.randn(4 * batch, 3, 32, 32), torch.randint(10, (4 * batch,))
+    loop = {"paceline": _by_paceline, "ddp": _by_ddp}[way]
+    return loop(model, optimizer, images, labels, batch=batch, steps=steps)
+
+
+def _network(hidden: tuple[int, ...]) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 32), (32, 64), (64, 64), (64, 128)):
+        layers += [nn.Conv2d(inputs, outputs, 3, 2, 1), nn.GroupNorm(8, outputs), nn.ReLU()]
+    layers.append(nn.Flatten())
+    for inputs, outputs in zip((512, *hidden), hidden, strict=False):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear((512, *hidden)[-1], 10))
+
+
+def _by_paceline(model: nn.Module, optimizer: Any, images: Any, labels: Any, *, batch: int, steps: int) -> list[float]:
+    """Five lines of a user's loop, no number about the devices."""
+    from paceline.runtime import join
+
+    ends = []
+    with join(model, optimizer, TensorDataset(images, labels), global_batch=batch) as pace:
+        for part in pace.batches(steps=steps):
+            pace.step(cross_entropy(model(part.inputs), part.targets))
+            ends.append(time.perf_counter())
+    return ends
+
+
+def _by_ddp(model: nn.Module, optimizer: Any, images: Any, labels: Any, *, batch: int, steps: int) -> list[float]:
+    """Equal batches, as its documentation teaches it."""
+    dist.init_process_group("gloo")
+    wrapped = DistributedDataParallel(model)
+    ends = []
+    for _ in range(steps):
+        chosen = torch.randint(len(images), (batch // dist.get_world_size(),))
+        optimizer.zero_grad(set_to_none=True)
+        cross_entropy(wrapped(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
+        ends.append(time.perf_counter())
+    dist.barrier()
+    return ends
