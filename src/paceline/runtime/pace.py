@@ -326,12 +326,12 @@ class Pace:
             # Layers that sum over the ranks in the backward pass need gradients that are weighted already.
             loss, weight = loss * weight, 1.0
         if last:
-            self._live.reducer.begin(weight, step_began=attempt.began)
+            self._live.begin(weight, step_began=attempt.began)
         loss.backward()
 
     def _step_without_samples(self, attempt: Attempt) -> None:
         try:
-            self._live.reducer.begin(0.0, step_began=attempt.began)
+            self._live.begin(0.0, step_began=attempt.began)
             self._commit(attempt)
         except Broken as error:
             self._recover(error)

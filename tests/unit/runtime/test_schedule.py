@@ -25,12 +25,12 @@ def partitions(count: int) -> list[list[list[int]]]:
     return found
 
 
-@given(gradients, st.floats(1e-6, 0.05), st.floats(1e-7, 1e-3))
+@given(gradients, st.floats(1e-6, 0.05), st.floats(1e-7, 1e-3), st.floats(0, 0.05))
 @settings(max_examples=150, deadline=None)
-def test_no_partition_ends_earlier(items: list[tuple[int, float]], alpha: float, beta: float) -> None:
+def test_no_partition_ends_earlier(items: list[tuple[int, float]], alpha: float, beta: float, effort: float) -> None:
     sizes = [size for size, _ in items]
     ready = list(itertools.accumulate(seconds for _, seconds in items))
-    link = LinkCost(alpha, beta)
+    link = LinkCost(alpha, beta, effort)
     best = min(exchange_end(buckets, sizes, ready, link) for buckets in partitions(len(items)))
     found = schedule_buckets(sizes, ready, link)
     assert [index for bucket in found for index in bucket] == list(range(len(items)))
@@ -41,10 +41,10 @@ def test_an_expensive_message_makes_one_bucket() -> None:
     assert schedule_buckets([10] * 5, [0.1 * i for i in range(5)], LinkCost(10.0, 1e-9)) == [[0, 1, 2, 3, 4]]
 
 
-def test_a_free_message_makes_one_bucket_per_gradient() -> None:
-    found = schedule_buckets([10] * 5, [0.1 * i for i in range(5)], LinkCost(1e-6, 0.005))
-    assert found[0] == [0]
-    assert len(found) > 2
+def test_a_free_message_makes_more_buckets_than_one_that_stops_the_computation() -> None:
+    ready = [0.1 * i for i in range(5)]
+    assert len(schedule_buckets([10] * 5, ready, LinkCost(1e-6, 0.005))) > 2
+    assert schedule_buckets([10] * 5, ready, LinkCost(1e-6, 0.005, effort=0.5)) == [[0, 1, 2, 3, 4]]
 
 
 def test_many_gradients_are_scheduled_quickly() -> None:

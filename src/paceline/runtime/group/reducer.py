@@ -21,10 +21,11 @@ __all__ = ["Reducer"]
 class _Bucket:
     """Some gradients side by side in one buffer."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, more: int = 0) -> None:
+        """`more`: numbers that travel behind the gradients."""
         first = parameters[0]
         total = sum(parameter.numel() for parameter in parameters)
-        self.buffer = torch.zeros(total, dtype=first.dtype, device=first.device)
+        self.buffer = torch.zeros(total + more, dtype=first.dtype, device=first.device)
         self.parameters = parameters
         self.views = []
         offset = 0
@@ -49,7 +50,10 @@ class Reducer:
     def __init__(
         self, parameters: Sequence[nn.Parameter], wire: Wire, *, limits: Sequence[float], prompt: bool = False
     ) -> None:
-        """`prompt`: the last bucket, for which everybody waits, goes the way of fewest messages."""
+        """`prompt`: the last bucket, for which everybody waits, goes the way of fewest messages and takes notes along.
+
+        Otherwise what travels is what DistributedDataParallel would send, and notes are a message of their own.
+        """
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._wire, self._prompt = wire, prompt
         self._weight = 0.0
@@ -78,13 +82,20 @@ class Reducer:
     def arrange(self, buckets: Sequence[Sequence[int]]) -> None:
         """Exchange in these buckets from now on; gradients of different type never share one."""
         pure = [part for bucket in buckets for part in self._by_type(bucket)]
-        self._buckets = [_Bucket([self._parameters[index] for index in bucket]) for bucket in pure]
+        *early, last = [[self._parameters[index] for index in bucket] for bucket in pure]
+        ranks = self._wire.size
+        along = ranks if self._prompt and last[0].dtype in (torch.float32, torch.float64) else 0
+        self._buckets = [*map(_Bucket, early), _Bucket(last, more=along)]
+        self._notes = self._buckets[-1].buffer[-ranks:] if along else torch.zeros(ranks, dtype=torch.float64)
+        self._apart = not along
         self._bucket_of = {index: bucket for bucket, part in zip(self._buckets, pure, strict=True) for index in part}
         self.layout = [list(part) for part in pure]
 
-    def begin(self, weight: float, *, step_began: float) -> None:
-        """The next backward pass is the last of this step: exchange its gradients, weighted."""
+    def begin(self, weight: float, *, step_began: float, note: float) -> None:
+        """The next backward pass is the last of this step: exchange its gradients, weighted, and a number."""
         self._weight, self._armed, self._began = weight, True, step_began
+        self._notes.zero_()
+        self._notes[self._wire.rank] = note
         self._next = 0
         for bucket in self._buckets:
             bucket.missing, bucket.wait = len(bucket.parameters), None
@@ -102,6 +113,12 @@ class Reducer:
             bucket.wait()
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
+        if self._apart:
+            self._wait_for_notes()
+
+    def noted(self) -> list[float]:
+        """The number of each rank that came with this step's gradients."""
+        return self._notes.tolist()
 
     def close(self) -> None:
         """Take the hooks off the model."""
@@ -125,8 +142,11 @@ class Reducer:
         bucket = self._buckets[self._next]
         self._next += 1
         bucket.fill(self._weight)
-        last = self._prompt and self._next == len(self._buckets)
-        bucket.wait = (self._wire.all_reduce_promptly if last else self._wire.all_reduce)(bucket.buffer)
+        last = self._next == len(self._buckets)
+        promptly = last and self._prompt
+        bucket.wait = (self._wire.all_reduce_promptly if promptly else self._wire.all_reduce)(bucket.buffer)
+        if last and self._apart:
+            self._wait_for_notes = self._wire.all_reduce(self._notes)
 
     def _size(self, index: int) -> int:
         parameter = self._parameters[index]

@@ -1,9 +1,11 @@
 """Which gradients travel together: the partition into buckets that ends the exchange earliest.
 
 Gradients become ready one after the other; a bucket leaves when its last gradient is ready and the link is free, and
-takes alpha + beta * bytes. With r_j the time at which gradient j is ready and s(i, j) the bytes of gradients i+1..j:
+takes alpha + beta * bytes. Sending it also costs the sender's processor an effort, for which the computation of the
+gradients after it stands still where both run on the same processor. With r_j the time at which gradient j is ready
+and s(i, j) the bytes of gradients i+1..j, the last of k buckets that hold j gradients ends at
 
-    end(j) = min over i < j of  max(end(i), r_j) + alpha + beta * s(i, j)
+    end(j, k) = min over i < j of  max(end(i, k-1), r_j + (k-1) * effort) + alpha + beta * s(i, j)
 
 which gives the best of all partitions, not only the best uniform size.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["LinkCost", "buckets_from", "buckets_up_to", "exchange_end", "fit_link", "schedule_buckets"]
 
@@ -25,16 +28,18 @@ class LinkCost:
 
     alpha: float
     beta: float
+    effort: float = 0.0
+    """Seconds of this rank's processor that each message takes."""
 
     def seconds(self, size: float) -> float:
         """Time of one all-reduce of so many bytes."""
         return self.alpha + self.beta * size
 
 
-def fit_link(small: tuple[int, float], large: tuple[int, float]) -> LinkCost:
+def fit_link(small: tuple[int, float], large: tuple[int, float], effort: float = 0.0) -> LinkCost:
     """The cost through two measured sizes; noise never makes a byte free or a message negative."""
     beta = max((large[1] - small[1]) / (large[0] - small[0]), 1e-12)
-    return LinkCost(alpha=max(small[1] - beta * small[0], 1e-6), beta=beta)
+    return LinkCost(alpha=max(small[1] - beta * small[0], 1e-6), beta=beta, effort=effort)
 
 
 def schedule_buckets(sizes: Sequence[int], ready: Sequence[float], link: LinkCost) -> list[list[int]]:
@@ -44,18 +49,42 @@ def schedule_buckets(sizes: Sequence[int], ready: Sequence[float], link: LinkCos
     for atom in atoms:
         bounds.append(bounds[-1] + sum(sizes[index] for index in atom))
     moments = [ready[atom[-1]] for atom in atoms]
-    ends, cuts = [0.0], [0]
+    ways = [[_Way(0.0, 0, 0, None)]]
+    """Of the first j atoms: those of which no other ends earlier with as few buckets."""
     for j in range(1, len(atoms) + 1):
-        options = [max(ends[i], moments[j - 1]) + link.seconds(bounds[j] - bounds[i]) for i in range(j)]
-        best = min(range(j), key=options.__getitem__)
-        ends.append(options[best])
-        cuts.append(best)
+        options = []
+        for i in range(j):
+            seconds = link.seconds(bounds[j] - bounds[i])
+            for way in ways[i]:
+                end = max(way.end, moments[j - 1] + way.buckets * link.effort) + seconds
+                options.append(_Way(end, way.buckets + 1, i, way))
+        ways.append(_best(options))
     buckets: list[list[int]] = []
+    last: _Way | None = ways[-1][0]
     j = len(atoms)
-    while j > 0:
-        buckets.insert(0, [index for atom in atoms[cuts[j] : j] for index in atom])
-        j = cuts[j]
+    while last is not None and j > 0:
+        buckets.insert(0, [index for atom in atoms[last.cut : j] for index in atom])
+        j, last = last.cut, last.before
     return buckets
+
+
+class _Way(NamedTuple):
+    """How the first gradients can be exchanged."""
+
+    end: float
+    buckets: int
+    cut: int
+    """Where the last bucket begins."""
+    before: _Way | None
+
+
+def _best(options: list[_Way]) -> list[_Way]:
+    """The earliest first, then those that end later but with fewer buckets."""
+    found: list[_Way] = []
+    for option in sorted(options, key=lambda option: option[:2]):
+        if not found or option.buckets < found[-1].buckets:
+            found.append(option)
+    return found
 
 
 def buckets_up_to(sizes: Sequence[int], limit: float) -> list[list[int]]:
@@ -92,8 +121,8 @@ def exchange_end(
 ) -> float:
     """When the last bucket has arrived."""
     end = 0.0
-    for bucket in buckets:
-        end = max(end, ready[bucket[-1]]) + link.seconds(sum(sizes[index] for index in bucket))
+    for sent, bucket in enumerate(buckets):
+        end = max(end, ready[bucket[-1]] + sent * link.effort) + link.seconds(sum(sizes[index] for index in bucket))
     return end
 
 

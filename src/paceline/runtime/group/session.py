@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ class GroupSession:
             self._leave()
             raise
         self._committed = 0
-        self._reported: tuple[tuple[int, ...], torch.Tensor, Callable[[], None]] | None = None
+        self._reported: tuple[tuple[int, ...], float] | None = None
+        """Shares of the step before, and what it cost this rank."""
+        self._began = time.perf_counter(), time.process_time()
 
     def _set_up(self, member: Member, *, synced: bool) -> None:
         self.wire = self._connect(member, "gradients ")
@@ -63,13 +66,12 @@ class GroupSession:
         if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
             self._training.noise.observe((shares[self.rank], local), (sum(shares), self._squared_norm()))
         if self._reported is not None:
-            known, seconds, arrived = self._reported
-            arrived()
-            self.balance.learn(known, seconds.tolist())
-        # What this step cost everybody travels while the next one computes, not beside the last gradients.
-        slots = torch.zeros(self.size, dtype=torch.float64)
-        slots[self.rank] = compute
-        self._reported = (shares, slots, self.wire.all_reduce(slots))
+            self.balance.learn(self._reported[0], self.reducer.noted())
+        self._reported = (shares, compute)
+
+    def begin(self, weight: float, *, step_began: float) -> None:
+        """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
+        self.reducer.begin(weight, step_began=step_began, note=self._reported[1] if self._reported else 0.0)
 
     def _squared_norm(self) -> float:
         found = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
@@ -106,7 +108,7 @@ class GroupSession:
 
     def link_plain(self) -> list[float] | None:
         """The measured cost of an all-reduce."""
-        return [self._link.alpha, self._link.beta] if self._link else None
+        return [self._link.alpha, self._link.beta, self._link.effort] if self._link else None
 
     def close(self) -> None:
         """Leave this view."""
@@ -168,10 +170,18 @@ class GroupSession:
 
     def _arrange(self, link: LinkCost) -> None:
         """The best buckets for the mean of the times at which gradients were ready; the same on every rank."""
-        ready = torch.tensor(self.reducer.ready_seconds, dtype=torch.float64)
-        self.wire.all_reduce(ready)()
-        seconds: Sequence[float] = (ready / self.size).tolist()
+        seen = torch.tensor([*self.reducer.ready_seconds, self._busy()], dtype=torch.float64)
+        self.wire.all_reduce(seen)()
+        *seconds, busy = (seen / self.size).tolist()
         order = sorted(range(len(seconds)), key=lambda index: (seconds[index], -index))
         sizes = [self.reducer.sizes[index] for index in order]
-        buckets = schedule_buckets(sizes, [seconds[index] for index in order], link)
+        felt = replace(link, effort=link.effort * busy)
+        buckets = schedule_buckets(sizes, [seconds[index] for index in order], felt)
         self.reducer.arrange([[order[i] for i in bucket] for bucket in buckets])
+
+    def _busy(self) -> float:
+        """The share of the time that this process computed on a processor, of which messages then take their part."""
+        if self._training.device.type != "cpu":
+            return 0.0
+        moment, spent = self._began
+        return min(1.0, (time.process_time() - spent) / (time.perf_counter() - moment))

@@ -97,12 +97,12 @@ class Wire:
     def probe(self, largest: int) -> LinkCost:
         """What an all-reduce costs here; all ranks get the slowest rank's answer."""
         small, large = 1 << 10, max(1 << 12, min(PROBE_BYTES, largest))
-        times = torch.tensor([self._timed(small, 5), self._timed(large, 3)], dtype=torch.float64)
-        slots = torch.zeros(self.size, 2, dtype=torch.float64)
-        slots[self.rank] = times
+        (few, effort), (many, _) = self._timed(small, 8), self._timed(large, 3)
+        slots = torch.zeros(self.size, 3, dtype=torch.float64)
+        slots[self.rank] = torch.tensor([few, many, effort], dtype=torch.float64)
         self.all_reduce(slots)()
         slowest = slots.max(dim=0).values.tolist()
-        return fit_link((small, slowest[0]), (large, slowest[1]))
+        return fit_link((small, slowest[0]), (large, slowest[1]), slowest[2])
 
     def ping(self, one: int, other: int, size: int) -> float:
         """Seconds of a message of so many bytes from one rank to another, at best; 0 on ranks that are neither."""
@@ -140,15 +140,16 @@ class Wire:
         self._group = None
         self._pending = []
 
-    def _timed(self, size: int, repeats: int) -> float:
+    def _timed(self, size: int, repeats: int) -> tuple[float, float]:
+        """The quickest of some, and what they took of this process's processor time on average."""
         tensor = torch.zeros(size // 4)
         self.all_reduce(tensor)()
-        best = float("inf")
+        best, spent = float("inf"), time.process_time()
         for _ in range(repeats):
             begin = time.perf_counter()
             self.all_reduce(tensor)()
             best = min(best, time.perf_counter() - begin)
-        return best
+        return best, (time.process_time() - spent) / repeats
 
     def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
         """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
