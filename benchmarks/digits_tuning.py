@@ -19,7 +19,7 @@ import torch
 from digits import Digits, Watch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from paceline.runtime.samples import epoch_order
+from paceline.runtime.samples import epoch_order, even_part
 from paceline.runtime.syncer.leases import Lease, Leases
 from paceline.runtime.syncer.rounds import Arrival, Shard
 from paceline.runtime.syncer.server import policy_of
@@ -95,8 +95,11 @@ class Swarm:
         digits, share = self.digits[group], self.told["batch"] // self.told["groups"]
         before = parameters_to_vector(digits.model.parameters()).detach().clone()
         order = epoch_order(len(digits.labels), seed=self.told["seed"], epoch=lease.epoch)
-        for begin in range(lease.begin, lease.end, share):
-            _step(digits, self.optimizers[group], order[begin : min(begin + share, lease.end)])
+        begin = lease.begin
+        while begin < lease.end:
+            part = order[begin : begin + even_part(lease.end - begin, share)]
+            _step(digits, self.optimizers[group], part)
+            begin += len(part)
         progress = (before - parameters_to_vector(digits.model.parameters()).detach()).numpy()
         self.shard.arrive(Arrival(str(group), sequence, version, lease.end - lease.begin, progress), now)
 

@@ -34,7 +34,7 @@ ALL_REDUCE = 2 * (GROUPS * EACH - 1) / (GROUPS * EACH) * BYTES / BANDWIDTH
 """Seconds that a ring needs for all gradients: what tuning assumes."""
 EXCHANGE = 2 * BYTES / GROUPS / BANDWIDTH
 """Seconds for a group's progress to the other host's shard and its parameters back."""
-BATCHES, RATES, LOCAL_STEPS = [128, 256, 512], [0.05, 0.1, 0.2, 0.4], [8, 16]
+BATCHES, RATES, LOCAL_STEPS = [64, 128, 256, 512], [0.05, 0.1, 0.2, 0.4], [4, 8, 16]
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.loading import Batch, Samples, load
-from paceline.runtime.samples import Position, advance, epoch_order, share_of, step_size
+from paceline.runtime.samples import Position, advance, epoch_order, even_part, share_of, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.between import Between, Membership
 from paceline.runtime.training import Training
@@ -231,7 +231,7 @@ class Pace:
     def _next_size(self) -> int:
         """Samples of the next step of this group."""
         if self._between is not None:
-            return min(self._between.batch, self._between.end - self.position.cursor)
+            return even_part(self._between.end - self.position.cursor, self._between.batch)
         return step_size(self.position, num_samples=len(self._dataset), global_batch=self.global_batch)
 
     def _moved_on(self, size: int) -> Position:

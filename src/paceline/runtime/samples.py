@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-__all__ = ["Position", "advance", "epoch_order", "share_of", "step_size"]
+__all__ = ["Position", "advance", "epoch_order", "even_part", "share_of", "step_size"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
 def step_size(position: Position, *, num_samples: int, global_batch: int) -> int:
     """Samples of the next step: the last step of an epoch takes what is left."""
     return min(global_batch, num_samples - position.cursor)
+
+
+def even_part(left: int, most: int) -> int:
+    """The first of as few parts as possible, none larger than `most` and all alike but for one sample."""
+    return -(-left // -(-left // most))
 
 
 def share_of(order: np.ndarray, position: Position, shares: Sequence[int], rank: int) -> np.ndarray:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.runtime.samples import even_part
+
 __all__ = ["Lease", "Leases"]
 
 
@@ -38,7 +40,8 @@ class Leases:
     def take(self, group: str, sequence: int, size: int) -> Lease | None:
         """The next stretch of at most so many samples; None when all epochs are handed out.
 
-        Asking for the next one says that the one before is done.
+        Asking for the next one says that the one before is done. What is left of an epoch is cut evenly: groups that
+        wait for each other would lose most of a round to a short rest.
         """
         held = self._held.get(group)
         if held is not None and held[0] == sequence:
@@ -102,5 +105,5 @@ class Leases:
             epoch, begin = epoch + 1, 0
         if epoch >= self._epochs:
             return None
-        self._next = Lease(epoch, begin, min(begin + size, self._num_samples))
+        self._next = Lease(epoch, begin, begin + even_part(self._num_samples - begin, size))
         return self._next
