@@ -11,6 +11,8 @@
     ├── StoreError                stored data cannot be read or written (exit 1)
     └── TrainingLost              a training process cannot find its way back to the group (exit 1)
 
+    TrainingOver                  no error: a process came (back) when training was over; it ends with exit code 0
+
 An error says what happened, what was expected, and how to fix it.
 """
 
@@ -30,6 +32,7 @@ __all__ = [
     "SpecError",
     "StoreError",
     "TrainingLost",
+    "TrainingOver",
     "UnitError",
     "UnknownName",
     "Unsupported",
@@ -83,6 +86,10 @@ class StoreError(PacelineError):
 
 class TrainingLost(PacelineError):
     """A training process cannot find its way back to the group; the group may well go on without it."""
+
+
+class TrainingOver(SystemExit):
+    """Training ended before this process could take part; unless somebody catches this, it ends with exit code 0."""
 
 
 class UnknownName(InputError):

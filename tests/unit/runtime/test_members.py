@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import TrainingLost
+from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members.channel import Channel, Refused, answer, call
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import Patience, Peer, View
@@ -219,6 +219,22 @@ def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> Non
     views = crew.next_views(0, 1)
     assert [peer.rank for peer in views[0].peers] == [0, 1]
     assert views[0].leader == crew.members[1].peer.id
+
+
+def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    last = threading.Thread(target=crew.members[1].finish, args=({"step": 7},))
+    last.start()
+    assert crew.members[0].finish({"step": 7}) is None
+    last.join(5)
+    crew.vanish(0)
+    crew.vanish(1)
+    late = crew.add(0)
+    with pytest.raises(TrainingOver) as ended:
+        late.next_view({"step": 0})
+    assert not ended.value.code
 
 
 def test_two_parts_that_were_cut_apart_become_one_again(crew: Crew) -> None:

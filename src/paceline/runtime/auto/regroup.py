@@ -37,6 +37,8 @@ from paceline.runtime.syncer.between import Membership
 __all__ = ["NAME", "Door", "gathered", "join_again", "open_door", "part"]
 
 SHARD_STARTS_S = 20.0
+COME_OVER_S = 20.0
+"""All who are to meet were there an instant ago: who has not come by then has died on the way."""
 NAME = "group{}"
 """Of each group, by its number."""
 
@@ -64,7 +66,7 @@ def part(
     door = open_door(address) if session.rank == group[0] else None
     ports = torch.zeros(len(choice.groups), 2, dtype=torch.int64)
     if door is not None:
-        shard = _start_shard(number, address, choice, member._secret)
+        shard = _start_shard(number, address, choice, member.secret)
         ports[number] = torch.tensor([door.place[1], shard])
     session.wire.all_reduce(ports)()
     seats = _seats(session.view.peers, choice, ports.tolist())
@@ -73,7 +75,7 @@ def part(
     mine = seats[number]
     left = group_roster(roster, mine.group)
     found = _moved(member, mine.meet, door, size=len(group), patience=patience, roster=left)
-    return found, mine.membership(member._secret)
+    return found, mine.membership(member.secret)
 
 
 def _seats(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]) -> list[GroupSeats]:
@@ -108,10 +110,11 @@ def _moved(
     """The same process as a member of the group that meets there."""
     door_of_mine = door or open_door(member.peer.address)
     peer = replace(member.peer, port=door_of_mine.place[1])
-    found = Member(door_of_mine.server, member._secret, peer=peer, patience=patience)
+    patience = replace(patience, join=min(patience.join, COME_OVER_S))
+    found = Member(door_of_mine.server, member.secret, peer=peer, patience=patience)
     member.leave()
     found.start(meet, first=size if door is not None else None)
-    found._roster = roster  # not before: what it says now is of a group that nobody is in any more
+    found.roster = roster  # not before: what it says now is of a group that nobody is in any more
     return found
 
 

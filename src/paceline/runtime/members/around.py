@@ -10,7 +10,9 @@ from pathlib import Path
 from paceline.runtime.members.channel import Message, call
 from paceline.runtime.members.view import Peer, View
 
-__all__ = ["answers", "asked_who", "may_be_alive", "read_roster", "write_roster"]
+__all__ = ["answers", "asked_who", "close_roster", "is_closed", "may_be_alive", "read_roster", "write_roster"]
+
+OVER = "over"
 
 REACH = 0.7
 """Seconds after which a host that did not even refuse a connection is taken for cut off."""
@@ -62,10 +64,23 @@ def read_roster(path: Path | None) -> list[tuple[str, int]]:
     return []
 
 
+def is_closed(path: Path | None) -> bool:
+    """Whether the group was told that training is over."""
+    return path is not None and path.exists() and path.read_text(encoding="utf-8") == json.dumps(OVER)
+
+
 def write_roster(path: Path | None, view: View) -> None:
     """Leave word for those who come later, if there is a file for it."""
+    _write(path, [[peer.address, peer.port] for peer in view.peers])
+
+
+def close_roster(path: Path | None) -> None:
+    """Leave word that training is over."""
+    _write(path, OVER)
+
+
+def _write(path: Path | None, content: object) -> None:
     if path is not None:
-        places = [[peer.address, peer.port] for peer in view.peers]
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(places), encoding="utf-8")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.rename(path)

@@ -49,11 +49,12 @@ class Leader:
         first: int | None,
         last: View | None = None,
         formed: Callable[[View], None] = lambda view: None,
+        ended: Callable[[], None] = lambda: None,
         may_be_alive: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
         """`first`: how many the first view waits for; None if views before, up to `last`, had another leader."""
         self._id, self._patience, self._first, self._number = id, patience, first, last.number if last else 0
-        self._formed, self._may_be_alive = formed, may_be_alive
+        self._formed, self._ended, self._may_be_alive = formed, ended, may_be_alive
         self._last: tuple[Peer, ...] = last.peers if last else ()
         self._probed: dict[str, tuple[float, bool | None]] = {}
         """When each lost peer was tried, and whether it may be alive; None while that is being found out."""
@@ -221,6 +222,7 @@ class Leader:
         if self._followers and all(follower.finished for follower in self._followers.values()):
             steps = {(follower.report or {}).get("step") for follower in self._followers.values()}
             if len(steps) == 1:
+                self._ended()
                 self._tell_all({"kind": "over"})
 
     @property

@@ -15,8 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TrainingLost
-from paceline.runtime.members.around import answers, asked_who, may_be_alive, read_roster, write_roster
+from paceline.errors import TrainingLost, TrainingOver
+from paceline.runtime.members.around import (
+    answers,
+    asked_who,
+    close_roster,
+    is_closed,
+    may_be_alive,
+    read_roster,
+    write_roster,
+)
 from paceline.runtime.members.channel import Channel, Message, answer, call
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Patience, Peer, View
@@ -33,9 +41,10 @@ class Member:
     """Takes part from construction until `leave`."""
 
     def __init__(self, server: socket.socket, secret: bytes, *, peer: Peer, patience: Patience) -> None:
-        self.peer, self._secret, self._patience = peer, secret, patience
+        self.peer, self.secret, self._patience = peer, secret, patience
         self._server = server
-        self._roster: Path | None = None
+        self.roster: Path | None = None
+        """Where this member leaves word for late ones when it leads."""
         self.interrupted = threading.Event()
         """Set while the view that the training loop works in is over."""
         self.noticed: list[float] = []
@@ -61,9 +70,9 @@ class Member:
 
     def start(self, meet: tuple[str, int], *, first: int | None, roster: Path | None = None) -> None:
         """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
-        self._roster = roster
+        self.roster = roster
         known = [place for place in read_roster(roster) if place != (self.peer.address, self.peer.port)]
-        if first is not None and not any(answers(place, self._secret) for place in known):
+        if first is not None and not any(answers(place, self.secret) for place in known):
             self._lead(first=first)
             known, meet = [], (self.peer.address, self.peer.port)
         threading.Thread(target=self._follow, args=([*known, meet],), daemon=True, name="paceline-follow").start()
@@ -75,13 +84,16 @@ class Member:
         self._say_ready(report, finished=False)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._fresh() or self._lost, timeout=1.0)
+                self._changed.wait_for(lambda: self._fresh() or self._over or self._lost, timeout=1.0)
                 if self._lost:
                     raise TrainingLost(
                         self._lost, hint="is the job still running, and does this process hold its secret?"
                     )
                 if self._fresh():
                     return self._take()
+                if self._over:
+                    log.warning("training was over before this process could take part in it")
+                    raise TrainingOver
 
     def finish(self, report: dict[str, Any]) -> View | None:
         """Wait until all have finished; a view if the group changes before, None if it is over."""
@@ -176,6 +188,9 @@ class Member:
         while not self._left and not self._over:
             channel = self._find(places)
             if channel is None:
+                if is_closed(self.roster):
+                    self._end()
+                    return
                 if time.monotonic() > deadline:
                     self._give_up(f"nobody who leads this job answered for {self._patience.join:.0f} s")
                     return
@@ -236,7 +251,7 @@ class Member:
     def _successors(self) -> list[tuple[str, int]]:
         """Where the next leader may be, in the order in which members must agree; the lost leader comes last."""
         if self._view is None:
-            return [*read_roster(self._roster)]
+            return [*read_roster(self.roster)]
         last = self._view.leader
         order = [peer for peer in self._view.peers if peer.id != last]
         order += [peer for peer in self._view.peers if peer.id == last]
@@ -284,7 +299,7 @@ class Member:
     def _greet(self, place: tuple[str, int]) -> tuple[Message | None, Channel | None]:
         """What a place answers, and the channel to it if it leads."""
         try:
-            channel = call(*place, self._secret, timeout=1.0)
+            channel = call(*place, self.secret, timeout=1.0)
         except (OSError, KeyError):
             return None, None
         reply: Message | None = None
@@ -313,8 +328,9 @@ class Member:
             self._patience,
             first=first,
             last=self._view,
-            formed=lambda view: write_roster(self._roster, view),
-            may_be_alive=lambda peer: may_be_alive(peer, self._secret),
+            formed=lambda view: write_roster(self.roster, view),
+            ended=lambda: close_roster(self.roster),
+            may_be_alive=lambda peer: may_be_alive(peer, self.secret),
         )
 
     def _serve(self) -> None:
@@ -327,7 +343,7 @@ class Member:
 
     def _receive(self, connection: socket.socket) -> None:
         try:
-            channel = answer(connection, self._secret)
+            channel = answer(connection, self.secret)
         except OSError:
             return
         try:
@@ -382,13 +398,18 @@ class Member:
     def _outranked_by(self, peer: Peer) -> bool:
         """Whether a lost peer leads a larger group, or one as large and has the higher name."""
         try:
-            reply = asked_who(peer, self._secret)
+            reply = asked_who(peer, self.secret)
         except ConnectionRefusedError:
             self._known.pop(peer.id, None)
             return False
         if reply is None or not reply.get("leads"):
             return False
         return bool((reply["members"], reply["id"]) > (self._num_led(), self.peer.id))
+
+    def _end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
     def _give_up(self, why: str) -> None:
         with self._changed:
