@@ -34,6 +34,15 @@ WAYS = (
     (2, 4, 1),
     (2, 16, 1),
     (4, 16, 1),
+    (3, 16, 1),
+    (4, 8, 1),
+    (4, 32, 1),
+    (8, 4, 1),
+    (8, 16, 1),
+    (4, 16, 2),
+    (8, 1, 4),
+    (8, 4, 4),
+    (8, 16, 4),
 )
 """Groups, local steps, quorum."""
 SHAPES = ((FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
@@ -98,7 +107,7 @@ def samples_needed(seed: int, rate: float, *, groups: int, local_steps: int, quo
     shard = Shard(Policy(groups=groups, quorum=quorum))
     shard.start(task.start)
     bases = [(0, task.start)] * groups
-    share, steps = BATCH // groups, 0.0
+    share, steps, waiting = BATCH // groups, 0.0, list[int]()
     for turn in range(MOST * groups // local_steps):
         group = turn % groups
         version, base = bases[group]
@@ -106,12 +115,13 @@ def samples_needed(seed: int, rate: float, *, groups: int, local_steps: int, quo
         for _ in range(local_steps):
             theta -= rate * gradient(theta, task.draw(share))
         shard.arrive(Arrival(f"group{group}", turn // groups + 1, version, share * local_steps, base - theta), 0.0)
-        shard.advance(0.0)
+        waiting.append(group)
+        if shard.advance(0.0):
+            assert shard.theta is not None
+            for ready in waiting:
+                bases[ready] = (shard.version, shard.theta)
+            waiting = []
         assert shard.theta is not None
-        if quorum == 1:
-            bases[group] = (shard.version, shard.theta)
-        elif group == groups - 1:
-            bases = [(shard.version, shard.theta)] * groups
         steps += local_steps / groups
         if group == groups - 1 and (turn // groups) % max(1, LOOK // local_steps) == 0:
             now = loss(shard.theta, task.held)

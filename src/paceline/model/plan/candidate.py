@@ -26,7 +26,7 @@ BUCKETS = 8
 STALE_PRICE = 0.23
 """Progress lost per step of staleness: asynchronous took 14.3 where balanced synchronous took 11.6."""
 LOCAL_PRICE = 0.004
-"""Progress lost per local step between exchanges, as benchmarks/asynchrony_price.py finds (0.0042)."""
+"""Progress lost per local step that others do not know of, as benchmarks/asynchrony_price.py finds (0.0042)."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ def grouped(
             step *= _waiting([members[i] for i in group], len(groups), local_steps)
         shares.append(split)
         steps.append(step + _syncer_exchange(members, groups, group, size) / local_steps)
-    if quorum == len(groups):
-        steps = [max(steps)] * len(steps)
+    round_lasts = sorted(steps)[quorum - 1]
+    steps = [max(step, round_lasts) for step in steps]
     throughput = sum(sum(split) / step for split, step in zip(shares, steps, strict=True))
-    stale = 0.0 if quorum == len(groups) else (len(groups) - 1) / local_steps
+    stale = (len(groups) - quorum) / quorum / local_steps
     kind = "local" if local_steps > 1 else "hybrid"
     reason = f"{len(groups)} groups exchange every {local_steps} steps, so the slow links carry less"
     return _candidate(
@@ -119,7 +119,8 @@ def _candidate(
     stale: float = 0.0,
 ) -> Candidate:
     alone = sum(_rate(member.cost, batch) for member in members)
-    efficiency = 1 / (1 + STALE_PRICE * stale) / (1 + LOCAL_PRICE * (local_steps - 1))
+    unknown = local_steps * (1 + local_steps * stale)  # of groups that do not wait, the others are rounds ahead as well
+    efficiency = 1 / (1 + STALE_PRICE * stale) / (1 + LOCAL_PRICE * (unknown - 1))
     return Candidate(
         kind=kind,
         groups=tuple(groups),

@@ -40,7 +40,7 @@ def _candidates(members: Sequence[Member], batch: int, size: float) -> Iterator[
         yield synchronous(members, [fastest], batch, size=size)
     for groups in _groupings(members, hosts):
         for local_steps in LOCAL_STEPS:
-            for quorum in {1, len(groups)}:
+            for quorum in sorted({1, len(groups) // 2, len(groups)}):
                 yield grouped(members, groups, batch, size=size, local_steps=local_steps, quorum=quorum)
 
 
