@@ -52,8 +52,13 @@ $(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
 	$(RAY_ENV)/bin/pip install -qq --disable-pip-version-check -r requirements/ray.txt
 	@touch $@
 
+# What needs neither the machine for itself nor many hosts runs two at a time, the rest one after the other.
+TWO_AT_A_TIME := tests/house tests/property tests/unit tests/validation \
+  $(addprefix tests/integration/,test_explain_verbs.py test_fuzz_command.py test_interruptions.py test_notebook.py)
+
 test: check engines
-	$(WITH_ENGINES) $(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal $(TWO_AT_A_TIME)
+	$(WITH_ENGINES) $(BIN)/pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
 
 test-cluster: engines
 	$(WITH_ENGINES) $(BIN)/pytest tests/integration/cluster
