@@ -1,0 +1,80 @@
+"""What an all-reduce takes from the computation beside it, against the processor time that it uses by itself.
+
+python benchmarks/message_effort.py --json
+
+Two ranks with one thread each. For every size: seconds of an all-reduce that nothing runs beside (`alone`), the
+processor time of one rank in it (`processor`), and how much longer the same matrix products take when all-reduces run
+beside them, for each all-reduce (`felt`). Medians over turns, in microseconds. Buckets are arranged by `processor`,
+which can be measured before the first step; `felt` is what it stands for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import ranks
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20)
+REPEATS, PARTS, TURNS, WIDTH, PRODUCTS = 50, 40, 10, 96, 100
+
+
+def main() -> None:
+    """Run both ranks and print what the first one saw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker()
+    rows = ranks.run(__file__, ["--worker"], 2)[0]
+    if args.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(
+            "{bytes:>8} bytes: alone {alone:5.0f} us, processor {processor:5.0f} us, felt {felt:5.0f} us".format(**row)
+        )
+
+
+def worker() -> None:
+    """One rank."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    square = torch.randn(WIDTH, WIDTH)
+
+    def seconds(tensor: torch.Tensor | None) -> float:
+        """Of all parts of the computation, with an all-reduce beside every second one."""
+        dist.barrier()
+        begin, under_way = time.perf_counter(), []
+        for part in range(PARTS):
+            if tensor is not None and part % 2 == 0:
+                under_way.append(dist.all_reduce(tensor, async_op=True))
+            for _ in range(PRODUCTS):
+                square @ square
+        for work in under_way:
+            work.wait()
+        return time.perf_counter() - begin
+
+    rows = []
+    for size in SIZES:
+        tensor = torch.zeros(size // 4)
+        dist.all_reduce(tensor)
+        moment, spent = time.perf_counter(), time.process_time()
+        for _ in range(REPEATS):
+            dist.all_reduce(tensor)
+        spent, moment = time.process_time() - spent, time.perf_counter() - moment
+        longer = [seconds(tensor) - seconds(None) for _ in range(TURNS)]
+        felt = statistics.median(longer) / (PARTS / 2)
+        found = {"alone": moment / REPEATS, "processor": spent / REPEATS, "felt": felt}
+        rows.append({"bytes": size, **{name: round(value * 1e6) for name, value in found.items()}})
+    ranks.finish(rows)
+
+
+if __name__ == "__main__":
+    main()
