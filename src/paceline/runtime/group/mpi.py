@@ -69,6 +69,8 @@ def _own_address() -> str:
 class MpiWire(Wire):
     """The ranks of one view as an MPI communicator."""
 
+    _swaps = False
+
     def __init__(self, store: Any, rank: int, size: int, *, interrupted: threading.Event) -> None:
         self._mpi = _mpi()
         world = self._mpi.COMM_WORLD
