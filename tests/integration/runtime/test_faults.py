@@ -123,3 +123,18 @@ def test_a_stranger_is_refused_and_logged(ranks: StartRanks) -> None:
     found = job.wait()
     assert found[0]["steps"] == STEPS
     assert job.log(0).count("refused a connection from 127.0.0.1") == 2
+
+
+def test_a_meeting_point_that_somebody_else_holds_is_an_error_not_a_training_alone(ranks: StartRanks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        job = ranks("epochs", 2, env={"PACELINE_JOIN": f"127.0.0.1:{port}"}, **OPTIONS)
+        assert job.processes[0].wait(60) != 0
+    assert f"the ranks are to meet at 127.0.0.1:{port}, where this process cannot listen" in job.log(0)
+
+
+def test_a_rank_that_is_started_again_when_training_is_over_ends_in_peace(ranks: StartRanks) -> None:
+    job = ranks("epochs", 2, **{**OPTIONS, "epochs": 1})
+    job.wait()
+    assert job.start(1, late=True).wait(60) == 0
+    assert "training was over" in job.log(1)

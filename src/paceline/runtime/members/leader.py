@@ -63,6 +63,8 @@ class Leader:
         self._followers: dict[str, _Follower] = {}
         self._members: set[str] = set()
         self._halted = True
+        self._over = False
+        """Whether all have finished: no view is formed any more."""
         self._changed_at = time.monotonic()
         self._board: dict[str, str] = {}
         self.leading = True
@@ -115,6 +117,9 @@ class Leader:
             old.channel.close()
         self._followers[id] = follower
         self._tell(follower, {"kind": "welcome", "view": self._number})
+        if self._over:
+            self._tell(follower, {"kind": "over"})
+            return
         self._halt(f"{id} joined")
         self._number = max(self._number, follower.seen)
 
@@ -162,7 +167,7 @@ class Leader:
 
     def _form_if_ready(self, now: float) -> None:
         followers = list(self._followers.values())
-        if not self._halted or not followers or any(f.report is None for f in followers):
+        if self._over or not self._halted or not followers or any(f.report is None for f in followers):
             return
         if self._first is not None:
             if len(followers) < self._first and now - self._changed_at < self._patience.join:
@@ -222,6 +227,7 @@ class Leader:
         if self._followers and all(follower.finished for follower in self._followers.values()):
             steps = {(follower.report or {}).get("step") for follower in self._followers.values()}
             if len(steps) == 1:
+                self._over = True
                 self._ended()
                 self._tell_all({"kind": "over"})
 

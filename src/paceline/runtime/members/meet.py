@@ -69,7 +69,7 @@ def meet(start: Launched, patience: Patience) -> Member:
     """Take part in the job; the first view is up to the caller."""
     address = _own_address(start.host)
     port = start.port if start.rank == 0 and not start.torchrun else 0
-    server = _listen(address, port)
+    server = _listen(address, port, late=start.late)
     place, secret = (start.host, start.port), start.secret
     if start.torchrun:
         place, secret = _through_torchrun(start, server)
@@ -87,14 +87,18 @@ def meet(start: Launched, patience: Patience) -> Member:
     return member
 
 
-def _listen(address: str, port: int) -> socket.socket:
-    """Listen on the job's interface only; a port that a dead process held is taken over."""
+def _listen(address: str, port: int, *, late: bool) -> socket.socket:
+    """Listen on the job's interface only; who comes late is found by the roster, whichever port is left for it."""
     try:
         return socket.create_server((address, port), backlog=128)
-    except OSError:
-        if port == 0:
-            raise
-        return socket.create_server((address, 0), backlog=128)
+    except OSError as error:
+        if late:
+            return socket.create_server((address, 0), backlog=128)
+        raise InputError(
+            f"the ranks are to meet at {address}:{port}, where this process cannot listen: {error.strerror}",
+            hint="another process has that port: torch.distributed.init_process_group() in the same script takes "
+            "MASTER_PORT as well and is not needed, join() connects the ranks; else choose another MASTER_PORT",
+        ) from error
 
 
 def _through_torchrun(start: Launched, server: socket.socket) -> tuple[tuple[str, int], bytes]:
