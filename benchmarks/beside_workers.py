@@ -159,7 +159,7 @@ def torchft_kill(told: Told) -> None:
             _write(lines, {"step": manager.current_step(), "size": together, "at": time.monotonic()})
 
 
-def _hivemind(told: Told, model: Any, *, batch: int, small: int, matchmaking: float) -> Any:
+def _hivemind(told: Told, model: Any, *, batch: int, small: int, matchmaking: float, averaging: float = 20.0) -> Any:
     """A peer of the swarm that finds the others through whoever is there."""
     import hivemind
     import torch
@@ -176,7 +176,7 @@ def _hivemind(told: Told, model: Any, *, batch: int, small: int, matchmaking: fl
         optimizer=lambda params: torch.optim.SGD(params, lr=1e-3),
         use_local_updates=False,
         matchmaking_time=matchmaking,
-        averaging_timeout=20.0,
+        averaging_timeout=averaging,
         verbose=False,
     )
     optimizer.load_state_from_peers()
@@ -232,7 +232,7 @@ def hivemind_kill(told: Told) -> None:
     model, small = _quick_model(), QUICK_BATCH // 6
     with _lines(told) as lines:
         _write(lines, {"joins": time.monotonic()})
-        optimizer = _hivemind(told, model, batch=QUICK_BATCH, small=small, matchmaking=0.2)
+        optimizer = _hivemind(told, model, batch=QUICK_BATCH, small=small, matchmaking=0.2, averaging=5.0)
         for together in _hivemind_epochs(optimizer, model, torch.randn(small, 20)):
             _write(lines, {"step": optimizer.local_epoch, "size": together, "at": time.monotonic()})
 
