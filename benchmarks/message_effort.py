@@ -5,7 +5,8 @@ python benchmarks/message_effort.py --json
 Two ranks with one thread each. For every size: seconds of an all-reduce that nothing runs beside (`alone`), the
 processor time of one rank in it (`processor`), and how much longer the same matrix products take when all-reduces run
 beside them, for each all-reduce (`felt`). Medians over turns, in microseconds. Buckets are arranged by `processor`,
-which can be measured before the first step; `felt` is what it stands for.
+which can be measured before the first step; `felt` is what it stands for. `swap` is `alone` and `processor` of the way
+that Paceline takes with two ranks: each hands the other all it has, in one message, and adds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 
 import ranks
 
@@ -34,9 +36,7 @@ def main() -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        print(
-            "{bytes:>8} bytes: alone {alone:5.0f} us, processor {processor:5.0f} us, felt {felt:5.0f} us".format(**row)
-        )
+        print(", ".join(f"{name} {value}" for name, value in row.items()))
 
 
 def worker() -> None:
@@ -63,17 +63,27 @@ def worker() -> None:
 
     rows = []
     for size in SIZES:
-        tensor = torch.zeros(size // 4)
-        dist.all_reduce(tensor)
-        moment, spent = time.perf_counter(), time.process_time()
-        for _ in range(REPEATS):
-            dist.all_reduce(tensor)
-        spent, moment = time.process_time() - spent, time.perf_counter() - moment
+        tensor, taken = torch.zeros(size // 4), torch.zeros(size // 4)
+        splits = [0, len(tensor)] if dist.get_rank() == 0 else [len(tensor), 0]
+
+        def swap(tensor: torch.Tensor = tensor, taken: torch.Tensor = taken, splits: list[int] = splits) -> None:
+            dist.all_to_all_single(taken, tensor, splits, splits)
+            tensor.add_(taken)
+
+        alone, processor = _timed(lambda tensor=tensor: dist.all_reduce(tensor))
         longer = [seconds(tensor) - seconds(None) for _ in range(TURNS)]
-        felt = statistics.median(longer) / (PARTS / 2)
-        found = {"alone": moment / REPEATS, "processor": spent / REPEATS, "felt": felt}
-        rows.append({"bytes": size, **{name: round(value * 1e6) for name, value in found.items()}})
+        felt = round(1e6 * statistics.median(longer) / (PARTS / 2))
+        rows.append({"bytes": size, "alone": alone, "processor": processor, "felt": felt, "swap": _timed(swap)})
     ranks.finish(rows)
+
+
+def _timed(once: Callable[[], object]) -> tuple[int, int]:
+    """Microseconds by the clock and of this process's processor time."""
+    once()
+    moment, spent = time.perf_counter(), time.process_time()
+    for _ in range(REPEATS):
+        once()
+    return round(1e6 * (time.perf_counter() - moment) / REPEATS), round(1e6 * (time.process_time() - spent) / REPEATS)
 
 
 if __name__ == "__main__":
