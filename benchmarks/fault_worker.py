@@ -87,11 +87,11 @@ def _die_as_ordered(folder: Path, name: str) -> None:
     """SIGKILL of this process within a collective, when the folder says so: the moment cannot be met from outside."""
     from paceline.runtime.group.wire import Wire
 
-    def watched(operation: str) -> None:
+    def watched(operation: str, ordered: str) -> None:
         plain = getattr(Wire, operation)
 
         def called(wire: Wire, *given: Any) -> Any:
-            order = folder / f"die-in-{operation}-{name}"
+            order = folder / f"die-in-{ordered}-{name}"
             if order.exists():
                 order.unlink()
                 (folder / f"died-{name}").write_text(str(time.monotonic()))
@@ -100,8 +100,9 @@ def _die_as_ordered(folder: Path, name: str) -> None:
 
         setattr(Wire, operation, called)
 
-    watched("all_reduce")
-    watched("broadcast")
+    watched("all_reduce", "all_reduce")
+    watched("all_reduce_promptly", "all_reduce")
+    watched("broadcast", "broadcast")
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def test_of_a_group_that_was_cut_apart_the_smaller_part_waits(
     crew.add(1)
     crew.add(2)
     crew.next_views(0, 1, 2)
-    monkeypatch.setattr("paceline.runtime.members.member.may_be_alive", lambda peer, secret: True)
+    monkeypatch.setattr("paceline.runtime.members.around.may_be_alive", lambda peer, secret: True)
     for rank in {0, 1, 2} - {stays}:
         crew.vanish(rank)
     crew.members[stays].interrupted.wait(5)
@@ -282,7 +282,7 @@ def test_of_two_halves_the_one_with_the_first_rank_goes_on(
     crew.add(0, first=2)
     crew.add(1)
     crew.next_views(0, 1)
-    monkeypatch.setattr("paceline.runtime.members.member.may_be_alive", lambda peer, secret: True)
+    monkeypatch.setattr("paceline.runtime.members.around.may_be_alive", lambda peer, secret: True)
     crew.vanish(1 - stays)
     crew.members[stays].interrupted.wait(5)
     begun = time.monotonic()

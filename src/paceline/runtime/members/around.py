@@ -5,12 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
-from paceline.runtime.members.channel import Message, call
+from paceline.runtime.members.channel import Channel, Message, call
 from paceline.runtime.members.view import Peer, View
 
-__all__ = ["answers", "asked_who", "close_roster", "is_closed", "may_be_alive", "read_roster", "write_roster"]
+__all__ = [
+    "answers",
+    "asked_who",
+    "close_roster",
+    "greeted",
+    "is_closed",
+    "may_be_alive",
+    "read_roster",
+    "write_roster",
+]
 
 OVER = "over"
 
@@ -53,6 +63,24 @@ def asked_who(peer: Peer, secret: bytes) -> Message | None:
         raise
     except (OSError, KeyError):
         return None
+
+
+def greeted(place: tuple[str, int], secret: bytes, peer: Peer, *, seen: int) -> tuple[Message | None, Channel | None]:
+    """What a place answers to a peer that wants to follow, and the channel to it if it leads."""
+    try:
+        channel = call(*place, secret, timeout=1.0)
+    except (OSError, KeyError):
+        return None, None
+    reply: Message | None = None
+    with contextlib.suppress(OSError):
+        channel.settle(2.0)
+        channel.send({"kind": "hello", "peer": asdict(peer), "view": seen})
+        reply = channel.receive()
+        channel.settle(None)
+        if reply.get("kind") == "welcome":
+            return reply, channel
+    channel.close()
+    return reply, None
 
 
 def read_roster(path: Path | None) -> list[tuple[str, int]]:

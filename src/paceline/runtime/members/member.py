@@ -11,21 +11,12 @@ import logging
 import socket
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import TrainingLost, TrainingOver
-from paceline.runtime.members.around import (
-    answers,
-    asked_who,
-    close_roster,
-    is_closed,
-    may_be_alive,
-    read_roster,
-    write_roster,
-)
-from paceline.runtime.members.channel import Channel, Message, answer, call
+from paceline.runtime.members import around
+from paceline.runtime.members.channel import Channel, Message, answer
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Patience, Peer, View
 
@@ -71,8 +62,8 @@ class Member:
     def start(self, meet: tuple[str, int], *, first: int | None, roster: Path | None = None) -> None:
         """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
         self.roster = roster
-        known = [place for place in read_roster(roster) if place != (self.peer.address, self.peer.port)]
-        if first is not None and not any(answers(place, self.secret) for place in known):
+        known = [place for place in around.read_roster(roster) if place != (self.peer.address, self.peer.port)]
+        if first is not None and not any(around.answers(place, self.secret) for place in known):
             self._lead(first=first)
             known, meet = [], (self.peer.address, self.peer.port)
         threading.Thread(target=self._follow, args=([*known, meet],), daemon=True, name="paceline-follow").start()
@@ -188,7 +179,7 @@ class Member:
         while not self._left and not self._over:
             channel = self._find(places)
             if channel is None:
-                if is_closed(self.roster):
+                if around.is_closed(self.roster):
                     self._end()
                     return
                 if time.monotonic() > deadline:
@@ -251,7 +242,7 @@ class Member:
     def _successors(self) -> list[tuple[str, int]]:
         """Where the next leader may be, in the order in which members must agree; the lost leader comes last."""
         if self._view is None:
-            return [*read_roster(self.roster)]
+            return [*around.read_roster(self.roster)]
         last = self._view.leader
         order = [peer for peer in self._view.peers if peer.id != last]
         order += [peer for peer in self._view.peers if peer.id == last]
@@ -297,21 +288,7 @@ class Member:
         return None
 
     def _greet(self, place: tuple[str, int]) -> tuple[Message | None, Channel | None]:
-        """What a place answers, and the channel to it if it leads."""
-        try:
-            channel = call(*place, self.secret, timeout=1.0)
-        except (OSError, KeyError):
-            return None, None
-        reply: Message | None = None
-        with contextlib.suppress(OSError):
-            channel.settle(2.0)
-            channel.send({"kind": "hello", "peer": asdict(self.peer), "view": self._view.number if self._view else 0})
-            reply = channel.receive()
-            channel.settle(None)
-            if reply.get("kind") == "welcome":
-                return reply, channel
-        channel.close()
-        return reply, None
+        return around.greeted(place, self.secret, self.peer, seen=self._view.number if self._view else 0)
 
     def _lost_place(self) -> tuple[str, int] | None:
         """Where the leader was that this member lost, unless it lost it by sleeping."""
@@ -328,9 +305,9 @@ class Member:
             self._patience,
             first=first,
             last=self._view,
-            formed=lambda view: write_roster(self.roster, view),
-            ended=lambda: close_roster(self.roster),
-            may_be_alive=lambda peer: may_be_alive(peer, self.secret),
+            formed=lambda view: around.write_roster(self.roster, view),
+            ended=lambda: around.close_roster(self.roster),
+            may_be_alive=lambda peer: around.may_be_alive(peer, self.secret),
         )
 
     def _serve(self) -> None:
@@ -398,7 +375,7 @@ class Member:
     def _outranked_by(self, peer: Peer) -> bool:
         """Whether a lost peer leads a larger group, or one as large and has the higher name."""
         try:
-            reply = asked_who(peer, self.secret)
+            reply = around.asked_who(peer, self.secret)
         except ConnectionRefusedError:
             self._known.pop(peer.id, None)
             return False
