@@ -172,6 +172,7 @@ class Pace:
         self._epochs, self._by_epochs = epochs or 0, steps is None
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
+        self._member.go_on()
         while True:
             while not self._reached(epochs, steps):
                 yield from self._try_step()

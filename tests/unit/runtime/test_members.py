@@ -221,7 +221,8 @@ def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> Non
     assert views[0].leader == crew.members[1].peer.id
 
 
-def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:
+def finished(crew: Crew) -> None:
+    """Two members that have trained together to the end."""
     crew.add(0, first=2)
     crew.add(1)
     crew.next_views(0, 1)
@@ -229,6 +230,19 @@ def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) 
     last.start()
     assert crew.members[0].finish({"step": 7}) is None
     last.join(5)
+
+
+def test_after_the_end_of_one_loop_another_may_follow_and_survives_as_well(crew: Crew) -> None:
+    finished(crew)
+    for member in crew.members.values():
+        member.go_on()
+    crew.vanish(0)
+    assert crew.members[1].interrupted.wait(5)
+    assert [peer.rank for peer in crew.next_views(1)[0].peers] == [1]
+
+
+def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:
+    finished(crew)
     crew.vanish(0)
     crew.vanish(1)
     late = crew.add(0)

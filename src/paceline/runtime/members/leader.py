@@ -49,12 +49,11 @@ class Leader:
         first: int | None,
         last: View | None = None,
         formed: Callable[[View], None] = lambda view: None,
-        ended: Callable[[], None] = lambda: None,
         may_be_alive: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
         """`first`: how many the first view waits for; None if views before, up to `last`, had another leader."""
         self._id, self._patience, self._first, self._number = id, patience, first, last.number if last else 0
-        self._formed, self._ended, self._may_be_alive = formed, ended, may_be_alive
+        self._formed, self._may_be_alive = formed, may_be_alive
         self._last: tuple[Peer, ...] = last.peers if last else ()
         self._probed: dict[str, tuple[float, bool | None]] = {}
         """When each lost peer was tried, and whether it may be alive; None while that is being found out."""
@@ -63,8 +62,6 @@ class Leader:
         self._followers: dict[str, _Follower] = {}
         self._members: set[str] = set()
         self._halted = True
-        self._over = False
-        """Whether all have finished: no view is formed any more."""
         self._changed_at = time.monotonic()
         self._board: dict[str, str] = {}
         self.leading = True
@@ -117,9 +114,6 @@ class Leader:
             old.channel.close()
         self._followers[id] = follower
         self._tell(follower, {"kind": "welcome", "view": self._number})
-        if self._over:
-            self._tell(follower, {"kind": "over"})
-            return
         self._halt(f"{id} joined")
         self._number = max(self._number, follower.seen)
 
@@ -133,6 +127,8 @@ class Leader:
         if kind == "ready":
             follower.report, follower.finished = dict(message["report"]), bool(message.get("finished"))
             self._end_if_finished()
+        elif kind == "again":
+            follower.report, follower.finished = None, False
         elif kind == "trouble" and message["view"] == self._number:
             self._halt(f"{id} has trouble: {message.get('why', '')}")
         elif kind == "put" and message["view"] == self._number:
@@ -167,7 +163,7 @@ class Leader:
 
     def _form_if_ready(self, now: float) -> None:
         followers = list(self._followers.values())
-        if self._over or not self._halted or not followers or any(f.report is None for f in followers):
+        if not self._halted or not followers or any(f.report is None for f in followers):
             return
         if self._first is not None:
             if len(followers) < self._first and now - self._changed_at < self._patience.join:
@@ -227,8 +223,6 @@ class Leader:
         if self._followers and all(follower.finished for follower in self._followers.values()):
             steps = {(follower.report or {}).get("step") for follower in self._followers.values()}
             if len(steps) == 1:
-                self._over = True
-                self._ended()
                 self._tell_all({"kind": "over"})
 
     @property

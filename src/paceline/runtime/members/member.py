@@ -44,7 +44,7 @@ class Member:
         self._view: View | None = None
         self._taken = 0
         self._board: dict[str, bytes] = {}
-        self._over = self._left = False
+        self._over = self._left = self._closed = False
         self._lost: str | None = None
         self._leader: Leader | None = None
         self._channel: Channel | None = None
@@ -75,16 +75,22 @@ class Member:
         self._say_ready(report, finished=False)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._fresh() or self._over or self._lost, timeout=1.0)
+                self._changed.wait_for(lambda: self._fresh() or self._closed or self._lost, timeout=1.0)
                 if self._lost:
                     raise TrainingLost(
                         self._lost, hint="is the job still running, and does this process hold its secret?"
                     )
                 if self._fresh():
                     return self._take()
-                if self._over:
+                if self._closed:
                     log.warning("training was over before this process could take part in it")
                     raise TrainingOver
+
+    def go_on(self) -> None:
+        """There is more to train, even if all had finished before."""
+        if self._over:
+            self._over = False
+            self._send({"kind": "again"})
 
     def finish(self, report: dict[str, Any]) -> View | None:
         """Wait until all have finished; a view if the group changes before, None if it is over."""
@@ -120,6 +126,8 @@ class Member:
         if leader is not None and leader.leading:
             time.sleep(LAST_WORD if self._over else 0.0)
             leader.resign()
+            if self._over:
+                around.close_roster(self.roster)
         if self._channel is not None:
             self._channel.close()
 
@@ -180,7 +188,7 @@ class Member:
             channel = self._find(places)
             if channel is None:
                 if around.is_closed(self.roster):
-                    self._end()
+                    self._give_up(None)
                     return
                 if time.monotonic() > deadline:
                     self._give_up(f"nobody who leads this job answered for {self._patience.join:.0f} s")
@@ -306,7 +314,6 @@ class Member:
             first=first,
             last=self._view,
             formed=lambda view: around.write_roster(self.roster, view),
-            ended=lambda: around.close_roster(self.roster),
             may_be_alive=lambda peer: around.may_be_alive(peer, self.secret),
         )
 
@@ -383,13 +390,9 @@ class Member:
             return False
         return bool((reply["members"], reply["id"]) > (self._num_led(), self.peer.id))
 
-    def _end(self) -> None:
+    def _give_up(self, why: str | None) -> None:
+        """There is nobody to follow: training is lost, or over if there is no reason why."""
         with self._changed:
-            self._over = True
-            self._changed.notify_all()
-
-    def _give_up(self, why: str) -> None:
-        with self._changed:
-            self._lost = why
+            self._lost, self._closed = why, why is None
             self.interrupted.set()
             self._changed.notify_all()
