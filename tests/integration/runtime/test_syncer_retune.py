@@ -50,23 +50,23 @@ def test_an_appointment_ends_leases_and_says_where_and_from_where_on(syncer: Any
     found: list[Any] = []
     begin(one)
     versions = begin(other)
-    assert one.lease(1, 30) is not None
-    assert other.lease(1, 30) is not None
+    assert one.lease(1, 25) is not None
+    assert other.lease(1, 25) is not None
     one.retune(local_steps=1, quorum=1, meet=("10.0.0.1", 5))
     if killed:
         made.restart()
-    other.exchange(ONES, sequence=1, versions=versions, samples=30)
-    one.exchange(2 * ONES, sequence=1, versions=versions, samples=30)
-    waiting = threading.Thread(target=lambda: found.append(other.lease(2, 30)))
+    other.exchange(ONES, sequence=1, versions=versions, samples=25)
+    one.exchange(2 * ONES, sequence=1, versions=versions, samples=25)
+    waiting = threading.Thread(target=lambda: found.append(other.lease(2, 25)))
     waiting.start()
     waiting.join(0.5)
     assert waiting.is_alive(), "the other group still holds samples"
-    found.append(one.lease(2, 30))
+    found.append(one.lease(2, 25))
     waiting.join(5)
     assert found == [None, None]
     for client in (one, other):
         assert client.news["meet"] == ["10.0.0.1", 5]
-        assert client.news["at"] == [0, 60]
+        assert client.news["at"] == [0, 50]
     assert one.common()[0] == pytest.approx(other.common()[0])
     for client in (one, other):
         client.close()
