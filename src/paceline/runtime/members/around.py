@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 OVER = "over"
-
+"""In place of a roster: nobody is left to be found."""
 REACH = 0.7
 """Seconds after which a host that did not even refuse a connection is taken for cut off."""
 
