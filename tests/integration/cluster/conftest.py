@@ -20,6 +20,8 @@ from tests.integration.cluster.services import missing_programs, start_ray, star
 
 QUICK = Path(__file__).parent.parent / "quick.py"
 HOSTS = ("n0", "n1", "n2")
+RATE = 2.5e7
+"""Bytes per second of a link where its rate is not the subject: 200 Mb/s, which a busy machine plays too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def equal_hosts(names: tuple[str, ...], *, name: str = "grounds", bandwidth: float = 1.25e8, **link: float) -> Cluster:
+def equal_hosts(names: tuple[str, ...], *, name: str = "grounds", bandwidth: float = RATE, **link: float) -> Cluster:
     """Hosts with one plain device each."""
     way = Link(name="way", bandwidth=bandwidth, **link)
     inside = Link(name="bus", bandwidth=1e11)

@@ -17,7 +17,7 @@ import yaml
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.catalog import cluster
 from paceline.measurements.store import Store
-from tests.integration.cluster.conftest import Grounds, workers
+from tests.integration.cluster.conftest import RATE, Grounds, workers
 from tests.integration.cluster.services import on, wait_until
 
 CLUSTER = """
@@ -26,12 +26,12 @@ name = "two"
 name = "n1"
 devices = [{ name = "plain", kind = "cpu" }]
 inside = "loopback"
-link = { name = "way", bandwidth = "1 Gb/s" }
+link = { name = "way", bandwidth = "200 Mb/s" }
 [[host]]
 name = "n2"
 devices = [{ name = "plain", kind = "cpu" }]
 inside = "loopback"
-link = { name = "way", bandwidth = "1 Gb/s" }
+link = { name = "way", bandwidth = "200 Mb/s" }
 """
 STUDY = """
 name = "conform"
@@ -192,7 +192,7 @@ def test_inspect_and_collectives_over_slurm(grounds: Grounds, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     hosts = cluster(str(found)).hosts
     assert [host.name for host in hosts] == ["n0", "n1", "n2"]
-    assert all(host.link.bandwidth == pytest.approx(1.25e8, rel=0.15) for host in hosts), found.read_text()
+    assert all(host.link.bandwidth == pytest.approx(RATE, rel=0.15) for host in hosts), found.read_text()
     assert found.read_text().count("# clock:") == 3
 
 
@@ -207,7 +207,7 @@ def test_collectives_through_mpi(grounds: Grounds, tmp_path: Path, pytorch: Path
     assert run.outcome == "ok", run.failure
     times = {(item["collective"], item["size_bytes"]): item["seconds"] for item in run.facts["collectives"]}
     assert len(times) == 10
-    assert times["all_reduce", 2**20] > 2**20 / 1.25e8 * 0.8  # the whole buffer crosses a link of 1 Gb/s
+    assert times["all_reduce", 2**20] > 2**20 / RATE * 0.8  # the whole buffer crosses a link
 
 
 def test_pods_of_a_written_manifest(grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_unequal_links_and_reshaping() -> None:
 
 
 def test_loss_and_jitter() -> None:
-    up = bring_up(equal_hosts(PAIR, bandwidth=1.25e8, latency=2e-3, jitter=5e-4, loss=0.1), owner=os.getpid())
+    up = bring_up(equal_hosts(PAIR, latency=2e-3, jitter=5e-4, loss=0.1), owner=os.getpid())
     target = up.layout.seat("b").address
     ping = ["ping", "-U", "-q", "-c", "200", "-i", "0.01", "-W", "1", target]
     done = subprocess.run(on_host(up.pid_of("a"), ping), capture_output=True, text=True, timeout=60, check=False)
