@@ -52,15 +52,10 @@ $(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
 	$(RAY_ENV)/bin/pip install -qq --disable-pip-version-check -r requirements/ray.txt
 	@touch $@
 
-# What needs neither the machine for itself nor many hosts runs two at a time, the rest one after the other.
-TWO_AT_A_TIME := tests/e2e tests/house tests/property tests/unit tests/validation \
-  $(addprefix tests/integration/,frameworks test_explain_verbs.py test_fuzz_command.py test_interruptions.py \
-  test_notebook.py $(addprefix runtime/test_,capture.py exactness.py keras.py large.py mpi.py syncer.py \
-  syncer_retune.py syncer_server.py))
-
+# Two at a time, then one after the other those that need the machine for themselves.
 test: check engines
-	$(BIN)/pytest -n 2 --dist worksteal $(TWO_AT_A_TIME)
-	$(WITH_ENGINES) $(BIN)/pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
+	$(BIN)/pytest -n 2 --dist worksteal -m "not alone"
+	$(WITH_ENGINES) $(BIN)/pytest -m alone
 
 test-cluster: engines
 	$(WITH_ENGINES) $(BIN)/pytest tests/integration/cluster

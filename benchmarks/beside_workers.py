@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -195,9 +196,9 @@ def _other_peer(folder: Path) -> list[str]:
     return []
 
 
-def _hivemind_epochs(optimizer: Any, model: Any, inputs: Any) -> Iterator[int]:
+def _hivemind_epochs(optimizer: Any, model: Any, inputs: Any, *, deadline: float = math.inf) -> Iterator[int]:
     """The peers that are known after each common update."""
-    while True:
+    while time.monotonic() < deadline:
         epoch = optimizer.local_epoch
         model(inputs).square().mean().backward()
         optimizer.step()
@@ -214,9 +215,9 @@ def hivemind_rate(told: Told) -> None:
     model, small = _model(told), max(1, _batch(told) // 40)
     optimizer = _hivemind(told, model, batch=batch, small=small, matchmaking=max(0.2, told["step"] / 2))
     ends, deadline = [], time.monotonic() + 90
-    for _ in _hivemind_epochs(optimizer, model, torch.randn(small, 1)):
+    for _ in _hivemind_epochs(optimizer, model, torch.randn(small, 1), deadline=deadline):
         ends.append(time.perf_counter())
-        if len(ends) == told["steps"] + WARMUP or time.monotonic() > deadline:
+        if len(ends) == told["steps"] + WARMUP:
             break
     (folder / f"done-{_rank()}").touch()
     while len(list(folder.glob("done-*"))) < len(told["speeds"]) and time.monotonic() < deadline:

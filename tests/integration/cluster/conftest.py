@@ -32,8 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     if reason and os.environ.get("PACELINE_TEST_CLUSTER"):
         pytest.exit(f"make test-cluster cannot run: {reason}", returncode=1)
-    for item in here if reason else []:
-        item.add_marker(pytest.mark.skip(reason=reason))
+    for item in here:
+        item.add_marker(pytest.mark.alone)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def equal_hosts(names: tuple[str, ...], *, name: str = "grounds", bandwidth: float = RATE, **link: float) -> Cluster:

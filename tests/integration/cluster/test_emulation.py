@@ -31,10 +31,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, pytorch: Path) -> Iterato
             yield made
 
 
-def case(*devices: Device, framework: str = "pytorch/ddp", bandwidth: float = 1.25e8) -> Case:
+def case(*devices: Device, framework: str = "pytorch/ddp") -> Case:
     from paceline.catalog import network
 
-    link, inside = Link(name="way", bandwidth=bandwidth), Link(name="bus", bandwidth=1e12)
+    link, inside = Link(name="way", bandwidth=5e7), Link(name="bus", bandwidth=1e12)
     hosts = tuple(Host(name=f"h{n}", devices=(d,), inside=inside, link=link) for n, d in enumerate(devices))
     return Case(
         network=network("lenet"),

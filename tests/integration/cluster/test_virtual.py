@@ -20,7 +20,7 @@ from paceline.bench.virtual.hosts.throttle import group_for, join_group, remove_
 from paceline.bench.virtual.lifecycle import bring_up, check_machine, opened, reshape, take_down
 from paceline.bench.virtual.links.verify import measure_streams, measure_trip
 from paceline.errors import InputError, LaunchFailed, Unsupported
-from tests.integration.cluster.conftest import equal_hosts
+from tests.integration.cluster.conftest import RATE, equal_hosts
 from tests.integration.cluster.services import on, wait_until
 
 PAIR = ("a", "b")
@@ -193,7 +193,9 @@ def test_duty_cycle_where_there_are_no_groups() -> None:
 def test_verbs(paceline: object, tmp_path: Path) -> None:
     """up, list, inspect, down, as a user types them."""
     command = [sys.executable, "-m", "paceline", "cluster"]
-    path = Path(__file__).parents[3] / "examples" / "clusters" / "unequal-cpus.toml"
+    example = Path(__file__).parents[3] / "examples" / "clusters" / "unequal-cpus.toml"
+    path = tmp_path / example.name
+    path.write_text(example.read_text().replace("1 Gb/s", "200 Mb/s"))
     env = {**os.environ, "COLUMNS": "140"}
 
     def run(*words: str) -> str:
@@ -209,5 +211,5 @@ def test_verbs(paceline: object, tmp_path: Path) -> None:
 
     hosts = cluster(str(found)).hosts
     assert [host.name for host in hosts] == ["full", "quarter"]
-    assert all(host.link.bandwidth == pytest.approx(1.25e8, rel=0.1) for host in hosts)
+    assert all(host.link.bandwidth == pytest.approx(RATE, rel=0.1) for host in hosts)
     assert "down: unequal-cpus" in run("down", "unequal-cpus")

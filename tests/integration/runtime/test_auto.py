@@ -23,6 +23,8 @@ from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
 from paceline.bench.virtual.links.shaping import shape
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
+pytestmark = pytest.mark.alone
+
 WORKER = Path(__file__).with_name("auto_worker.py")
 
 

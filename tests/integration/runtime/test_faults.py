@@ -15,6 +15,8 @@ import pytest
 
 from tests.integration.runtime.conftest import Ranks, StartRanks
 
+pytestmark = pytest.mark.alone
+
 EPOCHS, SAMPLES, BATCH = 12, 120, 30
 STEPS = EPOCHS * SAMPLES // BATCH
 OPTIONS: dict[str, Any] = {"epochs": EPOCHS, "samples": SAMPLES, "batch": BATCH, "per_sample": 0.006}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import secrets
 import subprocess
 import sys
@@ -118,6 +119,30 @@ def test_a_killed_syncer_loses_nothing_and_counts_nothing_twice(syncer: Any) -> 
     assert client.lease(2, 30) == lease
     theta, _ = client.exchange(ones, sequence=2, versions=versions, samples=10)
     assert theta == pytest.approx(-2 * ones)
+    client.close()
+
+
+def test_a_syncer_that_cannot_write_acknowledges_nothing_and_goes_on_when_it_can(syncer: Any) -> None:
+    made = syncer(1, groups=1, quorum=1)
+    client = made.client("a")
+    _, versions = start(client)
+    ones = np.ones(10, dtype=np.float32)
+    _, versions = client.exchange(ones, sequence=1, versions=versions, samples=10)
+    (shard,) = made.processes
+    resource.prlimit(shard.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # what a full disk does to writing
+    answered: list[np.ndarray] = []
+    asking = threading.Thread(
+        target=lambda: answered.append(client.exchange(ones, sequence=2, versions=versions, samples=10)[0])
+    )
+    asking.start()
+    assert shard.wait(10) == 1
+    assert answered == []
+    made.restart(0)
+    asking.join(20)
+    assert answered[0] == pytest.approx(-2 * ones), "the same progress was handed in again, and counts once"
+    made.restart(0)
+    theta, _ = client.exchange(ones, sequence=3, versions=[2], samples=10)
+    assert theta == pytest.approx(-3 * ones), "what was acknowledged is on disk"
     client.close()
 
 

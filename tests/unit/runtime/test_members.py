@@ -241,6 +241,49 @@ def test_after_the_end_of_one_loop_another_may_follow_and_survives_as_well(crew:
     assert [peer.rank for peer in crew.next_views(1)[0].peers] == [1]
 
 
+def test_one_whose_thread_fails_is_lost_and_says_so_while_the_others_go_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+
+    def broken() -> bool:
+        raise ValueError("no clock")
+
+    monkeypatch.setattr(crew.members[1], "_was_asleep", broken)
+    with pytest.raises(TrainingLost, match="a thread of this process failed"):
+        crew.members[1].next_view({"step": 0})
+    assert "no clock" in caplog.text
+    crew.vanish(1)
+    assert [peer.rank for peer in crew.next_views(0)[0].peers] == [0]
+
+
+def test_a_leader_that_fails_is_followed_by_another(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    leader = crew.members[0]._leader
+    assert leader is not None
+
+    def broken(now: float) -> None:
+        raise ValueError("no clock")
+
+    monkeypatch.setattr(leader, "_beat", broken)
+    for member in crew.members.values():
+        assert member.interrupted.wait(5)
+    views = crew.next_views(0, 1)
+    assert len(views[0].peers) == 2
+    assert views[0].leader == crew.members[1].peer.id
+
+
+def test_a_roster_that_cannot_be_written_is_a_warning(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    crew.roster = crew.roster / "no" / "such" / "folder"
+    crew.add(0, first=1)
+    assert len(crew.next_views(0)[0].peers) == 1
+    assert "cannot be written" in caplog.text
+
+
 def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:
     finished(crew)
     crew.vanish(0)

@@ -37,6 +37,8 @@ from paceline.runtime.syncer.between import Membership
 __all__ = ["NAME", "Door", "gathered", "join_again", "open_door", "part"]
 
 SHARD_STARTS_S = 20.0
+FULL_DISK_S = 1.0
+"""Pause before a shard that could not write is started again."""
 COME_OVER_S = 20.0
 """All who are to meet were there an instant ago: who has not come by then has died on the way."""
 NAME = "group{}"
@@ -146,13 +148,14 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
 
 
 def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
-    """Start a shard, and again whenever it was killed; what it had committed is in its folder."""
+    """Start a shard, and again whenever it was killed or could not write; what it had committed is in its folder."""
     env = {**os.environ, "PACELINE_SECRET": secret.decode()}
     while True:
         with (folder / "log").open("ab") as log:
             code = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True).wait()
-        if code >= 0:
+        if code == 0:
             return
+        time.sleep(FULL_DISK_S if code > 0 else 0.0)
 
 
 def _await_answer(address: str, port: int, secret: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ OVER = "over"
 """In place of a roster: nobody is left to be found."""
 REACH = 0.7
 """Seconds after which a host that did not even refuse a connection is taken for cut off."""
+log = logging.getLogger("paceline.runtime")
 
 
 def answers(place: tuple[str, int], secret: bytes) -> bool:
@@ -52,13 +54,14 @@ def may_be_alive(peer: Peer, secret: bytes) -> bool:
     return True
 
 
-def asked_who(peer: Peer, secret: bytes) -> Message | None:
-    """Whether a peer leads, and how many; None if it does not say. Raises ConnectionRefusedError if it is dead."""
+def asked_who(peer: Peer, secret: bytes) -> tuple[int, str] | None:
+    """How many a peer leads, and its name; None if it leads nobody or does not say. Refuses connections if dead."""
     try:
         with contextlib.closing(call(peer.address, peer.port, secret, timeout=1.0)) as channel:
             channel.settle(1.0)
             channel.send({"kind": "who"})
-            return channel.receive()
+            reply = channel.receive()
+            return (int(reply["members"]), str(reply["id"])) if reply["leads"] else None
     except ConnectionRefusedError:
         raise
     except (OSError, KeyError):
@@ -108,7 +111,12 @@ def close_roster(path: Path | None) -> None:
 
 
 def _write(path: Path | None, content: object) -> None:
-    if path is not None:
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    """Without it training goes on, as it must: only those who come late need it."""
+    if path is None:
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
         temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.rename(path)
+    except OSError as error:
+        log.warning("%s cannot be written, so who comes late may not find the others: %s", path, error)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.runtime.members.background import in_background
 from paceline.runtime.members.channel import Channel, Message
 from paceline.runtime.members.view import Patience, Peer, View
 
@@ -65,7 +66,7 @@ class Leader:
         self._changed_at = time.monotonic()
         self._board: dict[str, str] = {}
         self.leading = True
-        threading.Thread(target=self._run, daemon=True, name="paceline-leader").start()
+        in_background("leader", self._run, failed=self.resign)
 
     def admit(self, peer: Peer, channel: Channel, *, seen: int = 0) -> None:
         """Take in an authenticated caller; views go on counting from the last one it has seen."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import around
+from paceline.runtime.members.background import in_background
 from paceline.runtime.members.channel import Channel, Message, answer
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Patience, Peer, View
@@ -57,7 +58,7 @@ class Member:
         """A leader that we resigned for."""
         self._heir: str | None = None
         """Who we expect to lead next, while we follow nobody."""
-        threading.Thread(target=self._serve, daemon=True, name="paceline-door").start()
+        in_background("door", self._serve, failed=self._fail)
 
     def start(self, meet: tuple[str, int], *, first: int | None, roster: Path | None = None) -> None:
         """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
@@ -66,9 +67,9 @@ class Member:
         if first is not None and not any(around.answers(place, self.secret) for place in known):
             self._lead(first=first)
             known, meet = [], (self.peer.address, self.peer.port)
-        threading.Thread(target=self._follow, args=([*known, meet],), daemon=True, name="paceline-follow").start()
-        threading.Thread(target=self._beat, daemon=True, name="paceline-beat").start()
-        threading.Thread(target=self._look_around, daemon=True, name="paceline-look").start()
+        in_background("follow", lambda: self._follow([*known, meet]), failed=self._fail)
+        in_background("beat", self._beat, failed=self._fail)
+        in_background("look", self._look_around, failed=self._fail)
 
     def next_view(self, report: dict[str, Any]) -> View:
         """Report for the next view and wait for it."""
@@ -77,9 +78,7 @@ class Member:
             with self._changed:
                 self._changed.wait_for(lambda: self._fresh() or self._closed or self._lost, timeout=1.0)
                 if self._lost:
-                    raise TrainingLost(
-                        self._lost, hint="is the job still running, and does this process hold its secret?"
-                    )
+                    raise TrainingLost(self._lost, hint="does the job still run, and is the secret the same?")
                 if self._fresh():
                     return self._take()
                 if self._closed:
@@ -128,8 +127,9 @@ class Member:
             leader.resign()
             if self._over:
                 around.close_roster(self.roster)
-        if self._channel is not None:
-            self._channel.close()
+        channel = self._channel
+        if channel is not None:
+            channel.close()
 
     @property
     def doubtful(self) -> bool:
@@ -139,7 +139,8 @@ class Member:
     @property
     def leads(self) -> bool:
         """Whether this process leads now."""
-        return self._leader is not None and self._leader.leading
+        leader = self._leader
+        return leader is not None and leader.leading
 
     def _ended(self, view: int) -> bool:
         return self.interrupted.is_set() or self._view is None or self._view.number != view
@@ -169,9 +170,10 @@ class Member:
             self._was_asleep()
             self._ticked = time.monotonic()
             self._send({"kind": "beat"})
-            if time.monotonic() - self._heard > self._patience.silence and self._channel is not None:
-                log.warning("the leader was silent for %.1f s", time.monotonic() - self._heard)
-                self._channel.close()
+            channel, silent = self._channel, time.monotonic() - self._heard
+            if channel is not None and silent > self._patience.silence:
+                log.warning("the leader was silent for %.1f s", silent)
+                channel.close()
             time.sleep(self._patience.beat)
 
     def _was_asleep(self) -> bool:
@@ -318,12 +320,10 @@ class Member:
         )
 
     def _serve(self) -> None:
-        while not self._left:
-            try:
+        with contextlib.suppress(OSError):  # the door is closed when this process leaves
+            while not self._left:
                 connection, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._receive, args=(connection,), daemon=True, name="paceline-greet").start()
+                threading.Thread(target=self._receive, args=(connection,), daemon=True, name="paceline-greet").start()
 
     def _receive(self, connection: socket.socket) -> None:
         try:
@@ -360,11 +360,9 @@ class Member:
         return {"kind": "follow", "address": leader.address, "port": leader.port}
 
     def _who(self) -> Message:
-        leads = self.leads and not self._was_asleep()
-        return {"kind": "who", "leads": leads, "id": self.peer.id, "members": self._num_led()}
-
-    def _num_led(self) -> int:
-        return self._leader.size if self._leader is not None and self._leader.leading else 0
+        leader = self._leader
+        led = leader.size if leader is not None and leader.leading else 0
+        return {"kind": "who", "leads": self.leads and not self._was_asleep(), "id": self.peer.id, "members": led}
 
     def _look_around(self) -> None:
         """While we lead, ask those we lost whether they lead too: of two groups that were cut apart, one gives way."""
@@ -374,21 +372,23 @@ class Member:
                 leader = self._leader
                 if leader is None or not leader.leading or self._over:
                     break
-                if not leader.follows(peer.id) and self._outranked_by(peer):
+                if not leader.follows(peer.id) and self._outranked(leader, peer):
                     log.warning("%s leads another part of this job; this one gives way", peer.id)
                     self._turn_to = (peer.address, peer.port)
                     leader.resign()
 
-    def _outranked_by(self, peer: Peer) -> bool:
+    def _outranked(self, leader: Leader, peer: Peer) -> bool:
         """Whether a lost peer leads a larger group, or one as large and has the higher name."""
         try:
-            reply = around.asked_who(peer, self.secret)
+            theirs = around.asked_who(peer, self.secret)
         except ConnectionRefusedError:
             self._known.pop(peer.id, None)
             return False
-        if reply is None or not reply.get("leads"):
-            return False
-        return bool((reply["members"], reply["id"]) > (self._num_led(), self.peer.id))
+        return theirs is not None and theirs > (leader.size, self.peer.id)
+
+    def _fail(self) -> None:
+        """Half alive, this member would hold up the others."""
+        self._give_up("a thread of this process failed; the log says how")
 
     def _give_up(self, why: str | None) -> None:
         """There is nobody to follow: training is lost, or over if there is no reason why."""

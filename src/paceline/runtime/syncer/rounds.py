@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import StoreError
+from paceline.runtime.syncer.keeping import kept_or_ended
 from paceline.runtime.syncer.rules import Array, Outer, OuterState, Rule, outer_step, weigh
 
 __all__ = ["Arrival", "Policy", "Shard"]
@@ -176,7 +177,7 @@ class Shard:
             "quorum": self._policy.quorum,
         }
         temporary = self._path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
+        with kept_or_ended(self._path), temporary.open("wb") as file:
             np.savez(
                 file,
                 theta=self.theta,
@@ -187,7 +188,7 @@ class Shard:
             )
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self._path)
+            temporary.replace(self._path)
 
     def _load(self, path: Path) -> None:
         try:

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.runtime.members.background import in_background
 from paceline.runtime.members.channel import Channel, Message, answer
+from paceline.runtime.syncer.keeping import kept_or_ended
 from paceline.runtime.syncer.leases import Leases
 from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
@@ -66,7 +68,7 @@ class Server:
 
     def serve(self, server: socket.socket, secret: bytes) -> None:
         """Accept callers for ever."""
-        threading.Thread(target=self._tick, daemon=True, name="paceline-rounds").start()
+        in_background("rounds", self._tick, failed=lambda: os._exit(1))
         while True:
             connection, _ = server.accept()
             threading.Thread(target=self._greet, args=(connection, secret), daemon=True, name="paceline-group").start()
@@ -187,8 +189,9 @@ class Server:
             return
         temporary = self._queue.with_suffix(".tmp")
         content = {**self._leases.plain(), "news": self._news, "revoked": sorted(self._revoked)}
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(self._queue)
+        with kept_or_ended(self._queue):
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.replace(self._queue)
 
     def _count(self, group: str, *, busy: bool) -> None:
         """A group takes part in rounds, or does not for now."""
