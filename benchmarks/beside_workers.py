@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -214,7 +215,12 @@ def hivemind_rate(told: Told) -> None:
     batch, folder = _batch(told), Path(told["folder"])
     model, small = _model(told), max(1, _batch(told) // 40)
     optimizer = _hivemind(told, model, batch=batch, small=small, matchmaking=max(0.2, told["step"] / 2))
-    ends, deadline = [], time.monotonic() + 90
+    ends: list[float] = []
+    deadline = time.monotonic() + 90
+    # The last update of a peer whose partner has stopped may hang; what was timed before counts.
+    late = threading.Timer(120, _rate, (ends, batch))
+    late.daemon = True
+    late.start()
     for _ in _hivemind_epochs(optimizer, model, torch.randn(small, 1), deadline=deadline):
         ends.append(time.perf_counter())
         if len(ends) == told["steps"] + WARMUP:

@@ -24,7 +24,7 @@ def main() -> None:
     """Each rank alone, then both together, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.25, help="of a processor that the second rank has")
-    parser.add_argument("--turns", type=int, default=2, help="times that everything runs")
+    parser.add_argument("--turns", type=int, default=3, help="times that everything runs; the median counts")
     parser.add_argument("--steps", type=int, default=20, help="counted steps of a run")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", choices=["paceline", "ddp"], help=argparse.SUPPRESS)
