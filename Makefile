@@ -53,7 +53,8 @@ $(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
 	@touch $@
 
 # Two at a time, then one after the other those that need the machine for themselves.
-test: check engines
+test: setup
+	$(MAKE) --no-print-directory --jobs 2 check engines
 	$(BIN)/pytest -n 2 --dist worksteal -m "not alone"
 	$(WITH_ENGINES) $(BIN)/pytest -m alone
 
