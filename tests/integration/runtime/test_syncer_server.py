@@ -73,6 +73,13 @@ def start(client: SyncerClient, size: int = 10) -> tuple[np.ndarray, list[int]]:
     return client.start(np.zeros(size, dtype=np.float32), num_samples=100, epochs=1)
 
 
+def exchanged_once(made: Syncer) -> tuple[SyncerClient, np.ndarray, list[int]]:
+    """A client whose first progress, of ones, has been acknowledged; the ones and the versions."""
+    client, ones = made.client("a"), np.ones(10, dtype=np.float32)
+    _, versions = start(client)
+    return client, ones, client.exchange(ones, sequence=1, versions=versions, samples=10)[1]
+
+
 def test_progress_moves_the_common_parameters_over_all_shards(syncer: Any) -> None:
     client = syncer(3, groups=1, quorum=1).client("a")
     _, versions = start(client)
@@ -108,10 +115,7 @@ def test_a_quorum_of_all_waits_for_all(syncer: Any) -> None:
 
 def test_a_killed_syncer_loses_nothing_and_counts_nothing_twice(syncer: Any) -> None:
     made = syncer(2, groups=1, quorum=1)
-    client = made.client("a")
-    _, versions = start(client)
-    ones = np.ones(10, dtype=np.float32)
-    _, versions = client.exchange(ones, sequence=1, versions=versions, samples=10)
+    client, ones, versions = exchanged_once(made)
     lease = client.lease(2, 30)
     made.restart()
     theta, versions = client.exchange(ones, sequence=1, versions=versions, samples=10)
@@ -124,10 +128,7 @@ def test_a_killed_syncer_loses_nothing_and_counts_nothing_twice(syncer: Any) -> 
 
 def test_a_syncer_that_cannot_write_acknowledges_nothing_and_goes_on_when_it_can(syncer: Any) -> None:
     made = syncer(1, groups=1, quorum=1)
-    client = made.client("a")
-    _, versions = start(client)
-    ones = np.ones(10, dtype=np.float32)
-    _, versions = client.exchange(ones, sequence=1, versions=versions, samples=10)
+    client, ones, versions = exchanged_once(made)
     (shard,) = made.processes
     resource.prlimit(shard.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # what a full disk does to writing
     answered: list[np.ndarray] = []

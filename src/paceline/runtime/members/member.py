@@ -46,7 +46,7 @@ class Member:
         self._taken = 0
         self._board: dict[str, bytes] = {}
         self._over = self._left = self._closed = False
-        self._lost: str | None = None
+        self._lost: TrainingLost | None = None
         self._leader: Leader | None = None
         self._channel: Channel | None = None
         self._ready: Message | None = None
@@ -78,7 +78,7 @@ class Member:
             with self._changed:
                 self._changed.wait_for(lambda: self._fresh() or self._closed or self._lost, timeout=1.0)
                 if self._lost:
-                    raise TrainingLost(self._lost, hint="does the job still run, and is the secret the same?")
+                    raise self._lost
                 if self._fresh():
                     return self._take()
                 if self._closed:
@@ -193,7 +193,8 @@ class Member:
                     self._give_up(None)
                     return
                 if time.monotonic() > deadline:
-                    self._give_up(f"nobody who leads this job answered for {self._patience.join:.0f} s")
+                    why = f"nobody who leads this job answered for {self._patience.join:.0f} s"
+                    self._give_up(TrainingLost(why, hint="does the job still run, and is the secret the same?"))
                     return
                 time.sleep(RETRY)
                 continue
@@ -388,9 +389,9 @@ class Member:
 
     def _fail(self) -> None:
         """Half alive, this member would hold up the others."""
-        self._give_up("a thread of this process failed; the log says how")
+        self._give_up(TrainingLost("a thread of this process failed", hint="its log says how; please report it"))
 
-    def _give_up(self, why: str | None) -> None:
+    def _give_up(self, why: TrainingLost | None) -> None:
         """There is nobody to follow: training is lost, or over if there is no reason why."""
         with self._changed:
             self._lost, self._closed = why, why is None
