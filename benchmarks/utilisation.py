@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gradients", type=float, default=4e6, help="bytes of gradients")
     parser.add_argument("--steps", type=int, default=25, help="steps per scheme and turn")
     parser.add_argument("--warmup", type=int, default=12, help="first steps that are not counted")
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--schemes", default="paceline,ddp,hand_tuned")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
