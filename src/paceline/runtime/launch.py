@@ -109,7 +109,7 @@ def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
         env = {"PACELINE_SECRET": job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
         host = job.placement[group[0]].host
         address = _shard_place(job, grouping, index)[0]
-        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path), address)
+        argv = (str(job.python), "-m", "paceline.runtime.syncer.shard", str(path), address)
         found.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
     return found
 

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from paceline.errors import InputError
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.syncer.leases import Leases
-from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
-from paceline.runtime.syncer.rules import Outer, OuterState, Rule, outer_step, weigh
+from paceline.runtime.syncer.rounds import (
+    Arrival,
+    OuterOptimizer,
+    OuterState,
+    RoundPolicy,
+    ShardState,
+    StalenessRule,
+    outer_step,
+    weigh,
+)
 
 
 def test_noise_scale_is_found_from_known_noise() -> None:
@@ -34,7 +42,7 @@ def test_noise_scale_refuses_equal_batches() -> None:
 
 
 def weighed(name: str, stale: int, **more: float) -> np.ndarray | None:
-    rule = Rule(name, **more)  # type: ignore[arg-type]
+    rule = StalenessRule(name, **more)  # type: ignore[arg-type]
     now, base = np.array([1.0, 1.0]), np.array([0.0, 0.0])
     return weigh(np.array([1.0, -2.0]), now=now, base=base, stale=stale, rule=rule, mean_step=1.0)
 
@@ -54,11 +62,11 @@ def test_each_rule_treats_stale_progress_its_way() -> None:
 
 def test_an_unknown_rule_is_an_input_error() -> None:
     with pytest.raises(InputError, match="expected one of"):
-        Rule("average")  # type: ignore[arg-type]
+        StalenessRule("average")  # type: ignore[arg-type]
 
 
 def test_delayed_momentum_changes_only_every_n_updates() -> None:
-    outer, state = Outer(rate=1.0, momentum=0.9, delay=2), OuterState(np.zeros(1), np.zeros(1))
+    outer, state = OuterOptimizer(rate=1.0, momentum=0.9, delay=2), OuterState(np.zeros(1), np.zeros(1))
     theta = outer_step(np.zeros(1), np.ones(1), state, outer)
     assert theta == pytest.approx([-1.0])
     theta = outer_step(theta, np.ones(1), state, outer)
@@ -66,7 +74,7 @@ def test_delayed_momentum_changes_only_every_n_updates() -> None:
 
 
 def test_all_groups_together_move_by_the_weighted_mean() -> None:
-    shard = Shard(Policy(groups=2, quorum=2))
+    shard = ShardState(RoundPolicy(groups=2, quorum=2))
     shard.start(np.zeros(1, dtype=np.float32))
     shard.arrive(Arrival("a", 1, 0, 30, np.ones(1, dtype=np.float32)), 0.0)
     assert not shard.advance(0.0)
@@ -76,7 +84,7 @@ def test_all_groups_together_move_by_the_weighted_mean() -> None:
 
 
 def test_a_quorum_waits_for_its_grace_and_no_longer() -> None:
-    shard = Shard(Policy(groups=3, quorum=2, grace=1.0))
+    shard = ShardState(RoundPolicy(groups=3, quorum=2, grace=1.0))
     shard.start(np.zeros(1, dtype=np.float32))
     for name in ("a", "b"):
         shard.arrive(Arrival(name, 1, 0, 10, np.ones(1, dtype=np.float32)), 5.0)
@@ -87,12 +95,12 @@ def test_a_quorum_waits_for_its_grace_and_no_longer() -> None:
 
 def test_what_was_committed_survives_and_is_not_counted_twice(tmp_path: Path) -> None:
     path = tmp_path / "shard.npz"
-    shard = Shard(Policy(groups=1), path)
+    shard = ShardState(RoundPolicy(groups=1), path)
     shard.start(np.zeros(2, dtype=np.float32))
     arrival = Arrival("a", 1, 0, 10, np.ones(2, dtype=np.float32))
     shard.arrive(arrival, 0.0)
     shard.advance(0.0)
-    again = Shard(Policy(groups=1), path)
+    again = ShardState(RoundPolicy(groups=1), path)
     assert again.version == 1
     assert again.theta == pytest.approx([-1.0, -1.0])
     again.arrive(arrival, 0.0)

@@ -1,4 +1,4 @@
-"""Authentication and membership over real sockets, without any training."""
+"""Authentication and group_membership over real sockets, without any training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TrainingLost, TrainingOver
-from paceline.runtime.members.channel import Channel, Refused, answer, call
+from paceline.runtime.members.channel import Channel, Refused, accept_channel, open_channel
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.view import Patience, Peer, View
+from paceline.runtime.members.view import Peer, Timeouts, View
+from paceline.runtime.protocol.messages import Accepted, Challenge, Push, Response
 
 SECRET = b"the secret of this job"
-QUICK = Patience(beat=0.05, silence=0.6, join=10.0, linger=0.05, apart=2.5)
+QUICK = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.6, join=10.0, settle=0.05, partition=2.5)
 
 
-class Door:
+class Listener:
     """A server that answers one caller at a time."""
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Door:
             except OSError:
                 return
             try:
-                self.let_in.append(answer(connection, SECRET))
+                self.let_in.append(accept_channel(connection, SECRET))
             except ConnectionError as error:
                 self.turned_away.append(error)
 
@@ -61,30 +62,28 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    opened = Door()
+def listener() -> Iterator[Listener]:
+    opened = Listener()
     yield opened
     opened.close()
 
 
-def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
-    mine = call("127.0.0.1", door.port, SECRET, timeout=5)
-    mine.send({"kind": "hello"}, b"\x00\x01" * 1000)
-    while not door.let_in:
+def test_peers_with_the_secret_exchange_values_and_bytes(listener: Listener) -> None:
+    mine = open_channel("127.0.0.1", listener.port, SECRET, timeout=5)
+    sent = Push("a", sequence=3, base=2, samples=10, packing="none", data=b"\x00\x01" * 1000)
+    mine.send(sent)
+    while not listener.let_in:
         time.sleep(0.01)
-    theirs = door.let_in[0]
-    message = theirs.receive()
-    assert message["kind"] == "hello"
-    assert theirs.receive_payload(message) == b"\x00\x01" * 1000
+    assert listener.let_in[0].receive(Push) == sent
     mine.close()
 
 
-def test_a_caller_with_another_secret_is_refused_and_logged(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_secret_is_refused_and_logged(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="paceline.runtime"):
         with pytest.raises(ConnectionError):
-            call("127.0.0.1", door.port, b"a guess", timeout=5)
-        door.wait_until_turned_away()
-    assert isinstance(door.turned_away[0], Refused)
+            open_channel("127.0.0.1", listener.port, b"a guess", timeout=5)
+        listener.wait_until_turned_away()
+    assert isinstance(listener.turned_away[0], Refused)
     assert "refused a connection from 127.0.0.1" in caplog.text
 
 
@@ -95,14 +94,14 @@ def test_a_server_without_the_secret_is_refused() -> None:
         connection, _ = server.accept()
         with connection:
             channel = Channel(connection)
-            channel.send({"nonce": "00"})
-            channel.receive()
-            channel.send({"proof": "0" * 64})
+            channel.send(Challenge("00"))
+            channel.receive(Response)
+            channel.send(Accepted("0" * 64))
 
     thread = threading.Thread(target=pretend, daemon=True)
     thread.start()
     with pytest.raises(Refused, match="does not hold the secret"):
-        call("127.0.0.1", server.getsockname()[1], SECRET, timeout=5)
+        open_channel("127.0.0.1", server.getsockname()[1], SECRET, timeout=5)
     thread.join(5)
     server.close()
 
@@ -117,18 +116,18 @@ def test_a_server_without_the_secret_is_refused() -> None:
     ],
     ids=["http", "huge", "no-table", "no-text"],
 )
-def test_garbage_is_turned_away(door: Door, garbage: bytes) -> None:
+def test_garbage_is_turned_away(listener: Listener, garbage: bytes) -> None:
     with (
         contextlib.suppress(OSError),
-        socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger,
+        socket.create_connection(("127.0.0.1", listener.port), timeout=5) as stranger,
     ):
         stranger.sendall(garbage)
         stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(1000):
             pass
-    door.wait_until_turned_away()
-    assert door.turned_away
-    assert not door.let_in
+    listener.wait_until_turned_away()
+    assert listener.turned_away
+    assert not listener.let_in
 
 
 class Crew:
@@ -139,12 +138,12 @@ class Crew:
         self.members: dict[int, Member] = {}
         self.meet: tuple[str, int] | None = None
 
-    def add(self, rank: int, *, first: int | None = None, patience: Patience = QUICK) -> Member:
+    def add(self, rank: int, *, first: int | None = None, timeouts: Timeouts = QUICK) -> Member:
         server = socket.create_server(("127.0.0.1", 0))
         place = server.getsockname()
         self.meet = self.meet or (place[0], place[1])
         peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
-        member = Member(server, SECRET, peer=peer, patience=patience)
+        member = Member(server, SECRET, peer=peer, timeouts=timeouts)
         member.start(self.meet, first=first, roster=self.roster)
         self.members[rank] = member
         return member
@@ -186,8 +185,8 @@ def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
 
 def test_one_that_never_comes_is_not_waited_for_longer_than_patience(crew: Crew) -> None:
     short = replace(QUICK, join=0.5)
-    crew.add(0, first=3, patience=short)
-    crew.add(1, patience=short)
+    crew.add(0, first=3, timeouts=short)
+    crew.add(1, timeouts=short)
     assert [peer.rank for peer in crew.next_views(0, 1)[0].peers] == [0, 1]
 
 
@@ -269,7 +268,7 @@ def test_a_leader_that_fails_is_followed_by_another(crew: Crew, monkeypatch: pyt
     def broken(now: float) -> None:
         raise ValueError("no clock")
 
-    monkeypatch.setattr(leader, "_beat", broken)
+    monkeypatch.setattr(leader, "_send_heartbeats", broken)
     for member in crew.members.values():
         assert member.interrupted.wait(5)
     views = crew.next_views(0, 1)
@@ -323,13 +322,15 @@ def test_of_a_group_that_was_cut_apart_the_smaller_part_waits(
     crew.add(1)
     crew.add(2)
     crew.next_views(0, 1, 2)
-    monkeypatch.setattr("paceline.runtime.members.around.may_be_alive", lambda peer, secret: True)
+    monkeypatch.setattr("paceline.runtime.members.peers.may_be_alive", lambda peer, secret: True)
     for rank in {0, 1, 2} - {stays}:
         crew.vanish(rank)
     crew.members[stays].interrupted.wait(5)
     begun = time.monotonic()
     assert len(crew.next_views(stays)[0].peers) == 1
-    assert time.monotonic() - begun > QUICK.apart - QUICK.silence, "alone against two it gives them time to come back"
+    assert time.monotonic() - begun > QUICK.partition - QUICK.heartbeat_timeout, (
+        "alone against two it gives them time to come back"
+    )
 
 
 @pytest.mark.parametrize(("stays", "goes_on"), [(0, True), (1, False)], ids=["first-half", "second-half"])
@@ -339,12 +340,12 @@ def test_of_two_halves_the_one_with_the_first_rank_goes_on(
     crew.add(0, first=2)
     crew.add(1)
     crew.next_views(0, 1)
-    monkeypatch.setattr("paceline.runtime.members.around.may_be_alive", lambda peer, secret: True)
+    monkeypatch.setattr("paceline.runtime.members.peers.may_be_alive", lambda peer, secret: True)
     crew.vanish(1 - stays)
     crew.members[stays].interrupted.wait(5)
     begun = time.monotonic()
     crew.next_views(stays)
-    assert (time.monotonic() - begun < QUICK.apart - QUICK.silence) == goes_on
+    assert (time.monotonic() - begun < QUICK.partition - QUICK.heartbeat_timeout) == goes_on
 
 
 def test_two_that_wait_for_each_other_do_not_wait_long(crew: Crew) -> None:
@@ -368,7 +369,7 @@ def test_one_that_slept_so_short_that_nobody_noticed_takes_part_again(crew: Crew
     member = crew.members[sleeper]
     member._slept = True
     assert member.doubtful
-    member.trouble(view, "it may have been left behind")
+    member.report_failure(view, "it may have been left behind")
     assert member.interrupted.wait(5)
     crew.next_views(0, 1)
     assert not member.doubtful, "else it would try the same step for ever"
@@ -378,7 +379,7 @@ def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> 
     crew.add(0, first=2)
     crew.add(1)
     view = crew.next_views(0, 1)[0]
-    crew.members[1].trouble(view, "a test")
+    crew.members[1].report_failure(view, "a test")
     assert crew.members[0].interrupted.wait(5)
     again = crew.next_views(0, 1)[0]
     assert len(again.peers) == 2
@@ -400,8 +401,8 @@ def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
     unused = socket.create_server(("127.0.0.1", 0))
     nowhere = ("127.0.0.1", unused.getsockname()[1])
     unused.close()
-    hurry = Patience(beat=0.05, silence=0.3, join=0.5)
-    member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), patience=hurry)
+    hurry = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.3, join=0.5)
+    member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), timeouts=hurry)
     member.start(nowhere, first=None)
     with pytest.raises(TrainingLost, match="nobody who leads"):
         member.next_view({})
