@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from paceline.cost.buckets import bucket_bytes
+from paceline.cost.recurrence import finish_fifo
 from paceline.explain.evidence import CaseEvidence
 from paceline.explain.exchange import Exchange, exchange_of
 from paceline.measurements.run import Span
-from paceline.model.iteration.fusion import bucket_bytes
-from paceline.model.iteration.recurrence import finish_fifo
 
 __all__ = ["measured_step", "predicted_step"]
 
@@ -48,7 +48,7 @@ def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:
 
 def _buckets(exchange: Exchange, rank: int, begin: float) -> Iterable[Span]:
     last = list(exchange.last)
-    sizes = bucket_bytes(np.asarray(exchange.sizes), np.asarray(last))
+    sizes = np.asarray(bucket_bytes(exchange.sizes, last))
     costs = exchange.cost(sizes)
     ready = np.asarray(exchange.ready)[last]
     if not exchange.hides:
