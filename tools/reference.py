@@ -6,6 +6,9 @@ python tools/reference.py --check   fail if a page is out of date
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 import click
 from fields import model_section
 
-from paceline import errors
+from paceline import errors, variables
 from paceline.catalog import network, network_names
 from paceline.catalog.clusters.files import ClusterFile
 from paceline.catalog.describe import describe, describe_network, section
@@ -118,6 +121,31 @@ def _errors() -> list[str]:
     return ["```text", (errors.__doc__ or "").strip(), "```"]
 
 
+def _variables() -> list[str]:
+    """A table of each group of constants; a comment line in `paceline.variables` heads a group."""
+    source = inspect.getsource(variables)
+    intro = (
+        "Environment variables, from `paceline.variables`. Users set those of the first table; the others pass between"
+    )
+    lines = [f"{intro} processes of Paceline.", ""]
+    for head, block in re.findall(r"^# (.+)\n((?:(?!^# ).*\n?)*)", source, flags=re.M):
+        rows = [_variable(name, text) for name, text in documented_constants(block)]
+        lines += [f"## {head.rstrip('.')}", "", *_table(("variable", "meaning", "default", "set by", "read by"), rows)]
+    return lines
+
+
+def documented_constants(source: str) -> list[tuple[str, str]]:
+    """Each constant's value with the docstring beneath it."""
+    body = ast.parse(source).body
+    texts = [node.value.value for node in body if isinstance(node, ast.Assign | ast.Expr)]
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _variable(name: str, text: str) -> tuple[object, ...]:
+    parts = re.split(r"\. (?:Default|Set by|Read by): ", " ".join(text.split()).removesuffix("."))
+    return (f"`{name}`", *parts)
+
+
 def _models(kind: type) -> list[str]:
     return [line for model in models_of(kind) for line in model_section(model)]
 
@@ -134,6 +162,7 @@ PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "network.md": ("Networks and their layers", _network),
     "frameworks.md": ("Frameworks and their defaults", _framework),
     "hardware.md": ("Devices and links", _hardware),
+    "variables.md": ("Environment variables", _variables),
     "errors.md": ("Errors and exit codes", _errors),
 }
 """Every page: its title and the function that generates its lines."""
