@@ -15,12 +15,9 @@ from tests.house.test_rules import MODULES, SOURCE, exports, name_of, tree
 COLLIDING = {
     "Estimate",
     "Exchange",
-    "Graph",
-    "Known",
     "Launched",
     "LayerTime",
     "Member",
-    "Misfit",
     "Mpi",
     "Policy",
     "Series",
