@@ -14,11 +14,8 @@ from tests.house.test_rules import MODULES, SOURCE, exports, name_of, tree
 
 COLLIDING = {
     "Estimate",
-    "Graph",
-    "Known",
     "Launched",
     "Member",
-    "Misfit",
     "Mpi",
     "Policy",
     "Server",

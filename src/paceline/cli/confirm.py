@@ -11,7 +11,7 @@ from paceline.bench.doctor import diagnose
 from paceline.bench.launchers.table import Wish, make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.progress import Display
 from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
@@ -82,7 +82,7 @@ class _Tries:
     def _wanted(self, trial: Trial | None, case_id: str) -> Confirmation | None:
         evidence = self._evidence(case_id)
         try:
-            return confirmation_of(trial, evidence, known().network(evidence.run.network))
+            return confirmation_of(trial, evidence, shipped_catalog().network(evidence.run.network))
         except UnknownName:
             return None
 
