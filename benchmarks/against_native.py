@@ -22,7 +22,7 @@ from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.environments import environment_python, environment_variables, prepare
 from paceline.bench.launchers.local import LocalLauncher
 from paceline.bench.machine import describe_machine
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
@@ -92,7 +92,7 @@ def under_paceline(name: str, batch: int, steps: int) -> float:
     prepare(ENVIRONMENTS[name])
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        campaign = Campaign("native", study, expand(study, known()), LocalLauncher(), describe_machine())
+        campaign = Campaign("native", study, expand(study, shipped_catalog()), LocalLauncher(), describe_machine())
         for _ in run_campaign(campaign, store):
             pass
         return next(iter(launch_throughputs(store, "native").values()))

@@ -22,8 +22,8 @@ from paceline.catalog.clusters.files import ClusterFile
 from paceline.catalog.describe import describe, describe_network, section
 from paceline.catalog.frameworks import FrameworkRecord, Policy
 from paceline.cli import VERBS, program
+from paceline.spec.load import models_of
 from paceline.spec.network import Network
-from paceline.spec.schema import models_of
 from paceline.spec.study import Study
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
