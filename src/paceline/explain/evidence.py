@@ -19,7 +19,7 @@ from paceline.measurements.tables import RankPass, rank_passes, read_spans
 from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.strategy import Strategy
 
-__all__ = ["CaseEvidence", "case_label", "load_evidence", "series_label"]
+__all__ = ["CaseEvidence", "load_evidence"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class CaseEvidence:
     @property
     def label(self) -> str:
         """A short name for people."""
-        return case_label(self.run)
+        return self.run.label
 
     @cached_property
     def policy(self) -> Policy | None:
@@ -87,14 +87,14 @@ class CaseEvidence:
         """Whether exchanges need the very cores that compute: ranks on processors that fill every core of a host."""
         if self.is_emulated or any(item.device.kind != "cpu" for item in self.placed):
             return False
-        return (self.run.environment.threads or 1) * self.ranks_per_host >= self.run.environment.cores
+        return (self.run.machine.threads or 1) * self.ranks_per_host >= self.run.machine.cores
 
     def host_of(self, rank: int) -> str:
         """Name of the rank's host."""
         if self.cluster is None or not self.placed:
-            return self.run.environment.host
+            return self.run.machine.host
         named = self.cluster.hosts[self.placed[rank].host].name
-        return self.run.environment.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
+        return self.run.machine.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
 
     @cached_property
     def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
@@ -116,23 +116,6 @@ class CaseEvidence:
         for item in self.rank_passes:
             found[item.rank][item.pass_name].append(item.median_s)
         return {rank: {name: median(seconds) for name, seconds in found[rank].items()} for rank in sorted(found)}
-
-
-def case_label(run: Run) -> str:
-    """What tells this case from others."""
-    named = "" if run.strategy == "default" else f" {run.strategy}"
-    plural = "rank" if run.ranks == 1 else "ranks"
-    return f"{run.network} {run.framework}{named}, batch {run.batch} x {run.ranks} {plural}{_where(run)}"
-
-
-def series_label(run: Run) -> str:
-    """What tells this case's curve over ranks from others."""
-    named = "" if run.strategy == "default" else f" {run.strategy}"
-    return f"{run.network} {run.framework}{named}, batch {run.batch}, {run.input} input{_where(run)}"
-
-
-def _where(run: Run) -> str:
-    return "" if run.cluster == "local" else f", {run.cluster}"
 
 
 def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:

@@ -30,8 +30,8 @@ GUESS = 0.5
 
 def crowding_of(case: CaseEvidence) -> float:
     """Compute threads for every core of the fullest host; 0 where nothing is known or compute needs no core."""
-    threads = case.run.environment.threads
-    return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.environment.cores
+    threads = case.run.machine.threads
+    return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.machine.cores
 
 
 def oversubscribed_threads(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Finding | None:
@@ -39,7 +39,7 @@ def oversubscribed_threads(case: CaseEvidence, batches: Sequence[CaseEvidence]) 
     crowding = crowding_of(case)
     if crowding <= 1 or not case.launches.passes:
         return None
-    threads, cores, crowd = case.run.environment.threads, case.run.environment.cores, case.ranks_per_host
+    threads, cores, crowd = case.run.machine.threads, case.run.machine.cores, case.ranks_per_host
     fair = max(1, cores // crowd)
     waiting = _waiting(case, batches)
     plural = "rank" if crowd == 1 else "ranks"
