@@ -15,12 +15,11 @@ from paceline.catalog import shipped_catalog
 from paceline.cli.progress import Display
 from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
-from paceline.explain.advice.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
-from paceline.explain.advice.finding import Finding, Trial
-from paceline.explain.evidence import CaseEvidence
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
 from paceline.explain.explanation import Explanation
-from paceline.explain.gap import Gap
-from paceline.explain.waterfall import Bar
+from paceline.explain.findings.finding import Finding, Trial
+from paceline.explain.gap import Bar, Gap
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.spec.protocol import Protocol
