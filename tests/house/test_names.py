@@ -14,27 +14,22 @@ from tests.house.test_rules import MODULES, SOURCE, exports, name_of, tree
 
 COLLIDING = {
     "Estimate",
-    "Graph",
     "Launched",
     "Member",
-    "Misfit",
     "Mpi",
     "Policy",
-    "Series",
     "batches_from_files",
-    "connect",
     "cross_entropy",
     "describe",
     "die_with_parent",
     "join",
-    "load_runs",
     "pack",
     "serve",
     "unpack",
     "watch",
 }
 """Names that still mean several things."""
-LITERAL = {"bench", "cli", "measurements", "runtime"}
+LITERAL = {"bench", "cli", "runtime"}
 """Packages that still spell names of environment variables."""
 
 

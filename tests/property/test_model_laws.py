@@ -1,4 +1,4 @@
-"""Laws of the model."""
+"""Laws of the model: monotonicity, sums of terms, homogeneous limits, simulation against closed form."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def fabric(hosts, local, *, latency=1e-5, per_byte=1e-9):
 
 
 @given(lists)
-def test_exposed_is_never_negative_and_never_more_than_everything(pairs):
+def test_exposed_time_is_between_zero_and_the_total_exchange(pairs):
     backward, comm = (np.array(column) for column in zip(*pairs, strict=True))
     ready = np.cumsum(backward)
     exposed = float(exposed_fifo(ready, comm))
@@ -56,7 +56,7 @@ def test_a_longer_exchange_never_ends_earlier(pairs, index, more):
 
 
 @given(lists, st.integers(1, 5))
-def test_the_simulation_is_the_closed_form(pairs, devices):
+def test_the_simulation_equals_the_closed_form(pairs, devices):
     backward, comm = (np.array(column) for column in zip(*pairs, strict=True))
     scale = np.linspace(1.0, 1.5, devices)[:, None]
     ready = np.cumsum(backward)[None, :] * scale
@@ -66,7 +66,7 @@ def test_the_simulation_is_the_closed_form(pairs, devices):
 
 
 @given(lists, positive)
-def test_the_optimum_is_no_worse_than_all_or_nothing(pairs, startup):
+def test_optimal_buckets_are_no_worse_than_one_bucket_or_one_per_gradient(pairs, startup):
     backward, sizes = (np.array(column) for column in zip(*pairs, strict=True))
     ready = np.cumsum(backward)
 
@@ -128,7 +128,7 @@ def test_terms_sum_and_one_device_needs_no_communication(framework, hosts, local
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(0, 7))
-def test_a_measured_curve_never_gets_faster_per_sample(seed, local, doublings):
+def test_step_time_of_a_measured_curve_never_decreases_with_devices(seed, local, doublings):
     rng = np.random.default_rng(seed)
     u = np.concatenate([rng.normal(-2, 1, 3), [abs(rng.normal(0, 0.3))], rng.normal(-2, 1, 1),
                         [abs(rng.normal(0, 0.3))], rng.normal(-4, 1, 2)])  # fmt: skip
