@@ -36,7 +36,7 @@ class Cost:
     """Samples it must have, for instance because a layer needs every rank to take part."""
 
     def seconds(self, samples: int) -> float:
-        """Time of a step with so many samples; none cost nothing."""
+        """Time of a step with this many samples; none cost nothing."""
         if samples <= 0:
             return 0.0
         chunks = 1 if self.chunk is None else -(-samples // self.chunk)
