@@ -14,32 +14,22 @@ from tests.house.test_rules import MODULES, SOURCE, exports, name_of, tree
 
 COLLIDING = {
     "Estimate",
-    "Exchange",
-    "Graph",
-    "Known",
     "Launched",
-    "LayerTime",
     "Member",
-    "Misfit",
     "Mpi",
     "Policy",
-    "Series",
-    "Server",
     "batches_from_files",
-    "connect",
     "cross_entropy",
     "describe",
     "die_with_parent",
-    "exchange_of",
     "join",
-    "load_runs",
     "pack",
     "serve",
     "unpack",
     "watch",
 }
 """Names that still mean several things."""
-LITERAL = {"bench", "cli", "measurements", "runtime"}
+LITERAL = {"bench", "cli", "runtime"}
 """Packages that still spell names of environment variables."""
 
 

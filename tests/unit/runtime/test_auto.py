@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.cost.split import Cost
 from paceline.runtime.auto.choose import LARGE, SMALL, Choice, Links, Measured, choose, links_from, one_group, pairs_of
-from paceline.spec.split import Cost
 
 FAST, SLOW = (2e9, 5e-5), (1e7, 1e-3)
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.cost.split import Cost
 from paceline.model.plan.candidate import Candidate, Member
 from paceline.model.plan.ways import ranked_ways
-from paceline.spec.split import Cost
 
 __all__ = [
     "LARGE",

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import torch
 
+from paceline.cost.split import Cost
 from paceline.runtime.auto.choose import (
     SMALL,
     Choice,
@@ -31,7 +32,6 @@ from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Wire
 from paceline.runtime.protocol.messages import GroupStatus
 from paceline.runtime.syncer.client import SyncerClient
-from paceline.spec.split import Cost
 
 __all__ = ["NoPilot", "Pilot", "measure_links"]
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.spec.split import Cost, proportional_split, split_batch
+from paceline.cost.split import Cost, proportional_split, split_batch
 
 __all__ = ["Balance", "CostEstimate"]
 
@@ -159,7 +159,7 @@ APART = 3.0
 """Standard errors of their difference by which two ranks are told apart."""
 
 REMEMBERED = 64
-ENOUGH = 20
+ENOUGH_TO_STRAGGLE = 20
 """Steps from which a share of stragglers can be told."""
 STRAGGLES = 2.0
 """Times the expected seconds that make a step a straggler."""
@@ -289,6 +289,6 @@ def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int, gain: 
 
 def _straggling(ratios: Sequence[float]) -> tuple[float, float]:
     late = [ratio for ratio in ratios if ratio > STRAGGLES]
-    if len(ratios) < ENOUGH or not late:
+    if len(ratios) < ENOUGH_TO_STRAGGLE or not late:
         return 0.0, 1.0
     return len(late) / len(ratios), statistics.median(late)

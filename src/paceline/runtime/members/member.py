@@ -83,11 +83,10 @@ class Member:
         in_background("look-around", self._look_around, failed=self._fail)
 
     def next_view(self, report: dict[str, Any]) -> View:
-        """Report for the next view and wait for it."""
+        """Report for the next view and wait for it, in pieces of a second, so that Ctrl-C is not held up."""
         self._say_ready(report, finished=False)
         while True:
             with self._changed:
-                # A wait without end could not be interrupted by Ctrl-C on all platforms; one second is short enough.
                 self._changed.wait_for(lambda: self._is_fresh() or self._machine.ended, timeout=1.0)
                 if self._lost:
                     raise self._lost
@@ -141,8 +140,9 @@ class Member:
             leader.resign()
             if done:
                 close_roster(self.roster)
-        if self._channel is not None:
-            self._channel.close()
+        channel = self._channel
+        if channel is not None:
+            channel.close()
 
     @property
     def doubtful(self) -> bool:
