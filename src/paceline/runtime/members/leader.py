@@ -19,7 +19,7 @@ from typing import Any
 from paceline.runtime.members.channel import Channel, in_background
 from paceline.runtime.members.view import Peer, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.states import LEADER_TABLE, Event, LeaderState, Machine
+from paceline.runtime.protocol.states import LEADER_TABLE, Event, LeaderState, StateMachine
 
 __all__ = ["Leader"]
 
@@ -66,7 +66,7 @@ class Leader:
         self._events: queue.Queue[Callable[[], None]] = queue.Queue()
         self._followers: dict[str, _Follower] = {}
         self._members: set[str] = set()
-        self._machine = Machine(LEADER_TABLE, LeaderState.COLLECTING)
+        self._machine = StateMachine(LEADER_TABLE, LeaderState.COLLECTING)
         self._changed_at = time.monotonic()
         in_background("leader", self._run, failed=self.resign)
 

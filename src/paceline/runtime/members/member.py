@@ -20,7 +20,7 @@ from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Peer, Timeouts, View, close_roster, is_closed, read_roster, write_roster
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.states import MEMBER_TABLE, Event, Machine, MemberState
+from paceline.runtime.protocol.states import MEMBER_TABLE, Event, MemberState, StateMachine
 
 __all__ = ["Member"]
 
@@ -50,7 +50,7 @@ class Member:
         # One lock for view, board, state and sleep: the training loop waits on it for any of them to change, while the
         # threads that follow, send heartbeats and answer callers change them.
         self._changed = threading.Condition()
-        self._machine = Machine(MEMBER_TABLE, MemberState.SEARCHING)
+        self._machine = StateMachine(MEMBER_TABLE, MemberState.SEARCHING)
         self._lost: TrainingLost | None = None
         self._view: View | None = None
         self._taken = 0

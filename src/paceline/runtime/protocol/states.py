@@ -47,8 +47,8 @@ __all__ = [
     "Event",
     "GroupState",
     "LeaderState",
-    "Machine",
     "MemberState",
+    "StateMachine",
     "next_state",
 ]
 
@@ -63,6 +63,7 @@ class Event(Enum):
     ROSTER_CLOSED = "roster closed"
     """The roster says that training is over."""
     THREAD_FAILED = "thread failed"
+    """A thread of this process raised, so that the process could take part only in half."""
     RESUMED = "resumed"
     """The training loop of this process goes on after all had finished."""
     LEFT = "left"
@@ -194,7 +195,7 @@ def next_state(table: Mapping[tuple[S, Cause], S], state: S, cause: Cause) -> S:
     return table[state, cause]
 
 
-class Machine(Generic[S]):
+class StateMachine(Generic[S]):
     """A state that changes only as its table allows; a state without a way out stays for good."""
 
     def __init__(self, table: Mapping[tuple[S, Cause], S], state: S) -> None:

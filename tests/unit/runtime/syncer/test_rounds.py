@@ -1,4 +1,4 @@
-"""The noise scale from known noise, the warm-up, the syncer's rules, rounds and leases: all without torch."""
+"""How late progress counts, when a round is complete, and what is on disk."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.errors import InputError
-from paceline.runtime.large.noise import NoiseScale
-from paceline.runtime.syncer.leases import Leases
 from paceline.runtime.syncer.rounds import (
     Arrival,
     OuterOptimizer,
@@ -22,23 +18,6 @@ from paceline.runtime.syncer.rounds import (
     outer_step,
     weigh,
 )
-
-
-def test_noise_scale_is_found_from_known_noise() -> None:
-    generator = np.random.default_rng(1)
-    signal, sigma, small, large = np.full(200, 0.1), 2.0, 8, 64
-    scale = NoiseScale(smoothing=0.999)
-    for _ in range(600):
-        samples = signal + sigma * generator.standard_normal((large, 200))
-        norms = [float((samples[:count].mean(0) ** 2).sum()) for count in (small, large)]
-        scale.observe((small, norms[0]), (large, norms[1]))
-    expected = sigma**2 * 200 / float((signal**2).sum())
-    assert scale.samples == pytest.approx(expected, rel=0.15)
-
-
-def test_noise_scale_refuses_equal_batches() -> None:
-    with pytest.raises(InputError):
-        NoiseScale().observe((8, 1.0), (8, 1.0))
 
 
 def weighed(name: str, stale: int, **more: float) -> np.ndarray | None:
@@ -108,31 +87,16 @@ def test_what_was_committed_survives_and_is_not_counted_twice(tmp_path: Path) ->
     assert not again.advance(0.0)
 
 
-@given(st.integers(1, 200), st.integers(1, 3), st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
-def test_leases_cover_every_epoch_exactly_once(samples: int, epochs: int, events: list[tuple[str, bool]]) -> None:
-    leases = Leases(samples, epochs)
-    sequences = dict.fromkeys("abc", 0)
-    done: list[tuple[int, int]] = []
-    held: dict[str, list[tuple[int, int]]] = {}
-
-    def take(group: str) -> bool:
-        done.extend(held.pop(group, []))
-        sequences[group] += 1
-        lease = leases.take(group, sequences[group], 17)
-        assert lease == leases.take(group, sequences[group], 17) or lease is None
-        if lease is not None:
-            held[group] = [(lease.epoch, index) for index in range(lease.begin, lease.end)]
-        return lease is not None
-
-    for group, dies in events:
-        if dies:
-            leases.release(group, handed_in=False)
-            held.pop(group, None)
-        else:
-            take(group)
-    for group in "bc":
-        leases.release(group, handed_in=False)
-        held.pop(group, None)
-    while take("a"):
-        pass
-    assert sorted(done) == [(epoch, index) for epoch in range(epochs) for index in range(samples)]
+def test_the_first_group_decides_the_rules_and_a_restart_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "shard.npz"
+    shard = ShardState(RoundPolicy(groups=2), path)
+    shard.start(np.zeros(1, dtype=np.float32), StalenessRule("discard", limit=0), OuterOptimizer(rate=0.5))
+    shard.start(np.zeros(1, dtype=np.float32), StalenessRule("keep"), OuterOptimizer(rate=2.0))
+    again = ShardState(RoundPolicy(groups=2), path)
+    for state in (shard, again):
+        state.arrive(Arrival("a", 1, 0, 10, np.ones(1, dtype=np.float32)), 0.0)
+        state.advance(0.0)
+        assert state.theta == pytest.approx([-0.5])
+        state.arrive(Arrival("b", 1, 0, 10, np.ones(1, dtype=np.float32)), 0.0)
+        state.advance(0.0)
+        assert state.dropped == 1
