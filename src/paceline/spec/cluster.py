@@ -8,10 +8,25 @@ from pydantic import Field, model_validator
 
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
 
-__all__ = ["Cluster", "Device", "DeviceKind", "Emulation", "Host", "Link", "Placed", "Precision", "place"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "DeviceKind",
+    "Emulation",
+    "Host",
+    "LayerClass",
+    "Link",
+    "Placed",
+    "Precision",
+    "ReachShare",
+    "place",
+]
 
 DeviceKind = Literal["gpu", "cpu", "manycore", "other"]
 Precision = Literal["float64", "float32", "tf32", "float16", "bfloat16", "float8"]
+LayerClass = Literal["convolution", "linear", "attention", "elementwise"]
+"""Kinds of layer that reach different shares of a device's rates."""
+ReachShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class Emulation(Noun):
@@ -21,6 +36,8 @@ class Emulation(Noun):
     """Time of one forward pass of the case; by default the model's estimate for the device."""
     backward: Seconds | None = None
     """Time of one backward pass; by default twice the forward pass."""
+    batch: Count | None = None
+    """Number of samples of the stated forward and backward times; by default the batch of the case."""
     profile: Name | None = None
     """Path of a profile with the times of each layer, which are scaled to the batch of the case."""
     speed: Annotated[float, Field(gt=0)] = 1.0
@@ -46,6 +63,9 @@ class Device(Noun):
     """Memory bandwidth, as the vendor states it."""
     launch_overhead: Seconds | None = None
     """Time to launch one kernel when the launch is not hidden by other work."""
+    reach: dict[LayerClass, ReachShare] = Field(default_factory=dict)
+    """Share of peak compute that convolution, linear and attention layers reach, and share of memory bandwidth that
+    elementwise layers reach; by default the catalog's share for the kind of device."""
     price: Price | None = None
     """Price of one device."""
     emulation: Emulation | None = None
