@@ -18,10 +18,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.environments import environment_python, environment_variables, prepare
-from paceline.bench.launchers.local import LocalLauncher
-from paceline.bench.machine import describe_machine
+from paceline.bench.measure import measure
 from paceline.catalog import known
 from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
@@ -92,10 +90,10 @@ def under_paceline(name: str, batch: int, steps: int) -> float:
     prepare(ENVIRONMENTS[name])
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        campaign = Campaign("native", study, expand(study, known()), LocalLauncher(), describe_machine())
-        for _ in run_campaign(campaign, store):
-            pass
-        return next(iter(launch_throughputs(store, "native").values()))
+        with measure(study, expand(study, known()), store) as measurement:
+            for _ in measurement.events:
+                pass
+        return next(iter(launch_throughputs(store, measurement.campaign).values()))
 
 
 def native(name: str, batch: int, steps: int) -> float:

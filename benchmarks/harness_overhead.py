@@ -16,10 +16,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.environments import environment_python, prepare
-from paceline.bench.launchers.local import LocalLauncher
-from paceline.bench.machine import describe_machine
+from paceline.bench.measure import measure
 from paceline.catalog import known
 from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
@@ -74,10 +72,10 @@ def under_paceline(python: Path, batch: int, steps: int) -> float:
     cases = expand(study, known())
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        campaign = Campaign("overhead", study, cases, LocalLauncher(), describe_machine())
-        for _ in run_campaign(campaign, store):
-            pass
-        return next(iter(launch_throughputs(store, "overhead").values()))
+        with measure(study, cases, store) as measurement:
+            for _ in measurement.events:
+                pass
+        return next(iter(launch_throughputs(store, measurement.campaign).values()))
 
 
 def bare(python: Path, batch: int, steps: int) -> float:
