@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paceline.bench.environments import environment_python, environment_variables, prepare
 from paceline.bench.measure import measure
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
@@ -90,7 +90,7 @@ def under_paceline(name: str, batch: int, steps: int) -> float:
     prepare(ENVIRONMENTS[name])
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        with measure(study, expand(study, known()), store) as measurement:
+        with measure(study, expand(study, shipped_catalog()), store) as measurement:
             for _ in measurement.events:
                 pass
         return next(iter(launch_throughputs(store, measurement.campaign).values()))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from paceline.bench.environments import environment_python, prepare
 from paceline.bench.measure import measure
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
@@ -69,7 +69,7 @@ def main() -> None:
 def under_paceline(python: Path, batch: int, steps: int) -> float:
     """Samples per second of one launch by the campaign, as `paceline run` makes it."""
     study = Study.model_validate_json(json.dumps(tomllib.loads(STUDY.format(batch=batch, steps=steps))))
-    cases = expand(study, known())
+    cases = expand(study, shipped_catalog())
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         with measure(study, cases, store) as measurement:

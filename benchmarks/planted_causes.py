@@ -23,7 +23,7 @@ from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.measure import measure
 from paceline.bench.sites.site import Process
 from paceline.bench.sites.target import LaunchTarget
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.measurements.store import Store
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
@@ -85,7 +85,7 @@ def measure_side(case: Planted, which: str, store: Store) -> None:
     side: Side = getattr(case, which)
     adapters.ADAPTERS["pytorch"] = PlantedPyTorch(side.worker) if side.worker else PyTorch()
     with tempfile.TemporaryDirectory() as folder:
-        study, cases = load_cases(write_study(case, which, Path(folder)), known())
+        study, cases = load_cases(write_study(case, which, Path(folder)), shipped_catalog())
         with measure(study, cases, store, target=LaunchTarget(on=side.on)) as measurement:
             for event in measurement.events:
                 if isinstance(event, LaunchFinished):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.measurements.run import Environment, Run, RunData, Span, Step
 from paceline.measurements.store import Store
 from paceline.spec.cluster import Cluster, Device, Host, Link
@@ -87,7 +87,7 @@ def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str =
 
 def _case(made: Made) -> Case:
     return Case(
-        network=known().network(made.network),
+        network=shipped_catalog().network(made.network),
         cluster=cluster(max(4, made.ranks), one_host=made.one_host),
         framework=made.framework,
         strategy=Strategy.model_validate(made.strategy),

@@ -9,9 +9,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from paceline.explain.evidence import load_evidence
+from paceline.explain.cases.evidence import load_evidence
+from paceline.explain.cases.step import measured_step
 from paceline.explain.explanation import explain_campaign
-from paceline.explain.timeline import measured_step
 from paceline.measurements.results import campaign_results, find_campaign
 from paceline.measurements.store import Store
 from paceline.report.page import render_page

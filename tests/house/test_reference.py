@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog.clusters.files import ClusterFile
+from paceline.spec.load import models_of
 from paceline.spec.network import Network
-from paceline.spec.schema import models_of
 from paceline.spec.study import Study
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.catalog import cluster, known, network
+from paceline.catalog import cluster, network, shipped_catalog
 from paceline.errors import InputError, SpecError
 from paceline.spec.load import dump, load_cases
 from tests.property.mutations import mutants
@@ -52,7 +52,7 @@ def test_ten_thousand_mutated_studies(tmp_path):
     (tmp_path / "clusters" / "unequal.toml").write_text(CLUSTERS[0])
     folder = tmp_path / "studies"
     folder.mkdir()
-    outcomes = fuzz(lambda path: load_cases(path, known()), STUDIES, count=10_000, folder=folder, seed=1)
+    outcomes = fuzz(lambda path: load_cases(path, shipped_catalog()), STUDIES, count=10_000, folder=folder, seed=1)
     assert outcomes.total() == 10_000
     assert outcomes["refused"] > 5_000, "mutations that hardly ever hurt test nothing"
     assert outcomes["valid"] > 100, "mutations that always hurt test nothing"

@@ -11,11 +11,11 @@ from paceline.catalog import (
     device,
     device_names,
     framework_names,
-    known,
     link,
     link_names,
     network,
     network_names,
+    shipped_catalog,
 )
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 from paceline.spec.load import dump, parse_noun
@@ -89,8 +89,8 @@ def test_nouns_survive_text(noun):
 @given(studies)
 def test_a_study_and_its_copy_through_text_expand_alike(study):
     copy = parse_noun(dump(study), Study, "study.toml")
-    cases = expand(study, known())
-    assert [case.id for case in cases] == [case.id for case in expand(copy, known())]
+    cases = expand(study, shipped_catalog())
+    assert [case.id for case in cases] == [case.id for case in expand(copy, shipped_catalog())]
     assert len({case.id for case in cases}) == len(cases)
 
 
@@ -106,7 +106,7 @@ def shuffled(data, draw):
 @settings(max_examples=40)
 @given(studies, st.integers())
 def test_ids_do_not_depend_on_the_order_of_fields(study, seed):
-    case = expand(study, known())[0]
+    case = expand(study, shipped_catalog())[0]
     data = shuffled(json.loads(case.model_dump_json()), random.Random(seed))
     assert Case.model_validate_json(json.dumps(data)).id == case.id
 

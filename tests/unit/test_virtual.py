@@ -262,7 +262,7 @@ def test_engines_ask_for_what_is_needed(tmp_path: Path, monkeypatch: pytest.Monk
     assert [words[-2] for words in commands.values()] == ["a", "a", "b"]
     assert commands["ssh 0"][-1] == "python3 -c 'x y'"
     with pytest.raises(InputError, match="--hosts"):
-        SshEngine().commands(Agents(("",), ("python3",), tmp_path))
+        SshEngine().submission(Agents(("",), ("python3",), tmp_path))
     for name in ("srun", "mpirun"):
         (tmp_path / name).write_text('#!/bin/sh\necho "mpirun (Open MPI) 4.1"\n')
         (tmp_path / name).chmod(0o755)

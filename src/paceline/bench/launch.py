@@ -125,7 +125,7 @@ def _launched(case: Case, adapter: Adapter, launcher: Launcher, protocol: Protoc
         except LaunchFailed as error:
             return _Outcome(failure=Failure(phase="launch", reason="crash", message=str(error)), rendezvous=rendezvous)
         reports = read_reports(launch)
-    failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=rendezvous.dilation)
+        failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=rendezvous.dilation)
     if failure is not None and failure.reason == "unsustained":
         launcher.slow_down(case)
     return _Outcome(reports, failure, rendezvous)

@@ -8,7 +8,7 @@ import click
 
 from paceline.bench.measure import measure
 from paceline.bench.sites.target import LaunchTarget
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, store_option, table
 from paceline.cli.place import place_options
 from paceline.cli.progress import Display
@@ -42,7 +42,7 @@ def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget,
       paceline run examples/studies/virtual-demo.toml --on virtual
       paceline run my.toml --on ssh --hosts a,b
     """
-    study, cases = load_cases(study_file, known())
+    study, cases = load_cases(study_file, shipped_catalog())
     if dry_run:
         _say_plan(study.name, cases, as_json)
         return

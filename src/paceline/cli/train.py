@@ -13,7 +13,7 @@ import click
 from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.sites.site import Site
 from paceline.bench.sites.target import LaunchTarget, make_launcher
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, say
 from paceline.cli.place import place_options
 from paceline.errors import InputError, LaunchFailed
@@ -60,7 +60,7 @@ def command(
       paceline train train.py --cluster my-cluster.toml --on virtual
       paceline train train.py --cluster my-cluster.toml --on slurm
     """
-    cluster = known().cluster(name)
+    cluster = shipped_catalog().cluster(name)
     plan = read_plan(plan_file) if plan_file else None
     chosen = _chosen(plan) if plan else tuple(range(ranks or (cluster.num_devices if name != "local" else 1)))
     if max(chosen) >= cluster.num_devices:

@@ -12,8 +12,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from paceline.errors import InputError, StoreError, UnknownName
+from paceline.explain.cases.step import measured_step, predicted_step
 from paceline.explain.explanation import CaseExplanation, Explanation
-from paceline.explain.timeline import measured_step, predicted_step
 from paceline.measurements.frame import load_runs
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store

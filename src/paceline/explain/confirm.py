@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.explain.advice.finding import Finding, Trial
-from paceline.explain.evidence import CaseEvidence
-from paceline.explain.waterfall import Bar, difference
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.findings.finding import Finding, Trial
+from paceline.explain.gap import Bar, difference
 from paceline.measurements.summary import Interval, speedup_interval
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.explain.evidence import CaseEvidence
+from paceline.explain.cases.evidence import CaseEvidence, once_per_case
 from paceline.measurements.summary import phases_of
 from paceline.model.iteration.fusion import bucket_bytes, buckets_of_size, optimal_buckets
 from paceline.model.iteration.recurrence import exposed_fifo, exposed_none
 
-__all__ = ["Exchange", "exchange_like", "exchange_of", "exchanges_by_launch", "gradients_of"]
+__all__ = ["GradientExchange", "exchange_like", "exchanges_by_launch", "gradient_exchange", "gradients_of"]
 
 CALL_S = 150e-6
 """Usual cost of one exchange beside the link's own latency: a call through Gloo or gRPC on a processor."""
@@ -36,7 +36,7 @@ Gradients = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class GradientExchange:
     """Gradients of one step in the order in which they are ready, how they are bundled, and what that costs."""
 
     sizes: tuple[float, ...]
@@ -91,12 +91,12 @@ class Exchange:
         """When each bucket is ready."""
         return np.asarray(self.ready)[list(self.last)]
 
-    def rebucketed(self, limit: float) -> Exchange:
+    def rebucketed(self, limit: float) -> GradientExchange:
         """The same gradients in buckets of up to this size."""
         last = buckets_of_size(np.asarray(self.sizes), limit)
         return replace(self, last=tuple(int(index) for index in last))
 
-    def best_buckets(self) -> Exchange:
+    def best_buckets(self) -> GradientExchange:
         """The same gradients in the buckets that end first, as far as one size for all can come to it."""
         candidates = [self.rebucketed(self.total_bytes / parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
         return min(candidates, key=lambda item: item.exposed)
@@ -113,22 +113,22 @@ class Exchange:
         return replace(self, last=tuple(int(index) for index in last)).exposed
 
 
-@lru_cache(maxsize=4096)
-def exchange_of(evidence: CaseEvidence) -> Exchange | None:
+@once_per_case
+def gradient_exchange(evidence: CaseEvidence) -> GradientExchange | None:
     """The exchange of a case; None with one rank, without spans or with a policy that nobody knows."""
     return _exchange(evidence, gradients_of(evidence), evidence.result.phases)
 
 
-def exchange_like(evidence: CaseEvidence, traced: CaseEvidence) -> Exchange | None:
+def exchange_like(evidence: CaseEvidence, traced: CaseEvidence) -> GradientExchange | None:
     """The exchange of a case that traced nothing, with the gradients of another case of the same network.
 
     Their sizes are the network's; they are taken to be ready at the same shares of backward.
     """
-    return exchange_of(evidence) or _exchange(evidence, gradients_of(traced), evidence.result.phases)
+    return gradient_exchange(evidence) or _exchange(evidence, gradients_of(traced), evidence.result.phases)
 
 
-@lru_cache(maxsize=4096)
-def exchanges_by_launch(evidence: CaseEvidence) -> tuple[tuple[float, tuple[Exchange, ...]], ...]:
+@once_per_case
+def exchanges_by_launch(evidence: CaseEvidence) -> tuple[tuple[float, tuple[GradientExchange, ...]], ...]:
     """For each launch its step and its exchange, fitted with a call that costs half and twice the usual."""
     found = []
     for passes in evidence.launches.passes:
@@ -142,7 +142,7 @@ def exchanges_by_launch(evidence: CaseEvidence) -> tuple[tuple[float, tuple[Exch
 
 def _exchange(
     evidence: CaseEvidence, gradients: Gradients | None, phases: dict[str, float], *, call: float = CALL_S
-) -> Exchange | None:
+) -> GradientExchange | None:
     policy = evidence.policy
     if evidence.run.ranks < 2 or policy is None or not gradients or not phases:
         return None
@@ -150,7 +150,7 @@ def _exchange(
     total = phases["backward"]
     scaled = tuple(time * total / ready[-1] for time in ready) if ready[-1] > 0 else ready
     factor = 0.5 if policy.compression == "float16" else 1.0
-    plain = Exchange(
+    plain = GradientExchange(
         sizes=tuple(size * factor for size in sizes),
         ready=scaled,
         last=tuple(range(len(sizes))),
@@ -162,14 +162,14 @@ def _exchange(
     return _fitted(_bundled(plain, evidence), phases["aggregate"])
 
 
-@lru_cache(maxsize=4096)
-def gradients_of(evidence: CaseEvidence, rank: int = 0) -> Gradients | None:
-    """Sizes and median ready times after the start of backward, in the order of readiness."""
+@once_per_case
+def gradients_of(evidence: CaseEvidence) -> Gradients | None:
+    """Sizes and median ready times after the start of backward on rank 0, in the order of readiness."""
     ends: dict[str, list[float]] = defaultdict(list)
     sizes: dict[str, float] = {}
     starts: dict[int, float] = {}
     for span in evidence.spans:
-        if span.rank == rank and span.phase == "backward":
+        if span.rank == 0 and span.phase == "backward":
             starts[span.step] = min(span.start_s, starts.get(span.step, span.start_s))
             ends[span.name].append(span.start_s + span.seconds - starts[span.step])
             sizes[span.name] = float(span.size_bytes or 0)
@@ -189,7 +189,7 @@ def _hops(evidence: CaseEvidence) -> float:
     return 2 * (ranks - 1) * max(link.latency for link in links)
 
 
-def _bundled(exchange: Exchange, evidence: CaseEvidence) -> Exchange:
+def _bundled(exchange: GradientExchange, evidence: CaseEvidence) -> GradientExchange:
     """In the buckets that the framework's policy makes of them."""
     policy = evidence.policy
     assert policy is not None
@@ -202,7 +202,7 @@ def _bundled(exchange: Exchange, evidence: CaseEvidence) -> Exchange:
     return exchange
 
 
-def _fitted(exchange: Exchange, measured: float) -> Exchange:
+def _fitted(exchange: GradientExchange, measured: float) -> GradientExchange:
     """With seconds per byte such that the exposed time is the measured one; start-up shrinks if it alone exceeds it.
 
     Exposed is the largest, over buckets k, of what is sent from k on and began only when k was ready: linear in

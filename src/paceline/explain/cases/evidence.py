@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from statistics import median
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
@@ -19,7 +22,9 @@ from paceline.measurements.tables import RankPass, rank_passes, read_spans
 from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.strategy import Strategy
 
-__all__ = ["CaseEvidence", "case_label", "load_evidence", "series_label"]
+__all__ = ["CaseEvidence", "case_label", "load_evidence", "once_per_case", "series_label"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +121,19 @@ class CaseEvidence:
         for item in self.rank_passes:
             found[item.rank][item.pass_name].append(item.median_s)
         return {rank: {name: median(seconds) for name, seconds in found[rank].items()} for rank in sorted(found)}
+
+
+def once_per_case(function: Callable[[CaseEvidence], T]) -> Callable[[CaseEvidence], T]:
+    """Compute once for each case; the result is dropped together with the case."""
+    known: WeakKeyDictionary[CaseEvidence, T] = WeakKeyDictionary()
+
+    @wraps(function)
+    def once(evidence: CaseEvidence) -> T:
+        if evidence not in known:
+            known[evidence] = function(evidence)
+        return known[evidence]
+
+    return once
 
 
 def case_label(run: Run) -> str:

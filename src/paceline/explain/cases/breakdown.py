@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from paceline.explain.evidence import CaseEvidence
-from paceline.explain.exchange import exchange_of
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.cases.exchange import gradient_exchange
 from paceline.measurements.run import Span
 from paceline.measurements.summary import Interval, median_interval, phases_of
 
-__all__ = ["Breakdown", "LayerTime", "Part", "RankPhases", "break_down", "hidden_by_rank", "layers_of"]
+__all__ = ["Breakdown", "Part", "RankPhases", "TracedLayer", "break_down", "hidden_by_rank", "layers_of"]
 
 HiddenSource = Literal["traced", "timers", "model"]
 
@@ -46,7 +46,7 @@ class RankPhases:
 
 
 @dataclass(frozen=True)
-class LayerTime:
+class TracedLayer:
     """One layer: median seconds of its forward, of its gradients, and their bytes."""
 
     name: str
@@ -69,7 +69,7 @@ class Breakdown:
     hidden_source: HiddenSource | None
     """Who says so: exchanges that were traced, the framework's own timers, or the model."""
     ranks: tuple[RankPhases, ...]
-    layers: tuple[LayerTime, ...]
+    layers: tuple[TracedLayer, ...]
 
     def part(self, name: str) -> Part:
         """The part of this name."""
@@ -122,7 +122,7 @@ def _hidden(evidence: CaseEvidence, ranks: tuple[RankPhases, ...]) -> tuple[floa
     traced = [rank.hidden_s for rank in ranks if rank.hidden_s is not None]
     if traced:
         return min(traced), "traced"
-    native, exchange = evidence.result.native, exchange_of(evidence)
+    native, exchange = evidence.result.native, gradient_exchange(evidence)
     if "ddp_overlap" in native:
         return native["ddp_overlap"], "timers"
     if "communication" in native:
@@ -166,7 +166,7 @@ def _covered(stretches: list[tuple[float, float]], until: float) -> float:
     return total
 
 
-def layers_of(evidence: CaseEvidence, rank: int = 0) -> tuple[LayerTime, ...]:
+def layers_of(evidence: CaseEvidence, rank: int = 0) -> tuple[TracedLayer, ...]:
     """Median times of each layer over the traced steps of one rank, in the order of the forward pass."""
     forward: dict[str, list[float]] = {}
     backward: dict[str, dict[int, float]] = {}
@@ -182,7 +182,7 @@ def layers_of(evidence: CaseEvidence, rank: int = 0) -> tuple[LayerTime, ...]:
             steps[span.step] = steps.get(span.step, 0.0) + span.seconds
             sizes.setdefault(layer, {})[span.name] = span.size_bytes or 0
     return tuple(
-        LayerTime(
+        TracedLayer(
             name=name,
             forward_s=median(times),
             backward_s=median(backward.get(name, {0: 0.0}).values()),

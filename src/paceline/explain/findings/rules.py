@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paceline.explain.advice.finding import Change, Finding, Trial
-from paceline.explain.advice.gains import exchange_gain, gain_of, weighty_exchange
-from paceline.explain.evidence import CaseEvidence
-from paceline.explain.exchange import FASTEST_PER_BYTE, Exchange
-from paceline.explain.stragglers import find_stragglers
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.cases.exchange import FASTEST_PER_BYTE, GradientExchange
+from paceline.explain.cases.stragglers import find_stragglers
+from paceline.explain.findings.finding import Change, Finding, Trial, exchange_gain, gain_of, weighty_exchange
 from paceline.measurements.summary import median_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
@@ -84,7 +83,7 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
     )
 
 
-def _overlapped(exchange: Exchange) -> Exchange:
+def _overlapped(exchange: GradientExchange) -> GradientExchange:
     """The same exchange beside backward; a single one must be cut first."""
     better = replace(exchange, overlap=True)
     return better.best_buckets() if better.num_exchanges == 1 else better
@@ -138,7 +137,7 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
     )
 
 
-def _on_faster_link(evidence: CaseEvidence, exchange: Exchange) -> tuple[Exchange, Exchange]:
+def _on_faster_link(evidence: CaseEvidence, exchange: GradientExchange) -> tuple[GradientExchange, GradientExchange]:
     """With the best settings, as they are and on a faster link: settings come before money."""
     ports = evidence.run.ranks / evidence.policy.servers if evidence.policy and evidence.policy.servers else 1.0
     spread = _spread_over(exchange, ports) if _served(evidence) else exchange
@@ -147,7 +146,7 @@ def _on_faster_link(evidence: CaseEvidence, exchange: Exchange) -> tuple[Exchang
     return settings, replace(settings, per_byte=max(settings.per_byte / LINK_FACTOR, FASTEST_PER_BYTE))
 
 
-def _saved_by_link(evidence: CaseEvidence, exchange: Exchange) -> float:
+def _saved_by_link(evidence: CaseEvidence, exchange: GradientExchange) -> float:
     settings, faster = _on_faster_link(evidence, exchange)
     return settings.exposed - faster.exposed
 
@@ -191,7 +190,7 @@ def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
     )
 
 
-def _spread_over(exchange: Exchange, ports: float) -> Exchange:
+def _spread_over(exchange: GradientExchange, ports: float) -> GradientExchange:
     """The bytes of one port carried by so many."""
     return replace(exchange, per_byte=max(exchange.per_byte / ports, FASTEST_PER_BYTE))
 
@@ -221,7 +220,7 @@ def slow_input(evidence: CaseEvidence) -> Finding | None:
     )
 
 
-def _exchange_facts(evidence: CaseEvidence, exchange: Exchange) -> tuple[str, ...]:
+def _exchange_facts(evidence: CaseEvidence, exchange: GradientExchange) -> tuple[str, ...]:
     share = evidence.result.shares.get("aggregate", 0.0)
     return (
         f"exposed exchange is {SECONDS.format(exchange.exposed)}, {format_share(share)} of the step",

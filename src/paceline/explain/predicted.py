@@ -9,24 +9,26 @@ the terms say which part of the model not to trust.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from paceline.errors import PacelineError
-from paceline.explain.calibrated import NO_SWEEPS, Owned, Sweeps, own_calibrations
-from paceline.explain.evidence import CaseEvidence, series_label
+from paceline.explain.cases.evidence import CaseEvidence, series_label
 from paceline.measurements.profile import Profile
 from paceline.measurements.run import Span
-from paceline.model.calibration import Calibration
+from paceline.measurements.store import Store
+from paceline.model.calibrate import fit_distributed, label_of, swept_calibration
+from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.profiles import Row, profile_from
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 
-__all__ = ["Residual", "Series", "TermResidual", "predict_series"]
+__all__ = ["Residual", "ScalingSeries", "TermResidual", "predict_series", "sweeps_of"]
 
 JITTER = 0.01
 """Spread of a step within a launch, as a share of it, where the prediction needs one."""
@@ -41,6 +43,12 @@ PHASE_TERMS = {
     "update": ("update",),
 }
 """Which terms of the model a measured phase holds."""
+Sweeps = Mapping[str, Calibration]
+NO_SWEEPS: Sweeps = MappingProxyType({})
+MOST_HELD_OUT = 24
+"""Cases of a group up to which each is predicted by a fit to the others; with more, the catalog says as much."""
+MOST_FITTED = 48
+"""Cases that a calibration is fitted to, evenly taken from more."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Series:
+class ScalingSeries:
     """Cases that differ in the number of ranks only, with the curve that the model predicts for them."""
 
     label: str
@@ -93,7 +101,7 @@ class Series:
     """What the curve was calibrated with."""
 
 
-def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) -> tuple[Series, ...]:
+def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) -> tuple[ScalingSeries, ...]:
     """Every series of a campaign, predicted from its own smallest case, with the campaign's own calibration if it can.
 
     `sweeps` holds the fits of stored collective sweeps by cluster.
@@ -104,22 +112,22 @@ def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) ->
         size = run.batch * run.ranks if run.scaling == "strong" else run.batch
         groups[run.network, run.cluster, run.framework, run.strategy, run.input, run.scaling, size].append(case)
     series = [sorted(group, key=lambda case: case.run.ranks) for group in groups.values()]
-    owned = own_calibrations([(group, _profile(group)) for group in series], sweeps)
-    return tuple(_series(group, owned) for group in series)
+    calibrations = _own_calibrations([(group, _profile(group)) for group in series], sweeps)
+    return tuple(_series(group, calibrations) for group in series)
 
 
-def _series(cases: list[CaseEvidence], owned: Owned) -> Series:
+def _series(cases: list[CaseEvidence], calibrations: _Calibrations) -> ScalingSeries:
     label = series_label(cases[0].run)
     profile = _profile(cases)
     if isinstance(profile, str):
-        return Series(label, tuple(cases), None, profile, (), "")
-    own = owned.everything(cases[0])
+        return ScalingSeries(label, tuple(cases), None, profile, (), "")
+    own = calibrations.everything(cases[0])
     try:
         curve = _curve(cases, profile, own, reach=REACH)
-        residuals = _residuals(cases, profile, owned, known={own: curve})
+        residuals = _residuals(cases, profile, calibrations, known={own: curve})
     except (PacelineError, ValidationError) as error:
-        return Series(label, tuple(cases), None, _reason(error), (), "")
-    return Series(label, tuple(cases), curve, "", residuals, own.source)
+        return ScalingSeries(label, tuple(cases), None, _reason(error), (), "")
+    return ScalingSeries(label, tuple(cases), curve, "", residuals, own.source)
 
 
 def _reason(error: PacelineError | ValidationError) -> str:
@@ -167,14 +175,14 @@ def _rows(evidence: CaseEvidence) -> list[Row]:
 
 
 def _residuals(
-    cases: list[CaseEvidence], profile: Profile, owned: Owned, *, known: dict[Calibration, Curve]
+    cases: list[CaseEvidence], profile: Profile, calibrations: _Calibrations, *, known: dict[Calibration, Curve]
 ) -> tuple[Residual, ...]:
     """Each case beside what is predicted of it without having seen it; `known` curves are not drawn again."""
     found = []
     for case in cases:
         if not case.result.phases:
             continue
-        calibration = owned.without(case)
+        calibration = calibrations.without(case)
         if calibration not in known:
             known[calibration] = _curve(cases, profile, calibration, reach=1)
         predictions = known[calibration].predictions
@@ -198,3 +206,75 @@ def _residual(case: CaseEvidence, prediction: Prediction, basis: str) -> Residua
         terms=tuple(terms),
         basis=basis,
     )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Cases of one cluster and framework on several ranks, and the profiles that they start from."""
+
+    many: tuple[CaseEvidence, ...]
+    profiles: dict[str, Profile]
+    swept: Calibration
+
+    def fitted(self, cases: Sequence[CaseEvidence], words: str) -> Calibration:
+        """Calibrated with these cases; the catalog where there is none."""
+        if not cases:
+            return self.swept
+        collectives = len(self.swept.collectives)
+        swept = f", {collectives} swept collectives" if collectives else ""
+        start = replace(self.swept, source=f"{words}{swept}")
+        return fit_distributed(start, [case.launches for case in cases], self.profiles).calibration
+
+
+@dataclass(frozen=True)
+class _Calibrations:
+    """Calibrations by what they may know."""
+
+    groups: dict[tuple[object, ...], _Group]
+    whole: dict[tuple[object, ...], Calibration] = field(default_factory=dict)
+
+    def everything(self, case: CaseEvidence) -> Calibration:
+        """With every case of its group on several ranks."""
+        key = _key(case)
+        if key not in self.whole:
+            every = self.groups[key].many
+            many = every[:: max(1, -(-len(every) // MOST_FITTED))]
+            some = f"{len(many)} of " if len(many) < len(every) else ""
+            words = "this study's own case" if len(every) == 1 else f"{some}this study's own {len(every)} cases"
+            self.whole[key] = self.groups[key].fitted(many, f"{words} on several ranks")
+        return self.whole[key]
+
+    def without(self, case: CaseEvidence) -> Calibration:
+        """Without the case itself."""
+        group = self.groups[_key(case)]
+        if case not in group.many:
+            return self.everything(case)
+        others = [item for item in group.many if item is not case] if len(group.many) <= MOST_HELD_OUT else []
+        words = "the other case" if len(others) == 1 else f"the other {len(others)} cases"
+        return group.fitted(others, f"{words} of this study on several ranks")
+
+
+def _own_calibrations(series: Sequence[tuple[Sequence[CaseEvidence], Profile | str]], sweeps: Sweeps) -> _Calibrations:
+    """What each series of a campaign, with its profile, can be calibrated with."""
+    many: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
+    profiles: dict[tuple[object, ...], dict[str, Profile]] = defaultdict(dict)
+    for cases, profile in series:
+        key = _key(cases[0])
+        if isinstance(profile, Profile):
+            profiles[key][label_of(cases[0].launches)] = profile
+            many[key] += [case for case in cases if case.run.ranks > 1 and case.launches.steps]
+    known = {key: sweeps.get(str(key[0]), CATALOG_ONLY) for key in profiles}
+    return _Calibrations({key: _Group(tuple(many[key]), profiles[key], known[key]) for key in profiles})
+
+
+def _key(case: CaseEvidence) -> tuple[object, ...]:
+    run = case.run
+    return (run.cluster, run.framework, run.input, run.launcher)
+
+
+def sweeps_of(store: Store, cases: Sequence[CaseEvidence]) -> Sweeps:
+    """What the collective sweeps that the store holds tell of the clusters of these cases."""
+    if not store.read_campaigns("collectives"):
+        return NO_SWEEPS
+    found = {name: swept_calibration(store, name) for name in {case.run.cluster for case in cases}}
+    return {name: swept for name, swept in found.items() if swept.collectives}

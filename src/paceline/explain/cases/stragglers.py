@@ -7,11 +7,10 @@ persistent if it is the slowest in most steps, transient if single steps stand o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import median
 from typing import Literal
 
-from paceline.explain.evidence import CaseEvidence
+from paceline.explain.cases.evidence import CaseEvidence, once_per_case
 from paceline.measurements.summary import Interval, median_interval
 
 __all__ = ["Straggler", "find_stragglers"]
@@ -42,7 +41,7 @@ class Straggler:
     """Seconds of each day of training during which the other ranks wait for it."""
 
 
-@lru_cache(maxsize=4096)
+@once_per_case
 def find_stragglers(evidence: CaseEvidence) -> tuple[Straggler, ...]:
     """Ranks that hold up the others, the costliest first."""
     step = evidence.result.step_s

@@ -1,13 +1,67 @@
-"""Change one thing, predict again: the step under each change, and how sensitive it is (a tornado)."""
+"""One step of a case: as it was traced, as the model predicts it, and how it changes when one thing changes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from paceline.explain.evidence import CaseEvidence
-from paceline.explain.exchange import Exchange, exchange_of
+import numpy as np
 
-__all__ = ["Sensitivity", "WhatIf", "sensitivities", "what_if"]
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
+from paceline.measurements.run import Span
+from paceline.model.iteration.fusion import bucket_bytes
+from paceline.model.iteration.recurrence import finish_fifo
+
+__all__ = ["Sensitivity", "WhatIf", "measured_step", "predicted_step", "sensitivities", "what_if"]
+
+
+def measured_step(evidence: CaseEvidence) -> tuple[Span, ...]:
+    """The last traced step of every rank: its layers, its gradients, and the exchanges where the framework tells."""
+    steps = [span.step for span in evidence.spans]
+    return tuple(span for span in evidence.spans if steps and span.step == max(steps))
+
+
+def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:
+    """The same step by the model: measured compute, exchanges by the recurrence over buckets."""
+    phases, exchange = evidence.result.phases, gradient_exchange(evidence)
+    if not phases:
+        return ()
+    spans: list[Span] = []
+    for rank in range(evidence.run.ranks):
+        forward = phases["io"] + phases["h2d"]
+        if forward:
+            spans.append(_span(rank, "io", "batch", 0.0, forward))
+        spans.append(_span(rank, "forward", "forward", forward, phases["forward"]))
+        begin = forward + phases["forward"]
+        spans.append(_span(rank, "backward", "backward", begin, phases["backward"]))
+        end = begin + phases["backward"]
+        if exchange is not None:
+            buckets = list(_buckets(exchange, rank, begin))
+            spans += buckets
+            end = max(end, buckets[-1].start_s + buckets[-1].seconds)
+        elif phases["aggregate"]:
+            spans.append(_span(rank, "aggregate", "exposed exchange", end, phases["aggregate"]))
+            end += phases["aggregate"]
+        spans.append(_span(rank, "update", "update", end, phases["update"]))
+    return tuple(spans)
+
+
+def _buckets(exchange: GradientExchange, rank: int, begin: float) -> Iterable[Span]:
+    last = list(exchange.last)
+    sizes = bucket_bytes(np.asarray(exchange.sizes), np.asarray(last))
+    costs = exchange.cost(sizes)
+    ready = np.asarray(exchange.ready)[last]
+    if not exchange.hides:
+        ready = np.full_like(ready, exchange.ready[-1])
+    ends = finish_fifo(ready, costs)
+    for index, (size, cost, end) in enumerate(zip(sizes, costs, ends, strict=True)):
+        name = f"bucket {index + 1} of {len(last)}"
+        yield _span(rank, "aggregate", name, begin + float(end - cost), float(cost), round(float(size)))
+
+
+def _span(rank: int, phase: str, name: str, start: float, seconds: float, size: int | None = None) -> Span:
+    return Span(rank, 0, phase, name, start, max(0.0, seconds), size, source="model")
 
 
 @dataclass(frozen=True)
@@ -37,7 +91,7 @@ class Sensitivity:
 
 def what_if(evidence: CaseEvidence) -> tuple[WhatIf, ...]:
     """The changes that can be predicted for this case, the most helpful first."""
-    step, exchange = evidence.result.step_s, exchange_of(evidence)
+    step, exchange = evidence.result.step_s, gradient_exchange(evidence)
     if step is None or exchange is None:
         return ()
     overlap = {
@@ -57,7 +111,7 @@ def what_if(evidence: CaseEvidence) -> tuple[WhatIf, ...]:
     return tuple(sorted(found, key=lambda item: item.predicted_step_s))
 
 
-def _predict(name: str, now: Exchange, then: Exchange, step_s: float) -> WhatIf:
+def _predict(name: str, now: GradientExchange, then: GradientExchange, step_s: float) -> WhatIf:
     saved = now.exposed - then.exposed
     return WhatIf(name, step_s - saved, saved)
 
@@ -78,16 +132,16 @@ def sensitivities(evidence: CaseEvidence) -> tuple[Sensitivity, ...]:
 
 
 def _exchange_sensitivities(evidence: CaseEvidence, base: float) -> list[Sensitivity]:
-    exchange, backward = exchange_of(evidence), evidence.result.phases["backward"]
+    exchange, backward = gradient_exchange(evidence), evidence.result.phases["backward"]
     if exchange is None:
         exposed = evidence.result.phases["aggregate"]
         found = {"backward": backward, "exposed aggregate": exposed}
         return [Sensitivity(name, base - part / 2, base + part, base) for name, part in found.items() if part > 0]
 
-    def step(then: Exchange, more: float = 0.0) -> float:
+    def step(then: GradientExchange, more: float = 0.0) -> float:
         return base + more + then.exposed - exchange.exposed
 
-    def slower(factor: float) -> Exchange:
+    def slower(factor: float) -> GradientExchange:
         return replace(exchange, ready=tuple(time * factor for time in exchange.ready))
 
     return [

@@ -1,4 +1,4 @@
-"""A graph of layers while it is being written down: each call adds one layer and returns its name."""
+"""A network while it is being written down: each call adds one layer and returns its name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.spec.layers import (
 )
 from paceline.spec.network import ImageInput, Network, TokenInput
 
-__all__ = ["Graph", "Side", "square"]
+__all__ = ["NetworkBuilder", "Side", "square"]
 
 Side = int | tuple[int, int]
 P = TypeVar("P", MaxPool, AvgPool)
 
 
-class Graph:
+class NetworkBuilder:
     """Layers in order of execution; without `reads` a layer reads the one added before it."""
 
     def __init__(self) -> None:
