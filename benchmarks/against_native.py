@@ -21,9 +21,9 @@ from pathlib import Path
 from paceline.bench.environments import environment_python, environment_variables, prepare
 from paceline.bench.measure import measure
 from paceline.catalog import shipped_catalog
-from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
+from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 ENVIRONMENTS = {
@@ -93,7 +93,8 @@ def under_paceline(name: str, batch: int, steps: int) -> float:
         with measure(study, expand(study, shipped_catalog()), store) as measurement:
             for _ in measurement.events:
                 pass
-        return next(iter(launch_throughputs(store, measurement.campaign).values()))
+        runs = store.read_all(campaign=measurement.campaign)
+        return next(iter(launch_throughputs(store, [run.id for run in runs]).values()))
 
 
 def native(name: str, batch: int, steps: int) -> float:

@@ -20,7 +20,7 @@ from paceline.bench.environments import environment_python, environment_variable
 from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec, job_document, threads_of
 from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
 from paceline.errors import LaunchFailed
-from paceline.measurements.run import Environment, Failure, Run, RunData
+from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
 from paceline.spec.cluster import place
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
@@ -48,8 +48,9 @@ class LaunchKey:
     study: str
     case: Case
     launch: int
-    calibration_s: float | None = None
+    probe_s: float | None = None
     drift: float | None = None
+    drift_limit: float = DRIFT_LIMIT
 
     @property
     def run_id(self) -> str:
@@ -66,7 +67,7 @@ class _Outcome:
     seconds: float = 0.0
 
 
-def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine: Environment) -> RunData:
+def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine: Machine) -> RunData:
     """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     threads = threads_of(key.case, machine.cores, one_machine=launcher.one_machine)
@@ -167,7 +168,7 @@ def _oom_kills() -> int:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 
 
-def _run_data(key: LaunchKey, launcher: Launcher, outcome: _Outcome, machine: Environment) -> RunData:
+def _run_data(key: LaunchKey, launcher: Launcher, outcome: _Outcome, machine: Machine) -> RunData:
     case, reports = key.case, outcome.reports
     first = reports[0] if reports else RankReport(0)
     faithfulness = faithfulness_of(reports, dilation=outcome.rendezvous.dilation)
@@ -192,11 +193,12 @@ def _run_data(key: LaunchKey, launcher: Launcher, outcome: _Outcome, machine: En
         seconds=outcome.seconds,
         outcome="failed" if outcome.failure else "ok",
         failure=outcome.failure,
-        environment=machine.model_copy(update={"versions": first.versions}),
+        machine=machine.model_copy(update={"versions": first.versions}),
         warmup=first.warmup,
         timers=first.timers,
-        calibration_s=key.calibration_s,
+        probe_s=key.probe_s,
         drift=key.drift,
+        drift_limit=key.drift_limit,
         dilation=outcome.rendezvous.dilation,
         labels=first.labels,
         facts={**first.facts, **outcome.rendezvous.facts, **emulation, "pid": os.getpid()},

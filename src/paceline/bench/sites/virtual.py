@@ -13,7 +13,7 @@ from typing import IO
 from paceline.bench.sites.local import inherited, spawn
 from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
 from paceline.bench.virtual.devices.dilation import choose_dilation
-from paceline.bench.virtual.devices.exchange import exchange_of
+from paceline.bench.virtual.devices.emulation import exchange_load
 from paceline.bench.virtual.hosts import state
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.hosts.throttle import group_for, join_group
@@ -72,10 +72,10 @@ class VirtualLauncher(Launcher):
     def _dilation(self, workload: Case | None) -> float:
         if self._asked is not None:
             return self._asked
-        exchange = exchange_of(workload) if workload is not None else None
-        if workload is None or exchange is None:
+        load = exchange_load(workload) if workload is not None else None
+        if workload is None or load is None:
             return 1.0
-        return choose_dilation(exchange, slower=self._slowed.get(workload.id, 1.0))
+        return choose_dilation(load, slower=self._slowed.get(workload.id, 1.0))
 
     def _next_ports(self, count: int) -> tuple[int, ...]:
         """Ports that the site before did not use: connections of its ranks may still be closing."""
