@@ -25,7 +25,7 @@ from paceline.bench.job import Order, Process, rank_processes
 from paceline.bench.launchers.table import Wish, make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.measurements.store import Store
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
@@ -87,7 +87,7 @@ def measure(case: Planted, which: str, store: Store) -> None:
     side: Side = getattr(case, which)
     adapters.ADAPTERS["pytorch"] = PlantedPyTorch(side.worker) if side.worker else PyTorch()
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(make_launcher(Wish(on=side.on))) as launcher:
-        study, cases = load_cases(write_study(case, which, Path(folder)), known())
+        study, cases = load_cases(write_study(case, which, Path(folder)), shipped_catalog())
         checks = diagnose(store.root, ranks=case.ranks, threads=study.protocol.threads)
         with open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name:
             campaign = Campaign(name, study, cases, launcher, describe_machine(checks))

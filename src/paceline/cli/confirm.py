@@ -11,16 +11,15 @@ from paceline.bench.doctor import diagnose
 from paceline.bench.launchers.table import Wish, make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.progress import Display
 from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
-from paceline.explain.advice.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
-from paceline.explain.advice.finding import Finding, Trial
-from paceline.explain.evidence import CaseEvidence
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
 from paceline.explain.explanation import Explanation
-from paceline.explain.gap import Gap
-from paceline.explain.waterfall import Bar
+from paceline.explain.findings.finding import Finding, Trial
+from paceline.explain.gap import Bar, Gap
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.spec.protocol import Protocol
@@ -83,7 +82,7 @@ class _Tries:
     def _wanted(self, trial: Trial | None, case_id: str) -> Confirmation | None:
         evidence = self._evidence(case_id)
         try:
-            return confirmation_of(trial, evidence, known().network(evidence.run.network))
+            return confirmation_of(trial, evidence, shipped_catalog().network(evidence.run.network))
         except UnknownName:
             return None
 

@@ -15,7 +15,7 @@ from paceline.bench.job import Launcher
 from paceline.bench.launchers.table import make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, store_option, table
 from paceline.cli.place import Wish, place_options
 from paceline.cli.progress import Display
@@ -50,7 +50,7 @@ def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Pa
       paceline run examples/studies/virtual-demo.toml --on virtual
       paceline run my.toml --on ssh --hosts a,b
     """
-    study, cases = load_cases(study_file, known())
+    study, cases = load_cases(study_file, shipped_catalog())
     if dry_run:
         _say_plan(study.name, cases, as_json)
         return

@@ -14,7 +14,7 @@ import click
 from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.job import Launcher
 from paceline.bench.launchers.table import make_launcher
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, say
 from paceline.cli.place import Wish, place_options
 from paceline.errors import InputError, LaunchFailed
@@ -61,7 +61,7 @@ def command(
       paceline train train.py --cluster my-cluster.toml --on virtual
       paceline train train.py --cluster my-cluster.toml --on slurm
     """
-    cluster = known().cluster(name)
+    cluster = shipped_catalog().cluster(name)
     plan = read_plan(plan_file) if plan_file else None
     chosen = _chosen(plan) if plan else tuple(range(ranks or (cluster.num_devices if name != "local" else 1)))
     if max(chosen) >= cluster.num_devices:

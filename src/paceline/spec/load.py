@@ -1,31 +1,65 @@
-"""TOML to spec nouns and back; every wrong field is reported at once, with file, line, given, expected and a hint."""
+"""TOML to spec nouns and back; every wrong field is reported at once, with file, line, given, expected and a hint.
+
+Three steps: text to plain data, plain data to nouns, and pydantic's errors to problems in words. Which fields and kinds
+a noun allows is read from the nouns themselves.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from paceline.errors import InputError, Problem, SpecError, UnknownName
+from paceline.errors import InputError, Problem, SpecError, UnitError, UnknownName, nearest
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import Noun, as_text
+from paceline.spec.fields import LABEL_WORDS, Noun, as_text
 from paceline.spec.lines import line_of, locate
 from paceline.spec.network import Network
-from paceline.spec.problems import problems
-from paceline.spec.study import Case, Known, Study, expand, misfits
+from paceline.spec.study import Case, Catalog, Study, conflicts, expand
 
-__all__ = ["dump", "load_cases", "load_noun", "load_study", "parse_noun", "read_text"]
+__all__ = ["dump", "load_cases", "load_noun", "load_study", "models_of", "parse_noun", "read_text"]
 
 N = TypeVar("N", bound=Noun)
 MAX_BYTES = 4 * 2**20
 """Larger files are refused: no study is that long."""
+
+Place = tuple[str | int, ...]
+Context = dict[str, Any]
+
+WORDS: dict[str, Callable[[Context], str]] = {
+    "bool_type": lambda ctx: "true or false",
+    "dict_type": lambda ctx: "a table",
+    "finite_number": lambda ctx: "a finite number",
+    "float_type": lambda ctx: "a number",
+    "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
+    "int_from_float": lambda ctx: "a whole number",
+    "int_parsing_size": lambda ctx: "a smaller number",
+    "int_type": lambda ctx: "a whole number",
+    "less_than": lambda ctx: f"less than {ctx['lt']:g}",
+    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
+    "model_attributes_type": lambda ctx: "a table",
+    "model_type": lambda ctx: "a table",
+    "string_pattern_mismatch": lambda ctx: LABEL_WORDS,
+    "string_too_long": lambda ctx: f"at most {ctx['max_length']} characters",
+    "string_too_short": lambda ctx: f"at least {ctx['min_length']} character",
+    "string_type": lambda ctx: "text in quotes",
+    "too_long": lambda ctx: f"at most {ctx['max_length']} items",
+    "too_short": lambda ctx: f"at least {ctx['min_length']} item",
+    "tuple_type": lambda ctx: "a list in square brackets",
+}
+"""What was expected, by pydantic's type of error; other types keep pydantic's message."""
 
 
 def load_noun(path: Path, kind: type[N]) -> N:
@@ -54,7 +88,7 @@ def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str) -> N:
     try:
         return kind.model_validate_json(json.dumps(data, default=_date))
     except ValidationError as error:
-        raise SpecError(file, problems(error, kind, text=text, file=file)) from None
+        raise SpecError(file, _problems(error, kind, text=text, file=file)) from None
 
 
 def _date(value: datetime.date | datetime.time) -> dict[str, str]:
@@ -86,11 +120,11 @@ def _decoded(data: bytes, file: str) -> str:
         raise SpecError(file, [problem]) from None
 
 
-def load_study(path: Path, known: Known) -> Study:
+def load_study(path: Path, catalog: Catalog) -> Study:
     """A study whose every name is known; problems of fields and of names are reported together."""
     text = read_text(path)
     data = parse_toml(text, str(path))
-    found = _unknown_names(data, _with_files(known, path.parent), str(path), locate(text))
+    found = _unknown_names(data, _with_files(catalog, path.parent), str(path), locate(text))
     try:
         study = validate(data, Study, text=text, file=str(path))
     except SpecError as error:
@@ -101,20 +135,20 @@ def load_study(path: Path, known: Known) -> Study:
     return study
 
 
-def load_cases(path: Path, known: Known) -> tuple[Study, tuple[Case, ...]]:
+def load_cases(path: Path, catalog: Catalog) -> tuple[Study, tuple[Case, ...]]:
     """A study and the cases it expands into."""
-    study = load_study(path, known)
-    known = _with_files(known, path.parent)
-    found = misfits(study, known)
+    study = load_study(path, catalog)
+    catalog = _with_files(catalog, path.parent)
+    found = conflicts(study, catalog)
     if found:
         places = locate(read_text(path))
-        lines = [line_of((misfit.field,), places) for misfit in found]
+        lines = [line_of((conflict.field,), places) for conflict in found]
         wrong = [
-            Problem(str(path), line, misfit.field, misfit.given, misfit.expected, misfit.hint)
-            for line, misfit in zip(lines, found, strict=True)
+            Problem(str(path), line, conflict.field, conflict.given, conflict.expected, conflict.hint)
+            for line, conflict in zip(lines, found, strict=True)
         ]
         raise SpecError(path, wrong)
-    return study, expand(study, known)
+    return study, expand(study, catalog)
 
 
 def dump(noun: Noun) -> str:
@@ -128,21 +162,21 @@ def _without_none(data: Any) -> Any:
     return [_without_none(value) for value in data] if isinstance(data, list) else data
 
 
-def _with_files(known: Known, folder: Path) -> Known:
+def _with_files(catalog: Catalog, folder: Path) -> Catalog:
     """The same names, and paths of TOML files relative to the study's folder."""
 
     def network(name: str) -> Network:
-        return load_noun(folder / name, Network) if name.endswith(".toml") else known.network(name)
+        return load_noun(folder / name, Network) if name.endswith(".toml") else catalog.network(name)
 
     def cluster(name: str) -> Cluster:
-        return known.cluster(str(folder / name)) if name.endswith(".toml") else known.cluster(name)
+        return catalog.cluster(str(folder / name)) if name.endswith(".toml") else catalog.cluster(name)
 
-    return replace(known, network=network, cluster=cluster)
+    return replace(catalog, network=network, cluster=cluster)
 
 
-def _unknown_names(data: dict[str, Any], known: Known, file: str, places: dict[Any, int]) -> list[Problem]:
+def _unknown_names(data: dict[str, Any], catalog: Catalog, file: str, places: dict[Any, int]) -> list[Problem]:
     """Names in the file that mean nothing, whatever else is wrong with it."""
-    lookups = {"networks": known.network, "clusters": known.cluster, "frameworks": known.framework}
+    lookups = {"networks": catalog.network, "clusters": catalog.cluster, "frameworks": catalog.framework}
     found: list[Problem] = []
     for field, lookup in lookups.items():
         given = data.get(field)
@@ -161,3 +195,133 @@ def _unknown_names(data: dict[str, Any], known: Known, file: str, places: dict[A
                     Problem(file, line, place, repr(name), "a readable file", f"{error.message}: {error.hint}")
                 )
     return found
+
+
+def _problems(error: ValidationError, kind: type[Noun], *, text: str, file: str) -> list[Problem]:
+    """Every problem, in the order of the file."""
+    places = locate(text)
+    found = [_problem(detail, kind, file, places) for detail in error.errors() if not _follows(detail)]
+    return sorted(dict.fromkeys(found), key=lambda problem: problem.line or 0)
+
+
+def _field_name(place: Place) -> str:
+    """The path of a field as people write it."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "file"
+
+
+def _follows(detail: ErrorDetails) -> bool:
+    """A list is called too short because its items are wrong, which is reported already."""
+    given = detail["input"]
+    return detail["type"] == "too_short" and isinstance(given, list) and len(given) >= detail["ctx"]["min_length"]
+
+
+def _problem(detail: ErrorDetails, kind: type[Noun], file: str, places: dict[Any, int]) -> Problem:
+    loc = tuple(part for part in detail["loc"] if part not in ("[key]", "function-after", "function-before"))
+    place = _without_tags(loc, kind)
+    if detail["type"].startswith("union_tag"):
+        return _wrong_kind(detail, (*place, "kind"), file, places)
+    line, field = line_of(place, places), _field_name(place)
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(kind, loc[:-1])
+        close = nearest(str(loc[-1]), known)
+        hint = f"did you mean {close!r}?" if close else f"fields: {', '.join(sorted(known))}"
+        return Problem(file, line, field, "an unknown field", "a field of the specification", hint)
+    if detail["type"] == "missing":
+        return Problem(file, line, field, "nothing", "a value (the field is required)", None)
+    return Problem(file, line, field, _shown(detail["input"]), *_expected(detail))
+
+
+def _wrong_kind(detail: ErrorDetails, place: Place, file: str, places: dict[Any, int]) -> Problem:
+    context: Context = detail["ctx"]
+    tag = context.get("tag")
+    known = re.findall(r"'([^']+)'", context.get("expected_tags", ""))
+    close = nearest(str(tag), known) if tag is not None else None
+    hint = f"did you mean {close!r}?" if close else f"kinds: {', '.join(known)}" if known else None
+    given = "nothing" if tag is None else _shown(tag)
+    return Problem(file, line_of(place, places), _field_name(place), given, "a known kind", hint)
+
+
+def _expected(detail: ErrorDetails) -> tuple[str, str | None]:
+    context: Context = detail.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, UnitError):
+        return cause.expected, cause.hint
+    if isinstance(cause, InputError):
+        return cause.message, cause.hint
+    if isinstance(cause, ValueError):
+        return str(cause), None
+    if detail["type"] in WORDS:
+        return WORDS[detail["type"]](context), None
+    message = detail["msg"].removeprefix("Input should be ")
+    close = nearest(str(detail["input"]), re.findall(r"'([^']+)'", message))
+    return message, f"did you mean {close!r}?" if detail["type"] == "literal_error" and close else None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = json.dumps(value, default=str, ensure_ascii=True)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _without_tags(loc: Place, kind: type[Noun]) -> Place:
+    """The path as the file has it: the tags by which unions name their member left out."""
+    tags = _tags_of(kind)
+    place: Place = ()
+    for index, part in enumerate(loc):
+        before = loc[index - 1] if index else None
+        if isinstance(part, str) and (isinstance(before, int) or before == "input") and part in tags:
+            continue
+        place = (*place, part)
+    return place
+
+
+@cache
+def _tags_of(kind: type[BaseModel]) -> frozenset[str]:
+    """Every value of a `kind` field that the noun or a noun inside it allows."""
+    return frozenset(tag for model in models_of(kind) for tag in _kinds_of(model))
+
+
+def _kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The values of its `kind` field."""
+    field = model.model_fields.get("kind")
+    return tuple(str(arg) for arg in get_args(field.annotation)) if field else ()
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """Every noun that a type mentions, itself first, each once."""
+    found: dict[type[BaseModel], None] = {}
+    _collect(annotation, found)
+    return list(found)
+
+
+def _collect(annotation: Any, found: dict[type[BaseModel], None]) -> None:
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        for arg in get_args(annotation):
+            _collect(arg, found)
+    elif annotation not in found:
+        found[annotation] = None
+        for field in annotation.model_fields.values():
+            _collect(field.annotation, found)
+
+
+def _fields_at(kind: type[BaseModel], loc: tuple[str | int, ...]) -> set[str]:
+    """Names of the fields that may stand at a place."""
+    models: set[type[BaseModel]] = {kind}
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        tagged = {model for model in models if part in _kinds_of(model)}
+        models = tagged or _beneath(models, part) or models
+    return {name for model in models for name in model.model_fields}
+
+
+def _beneath(models: set[type[BaseModel]], name: str) -> set[type[BaseModel]]:
+    fields = [model.model_fields[name] for model in models if name in model.model_fields]
+    return {found for field in fields for found in _direct(field.annotation)}
+
+
+def _direct(annotation: Any) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {found for arg in get_args(annotation) for found in _direct(arg)}

@@ -163,7 +163,7 @@ def _cost(layer: Layer, inputs: list[tuple[int, ...]], tables: dict[str, tuple[i
     try:
         shape = shapes.output_shape(layer, inputs)
         tensors = shapes.parameter_shapes(layer, inputs[0], tables)
-    except shapes.Misfit as error:
+    except shapes.ShapeError as error:
         raise ValueError(f"layer {layer.name!r} ({layer.kind}): {error}") from None
     return LayerCost(
         name=layer.name,

@@ -19,7 +19,7 @@ from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Case", "InputMode", "Known", "Misfit", "Script", "Study", "expand", "misfits"]
+__all__ = ["Case", "Catalog", "Conflict", "InputMode", "Script", "Study", "case_label", "conflicts", "expand"]
 
 MAX_CASES = 100_000
 """More is taken for a slip of the pen."""
@@ -105,15 +105,21 @@ class Case(Noun):
 
     @property
     def label(self) -> str:
-        """A short name for people."""
-        plural = "rank" if self.ranks == 1 else "ranks"
+        """A short name for people, see `case_label`."""
         named = "" if self.strategy.name == "default" else f" {self.strategy.name}"
-        return f"{self.network.name} {self.framework}{named} batch {self.batch} x {self.ranks} {plural}"
+        return case_label(self.network.name, self.framework + named, self.batch, self.ranks, self.cluster.name)
+
+
+def case_label(network: str, framework: str, batch: int, ranks: int, cluster: str) -> str:
+    """What tells a case from others; `framework` holds the strategy's name, the cluster is named unless it is local."""
+    plural = "rank" if ranks == 1 else "ranks"
+    where = "" if cluster == "local" else f", {cluster}"
+    return f"{network} {framework}, batch {batch} x {ranks} {plural}{where}"
 
 
 @dataclass(frozen=True)
-class Known:
-    """What names mean: the catalog's networks, clusters and frameworks, as the loader needs them."""
+class Catalog:
+    """What a name in a study means: its network, its cluster, its framework."""
 
     network: Callable[[str], Network]
     cluster: Callable[[str], Cluster]
@@ -123,7 +129,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Conflict:
     """A field of a study whose values are right by themselves but not together with the others."""
 
     field: str
@@ -132,57 +138,57 @@ class Misfit:
     hint: str | None = None
 
 
-def misfits(study: Study, known: Known) -> tuple[Misfit, ...]:
+def conflicts(study: Study, catalog: Catalog) -> tuple[Conflict, ...]:
     """What keeps the study from becoming cases."""
     lists = (study.networks, study.clusters, study.frameworks, study.strategy, study.batch, study.input, study.devices)
     total = math.prod(len(values) for values in lists)
     if total > MAX_CASES:
-        return (Misfit("devices", f"lists that make {total} cases", f"at most {MAX_CASES}", "split the study"),)
-    return (*_too_few_devices(study, known), *_uneven_batches(study))
+        return (Conflict("devices", f"lists that make {total} cases", f"at most {MAX_CASES}", "split the study"),)
+    return (*_too_few_devices(study, catalog), *_uneven_batches(study))
 
 
-def _too_few_devices(study: Study, known: Known) -> list[Misfit]:
+def _too_few_devices(study: Study, catalog: Catalog) -> list[Conflict]:
     found = []
     for name in study.clusters:
-        have = known.cluster(name).num_devices
+        have = catalog.cluster(name).num_devices
         if max(study.devices) > have:
             expected = f"at most {have}, which cluster {name!r} has"
-            found.append(Misfit("devices", str(max(study.devices)), expected, "or name a larger cluster"))
+            found.append(Conflict("devices", str(max(study.devices)), expected, "or name a larger cluster"))
     return found
 
 
-def _uneven_batches(study: Study) -> list[Misfit]:
+def _uneven_batches(study: Study) -> list[Conflict]:
     if study.scaling == "weak":
         return []
     pairs = itertools.product(study.batch, study.devices)
     uneven = [(batch, ranks) for batch, ranks in pairs if batch % ranks]
     return [
-        Misfit("batch", str(batch), f"a multiple of {ranks} devices", "strong scaling splits the batch evenly")
+        Conflict("batch", str(batch), f"a multiple of {ranks} devices", "strong scaling splits the batch evenly")
         for batch, ranks in uneven[:10]
     ]
 
 
-def expand(study: Study, known: Known) -> tuple[Case, ...]:
+def expand(study: Study, catalog: Catalog) -> tuple[Case, ...]:
     """Every case of the study, each once, in the order of its lists."""
-    for misfit in misfits(study, known):
-        raise InputError(f"{misfit.field}: got {misfit.given}, expected {misfit.expected}", hint=misfit.hint)
+    for conflict in conflicts(study, catalog):
+        raise InputError(f"{conflict.field}: got {conflict.given}, expected {conflict.expected}", hint=conflict.hint)
     cases = [
         first.model_copy(
             update={"strategy": strategy, "batch": _per_device(study, batch, ranks), "input": source, "ranks": ranks}
         )
-        for first in _first_cases(study, known)
+        for first in _first_cases(study, catalog)
         for strategy, batch, source, ranks in itertools.product(study.strategy, study.batch, study.input, study.devices)
     ]
     return tuple({case.id: case for case in cases}.values())
 
 
-def _first_cases(study: Study, known: Known) -> list[Case]:
+def _first_cases(study: Study, catalog: Catalog) -> list[Case]:
     """One case for each network, cluster and framework; the others differ from it in values checked already."""
     return [
         Case(
-            network=known.network(network),
-            cluster=known.cluster(cluster),
-            framework=known.framework(framework),
+            network=catalog.network(network),
+            cluster=catalog.cluster(cluster),
+            framework=catalog.framework(framework),
             strategy=study.strategy[0],
             ranks=study.devices[0],
             batch=study.batch[0],
