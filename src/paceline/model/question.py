@@ -30,7 +30,16 @@ from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Question", "check_question", "check_workload", "device_key", "largest_batches", "ranks_of", "ranks_with", "works_of"]
+__all__ = [
+    "Question",
+    "check_question",
+    "check_workload",
+    "device_key",
+    "largest_batches",
+    "ranks_of",
+    "ranks_with",
+    "works_of",
+]
 
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""

@@ -112,7 +112,11 @@ def met_by_points(
     Evensen's ensemble Kalman update of the logarithms: x + C_xy (C_yy + R)^-1 (measured + noise - predicted).
     """
     points = _points_of(question, series)
-    prior, policy, works = draw_factors(spreads, seed), resolve(question.framework, question.strategy), works_of(question)
+    prior, policy, works = (
+        draw_factors(spreads, seed),
+        resolve(question.framework, question.strategy),
+        works_of(question),
+    )
     steps, measured = [], []
     for count, batch, rate in points:
         ranks = ranks_of(replace(question, batch=batch), count, calibration, works)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import resolve
-from paceline.cost.collective import endpoint_of
+from paceline.cost.collective import Endpoint, endpoint_of
 from paceline.cost.split import Cost, split_batch
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
@@ -21,18 +21,22 @@ from paceline.model.plan.search import (
     Group,
     GroupStep,
     PlannedDevice,
-    combined,
+    exchange_seconds_of,
     ranked_candidates,
+    throughputs,
 )
 from paceline.model.prediction import estimate
 from paceline.model.question import Question, check_workload, device_key, largest_batches, ranks_with, works_of
 from paceline.model.scaling import basis_of, draw_factors, met_by_points, spreads_of
 from paceline.model.step import Factors, step_terms
+from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
 
 __all__ = ["Plan", "make_plan"]
 
 SHOWN = 5
+SWEPT_BYTES = 16e6
+"""A message that a sweep knows well, by which the rate of a link is judged."""
 
 Floats = NDArray[np.float64]
 
@@ -53,6 +57,14 @@ class Plan:
         """The one to use."""
         return self.ranked[0]
 
+    def samples_by_host(self) -> dict[str, int]:
+        """Samples per step of each host under the best strategy."""
+        split = {self.devices[i].host: 0 for group in self.best.groups for i in group}
+        for group, shares in zip(self.best.groups, self.best.shares, strict=True):
+            for i, n in zip(group, shares, strict=True):
+                split[self.devices[i].host] += n
+        return split
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, best first, for JSON."""
         return {
@@ -65,10 +77,7 @@ class Plan:
 
     def _plain(self, candidate: Candidate) -> dict[str, Any]:
         groups = [
-            [
-                {"rank": i, "device": self.devices[i].name, "samples": n}
-                for i, n in zip(group, shares, strict=True)
-            ]
+            [{"rank": i, "device": self.devices[i].name, "samples": n} for i, n in zip(group, shares, strict=True)]
             for group, shares in zip(candidate.groups, candidate.shares, strict=True)
         ]
         plain = {name: getattr(candidate, name) for name in _PLAIN}
@@ -91,6 +100,7 @@ def make_plan(
     global_batch: int | None = None,
     calibration: Calibration = CATALOG_ONLY,
     measured: Sequence[Series] = (),
+    shown: int = SHOWN,
     seed: int = 0,
 ) -> Plan:
     """Search, rank, and keep the best few that differ.
@@ -102,6 +112,11 @@ def make_plan(
     batch = question.batch * question.cluster.num_devices if global_batch is None else global_batch
     if batch < 1:
         raise InputError(f"a global batch of {batch} has no sample", hint="a global batch is at least 1 sample")
+    if question.strategy.accumulate != 1:
+        raise InputError(
+            f"a plan of {question.strategy.accumulate} accumulated batches: expected 1",
+            hint="give the global batch; a device whose memory is too small accumulates by itself",
+        )
     works = works_of(question, stated_for=batch)
     every = tuple(work(max(1, batch // question.cluster.num_devices)) for work in works.values())
     spreads = spreads_of(every, question.cluster.num_devices, calibration)
@@ -110,11 +125,13 @@ def make_plan(
         factors, note = met_by_points(question, measured, spreads, calibration=calibration, seed=seed)
         notes.append(note)
     if global_batch is None:
-        notes.append(f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices")
+        notes.append(
+            f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices"
+        )
     pricer = _Pricer(question, batch, calibration, works, factors)
-    ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)[:SHOWN]
-    shown = tuple(pricer.with_intervals(candidate) for candidate in ranked)
-    return Plan(question.subject, question.cluster.name, batch, pricer.devices, shown, tuple(notes))
+    ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)[:shown]
+    known = tuple(pricer.with_intervals(candidate) for candidate in ranked)
+    return Plan(question.subject, question.cluster.name, batch, pricer.devices, known, tuple(notes))
 
 
 class _Pricer:
@@ -139,15 +156,32 @@ class _Pricer:
     def _planned(self, batch: int) -> tuple[PlannedDevice, ...]:
         """Every device with its cost and links; alike devices are costed once."""
         share = max(1, batch // len(self._placed))
-        costs = {kind: (self._line(kind, share), self._work(kind, batch).compute) for kind in dict.fromkeys(self._kinds)}
+        costs = {
+            kind: (self._line(kind, share), self._work(kind, batch).compute) for kind in dict.fromkeys(self._kinds)
+        }
         planned = []
         for rank, kind in zip(self._placed, self._kinds, strict=True):
             (cost, alone), emulation = costs[kind], rank.device.emulation
             host = self._question.cluster.hosts[rank.host]
-            slow = (0.0, 1.0) if emulation is None or not emulation.straggle else (emulation.straggle, emulation.straggle_factor)
-            end = endpoint_of(host, host.name)
+            slow = (
+                (0.0, 1.0)
+                if emulation is None or not emulation.straggle
+                else (emulation.straggle, emulation.straggle_factor)
+            )
+            end = self._effective(endpoint_of(host, host.name))
             planned.append(PlannedDevice(host.name, rank.device.name, cost, batch / alone, end.inside, end.link, slow))
         return tuple(planned)
+
+    def _effective(self, end: Endpoint) -> Endpoint:
+        """Links as the calibration knows them: what an exchange between two ranks reaches."""
+        calibration = self._calibration
+        swept = seconds_at(calibration.collectives, "all_reduce", 2, np.array([SWEPT_BYTES]))
+        software, late = calibration.base_latency, calibration.latency.value
+        links = []
+        for (bandwidth, latency), base in ((end.inside, software / 5), (end.link, software)):
+            reached = bandwidth * calibration.reach.value if swept is None else SWEPT_BYTES / float(swept[0][0])
+            links.append((min(bandwidth, reached), (latency + base) * late))
+        return Endpoint(end.host, links[0], links[1])
 
     def _line(self, kind: str, share: int) -> Cost:
         """Constant and slope of the seconds of a step near a share of the batch."""
@@ -199,20 +233,8 @@ class _Pricer:
             key = self._key(group, sum(shares))
             if key not in known:
                 known[key] = self._seconds(group, shares, self._factors)[0]
-        draws = [known[self._key(group, sum(shares))] for group, shares in groups]
-        rates = [self._rate(candidate, [float(seconds[index]) for seconds in draws]) for index in range(len(draws[0]))]
-        found = estimate(candidate.predicted_throughput, np.array(rates))
-        return replace(candidate, interval_50=found.interval_50, interval_90=found.interval_90)
-
-    def _rate(self, candidate: Candidate, seconds: Sequence[float]) -> float:
-        """Throughput of the candidate if its groups' steps take this long."""
-        steps = [GroupStep(shares, took, 0.0) for shares, took in zip(candidate.shares, seconds, strict=True)]
-        one = combined(
-            self.devices,
-            candidate.groups,
-            steps,
-            size=self.size,
-            local_steps=candidate.local_steps,
-            quorum=candidate.quorum,
-        )
-        return one.predicted_throughput
+        seconds = np.array([known[self._key(group, sum(shares))] for group, shares in groups])
+        exchanges = np.array(exchange_seconds_of(self.devices, candidate.groups, self.size))[:, None]
+        rates = throughputs(candidate, self.devices, seconds, exchanges * self._factors.bandwidth)
+        throughput = estimate(candidate.predicted_throughput, rates)
+        return replace(candidate, interval_50=throughput.interval_50, interval_90=throughput.interval_90)

@@ -15,12 +15,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.cost.collective import Endpoint, allreduce, fabric_between, syncer_round
 from paceline.cost.split import Cost, proportional_split, split_batch
 
-__all__ = ["Candidate", "GroupStep", "PlannedDevice", "Pricing", "combined", "measured_pricing", "ranked_candidates"]
+__all__ = [
+    "Candidate",
+    "GroupStep",
+    "PlannedDevice",
+    "Pricing",
+    "exchange_seconds_of",
+    "measured_pricing",
+    "ranked_candidates",
+    "throughputs",
+]
+
+Floats = NDArray[np.float64]
 
 BACKWARD = 2 / 3
 """Share of the compute during which gradients appear, where only totals are known."""
@@ -120,22 +134,23 @@ def _candidates(devices: Sequence[PlannedDevice], batch: int, size: float, price
     chosen = {tuple(sorted(i for group in ordered[:count] for i in group)) for count in _sizes(len(ordered))}
     chosen.add((max(range(len(devices)), key=lambda i: devices[i].rate),))
     for group in sorted(chosen, key=len):
-        yield combined(devices, [group], [price(group, batch)], size=size)
+        yield _combined(devices, [group], [price(group, batch)])
     for groups in _groupings(devices, hosts):
         least = [1] * len(groups) if batch < len(devices) else [len(group) for group in groups]
         if batch < len(groups):
             continue
         parts = proportional_split([sum(devices[i].rate for i in group) for group in groups], batch, least=least)
         steps = [price(group, part) for group, part in zip(groups, parts, strict=True)]
+        exchanges = exchange_seconds_of(devices, groups, size)
         for local_steps in LOCAL_STEPS:
             for quorum in sorted({1, len(groups) // 2, len(groups)}):
-                yield combined(devices, groups, steps, size=size, local_steps=local_steps, quorum=quorum)
+                yield _combined(devices, groups, steps, exchanges=exchanges, local_steps=local_steps, quorum=quorum)
 
 
 def _groupings(devices: Sequence[PlannedDevice], hosts: list[Group]) -> Iterator[list[Group]]:
     links = _by_key(devices, lambda device: device.link)
     kinds = _by_key(devices, lambda device: (device.name, device.link))
-    single = [(index,) for index in range(len(devices))]
+    single: list[Group] = [(index,) for index in range(len(devices))]
     seen: set[tuple[Group, ...]] = set()
     for grouping in (hosts, links, kinds, single):
         if 1 < len(grouping) <= MAX_GROUPS and tuple(grouping) not in seen:
@@ -156,71 +171,74 @@ def _sizes(count: int) -> list[int]:
     return sorted({max(1, round(count * step / MAX_SIZES)) for step in range(1, MAX_SIZES + 1)})
 
 
-def combined(
+def _combined(
     devices: Sequence[PlannedDevice],
     groups: Sequence[Group],
     steps: Sequence[GroupStep],
     *,
-    size: float,
+    exchanges: Sequence[float] = (0.0,),
     local_steps: int = 1,
     quorum: int = 1,
 ) -> Candidate:
     """The strategy of one group, or of groups that exchange through the syncer every `local_steps` steps."""
-    seconds = [step.seconds for step in steps]
     if len(groups) > 1:
-        seconds = _synced(devices, groups, seconds, size=size, local_steps=local_steps, quorum=quorum)
         kind = "local" if local_steps > 1 else "hybrid"
         reason = f"{len(groups)} groups exchange every {local_steps} steps, so the slow links carry less"
     else:
         kind = "synchronous"
         reason = f"all finish together; {steps[0].exposed / steps[0].seconds:.0%} of a step waits for the exchange"
-    throughput = sum(sum(step.shares) / took for step, took in zip(steps, seconds, strict=True))
-    batch = sum(sum(step.shares) for step in steps)
     stale = (len(groups) - quorum) / quorum / local_steps
     unknown = local_steps * (1 + local_steps * stale)  # of groups that do not wait, the others are rounds ahead as well
-    return Candidate(
+    candidate = Candidate(
         kind=kind,
         groups=tuple(groups),
         shares=tuple(step.shares for step in steps),
         local_steps=local_steps,
         quorum=quorum,
-        predicted_step=batch / throughput,
-        predicted_throughput=throughput,
-        predicted_utilisation=throughput / sum(device.rate for device in devices),
+        predicted_step=0.0,
+        predicted_throughput=0.0,
+        predicted_utilisation=0.0,
         staleness=stale,
         efficiency=1 / (1 + STALE_PRICE * stale) / (1 + LOCAL_PRICE * (unknown - 1)),
         reason=reason,
     )
-
-
-def _synced(
-    devices: Sequence[PlannedDevice],
-    groups: Sequence[Group],
-    seconds: Sequence[float],
-    *,
-    size: float,
-    local_steps: int,
-    quorum: int,
-) -> list[float]:
-    """Seconds of each group's step with its share of the exchange and the wait for a quorum."""
-    rounds = []
-    for group, took in zip(groups, seconds, strict=True):
-        if quorum == len(groups):
-            took *= _waiting([devices[i] for i in group], len(groups), local_steps)
-        rounds.append(took + _exchange(devices, groups, group, size) / local_steps)
-    lasts = sorted(rounds)[quorum - 1]
-    return [max(took, lasts) for took in rounds]
-
-
-def _exchange(devices: Sequence[PlannedDevice], groups: Sequence[Group], group: Group, size: float) -> float:
-    """Seconds in which a group hands in its progress and takes the common parameters."""
-    one_host = len({device.host for device in devices}) == 1
-    links = [devices[i].inside if one_host else devices[i].link for i in group]
-    hosts = {devices[i].host for i in group}
-    sharing = sum(1 for other in groups if any(devices[i].host in hosts for i in other))
-    return syncer_round(
-        size, bandwidth=min(link[0] for link in links), latency=max(link[1] for link in links), sharing=sharing
+    seconds = np.array([[step.seconds] for step in steps])
+    throughput = float(throughputs(candidate, devices, seconds, np.array(exchanges)[:, None])[0])
+    return replace(
+        candidate,
+        predicted_step=sum(map(sum, candidate.shares)) / throughput,
+        predicted_throughput=throughput,
+        predicted_utilisation=throughput / sum(device.rate for device in devices),
     )
+
+
+def throughputs(candidate: Candidate, devices: Sequence[PlannedDevice], seconds: Floats, exchanges: Floats) -> Floats:
+    """Samples per second of a strategy: rows are groups, columns are draws of the seconds of their steps and exchanges.
+
+    A group's step takes its share of the exchange and, where a quorum must come together, as long as that quorum.
+    """
+    groups, samples = candidate.groups, np.array([[float(sum(shares))] for shares in candidate.shares])
+    if len(groups) == 1:
+        return np.asarray((samples / seconds)[0])
+    if candidate.quorum == len(groups):
+        waits = [_waiting([devices[i] for i in group], len(groups), candidate.local_steps) for group in groups]
+        seconds = seconds * np.array(waits)[:, None]
+    rounds = seconds + exchanges / candidate.local_steps
+    lasts = np.sort(rounds, axis=0)[candidate.quorum - 1]
+    return np.asarray((samples / np.maximum(rounds, lasts)).sum(axis=0))
+
+
+def exchange_seconds_of(devices: Sequence[PlannedDevice], groups: Sequence[Group], size: float) -> list[float]:
+    """Seconds in which each group hands in its progress and takes the common parameters."""
+    one_host = len({device.host for device in devices}) == 1
+    hosts = [{devices[i].host for i in group} for group in groups]
+    seconds = []
+    for group, mine in zip(groups, hosts, strict=True):
+        links = [devices[i].inside if one_host else devices[i].link for i in group]
+        sharing = sum(not mine.isdisjoint(other) for other in hosts)
+        bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
+        seconds.append(syncer_round(size, bandwidth=bandwidth, latency=latency, sharing=sharing))
+    return seconds
 
 
 def _straggle(devices: Sequence[PlannedDevice]) -> tuple[float, float]:
