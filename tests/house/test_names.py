@@ -14,7 +14,6 @@ from tests.house.test_rules import MODULES, SOURCE, complaints, exports, name_of
 
 COLLIDING = {
     "Estimate",
-    "Member",
     "Policy",
     "batches_from_files",
     "cross_entropy",
