@@ -34,7 +34,6 @@ NOT_YET = {
     "docs/reference/commands.md",
     "src/paceline/bench",
     "src/paceline/cli",
-    "src/paceline/explain",
     "src/paceline/model",
     "src/paceline/report",
     "src/paceline/runtime",

@@ -1,6 +1,6 @@
-"""Confirm a finding by a run that changes only its cause: the two cases as data, and the gain that they measured.
+"""Confirmation of a finding: two cases that differ in its cause only, and the measured gain.
 
-Nothing is run here: who runs campaigns takes the cases, and hands back what they measured.
+This module runs nothing: `bench` measures the cases, and this module evaluates the throughputs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Confirmation", "bar_with_measured", "confirmation_of", "with_measure
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A case as it was, and the same case with only one cause changed."""
+    """The original case, and the same case with one cause changed."""
 
     before: Case
     after: Case
 
 
 def confirmation_of(trial: Trial | None, evidence: CaseEvidence, network: Network) -> Confirmation | None:
-    """What to run to confirm a cause; None if settings alone cannot try it here."""
+    """The cases that confirm a cause; None if a change of settings cannot test it."""
     if trial is None or evidence.cluster is None or not _same_network(evidence, network):
         return None
     before, after = _case(evidence, network, Trial()), _case(evidence, network, trial)
@@ -38,19 +38,23 @@ def confirmation_of(trial: Trial | None, evidence: CaseEvidence, network: Networ
 
 
 def _same_network(evidence: CaseEvidence, network: Network) -> bool:
-    asked: Any = evidence.run.case.get("network", {})
-    return bool(asked.get("digest") == network.digest)
+    stored: Any = evidence.run.case.get("network", {})
+    return bool(stored.get("digest") == network.digest)
 
 
 def _case(evidence: CaseEvidence, network: Network, trial: Trial) -> Case:
     run = evidence.run
     assert evidence.cluster is not None
-    asked = {**evidence.strategy.model_dump(), "name": "tried" if trial != Trial() else run.strategy, **trial.strategy}
+    strategy = {
+        **evidence.strategy.model_dump(),
+        "name": "tried" if trial != Trial() else run.strategy,
+        **trial.strategy,
+    }
     return Case(
         network=network,
         cluster=evidence.cluster,
         framework=run.framework,
-        strategy=Strategy.model_validate(asked),
+        strategy=Strategy.model_validate(strategy),
         ranks=trial.ranks or run.ranks,
         batch=trial.batch or run.batch,
         scaling=_literal(run.scaling, ("weak", "strong")),
@@ -67,7 +71,7 @@ def _literal(value: Any, allowed: tuple[str, ...]) -> Any:
 
 
 def with_measured(finding: Finding, before: list[float], after: list[float]) -> Finding:
-    """The finding with the gain that its trial measured, from the samples per second of both cases' launches."""
+    """The finding with the measured gain of its trial, from the samples per second of the launches of both cases."""
     if not before or not after:
         return finding
     ratio = speedup_interval(before, after)
@@ -75,9 +79,9 @@ def with_measured(finding: Finding, before: list[float], after: list[float]) -> 
 
 
 def bar_with_measured(bar: Bar, samples: int, *, has: list[float], lacks: list[float], tried: str) -> Bar:
-    """The bar with the seconds that its cause really takes of a step of so many samples.
+    """The bar with the measured seconds of its cause in a step of `samples` samples.
 
-    The samples per second of launches of a case that has the cause, and of the same case without it.
+    `has` and `lacks` are the samples per second of the launches of a case with the cause, and of the same case without it.
     """
     if not has or not lacks:
         return replace(bar, tried=f"{tried}: the trial failed")
