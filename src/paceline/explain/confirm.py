@@ -1,6 +1,6 @@
-"""Confirmation of a finding: two cases that differ in its cause only, and the measured gain.
+"""Confirm a finding by a run that changes only its cause: the two cases as data, and the gain that they measured.
 
-This module runs nothing: `bench` measures the cases, and this module evaluates the throughputs.
+Nothing is run here: who runs campaigns takes the cases, and hands back what they measured.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Confirmation", "bar_with_measured", "confirmation_of", "with_measure
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The original case, and the same case with one cause changed."""
+    """A case as it was, and the same case with only one cause changed."""
 
     before: Case
     after: Case
 
 
 def confirmation_of(trial: Trial | None, evidence: CaseEvidence, network: Network) -> Confirmation | None:
-    """The cases that confirm a cause; None if a change of settings cannot test it."""
+    """What to run to confirm a cause; None if settings alone cannot try it here."""
     if trial is None or evidence.cluster is None or not _same_network(evidence, network):
         return None
     before, after = _case(evidence, network, Trial()), _case(evidence, network, trial)
@@ -38,23 +38,19 @@ def confirmation_of(trial: Trial | None, evidence: CaseEvidence, network: Networ
 
 
 def _same_network(evidence: CaseEvidence, network: Network) -> bool:
-    stored: Any = evidence.run.case.get("network", {})
-    return bool(stored.get("digest") == network.digest)
+    asked: Any = evidence.run.case.get("network", {})
+    return bool(asked.get("digest") == network.digest)
 
 
 def _case(evidence: CaseEvidence, network: Network, trial: Trial) -> Case:
     run = evidence.run
     assert evidence.cluster is not None
-    strategy = {
-        **evidence.strategy.model_dump(),
-        "name": "tried" if trial != Trial() else run.strategy,
-        **trial.strategy,
-    }
+    asked = {**evidence.strategy.model_dump(), "name": "tried" if trial != Trial() else run.strategy, **trial.strategy}
     return Case(
         network=network,
         cluster=evidence.cluster,
         framework=run.framework,
-        strategy=Strategy.model_validate(strategy),
+        strategy=Strategy.model_validate(asked),
         ranks=trial.ranks or run.ranks,
         batch=trial.batch or run.batch,
         scaling=_literal(run.scaling, ("weak", "strong")),
@@ -71,7 +67,7 @@ def _literal(value: Any, allowed: tuple[str, ...]) -> Any:
 
 
 def with_measured(finding: Finding, before: list[float], after: list[float]) -> Finding:
-    """The finding with the measured gain of its trial, from the samples per second of the launches of both cases."""
+    """The finding with the gain that its trial measured, from the samples per second of both cases' launches."""
     if not before or not after:
         return finding
     ratio = speedup_interval(before, after)
@@ -79,9 +75,9 @@ def with_measured(finding: Finding, before: list[float], after: list[float]) -> 
 
 
 def bar_with_measured(bar: Bar, samples: int, *, has: list[float], lacks: list[float], tried: str) -> Bar:
-    """The bar with the measured seconds of its cause in a step of `samples` samples.
+    """The bar with the seconds that its cause really takes of a step of so many samples.
 
-    `has` and `lacks` are the samples per second of the launches of a case with the cause, and of the same case without it.
+    The samples per second of launches of a case that has the cause, and of the same case without it.
     """
     if not has or not lacks:
         return replace(bar, tried=f"{tried}: the trial failed")
