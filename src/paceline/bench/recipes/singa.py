@@ -1,4 +1,4 @@
-"""Makes SINGA, whose only wheel with CPU support is a preview for CPython 3.6, run in a current CPython."""
+"""The environment of SINGA, whose only wheel with CPU support is a preview for CPython 3.6, with a current CPython."""
 
 from __future__ import annotations
 

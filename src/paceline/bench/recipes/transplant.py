@@ -1,4 +1,4 @@
-"""Puts a wheel that was built for an older CPython into an environment, where its extension can still be loaded."""
+"""Installation of wheels for an older CPython whose extensions can still be loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _checked(folder: Path, sha256: str) -> Path | None:
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Unpack a wheel; the tag of its extensions is taken off, since it names another CPython."""
+    """Unpack a wheel and remove the CPython tag of its extensions."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     for path in folder.rglob("*.cpython-36m-x86_64-linux-gnu.so"):
