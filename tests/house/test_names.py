@@ -18,7 +18,6 @@ COLLIDING = {
     "Member",
     "Mpi",
     "Policy",
-    "Server",
     "batches_from_files",
     "cross_entropy",
     "describe",
