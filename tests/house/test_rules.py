@@ -74,7 +74,8 @@ def test_exports_are_sorted_and_exist(path: Path) -> None:
         return
     defined = {node.name for node in tree(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assert len(names) == len(set(names))
-    for node in tree(path).body:
+    lazy = [inner for node in tree(path).body if isinstance(node, ast.If) for inner in node.body]
+    for node in [*tree(path).body, *lazy]:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}
