@@ -10,6 +10,8 @@ The names below are loaded on first use; `paceline.api` documents them.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,11 +38,31 @@ _HOMES = {"Settings": "paceline.runtime.settings", "join": "paceline.runtime.pac
 """The modules of names that are not in `paceline.api`."""
 
 
+class _FrontDoor(ModuleType):
+    """This package, with `explain` bound to the function even after the subpackage of that name was imported."""
+
+    @property
+    def explain(self) -> Any:
+        """The function of `paceline.api`."""
+        return _load("explain")
+
+    @explain.setter
+    def explain(self, module: ModuleType) -> None:
+        """An import of the subpackage binds its name here; `from paceline.explain import ...` does not need that."""
+
+
+sys.modules[__name__].__class__ = _FrontDoor
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "paceline.api")), name)
+    return _load(name)
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _load(name: str) -> Any:
+    return getattr(importlib.import_module(_HOMES.get(name, "paceline.api")), name)

@@ -42,6 +42,17 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert printed.splitlines() == ["[]", "True"]
 
 
+def test_explain_is_the_function_whatever_was_imported_before() -> None:
+    code = (
+        "import paceline, sys, types\n"
+        "from paceline.explain.explanation import Explanation\n"
+        "import paceline.explain\n"
+        "print(isinstance(paceline.explain, types.FunctionType), 'paceline.explain' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["True", "True"]
+
+
 def test_a_name_that_is_not_offered_is_missing() -> None:
     with pytest.raises(AttributeError, match="no attribute 'predicted'"):
         paceline.predicted  # noqa: B018
