@@ -57,7 +57,6 @@ def predict(
     >>> answer.to_pandas()[["devices", "samples_per_s"]].shape
     (2, 2)
     """
-    from paceline.model.calibration import CATALOG_ONLY, read_calibration
     from paceline.model.changes import changed
     from paceline.model.scaling import predict_curve
     from paceline.report.frames import PredictionTable
@@ -66,9 +65,7 @@ def predict(
     asked = [
         _question(network, profile, cluster, batch, framework=name, input=input, strategy=strategy) for name in names
     ]
-    known = calibration if calibration is not None else CATALOG_ONLY
-    known = read_calibration(Path(known)) if isinstance(known, File) else known
-    counts = _counts(devices)
+    counts, known = _counts(devices), _calibration(calibration)
     questions = [changed(question, dict(changes or {})) for question in asked]
     return PredictionTable(tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions))
 
@@ -78,7 +75,10 @@ def _question(
     profile: Profile | File | None,
     cluster: Cluster | File,
     batch: int | None,
-    **rest: Any,
+    *,
+    framework: str,
+    input: str = "resident",  # noqa: A002
+    strategy: Strategy | None = None,
 ) -> Question:
     from paceline import catalog
     from paceline.measurements.profile import read_profile
@@ -92,14 +92,27 @@ def _question(
     if samples is None:
         raise InputError("no batch given", hint="batch=64: samples per device and step")
     return Question(
-        cluster=catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster,
-        framework=catalog.framework(rest["framework"]),
+        cluster=_cluster(cluster),
+        framework=catalog.framework(framework),
         batch=samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
-        strategy=rest["strategy"] or Strategy(),
-        input=rest["input"],
+        strategy=strategy or Strategy(),
+        input=input,
     )
+
+
+def _cluster(cluster: Cluster | File) -> Cluster:
+    from paceline import catalog
+
+    return catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
+
+
+def _calibration(calibration: Calibration | File | None) -> Calibration:
+    from paceline.model.calibration import CATALOG_ONLY, read_calibration
+
+    known = CATALOG_ONLY if calibration is None else calibration
+    return read_calibration(Path(known)) if isinstance(known, File) else known
 
 
 def _counts(devices: int | Iterable[int]) -> tuple[int, ...]:
@@ -134,22 +147,39 @@ def extrapolate(measured: File, *, at: int | Iterable[int], knee: float = 0.5) -
     return PredictionTable(extrapolate_series(series, _counts(at), population=shipped_population(), knee_gain=knee))
 
 
-def plan(network: Network | File, *, cluster: Cluster | File, global_batch: int) -> PlanTable:
+def plan(
+    network: Network | File | None = None,
+    *,
+    cluster: Cluster | File,
+    global_batch: int | None = None,
+    framework: str = "paceline",
+    profile: Profile | File | None = None,
+    calibration: Calibration | File | None = None,
+    measured: File | None = None,
+) -> PlanTable:
     """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
+
+    `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
+    step of all devices; without one every device has the profile's batch. `measured` is a CSV file of throughputs of
+    this network on this cluster.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
     >>> sum(sum(shares) for shares in answer.plan.best.shares)
     512
     """
-    from paceline import catalog
-    from paceline.model.plan.cost import workload
-    from paceline.model.plan.search import make_plan
+    from paceline.model.measured.points import read_points
+    from paceline.model.plan.make import make_plan
     from paceline.report.frames import PlanTable
 
-    where = catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
-    what = catalog.network(str(network)) if isinstance(network, File) else network
-    return PlanTable(make_plan(where, workload(what), global_batch=global_batch))
+    if profile is None and global_batch is None:
+        raise InputError("no global batch given", hint="global_batch=512: samples of a step of all devices")
+    where = _cluster(cluster)
+    share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
+    question = _question(network, profile, where, share, framework=framework)
+    points = read_points(Path(measured)) if measured is not None else ()
+    known = _calibration(calibration)
+    return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points))
 
 
 def explain(study: str | None = None, *, store: File | None = None) -> FindingTable:

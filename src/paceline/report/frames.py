@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.explain.explanation import Explanation
     from paceline.measurements.run import Span
-    from paceline.model.plan.search import Plan
+    from paceline.model.plan.make import Plan
     from paceline.model.prediction import Curve
 
 __all__ = ["FindingTable", "PlanTable", "PredictionTable", "ResultTable", "RunTable", "SpanTable"]
@@ -135,16 +135,18 @@ class PlanTable(ResultTable):
                 str(len(one.groups)),
                 str(_num_devices(one.shares)),
                 f"{one.predicted_throughput:,.1f}",
+                "{:,.1f}-{:,.1f}".format(*one.interval_90) if one.interval_90 else "",
                 SECONDS.format(one.predicted_step),
                 format_share(one.predicted_utilisation),
                 f"{one.efficiency:.2f}",
             )
             for one in self.plan.ranked
         ]
-        columns = ("strategy", ">groups", ">devices", ">samples/s", ">step", ">utilisation", ">efficiency")
+        columns = ("strategy", ">groups", ">devices", ">samples/s", ">90 %", ">step", ">utilisation", ">efficiency")
         title = f"{self.plan.network} on {self.plan.cluster}, global batch {self.plan.global_batch}"
         best = self.plan.best
-        return ShownTable(title, columns, rows, [f"best: {best.kind}, because {best.reason}"])
+        basis = [f"rests on: {line}" for line in self.plan.basis]
+        return ShownTable(title, columns, rows, [*basis, f"best: {best.kind}, because {best.reason}"])
 
 
 def _num_devices(shares: Sequence[Sequence[int]]) -> int:
