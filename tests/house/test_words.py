@@ -31,7 +31,6 @@ REPLACED = {
 """Phrases by the term that replaces them."""
 REPLACED_CLASSES = {"Between", "Door", "Launched", "Order", "Patience", "Ticket", "Wish"}
 NOT_YET = {
-    "docs/explanation/faults.md",
     "docs/reference/commands.md",
     "src/paceline/bench",
     "src/paceline/cli",

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.cost.split import Cost
-from paceline.model.plan.candidate import Candidate, Member
-from paceline.model.plan.ways import ranked_ways
+from paceline.model.plan.search import Candidate, PlannedDevice, ranked_candidates
 from paceline.runtime.auto.links import Links
 
 __all__ = ["Choice", "Measured", "choose", "one_group"]
@@ -68,7 +67,7 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
     members = _members(measured, batch)
     ranked = [
         way
-        for way in ranked_ways(members, batch, size=measured.gradient_bytes)
+        for way in ranked_candidates(members, batch, size=measured.gradient_bytes)
         if sum(len(group) for group in way.groups) == len(members) and (may_split or len(way.groups) == 1)
     ]
     best = ranked[0]
@@ -86,10 +85,13 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
     )
 
 
-def _members(measured: Measured, batch: int) -> list[Member]:
+def _members(measured: Measured, batch: int) -> list[PlannedDevice]:
     links, kinds = measured.links, _kinds(_each(measured, batch))
     rows = zip(links.places, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
-    return [Member(place, kind, cost, inside, link, late) for place, kind, cost, inside, link, late in rows]
+    return [
+        PlannedDevice(place, kind, cost, batch / cost.seconds(batch), inside, link, late)
+        for place, kind, cost, inside, link, late in rows
+    ]
 
 
 def _each(measured: Measured, batch: int) -> list[float]:
