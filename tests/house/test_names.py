@@ -22,7 +22,6 @@ COLLIDING = {
     "join",
     "pack",
     "serve",
-    "unpack",
 }
 """Names that still mean several things."""
 LITERAL = {"bench", "cli", "runtime"}
