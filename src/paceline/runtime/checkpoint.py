@@ -1,12 +1,11 @@
 """The state of training as JSON and tensors: what a late rank receives and what a checkpoint holds.
 
-A state is nested tables, lists, numbers and tensors. `pack` takes the tensors out and leaves their places, so that the
-structure travels as JSON and the tensors as plain memory: nothing is pickled, nothing is executed on arrival.
+A state is nested tables, lists, numbers and tensors. `pack_state` takes the tensors out and leaves indices, so that
+the structure travels as JSON and the tensors as plain memory: nothing is pickled, nothing is executed on arrival.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError, StoreError
+from paceline.files import atomic_write
 
-__all__ = ["Stateful", "exchange", "load_checkpoint", "pack", "save_checkpoint", "unpack"]
+__all__ = ["Stateful", "broadcast_state", "load_checkpoint", "pack_state", "save_checkpoint", "unpack_state"]
+
 
 PIECE = 16 << 20
 """Elements that travel at once."""
@@ -34,7 +35,7 @@ class Stateful(Protocol):
         ...
 
 
-def pack(state: Any, tensors: list[Tensor]) -> Any:
+def pack_state(state: Any, tensors: list[Tensor]) -> Any:
     """The state as JSON data; its tensors are appended to the list."""
     if isinstance(state, Tensor):
         tensors.append(state.detach())
@@ -44,9 +45,9 @@ def pack(state: Any, tensors: list[Tensor]) -> Any:
             "dtype": str(state.dtype).removeprefix("torch."),
         }
     if isinstance(state, dict):
-        return {"table": [[key, pack(value, tensors)] for key, value in state.items()]}
+        return {"table": [[key, pack_state(value, tensors)] for key, value in state.items()]}
     if isinstance(state, list | tuple):
-        return {"list": [pack(value, tensors) for value in state]}
+        return {"list": [pack_state(value, tensors) for value in state]}
     if state is None or isinstance(state, bool | int | float | str):
         return {"value": state}
     raise InputError(
@@ -55,27 +56,27 @@ def pack(state: Any, tensors: list[Tensor]) -> Any:
     )
 
 
-def unpack(packed: Any, tensors: Sequence[Tensor]) -> Any:
+def unpack_state(packed: Any, tensors: Sequence[Tensor]) -> Any:
     """The state again."""
     if "tensor" in packed:
         return tensors[packed["tensor"]]
     if "table" in packed:
-        return {key: unpack(value, tensors) for key, value in packed["table"]}
+        return {key: unpack_state(value, tensors) for key, value in packed["table"]}
     if "list" in packed:
-        return [unpack(value, tensors) for value in packed["list"]]
+        return [unpack_state(value, tensors) for value in packed["list"]]
     return packed["value"]
 
 
-def exchange(packed: Any, mine: Sequence[Tensor] | None, broadcast: Callable[[Tensor], None]) -> list[Tensor]:
+def broadcast_state(packed: Any, mine: Sequence[Tensor] | None, broadcast: Callable[[Tensor], None]) -> list[Tensor]:
     """The source's tensors on every rank; `mine` is None on the ranks that receive."""
     tensors = list(mine) if mine is not None else _empty(packed)
     flat = [tensor.detach().cpu().contiguous().view(-1) for tensor in tensors]
     for dtype in sorted({tensor.dtype for tensor in flat}, key=str):
-        _exchange_alike([tensor for tensor in flat if tensor.dtype == dtype], broadcast, receive=mine is None)
+        _broadcast_alike([tensor for tensor in flat if tensor.dtype == dtype], broadcast, receive=mine is None)
     return tensors
 
 
-def _exchange_alike(tensors: list[Tensor], broadcast: Callable[[Tensor], None], *, receive: bool) -> None:
+def _broadcast_alike(tensors: list[Tensor], broadcast: Callable[[Tensor], None], *, receive: bool) -> None:
     """Many small tensors as a few large ones."""
     while tensors:
         piece: list[Tensor] = []
@@ -91,41 +92,36 @@ def _exchange_alike(tensors: list[Tensor], broadcast: Callable[[Tensor], None], 
 
 
 def _empty(packed: Any) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
 
     def visit(item: Any) -> None:
         if "tensor" in item:
-            found[item["tensor"]] = torch.zeros(item["shape"], dtype=getattr(torch, item["dtype"]))
+            tensors[item["tensor"]] = torch.zeros(item["shape"], dtype=getattr(torch, item["dtype"]))
         for value in item.get("list", ()):
             visit(value)
         for _, value in item.get("table", ()):
             visit(value)
 
     visit(packed)
-    return [found[index] for index in range(len(found))]
+    return [tensors[index] for index in range(len(tensors))]
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint that is whole or not there; the one before it is kept beside it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            path.replace(path.with_name(f"{path.name}.before"))
-        temporary.replace(path)
+        atomic_write(path, lambda file: torch.save(content, file), previous=_previous(path))
     except OSError as error:
         raise StoreError(f"cannot write the checkpoint {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.before")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """The newest whole checkpoint, or None if there is none; tensors and plain values only."""
-    for place in (path, path.with_name(f"{path.name}.before")):
+    for place in (path, _previous(path)):
         if place.exists():
             try:
                 content: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)

@@ -1,8 +1,8 @@
-"""Where the processes of a job find each other, from what their launcher left in the environment.
+"""The rendezvous of a job's processes, from what their launcher left in the environment.
 
 PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
 torchrun                           its store carries rank 0's port, and a secret if none was given
-mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the meeting point
+mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the rendezvous
 """
 
 from __future__ import annotations
@@ -17,78 +17,83 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from paceline import variables
 from paceline.errors import InputError
+from paceline.runtime.members.channel import Endpoint
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.view import Patience, Peer
+from paceline.runtime.members.view import Peer, Timeouts
 
-__all__ = ["Launched", "launched", "meet"]
+__all__ = ["LaunchContext", "launch_context", "meet"]
 
-RANKS = ("PACELINE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-SIZES = ("PACELINE_SIZE", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+SIZES = (variables.SIZE, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchContext:
     """This process among those that were started together."""
 
     rank: int
     size: int
     host: str
+    """With `port`, the rendezvous: where the first rank listens, or torchrun's store."""
     port: int
     secret: bytes | None
     torchrun: bool = False
+    """Whether the rendezvous is torchrun's store, which says where the first rank listens."""
     roster: Path | None = None
+    """File in which late joiners find the members of a running job."""
     late: bool = False
     """Started again after the job began: it never leads from the beginning."""
 
 
-def launched(env: Mapping[str, str] = os.environ) -> Launched:
-    """What the launcher says; a process that nobody launched is alone."""
+def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
+    """What the launcher says; a process without a launcher is alone."""
     rank = int(next((env[name] for name in RANKS if name in env), "0"))
     size = int(next((env[name] for name in SIZES if name in env), "1"))
-    given = env.get("PACELINE_SECRET")
-    roster = Path(env["PACELINE_ROSTER"]) if "PACELINE_ROSTER" in env else None
+    given = env.get(variables.SECRET)
+    roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
     secret = given.encode() if given else None
-    if "PACELINE_JOIN" in env:
-        host, _, port = env["PACELINE_JOIN"].rpartition(":")
+    if variables.JOIN in env:
+        host, _, port = env[variables.JOIN].rpartition(":")
         if not host or not port.isdigit():
-            raise InputError(f"PACELINE_JOIN is {env['PACELINE_JOIN']!r}, expected host:port")
-        return Launched(rank, size, host, int(port), secret, roster=roster, late="PACELINE_LATE" in env)
+            raise InputError(f"{variables.JOIN} is {env[variables.JOIN]!r}, expected host:port")
+        return LaunchContext(rank, size, host, int(port), secret, roster=roster, late=variables.LATE in env)
     if size == 1:
-        return Launched(0, 1, "127.0.0.1", 0, secret, roster=roster)
+        return LaunchContext(0, 1, "127.0.0.1", 0, secret, roster=roster)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise InputError(
             f"{size} processes were started, but nothing says where they meet",
             hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
         )
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Launched(rank, size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), secret, agent, roster)
+    return LaunchContext(rank, size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), secret, agent, roster)
 
 
-def meet(start: Launched, patience: Patience) -> Member:
+def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
     """Take part in the job; the first view is up to the caller."""
     address = _own_address(start.host)
     port = start.port if start.rank == 0 and not start.torchrun else 0
     server = _listen(address, port, late=start.late)
-    place, secret = (start.host, start.port), start.secret
+    endpoint, secret = (start.host, start.port), start.secret
     if start.torchrun:
-        place, secret = _through_torchrun(start, server)
+        endpoint, secret = _through_torchrun(start, server)
     if secret is None:
         if start.size > 1:
             raise InputError(
-                "the job has no secret", hint="set PACELINE_SECRET to the same long random text on every process"
+                "the job has no secret", hint=f"set {variables.SECRET} to the same long random text on every process"
             )
         secret = secrets.token_hex(32).encode()
     identity = f"rank{start.rank}-{secrets.token_hex(3)}"
     peer = Peer(identity, start.rank, address, server.getsockname()[1])
-    member = Member(server, secret, peer=peer, patience=patience)
+    member = Member(server, secret, peer=peer, timeouts=timeouts)
     first = start.size if start.rank == 0 and not start.late else None
-    member.start(place, first=first, roster=start.roster)
+    member.start(endpoint, first=first, roster=start.roster)
     return member
 
 
 def _listen(address: str, port: int, *, late: bool) -> socket.socket:
-    """Listen on the job's interface only; who comes late is found by the roster, whichever port is left for it."""
+    """Listen on the job's interface only; a late joiner is in the roster, whichever port is left for it."""
     try:
         return socket.create_server((address, port), backlog=128)
     except OSError as error:
@@ -101,7 +106,7 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
         ) from error
 
 
-def _through_torchrun(start: Launched, server: socket.socket) -> tuple[tuple[str, int], bytes]:
+def _through_torchrun(start: LaunchContext, server: socket.socket) -> tuple[Endpoint, bytes]:
     """Rank 0 says where it listens through torchrun's own store, which whoever launched the job trusts."""
     store = dist.TCPStore(start.host, start.port, is_master=False)
     prefix = f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -109,18 +114,18 @@ def _through_torchrun(start: Launched, server: socket.socket) -> tuple[tuple[str
         secret = start.secret or secrets.token_hex(32).encode()
         own = server.getsockname()
         store.set(f"{prefix}/secret", b"" if start.secret else secret)
-        store.set(f"{prefix}/place", f"{own[0]}:{own[1]}")
+        store.set(f"{prefix}/endpoint", f"{own[0]}:{own[1]}")
         return (own[0], own[1]), secret
-    host, _, port = store.get(f"{prefix}/place").decode().rpartition(":")
-    found = start.secret or store.get(f"{prefix}/secret")
-    if not found:
-        raise InputError("rank 0 has PACELINE_SECRET and this process has not", hint="set it on every host")
-    return (host, int(port)), found
+    host, _, port = store.get(f"{prefix}/endpoint").decode().rpartition(":")
+    secret = start.secret or store.get(f"{prefix}/secret")
+    if not secret:
+        raise InputError(f"rank 0 has {variables.SECRET} and this process has not", hint="set it on every host")
+    return (host, int(port)), secret
 
 
 def _own_address(host: str) -> str:
-    """The address of this host on the way to the meeting point."""
-    given = os.environ.get("PACELINE_ADDRESS")
+    """The address of the interface that leads to the rendezvous."""
+    given = os.environ.get(variables.ADDRESS)
     if given:
         return given
     resolved = socket.gethostbyname(host)

@@ -1,13 +1,10 @@
-"""Authentication and membership over real sockets, without any training."""
+"""Authentication and group_membership over real sockets, without any training."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -17,118 +14,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TrainingLost, TrainingOver
-from paceline.runtime.members.channel import Channel, Refused, answer, call
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.view import Patience, Peer, View
+from paceline.runtime.members.view import Peer, Timeouts, View
 
 SECRET = b"the secret of this job"
-QUICK = Patience(beat=0.05, silence=0.6, join=10.0, linger=0.05, apart=2.5)
-
-
-class Door:
-    """A server that answers one caller at a time."""
-
-    def __init__(self) -> None:
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.port = self.server.getsockname()[1]
-        self.let_in: list[Channel] = []
-        self.turned_away: list[Exception] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self.server.accept()
-            except OSError:
-                return
-            try:
-                self.let_in.append(answer(connection, SECRET))
-            except ConnectionError as error:
-                self.turned_away.append(error)
-
-    def wait_until_turned_away(self) -> None:
-        deadline = time.monotonic() + 5
-        while not self.turned_away and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def close(self) -> None:
-        self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
-        for channel in self.let_in:
-            channel.close()
-        self._thread.join(5)
-
-
-@pytest.fixture
-def door() -> Iterator[Door]:
-    opened = Door()
-    yield opened
-    opened.close()
-
-
-def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
-    mine = call("127.0.0.1", door.port, SECRET, timeout=5)
-    mine.send({"kind": "hello"}, b"\x00\x01" * 1000)
-    while not door.let_in:
-        time.sleep(0.01)
-    theirs = door.let_in[0]
-    message = theirs.receive()
-    assert message["kind"] == "hello"
-    assert theirs.receive_payload(message) == b"\x00\x01" * 1000
-    mine.close()
-
-
-def test_a_caller_with_another_secret_is_refused_and_logged(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="paceline.runtime"):
-        with pytest.raises(ConnectionError):
-            call("127.0.0.1", door.port, b"a guess", timeout=5)
-        door.wait_until_turned_away()
-    assert isinstance(door.turned_away[0], Refused)
-    assert "refused a connection from 127.0.0.1" in caplog.text
-
-
-def test_a_server_without_the_secret_is_refused() -> None:
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def pretend() -> None:
-        connection, _ = server.accept()
-        with connection:
-            channel = Channel(connection)
-            channel.send({"nonce": "00"})
-            channel.receive()
-            channel.send({"proof": "0" * 64})
-
-    thread = threading.Thread(target=pretend, daemon=True)
-    thread.start()
-    with pytest.raises(Refused, match="does not hold the secret"):
-        call("127.0.0.1", server.getsockname()[1], SECRET, timeout=5)
-    thread.join(5)
-    server.close()
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.0\r\n\r\n",
-        struct.pack(">I", 2**31),
-        struct.pack(">I", 2) + b"[]",
-        struct.pack(">I", 3) + b"\xff{}",
-    ],
-    ids=["http", "huge", "no-table", "no-text"],
-)
-def test_garbage_is_turned_away(door: Door, garbage: bytes) -> None:
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection(("127.0.0.1", door.port), timeout=5) as stranger,
-    ):
-        stranger.sendall(garbage)
-        stranger.shutdown(socket.SHUT_WR)
-        while stranger.recv(1000):
-            pass
-    door.wait_until_turned_away()
-    assert door.turned_away
-    assert not door.let_in
+QUICK = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.6, join=10.0, settle=0.05, partition=2.5)
 
 
 class Crew:
@@ -139,12 +29,12 @@ class Crew:
         self.members: dict[int, Member] = {}
         self.meet: tuple[str, int] | None = None
 
-    def add(self, rank: int, *, first: int | None = None, patience: Patience = QUICK) -> Member:
+    def add(self, rank: int, *, first: int | None = None, timeouts: Timeouts = QUICK) -> Member:
         server = socket.create_server(("127.0.0.1", 0))
         place = server.getsockname()
         self.meet = self.meet or (place[0], place[1])
         peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
-        member = Member(server, SECRET, peer=peer, patience=patience)
+        member = Member(server, SECRET, peer=peer, timeouts=timeouts)
         member.start(self.meet, first=first, roster=self.roster)
         self.members[rank] = member
         return member
@@ -186,8 +76,8 @@ def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
 
 def test_one_that_never_comes_is_not_waited_for_longer_than_patience(crew: Crew) -> None:
     short = replace(QUICK, join=0.5)
-    crew.add(0, first=3, patience=short)
-    crew.add(1, patience=short)
+    crew.add(0, first=3, timeouts=short)
+    crew.add(1, timeouts=short)
     assert [peer.rank for peer in crew.next_views(0, 1)[0].peers] == [0, 1]
 
 
@@ -269,7 +159,7 @@ def test_a_leader_that_fails_is_followed_by_another(crew: Crew, monkeypatch: pyt
     def broken(now: float) -> None:
         raise ValueError("no clock")
 
-    monkeypatch.setattr(leader, "_beat", broken)
+    monkeypatch.setattr(leader, "_send_heartbeats", broken)
     for member in crew.members.values():
         assert member.interrupted.wait(5)
     views = crew.next_views(0, 1)
@@ -323,13 +213,15 @@ def test_of_a_group_that_was_cut_apart_the_smaller_part_waits(
     crew.add(1)
     crew.add(2)
     crew.next_views(0, 1, 2)
-    monkeypatch.setattr("paceline.runtime.members.around.may_be_alive", lambda peer, secret: True)
+    monkeypatch.setattr("paceline.runtime.members.peers.may_be_alive", lambda peer, secret: True)
     for rank in {0, 1, 2} - {stays}:
         crew.vanish(rank)
     crew.members[stays].interrupted.wait(5)
     begun = time.monotonic()
     assert len(crew.next_views(stays)[0].peers) == 1
-    assert time.monotonic() - begun > QUICK.apart - QUICK.silence, "alone against two it gives them time to come back"
+    assert time.monotonic() - begun > QUICK.partition - QUICK.heartbeat_timeout, (
+        "alone against two it gives them time to come back"
+    )
 
 
 @pytest.mark.parametrize(("stays", "goes_on"), [(0, True), (1, False)], ids=["first-half", "second-half"])
@@ -339,12 +231,12 @@ def test_of_two_halves_the_one_with_the_first_rank_goes_on(
     crew.add(0, first=2)
     crew.add(1)
     crew.next_views(0, 1)
-    monkeypatch.setattr("paceline.runtime.members.around.may_be_alive", lambda peer, secret: True)
+    monkeypatch.setattr("paceline.runtime.members.peers.may_be_alive", lambda peer, secret: True)
     crew.vanish(1 - stays)
     crew.members[stays].interrupted.wait(5)
     begun = time.monotonic()
     crew.next_views(stays)
-    assert (time.monotonic() - begun < QUICK.apart - QUICK.silence) == goes_on
+    assert (time.monotonic() - begun < QUICK.partition - QUICK.heartbeat_timeout) == goes_on
 
 
 def test_two_that_wait_for_each_other_do_not_wait_long(crew: Crew) -> None:
@@ -368,7 +260,7 @@ def test_one_that_slept_so_short_that_nobody_noticed_takes_part_again(crew: Crew
     member = crew.members[sleeper]
     member._slept = True
     assert member.doubtful
-    member.trouble(view, "it may have been left behind")
+    member.report_failure(view, "it may have been left behind")
     assert member.interrupted.wait(5)
     crew.next_views(0, 1)
     assert not member.doubtful, "else it would try the same step for ever"
@@ -378,7 +270,7 @@ def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> 
     crew.add(0, first=2)
     crew.add(1)
     view = crew.next_views(0, 1)[0]
-    crew.members[1].trouble(view, "a test")
+    crew.members[1].report_failure(view, "a test")
     assert crew.members[0].interrupted.wait(5)
     again = crew.next_views(0, 1)[0]
     assert len(again.peers) == 2
@@ -400,8 +292,8 @@ def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
     unused = socket.create_server(("127.0.0.1", 0))
     nowhere = ("127.0.0.1", unused.getsockname()[1])
     unused.close()
-    hurry = Patience(beat=0.05, silence=0.3, join=0.5)
-    member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), patience=hurry)
+    hurry = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.3, join=0.5)
+    member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), timeouts=hurry)
     member.start(nowhere, first=None)
     with pytest.raises(TrainingLost, match="nobody who leads"):
         member.next_view({})

@@ -6,19 +6,18 @@ import random
 
 import pytest
 
-from paceline.runtime.balance import Balance
-from paceline.runtime.cost import Estimate
+from paceline.runtime.group.balance import Balance, CostEstimate
 
 
 def test_constant_and_slope_are_found_from_two_sizes() -> None:
-    estimate = Estimate()
+    estimate = CostEstimate()
     for size in (32, 64, 32, 64, 32, 64):
         estimate.observe(size, 0.05 + 0.002 * size)
     assert estimate.plain() == pytest.approx([0.05, 0.002])
 
 
 def test_a_single_straggling_step_changes_nothing() -> None:
-    estimate = Estimate()
+    estimate = CostEstimate()
     for _ in range(8):
         estimate.observe(32, 0.1)
     before = estimate.plain()
@@ -27,7 +26,7 @@ def test_a_single_straggling_step_changes_nothing() -> None:
 
 
 def test_a_lasting_slowdown_is_known_after_three_steps() -> None:
-    estimate = Estimate()
+    estimate = CostEstimate()
     for _ in range(16):
         estimate.observe(32, 0.1)
     for _ in range(3):
@@ -37,7 +36,7 @@ def test_a_lasting_slowdown_is_known_after_three_steps() -> None:
 
 def test_noise_does_not_invent_a_constant() -> None:
     generator = random.Random(1)
-    estimate = Estimate()
+    estimate = CostEstimate()
     for _ in range(40):
         size = generator.choice([30, 31, 32])
         estimate.observe(size, 0.003 * size * generator.gauss(1, 0.02))
@@ -78,7 +77,7 @@ def test_a_rank_without_samples_is_tried_again_and_comes_back() -> None:
 
 
 def test_a_constant_part_is_not_made_from_one_straggling_step() -> None:
-    estimate = Estimate()
+    estimate = CostEstimate()
     for size, seconds in ((200, 0.4), (200, 0.55), (100, 0.2), (100, 0.2), (100, 0.2)):
         estimate.observe(size, seconds)
     assert estimate.plain() == pytest.approx([0.0, 0.002])

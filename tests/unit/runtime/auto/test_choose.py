@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.cost.split import Cost
-from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
-from paceline.runtime.auto.links import LARGE, SMALL, Links, links_from, pairs_of
+from paceline.runtime.auto.choose import LARGE, SMALL, Choice, Links, Measured, choose, links_from, one_group, pairs_of
 
 FAST, SLOW = (2e9, 5e-5), (1e7, 1e-3)
 
