@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline import variables
 from paceline.bench.virtual.devices.clock import DeviceClock, exact_timers
 
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
@@ -54,7 +55,7 @@ class Emulated:
 
 
 class _Pause(torch.autograd.Function):
-    """Passes a tensor through; takes a layer's share of the backward pass on the way back."""
+    """Passes a tensor through; takes a layer's share of the backward pass in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, device: Emulated, share: float) -> Tensor:
@@ -103,7 +104,7 @@ def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emul
 
 def emulate_as_told(model: nn.Module, global_batch: int) -> None:
     """Pretend to be the device that the launcher names, if it does; its times are stated for the global batch."""
-    told = os.environ.get("PACELINE_EMULATION")
-    device = emulated_device(json.loads(told), global_batch, seed=os.getpid()) if told else None
+    text = os.environ.get(variables.EMULATION)
+    device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
     if device is not None:
         emulate(model, device)
