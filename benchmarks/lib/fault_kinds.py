@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fault_jobs import Failed, Job, RoundsJob, SyncerJob, VirtualJob, delayed
-
+from lib.fault_jobs import Failed, Job, RoundsJob, SyncerJob, VirtualJob, delayed
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.links.delay import start_delays, stop_delays
 
