@@ -13,19 +13,15 @@ from paceline import variables
 from tests.house.test_rules import MODULES, SOURCE, complaints, exports, name_of, tree
 
 COLLIDING = {
-    "Estimate",
-    "Policy",
     "batches_from_files",
     "cross_entropy",
     "describe",
     "die_with_parent",
     "join",
-    "pack",
     "serve",
-    "unpack",
 }
 """Names that still mean several things."""
-LITERAL = {"bench", "cli", "runtime"}
+LITERAL = {"bench", "cli"}
 """Packages that still spell names of environment variables."""
 
 

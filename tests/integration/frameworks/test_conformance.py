@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.availability import environments_of
+from paceline.bench.adapters import environments_of
 from paceline.bench.environments import prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
 from paceline.bench.verify import UNKNOWN, UNPROVABLE, prove_framework

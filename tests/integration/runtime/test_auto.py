@@ -1,4 +1,4 @@
-"""strategy="auto" on real processes: what it picks where the answer is clear, why, and what it does under drift."""
+"""scheme="auto" on real processes: what it picks where the answer is clear, why, and what it does under drift."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_slow_link_makes_two_groups_that_exchange_rarely(start: Any, slow_link
 
 @pytest.mark.full
 def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow_link: VirtualCluster) -> None:
-    found = start(slow_link, speeds=[2.0, 1.0], epochs=30, width=700, gather_after=2).wait()
+    found = start(slow_link, speeds=[2.0, 1.0], epochs=30, width=700, merge_after=2).wait()
     check_samples(found, epochs=30, samples=240)
     for rank in found:
         sizes = [size for _, size, _, _ in rank["seen"]]
