@@ -120,7 +120,7 @@ def stranger(job: Job, generator: random.Random) -> Cost:
     time.sleep(generator.uniform(0.05, 0.3))
     before, at = job.log("0").count("refused a connection from"), time.monotonic()
     noise = generator.randbytes(64)
-    wrong = b'{"nonce":"00","proof":"00"}'
+    wrong = b'{"kind":"response","nonce":"00","proof":"00"}'
     with socket.create_connection((host, int(port)), timeout=5):
         for said in (struct.pack(">I", len(wrong)) + wrong, b"\xff" * 4 + noise, struct.pack(">I", 2**31 - 1)):
             _knock((host, int(port)), said)
