@@ -9,8 +9,7 @@ import click
 
 from paceline.cli.output import table
 from paceline.errors import InputError
-from paceline.model.prediction import Curve, Prediction
-from paceline.model.reasons import reasons
+from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.report.curve_plot import curves_svg
 from paceline.units import SECONDS, format_share
 

@@ -15,8 +15,7 @@ from paceline.model.changes import changed, parse_changes
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
 from paceline.model.measured.population import shipped_population
-from paceline.model.prediction import Curve
-from paceline.model.reasons import reasons
+from paceline.model.prediction import Curve, reasons
 from paceline.model.scaling import predict_curve
 
 __all__ = ["command"]

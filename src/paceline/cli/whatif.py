@@ -12,8 +12,7 @@ from paceline.cli.output import emit, json_option, table
 from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
-from paceline.model.prediction import Curve
-from paceline.model.reasons import reasons
+from paceline.model.prediction import Curve, reasons
 from paceline.model.scaling import predict_curve
 from paceline.units import SECONDS, format_share
 
