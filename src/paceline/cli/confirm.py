@@ -12,7 +12,6 @@ from paceline.bench.launchers.table import Wish, make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
 from paceline.catalog import shipped_catalog
-from paceline.cli.progress import Display
 from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
 from paceline.explain.cases.evidence import CaseEvidence
@@ -22,6 +21,7 @@ from paceline.explain.findings.finding import Finding, Trial
 from paceline.explain.gap import Bar, Gap
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
+from paceline.report.terminal.progress import Display
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Study
 

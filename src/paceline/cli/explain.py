@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from paceline.cli.confirm import confirm as try_out
-from paceline.cli.output import emit, json_option, say, store_option
+from paceline.cli.options import json_option, store_option
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
-from paceline.report.document import explanation_document
-from paceline.report.words import explanation_lines
+from paceline.report.documents import explanation_document
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.campaign import explanation_lines
 
 __all__ = ["command"]
 
@@ -37,12 +38,11 @@ def command(study: str | None, confirm: bool, most: int, store: Path, as_json: b
       paceline explain demo --confirm
       paceline explain demo --json
     """
-    place = Store(store)
-    explanation = explain_campaign(place, find_campaign(place, study))
+    stored = Store(store)
+    explanation = explain_campaign(stored, find_campaign(stored, study))
     if confirm:
-        explanation = try_out(explanation, place, most, quiet=as_json)
+        explanation = try_out(explanation, stored, most, quiet=as_json)
     if as_json:
         emit(explanation_document(explanation), "explain")
     else:
-        for line in explanation_lines(explanation):
-            say(line)
+        say(*explanation_lines(explanation))

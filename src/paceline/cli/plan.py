@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, say, table
+from paceline.cli.options import json_option
 from paceline.model.plan.cost import workload
 from paceline.model.plan.file import plain_plan, write_plan
 from paceline.model.plan.search import Plan, make_plan
+from paceline.report.terminal import emit, print_rows, say
 from paceline.units import SECONDS, format_share
 
 __all__ = ["command"]
@@ -72,7 +73,7 @@ def _show(plan: Plan) -> None:
         )
         for candidate in plan.ranked
     ]
-    table(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
+    print_rows(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
     best = plan.best
     say(f"best: {best.kind}, because {best.reason}")
     split = {plan.members[i].host: 0 for group in best.groups for i in group}

@@ -16,11 +16,12 @@ from paceline.bench.launchers.table import make_launcher
 from paceline.bench.machine import describe_machine
 from paceline.bench.opening import open_campaign
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, store_option, table
-from paceline.cli.place import Wish, place_options
-from paceline.cli.progress import Display
-from paceline.cli.results import results_document, show_results
+from paceline.cli.options import Wish, json_option, place_options, store_option
 from paceline.measurements.store import Store
+from paceline.report.documents import results_document
+from paceline.report.terminal import emit, print_rows
+from paceline.report.terminal.campaign import show_results
+from paceline.report.terminal.progress import Display
 from paceline.spec.cluster import place
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
@@ -95,4 +96,4 @@ def _say_plan(name: str, cases: tuple[Case, ...], as_json: bool) -> None:
         rows = [{"id": case.id, "label": case.label, **case.canonical} for case in cases]
         emit({"study": name, "cases": rows}, "run.plan")
     else:
-        table(f"{name}: {len(cases)} cases", ["case", "what"], [(case.id, case.label) for case in cases])
+        print_rows(f"{name}: {len(cases)} cases", ["case", "what"], [(case.id, case.label) for case in cases])

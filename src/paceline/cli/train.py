@@ -15,10 +15,10 @@ from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.job import Launcher
 from paceline.bench.launchers.table import make_launcher
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, say
-from paceline.cli.place import Wish, place_options
+from paceline.cli.options import Wish, json_option, place_options
 from paceline.errors import InputError, LaunchFailed
 from paceline.model.plan.file import PlanFile, read_plan
+from paceline.report.terminal import emit, say
 from paceline.runtime.launch import Ended, Grouping, TrainingJob, meeting_of, processes_of, reduced, watch
 from paceline.spec.cluster import place
 
