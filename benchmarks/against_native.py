@@ -23,9 +23,9 @@ from paceline.bench.environments import environment_python, environment_variable
 from paceline.bench.launchers.local import LocalLauncher
 from paceline.bench.machine import describe_machine
 from paceline.catalog import shipped_catalog
-from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
+from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 ENVIRONMENTS = {
@@ -95,7 +95,7 @@ def under_paceline(name: str, batch: int, steps: int) -> float:
         campaign = Campaign("native", study, expand(study, shipped_catalog()), LocalLauncher(), describe_machine())
         for _ in run_campaign(campaign, store):
             pass
-        return next(iter(launch_throughputs(store, "native").values()))
+        return next(iter(launch_throughputs(store, [run.id for run in store.read_all(campaign="native")]).values()))
 
 
 def native(name: str, batch: int, steps: int) -> float:

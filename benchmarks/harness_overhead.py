@@ -21,9 +21,9 @@ from paceline.bench.environments import environment_python, prepare
 from paceline.bench.launchers.local import LocalLauncher
 from paceline.bench.machine import describe_machine
 from paceline.catalog import shipped_catalog
-from paceline.measurements.sql import launch_throughputs
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
+from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 BARE = Path(__file__).parent / "bare_pytorch.py"
@@ -77,7 +77,7 @@ def under_paceline(python: Path, batch: int, steps: int) -> float:
         campaign = Campaign("overhead", study, cases, LocalLauncher(), describe_machine())
         for _ in run_campaign(campaign, store):
             pass
-        return next(iter(launch_throughputs(store, "overhead").values()))
+        return next(iter(launch_throughputs(store, [run.id for run in store.read_all(campaign="overhead")]).values()))
 
 
 def bare(python: Path, batch: int, steps: int) -> float:

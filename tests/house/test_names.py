@@ -18,21 +18,18 @@ COLLIDING = {
     "Member",
     "Mpi",
     "Policy",
-    "Server",
     "batches_from_files",
-    "connect",
     "cross_entropy",
     "describe",
     "die_with_parent",
     "join",
-    "load_runs",
     "pack",
     "serve",
     "unpack",
     "watch",
 }
 """Names that still mean several things."""
-LITERAL = {"bench", "cli", "measurements", "runtime"}
+LITERAL = {"bench", "cli", "runtime"}
 """Packages that still spell names of environment variables."""
 
 

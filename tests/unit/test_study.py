@@ -81,4 +81,4 @@ def test_ids_are_the_same_in_another_process():
 
 def test_the_label_is_for_people():
     case = expand(study(devices=(2,), strategy=(Strategy(name="mine"),)), shipped_catalog())[0]
-    assert case.label == "lenet pytorch/ddp mine batch 32 x 2 ranks"
+    assert case.label == "lenet pytorch/ddp mine, batch 32 x 2 ranks"

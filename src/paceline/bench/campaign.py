@@ -18,11 +18,11 @@ import numpy as np
 
 from paceline.bench.job import Launcher
 from paceline.bench.launch import Ticket, launch_case
-from paceline.bench.machine import calibration_seconds
-from paceline.measurements.run import Environment, Run, RunData, Step
-from paceline.measurements.sql import launch_throughputs
+from paceline.bench.machine import probe_seconds
+from paceline.measurements.run import Machine, Run, RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval
+from paceline.measurements.tables import launch_throughputs
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case, Study
 
@@ -67,7 +67,7 @@ class Campaign:
     study: Study
     cases: tuple[Case, ...]
     launcher: Launcher
-    machine: Environment
+    machine: Machine
 
 
 @dataclass
@@ -92,7 +92,7 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[Event]:
     """Measure what the store does not hold yet, telling each event as it happens."""
     protocol = campaign.study.protocol
     states = _resumed(campaign, store)
-    calibrations = [run.calibration_s for run in store.read_all(campaign=campaign.id) if run.calibration_s]
+    probes = [run.probe_s for run in store.read_all(campaign=campaign.id) if run.probe_s]
     generator = random.Random(f"{campaign.id}-{sum(state.launched for state in states)}")
     deadline = time.monotonic() + protocol.budget if protocol.budget else None
     while active := [state for state in states if state.stopped is None]:
@@ -103,9 +103,9 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[Event]:
                 yield Stopped(state.case, "budget", state.launched)
                 continue
             yield Launched(state.case, state.launched)
-            data = _launch(campaign, state, calibrations)
+            data = _launch(campaign, state, probes)
             store.write(data)
-            _account(state, data, protocol)
+            _account(state, data.run, launch_throughputs(store, [data.run.id]))
             yield Finished(data.run)
             state.stopped = _stop_reason(state, protocol)
             if state.stopped:
@@ -115,62 +115,42 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[Event]:
 def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
     """Each case with what the store already holds of this campaign."""
     states = {case.id: CaseState(case) for case in campaign.cases}
-    stored = launch_throughputs(store, campaign.id)
-    for run in store.read_all(campaign=campaign.id):
+    runs = store.read_all(campaign=campaign.id)
+    stored = launch_throughputs(store, [run.id for run in runs])
+    for run in runs:
         state = states.get(run.case_id)
         if state is None:
             continue
-        state.launched = max(state.launched, run.launch + 1)
-        if run.outcome == "ok":
-            state.throughputs.append(stored[run.id])
-            state.drifted += _drifted(run, campaign.study.protocol)
-        else:
-            _count_failure(state, run)
+        _account(state, run, stored)
     for state in states.values():
         state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
     return list(states.values())
 
 
-def _launch(campaign: Campaign, state: CaseState, calibrations: list[float]) -> RunData:
-    now = calibration_seconds()
-    calibrations.append(now)
-    usual = float(np.median(calibrations))
+def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunData:
+    now = probe_seconds()
+    probes.append(now)
+    usual = float(np.median(probes))
     ticket = Ticket(
         campaign=campaign.id,
         study=campaign.study.name,
         case=state.case,
         launch=state.launched,
-        calibration_s=now,
+        probe_s=now,
         drift=now / usual - 1,
+        drift_limit=campaign.study.protocol.width,
     )
     return launch_case(ticket, campaign.study.protocol, campaign.launcher, campaign.machine)
 
 
-def _account(state: CaseState, data: RunData, protocol: Protocol) -> None:
-    state.launched += 1
-    if data.run.outcome == "ok":
-        state.throughputs.append(throughput(data.steps, data.run.ranks * data.run.batch))
-        state.drifted += _drifted(data.run, protocol)
+def _account(state: CaseState, run: Run, throughputs: dict[str, float]) -> None:
+    state.launched = max(state.launched, run.launch + 1)
+    if run.outcome == "ok":
+        state.throughputs.append(throughputs[run.id])
+        state.drifted += run.drifted
     else:
-        _count_failure(state, data.run)
-
-
-def _count_failure(state: CaseState, run: Run) -> None:
-    state.failures += 1
-    state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
-
-
-def _drifted(run: Run, protocol: Protocol) -> bool:
-    return run.drift is not None and abs(run.drift) > protocol.width
-
-
-def throughput(steps: tuple[Step, ...], samples: int) -> float:
-    """Samples per second of a launch: all samples over all time, each step as long as its slowest rank."""
-    slowest: dict[int, float] = {}
-    for step in steps:
-        if step.pass_name == "clean" and not step.warmup:
-            slowest[step.step] = max(step.seconds, slowest.get(step.step, 0.0))
-    return samples * len(slowest) / sum(slowest.values())
+        state.failures += 1
+        state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
 
 
 def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:

@@ -25,7 +25,7 @@ from paceline.bench.job import Launcher, Order, rank_processes
 from paceline.bench.launch import launch_folder, watch
 from paceline.bench.survey.survey import case_of
 from paceline.errors import InputError, LaunchFailed, UnknownName
-from paceline.measurements.run import Environment, Failure, Run, RunData, Span
+from paceline.measurements.run import Failure, Machine, Run, RunData, Span
 from paceline.spec.cluster import Cluster
 from paceline.spec.study import Case
 
@@ -84,7 +84,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
 
 
-def run_sweep(sweep: Sweep, launcher: Launcher, machine: Environment, *, launch: int = 0) -> RunData:
+def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine, *, launch: int = 0) -> RunData:
     """Measure one launch of a sweep; a failure is a stored run too."""
     _check(sweep, launcher)
     prepare("pytorch")
@@ -160,7 +160,7 @@ def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
 
 
 def _run(
-    sweep: Sweep, launcher: Launcher, machine: Environment, facts: dict[str, Any], reports: Sequence[RankReport]
+    sweep: Sweep, launcher: Launcher, machine: Machine, facts: dict[str, Any], reports: Sequence[RankReport]
 ) -> dict[str, Any]:
     campaign = f"collectives-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     first = reports[0] if reports else RankReport(0)
@@ -179,7 +179,7 @@ def _run(
         "batch": 1,
         "scaling": "weak",
         "input": "resident",
-        "environment": machine.model_copy(update={"versions": first.versions}),
+        "machine": machine.model_copy(update={"versions": first.versions}),
         "facts": {**first.facts, **facts, "pid": os.getpid()},
     }
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.bench.generated_data import data_set
-from paceline.bench.virtual.devices.exchange import least_tail
-from paceline.bench.virtual.devices.timing import emulation_document
+from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
 from paceline.spec.cluster import Device, Placed, place
 from paceline.spec.network import plain_network
 from paceline.spec.protocol import Protocol as MeasuringProtocol

@@ -19,7 +19,7 @@ from paceline.bench.collect import Ending, RankReport, explain_failure, faithful
 from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
 from paceline.bench.job import Adapter, Launch, Launcher, MeetingPoint, Order, Process, job_document, threads_of
 from paceline.errors import LaunchFailed
-from paceline.measurements.run import Environment, Failure, Run, RunData
+from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
@@ -38,8 +38,9 @@ class Ticket:
     study: str
     case: Case
     launch: int
-    calibration_s: float | None = None
+    probe_s: float | None = None
     drift: float | None = None
+    drift_limit: float = DRIFT_LIMIT
 
     @property
     def run_id(self) -> str:
@@ -56,7 +57,7 @@ class _Outcome:
     place: MeetingPoint
 
 
-def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine: Environment) -> RunData:
+def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine: Machine) -> RunData:
     """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
     case = ticket.case
     threads = threads_of(case, machine.cores, one_machine=launcher.one_machine)
@@ -156,7 +157,7 @@ def _oom_kills() -> int:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 
 
-def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: Environment) -> RunData:
+def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: Machine) -> RunData:
     case, reports = ticket.case, outcome.reports
     first = reports[0] if reports else RankReport(0)
     faithfulness = faithfulness_of(reports, dilation=outcome.place.dilation)
@@ -181,11 +182,12 @@ def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: En
         seconds=outcome.seconds,
         outcome="failed" if outcome.failure else "ok",
         failure=outcome.failure,
-        environment=machine.model_copy(update={"versions": first.versions}),
+        machine=machine.model_copy(update={"versions": first.versions}),
         warmup=first.warmup,
         timers=first.timers,
-        calibration_s=ticket.calibration_s,
+        probe_s=ticket.probe_s,
         drift=ticket.drift,
+        drift_limit=ticket.drift_limit,
         dilation=outcome.place.dilation,
         labels=first.labels,
         facts={**first.facts, **outcome.place.facts, **emulation, "pid": os.getpid()},

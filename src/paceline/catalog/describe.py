@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.catalog.clusters import cluster, cluster_file, cluster_names
-from paceline.catalog.devices import DeviceRecord, device_names, device_record
-from paceline.catalog.figures import Figure
+from paceline.catalog.devices import DeviceRecord, device_names, device_record, reach_figures
+from paceline.catalog.figures import Figure, ShareFigure
 from paceline.catalog.frameworks import framework_record, record_names
 from paceline.catalog.links import LinkRecord, link_names, link_record
 from paceline.catalog.published import published_networks
@@ -71,7 +71,8 @@ def describe(name: str) -> Document:
     if name.endswith(".toml"):
         return _cluster(cluster(name))
     if name in device_names():
-        return _with_figures("device", device_record(name))
+        record = device_record(name)
+        return _with_figures("device", record, reach=reach_figures(record))
     if name in link_names():
         return _with_figures("link", link_record(name))
     if name in cluster_names():
@@ -93,9 +94,9 @@ def _cluster(found: Cluster) -> Document:
     return {"section": "cluster", "name": found.name, "num_devices": found.num_devices, "hosts": hosts}
 
 
-def _with_figures(kind: str, record: DeviceRecord | LinkRecord) -> Document:
+def _with_figures(kind: str, record: DeviceRecord | LinkRecord, **more: Any) -> Document:
     data = record.model_dump(mode="json", context=TEXT, exclude={"figure"})
-    return {"section": kind, **data, "figures": _figures("", dict(record.figure))}
+    return {"section": kind, **data, "figures": _figures("", {**dict(record.figure), **more})}
 
 
 def _figures(prefix: str, given: dict[str, Any]) -> list[Document]:
@@ -103,7 +104,7 @@ def _figures(prefix: str, given: dict[str, Any]) -> list[Document]:
     found = []
     for name, value in given.items():
         place = f"{prefix}.{name}" if prefix else name
-        if isinstance(value, Figure):
+        if isinstance(value, Figure | ShareFigure):
             found.append({"figure": place, **value.model_dump(mode="json", context=TEXT)})
         elif isinstance(value, dict):
             found += _figures(place, value)

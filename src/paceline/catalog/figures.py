@@ -7,9 +7,10 @@ from typing import Any, Generic, TypeVar
 from pydantic import field_validator
 
 from paceline.errors import UnitError
+from paceline.spec.cluster import ReachShare
 from paceline.spec.fields import Name, Noun
 
-__all__ = ["Figure"]
+__all__ = ["Figure", "ShareFigure"]
 
 Q = TypeVar("Q")
 
@@ -28,3 +29,12 @@ class Figure(Noun, Generic[Q]):
         if not isinstance(given, str):
             raise UnitError(given, expected="a quantity with its unit, such as '900 GB/s'")
         return given
+
+
+class ShareFigure(Noun):
+    """One share between 0 and 1, which has no unit; without a source it is refused."""
+
+    value: ReachShare
+    source: Name
+    """Title and year of the document, or the measurement, that states it."""
+    note: str = ""

@@ -8,9 +8,9 @@ import click
 
 from paceline.cli.options import json_option, store_option
 from paceline.errors import InputError
-from paceline.measurements.groups import select
 from paceline.measurements.store import Store
 from paceline.measurements.summary import compare
+from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import comparison_document
 from paceline.report.terminal import emit
 from paceline.report.terminal.campaign import show_launch_comparison
@@ -36,7 +36,7 @@ def command(sample: str, base: str, confidence: float, store: Path, as_json: boo
       paceline compare study=demo,ranks=2 study=demo,ranks=1
       paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch/ddp,network=resnet20
     """
-    groups = [select(Store(store), text) for text in (sample, base)]
+    groups = [throughputs_where(Store(store), text) for text in (sample, base)]
     for text, group in zip((sample, base), groups, strict=True):
         if not group:
             hint = "`paceline show --list` lists what is stored"

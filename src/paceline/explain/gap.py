@@ -131,8 +131,8 @@ def _bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) ->
 
 def _compute_bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:
     """Kernels, and apart from them what does not depend on the batch, where it is known of both."""
-    threads = fast.run.environment.threads
-    trial = Trial(threads=threads) if threads != slow.run.environment.threads else None
+    threads = fast.run.machine.threads
+    trial = Trial(threads=threads) if threads != slow.run.machine.threads else None
     whole = _phase_bar("kernels", ("forward", "backward"), slow, fast, trial)
     ours, theirs = fixed.get(slow.run.case_id), fixed.get(fast.run.case_id)
     if ours is None or theirs is None:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from pydantic import ValidationError
 
 from paceline.errors import PacelineError
-from paceline.explain.cases.evidence import CaseEvidence, series_label
+from paceline.explain.cases.evidence import CaseEvidence
 from paceline.measurements.profile import Profile
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
@@ -108,16 +108,14 @@ def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) ->
     """
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
-        run = case.run
-        size = run.batch * run.ranks if run.scaling == "strong" else run.batch
-        groups[run.network, run.cluster, run.framework, run.strategy, run.input, run.scaling, size].append(case)
+        groups[case.run.series].append(case)
     series = [sorted(group, key=lambda case: case.run.ranks) for group in groups.values()]
     calibrations = _own_calibrations([(group, _profile(group)) for group in series], sweeps)
     return tuple(_series(group, calibrations) for group in series)
 
 
 def _series(cases: list[CaseEvidence], calibrations: _Calibrations) -> ScalingSeries:
-    label = series_label(cases[0].run)
+    label = cases[0].run.series_label
     profile = _profile(cases)
     if isinstance(profile, str):
         return ScalingSeries(label, tuple(cases), None, profile, (), "")

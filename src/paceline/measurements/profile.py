@@ -63,6 +63,11 @@ class Profile(Noun):
         return self
 
     @property
+    def rows(self) -> list[tuple[str, float, float, tuple[float, ...]]]:
+        """Layers as plain data: name, forward, backward, bytes of each gradient."""
+        return [(layer.name, layer.forward, layer.backward, layer.gradients) for layer in self.layers]
+
+    @property
     def step(self) -> float:
         """Seconds of forward, backward and update."""
         return sum(layer.forward + layer.backward for layer in self.layers) + self.update

@@ -1,4 +1,4 @@
-"""What a campaign found, case by case: throughput, scaling with its base, phases, failures; all with intervals."""
+"""The results of a campaign, case by case: throughput, scaling with its base, phases, failures; all with intervals."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class CaseResult:
     num_launches: int
     num_failed: int
     num_drifted: int
+    """Launches before which the machine's own speed was off; their throughputs are part of the sample."""
     num_steps: int
     throughput: Interval | None
     """Samples per second of all ranks together; None if every launch failed."""
@@ -76,10 +77,10 @@ def find_campaign(store: Store, study: str | None) -> str:
         return ids[-1]
     if study in ids:
         return study
-    found = [str(document["campaign"]) for document in campaigns if document["study"] == study]
-    if not found:
+    of_study = [str(document["campaign"]) for document in campaigns if document["study"] == study]
+    if not of_study:
         raise UnknownName("study or campaign", study, {str(document["study"]) for document in campaigns})
-    return found[-1]
+    return of_study[-1]
 
 
 def load_launches(store: Store, campaign: str) -> list[Launches]:
@@ -95,14 +96,14 @@ def load_launches(store: Store, campaign: str) -> list[Launches]:
 
 
 def _launches(runs: list[Run], passes: dict[str, dict[str, PassTime]]) -> Launches:
-    clean = [(run, passes[run.id]["clean"]) for run in runs if "clean" in passes.get(run.id, {})]
+    clean = [passes[run.id]["clean"] for run in runs if "clean" in passes.get(run.id, {})]
     split = [passes[run.id] for run in runs if len(passes.get(run.id, {})) > 1]
     return Launches(
         runs=tuple(runs),
-        throughputs=tuple(run.ranks * run.batch * item.num_steps / item.total_s for run, item in clean),
-        steps=tuple(item.median_s for _, item in clean),
-        passes=tuple({name: item.median_s for name, item in found.items()} for found in split),
-        num_steps=sum(item.num_steps for _, item in clean),
+        throughputs=tuple(item.samples_per_s for item in clean),
+        steps=tuple(item.median_s for item in clean),
+        passes=tuple({name: item.median_s for name, item in launch.items()} for launch in split),
+        num_steps=sum(item.num_steps for item in clean),
     )
 
 
@@ -111,20 +112,14 @@ def campaign_results(store: Store, campaign: str, *, confidence: float = 0.95) -
     return results_of(load_launches(store, campaign), confidence=confidence)
 
 
-def results_of(found: Iterable[Launches], *, confidence: float = 0.95) -> list[CaseResult]:
+def results_of(cases: Iterable[Launches], *, confidence: float = 0.95) -> list[CaseResult]:
     """One row per case of launches that are loaded already."""
-    launches = sorted(found, key=lambda item: (*_series(item.first), item.first.ranks))
+    launches = sorted(cases, key=lambda item: (*item.first.series, item.first.ranks))
     bases: dict[tuple[object, ...], Launches] = {}
     for item in launches:
         if item.throughputs:
-            bases.setdefault(_series(item.first), item)
-    return [_result(item, bases.get(_series(item.first)), confidence) for item in launches]
-
-
-def _series(run: Run) -> tuple[object, ...]:
-    """What stays equal along a scaling curve."""
-    size = run.batch * run.ranks if run.scaling == "strong" else run.batch
-    return (run.network, run.cluster, run.framework, run.strategy, run.input, run.scaling, size)
+            bases.setdefault(item.first.series, item)
+    return [_result(item, bases.get(item.first.series), confidence) for item in launches]
 
 
 def _result(item: Launches, base: Launches | None, confidence: float) -> CaseResult:
@@ -136,7 +131,7 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         run=next((run for run in item.runs if run.outcome == "ok"), item.first),
         num_launches=len(item.runs),
         num_failed=sum(run.outcome == "failed" for run in item.runs),
-        num_drifted=sum(_drifted(run) for run in item.runs),
+        num_drifted=sum(run.drifted for run in item.runs),
         num_steps=item.num_steps,
         throughput=median_interval(item.throughputs, confidence=confidence) if good else None,
         step_s=median_interval(item.steps, confidence=confidence) if good else None,
@@ -147,10 +142,6 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         instrument_overhead=_overhead(item.passes),
         native=_median_timers(item.runs),
     )
-
-
-def _drifted(run: Run) -> bool:
-    return run.drift is not None and abs(run.drift) > 0.05
 
 
 def _median_phases(passes: tuple[dict[str, float], ...], steps: tuple[float, ...]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What one launch of one case left behind: Run, Step, Span, Environment, Failure."""
+"""What one launch of one case left behind: Run, Step, Span, Machine, Failure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,38 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.spec.fields import Noun
+from paceline.spec.protocol import Protocol
+from paceline.spec.study import case_label
 
-__all__ = ["PASSES", "PHASES", "SCHEMA_VERSION", "Check", "Environment", "Failure", "Run", "RunData", "Span", "Step"]
+__all__ = [
+    "DRIFT_LIMIT",
+    "PASSES",
+    "PHASES",
+    "RENAMED",
+    "SCHEMA_VERSION",
+    "Check",
+    "Failure",
+    "Machine",
+    "Run",
+    "RunData",
+    "Span",
+    "Step",
+]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a stored run changes its shape; readers refuse what is newer than they are."""
+
+RENAMED = {"environment": "machine", "calibration_s": "probe_s"}
+"""Fields of schema 1 by their names today."""
+
+DRIFT_LIMIT: float = Protocol.model_fields["width"].default
+"""Drift beyond which a launch counts as drifted, unless the protocol asks for another interval width."""
 
 PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The phases of a step, in order, everywhere."""
 
 PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
-"""What a launch times: the clean pass for throughput, the others to split the step (see `summary.phases`)."""
+"""What a launch times: the clean pass for throughput, the others to split the step (see `summary.phases_of`)."""
 
 
 class Failure(Noun):
@@ -54,7 +75,7 @@ class Check(Noun):
     fix: str = ""
 
 
-class Environment(Noun):
+class Machine(Noun):
     """The machine and software of a run."""
 
     host: str
@@ -129,21 +150,49 @@ class Run(Noun):
     """From start to end of the launch, set-up included."""
     outcome: Literal["ok", "failed"]
     failure: Failure | None = None
-    environment: Environment
+    machine: Machine
     warmup: dict[str, int] = Field(default_factory=dict)
     """Steps dropped per pass until its spread settled."""
     timers: dict[str, float] = Field(default_factory=dict)
     """Seconds per step by the framework's own timers, mean over the timed steps of the slowest rank."""
-    calibration_s: float | None = None
-    """Time of the fixed calibration kernel just before the launch; its change is the machine's drift."""
+    probe_s: float | None = None
+    """Time of a fixed kernel just before the launch; its change is the machine's drift."""
     drift: float | None = None
-    """Relative distance of the calibration kernel from the campaign's median so far."""
+    """Relative distance of the probe from the campaign's median so far."""
+    drift_limit: float = DRIFT_LIMIT
+    """Drift beyond which the launch counts as drifted: the interval width that the protocol asked for."""
     dilation: float = 1.0
     """Factor by which links and compute were slowed; stored times are already divided by it."""
     labels: tuple[str, ...] = ()
     """Warnings that belong to every number of this run, such as an unsupported combination."""
     facts: dict[str, Any] = Field(default_factory=dict)
     """Whatever else the worker reported: losses, clock offsets, queue lengths."""
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the machine's own speed was off: the launch stays in the sample, but does not let its case stop."""
+        return self.drift is not None and abs(self.drift) > self.drift_limit
+
+    @property
+    def label(self) -> str:
+        """The case's label, see `spec.study.case_label`."""
+        return case_label(self.network, self._named_framework, self.batch, self.ranks, self.cluster)
+
+    @property
+    def series(self) -> tuple[str | int, ...]:
+        """What stays equal along a scaling curve: the key of the run's series."""
+        size = self.batch * self.ranks if self.scaling == "strong" else self.batch
+        return (self.network, self.cluster, self.framework, self.strategy, self.input, self.scaling, size)
+
+    @property
+    def series_label(self) -> str:
+        """What tells the run's scaling curve from others."""
+        where = "" if self.cluster == "local" else f", {self.cluster}"
+        return f"{self.network} {self._named_framework}, batch {self.batch}, {self.input} input{where}"
+
+    @property
+    def _named_framework(self) -> str:
+        return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _result(result: CaseResult) -> Document:
         "instrument_overhead": result.instrument_overhead,
         "native_timers_s": result.native,
         "labels": list(run.labels),
-        "versions": run.environment.versions,
+        "versions": run.machine.versions,
         "failure": run.failure.model_dump(mode="json") if run.failure else None,
     }
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.explain.cases.evidence import case_label
 from paceline.measurements.results import CaseResult
 from paceline.measurements.run import PHASES, Run
 from paceline.report.words import percent_half, span_ms, tried_words
@@ -83,7 +82,7 @@ def _result_row(result: CaseResult) -> list[Cell]:
     assert rate is not None
     efficiency = format_share(result.efficiency) if result.efficiency is not None else ""
     return [
-        Cell(case_label(result.run), case_id=result.run.case_id),
+        Cell(result.run.label, case_id=result.run.case_id),
         Cell(f"{rate.value:,.1f}", rate.value),
         Cell(percent_half(rate)),
         _seconds(step.value if step else None),
@@ -110,7 +109,7 @@ def failure_table(runs: Sequence[Run]) -> Table:
         count = sum(other.case_id == case_id and other.failure is not None for other in runs)
         launches = "1 launch" if count == 1 else f"{count} launches"
         where = f"{run.failure.phase}: {run.failure.reason}"
-        rows.append([case_label(run), where, f"{run.failure.message} ({launches})"])
+        rows.append([run.label, where, f"{run.failure.message} ({launches})"])
     return make_table(["case", "where", "why"], rows, title="Failures")
 
 
@@ -118,7 +117,7 @@ def phase_table(results: Sequence[CaseResult]) -> Table:
     """Exposed shares of the step by phase; they sum to one."""
     names = (*PHASES, "other")
     rows = [
-        [case_label(result.run), *(format_share(result.shares[name]) for name in names), _overhead(result)]
+        [result.run.label, *(format_share(result.shares[name]) for name in names), _overhead(result)]
         for result in results
     ]
     columns = ["case", *(f">{name}" for name in names), ">instrument"]

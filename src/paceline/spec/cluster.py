@@ -8,10 +8,25 @@ from pydantic import Field, model_validator
 
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
 
-__all__ = ["Cluster", "Device", "DeviceKind", "Emulation", "Host", "Link", "Placed", "Precision", "place"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "DeviceKind",
+    "Emulation",
+    "Host",
+    "LayerClass",
+    "Link",
+    "Placed",
+    "Precision",
+    "ReachShare",
+    "place",
+]
 
 DeviceKind = Literal["gpu", "cpu", "manycore", "other"]
 Precision = Literal["float64", "float32", "tf32", "float16", "bfloat16", "float8"]
+LayerClass = Literal["convolution", "linear", "attention", "elementwise"]
+"""Kinds of layer that reach different shares of a device's rates."""
+ReachShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class Emulation(Noun):
@@ -21,6 +36,8 @@ class Emulation(Noun):
     """Seconds of one forward pass of the case; none given means the model's estimate for the device."""
     backward: Seconds | None = None
     """Seconds of one backward pass; none given means twice the forward."""
+    batch: Count | None = None
+    """Samples that forward and backward are stated for; none given means the batch of the case, whatever it is."""
     profile: Name | None = None
     """Path of a profile whose times, layer by layer, the device takes, scaled to the case's batch."""
     speed: Annotated[float, Field(gt=0)] = 1.0
@@ -46,6 +63,9 @@ class Device(Noun):
     """Rate of its own memory, as the vendor states it."""
     launch_overhead: Seconds | None = None
     """Time that starting one kernel takes when nothing hides it."""
+    reach: dict[LayerClass, ReachShare] = Field(default_factory=dict)
+    """Share of peak compute that convolution, linear and attention layers reach, and share of memory bandwidth that
+    elementwise layers reach; the catalog's share for the kind of device where none is given."""
     price: Price | None = None
     """Rent of one device."""
     emulation: Emulation | None = None

@@ -19,7 +19,7 @@ from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Case", "Catalog", "Conflict", "InputMode", "Script", "Study", "conflicts", "expand"]
+__all__ = ["Case", "Catalog", "Conflict", "InputMode", "Script", "Study", "case_label", "conflicts", "expand"]
 
 MAX_CASES = 100_000
 """More is taken for a slip of the pen."""
@@ -105,10 +105,16 @@ class Case(Noun):
 
     @property
     def label(self) -> str:
-        """A short name for people."""
-        plural = "rank" if self.ranks == 1 else "ranks"
+        """A short name for people, see `case_label`."""
         named = "" if self.strategy.name == "default" else f" {self.strategy.name}"
-        return f"{self.network.name} {self.framework}{named} batch {self.batch} x {self.ranks} {plural}"
+        return case_label(self.network.name, self.framework + named, self.batch, self.ranks, self.cluster.name)
+
+
+def case_label(network: str, framework: str, batch: int, ranks: int, cluster: str) -> str:
+    """What tells a case from others; `framework` holds the strategy's name, the cluster is named unless it is local."""
+    plural = "rank" if ranks == 1 else "ranks"
+    where = "" if cluster == "local" else f", {cluster}"
+    return f"{network} {framework}, batch {batch} x {ranks} {plural}{where}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import IO, Any
 from paceline.bench.job import Launch, MeetingPoint, Process
 from paceline.bench.launchers.local import NUM_PORTS, inherited, spawn
 from paceline.bench.virtual.devices.dilation import choose_dilation
-from paceline.bench.virtual.devices.exchange import exchange_of
+from paceline.bench.virtual.devices.emulation import exchange_load
 from paceline.bench.virtual.hosts import state
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.hosts.throttle import group_for, join_group
@@ -59,8 +59,8 @@ class VirtualLauncher:
     def _dilation(self, case: Case) -> float:
         if self._asked is not None:
             return self._asked
-        exchange = exchange_of(case)
-        return choose_dilation(exchange, slower=self._slowed.get(case.id, 1.0)) if exchange else 1.0
+        load = exchange_load(case)
+        return choose_dilation(load, slower=self._slowed.get(case.id, 1.0)) if load else 1.0
 
     def _ensure(self, cluster: Cluster, dilation: float, *, linked: bool) -> VirtualCluster:
         """A cluster with these hosts; a rank alone uses no link, so that it does not matter how those are played."""

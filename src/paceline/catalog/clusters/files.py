@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.spec.cluster import DeviceKind, Emulation, Precision
+from paceline.spec.cluster import DeviceKind, Emulation, LayerClass, Precision, ReachShare
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
 
 __all__ = ["ClusterFile", "DeviceEntry", "HostEntry", "LinkEntry"]
@@ -33,6 +33,8 @@ class DeviceEntry(Noun):
     """Rate of its own memory."""
     launch_overhead: Seconds | None = None
     """Time that starting one kernel takes when nothing hides it."""
+    reach: dict[LayerClass, ReachShare] | None = None
+    """Share of peak compute (of memory bandwidth for elementwise layers) that each kind of layer reaches."""
     price: Price | None = None
     """Rent of one device."""
     emulation: Emulation | None = None

@@ -7,15 +7,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from paceline.catalog.figures import Figure
+from paceline.catalog.figures import Figure, ShareFigure
 from paceline.errors import UnknownName
-from paceline.spec.cluster import Device, DeviceKind, Precision
+from paceline.spec.cluster import Device, DeviceKind, LayerClass, Precision
 from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds
 from paceline.spec.load import load_noun
 
-__all__ = ["DeviceFigures", "DeviceRecord", "device", "device_names", "device_record"]
+__all__ = ["DeviceFigures", "DeviceRecord", "device", "device_names", "device_record", "reach_figures", "reach_of"]
 
 FOLDER = Path(__file__).parent
+
+ReachFigures = dict[LayerClass, ShareFigure]
 
 
 class DeviceFigures(Noun):
@@ -26,6 +28,8 @@ class DeviceFigures(Noun):
     memory: Figure[Bytes] | None = None
     memory_bandwidth: Figure[Bandwidth] | None = None
     launch_overhead: Figure[Seconds] | None = None
+    reach: ReachFigures = Field(default_factory=dict)
+    """Share of a rate that a kind of layer reaches, where it differs from other devices of its kind."""
     price: Figure[Price] | None = None
 
 
@@ -38,6 +42,20 @@ class DeviceRecord(Noun):
     year: int | None = None
     """Year in which it was announced."""
     figure: DeviceFigures = DeviceFigures()
+
+
+class UsualReach(Noun):
+    """Reach of every kind of device, for devices whose own is not known."""
+
+    gpu: ReachFigures
+    cpu: ReachFigures
+    manycore: ReachFigures
+    other: ReachFigures
+
+
+@cache
+def _usual_reach() -> dict[str, ReachFigures]:
+    return dict(load_noun(FOLDER.parent / "reach.toml", UsualReach))
 
 
 @cache
@@ -69,5 +87,17 @@ def device(name: str) -> Device:
         memory=figures.memory.value if figures.memory else None,
         memory_bandwidth=figures.memory_bandwidth.value if figures.memory_bandwidth else None,
         launch_overhead=figures.launch_overhead.value if figures.launch_overhead else None,
+        reach={kind: figure.value for kind, figure in figures.reach.items()},
         price=figures.price.value if figures.price else None,
     )
+
+
+def reach_figures(record: DeviceRecord) -> ReachFigures:
+    """The reach of every kind of layer on a device, with sources: its own, else that of its kind of device."""
+    return {**_usual_reach()[record.kind], **record.figure.reach}
+
+
+def reach_of(device: Device) -> dict[LayerClass, float]:
+    """The reach of every kind of layer on a device, whether the catalog knows the device or not."""
+    usual = {kind: figure.value for kind, figure in _usual_reach()[device.kind].items()}
+    return {**usual, **device.reach}

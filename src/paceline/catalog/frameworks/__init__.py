@@ -43,8 +43,9 @@ class Policy(Noun):
     """Transport on processors without accelerator, where Paceline runs it first."""
     overlap: bool = False
     """Gradients are exchanged while the backward pass still runs."""
-    fusion: Literal["tensor", "layer", "module", "bytes", "all"]
-    """What is exchanged at once: one tensor, one layer, one wrapped module, up to `bucket` bytes, or everything."""
+    fusion: Literal["tensor", "layer", "module", "bytes", "all", "optimal"]
+    """What is exchanged at once: one tensor, one layer, one wrapped module, up to `bucket` bytes, everything, or the
+    buckets that end earliest."""
     bucket: Bytes | None = None
     """Size up to which gradients are fused; given exactly if fusion is `bytes`."""
     first_bucket: Bytes | None = None

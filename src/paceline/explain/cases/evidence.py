@@ -22,7 +22,7 @@ from paceline.measurements.tables import RankPass, rank_passes, read_spans
 from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.strategy import Strategy
 
-__all__ = ["CaseEvidence", "case_label", "load_evidence", "once_per_case", "series_label"]
+__all__ = ["CaseEvidence", "load_evidence", "once_per_case"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class CaseEvidence:
     @property
     def label(self) -> str:
         """A short name for people."""
-        return case_label(self.run)
+        return self.run.label
 
     @cached_property
     def policy(self) -> Policy | None:
@@ -92,14 +92,14 @@ class CaseEvidence:
         """Whether exchanges need the very cores that compute: ranks on processors that fill every core of a host."""
         if self.is_emulated or any(item.device.kind != "cpu" for item in self.placed):
             return False
-        return (self.run.environment.threads or 1) * self.ranks_per_host >= self.run.environment.cores
+        return (self.run.machine.threads or 1) * self.ranks_per_host >= self.run.machine.cores
 
     def host_of(self, rank: int) -> str:
         """Name of the rank's host."""
         if self.cluster is None or not self.placed:
-            return self.run.environment.host
+            return self.run.machine.host
         named = self.cluster.hosts[self.placed[rank].host].name
-        return self.run.environment.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
+        return self.run.machine.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
 
     @cached_property
     def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
@@ -134,23 +134,6 @@ def once_per_case(function: Callable[[CaseEvidence], T]) -> Callable[[CaseEviden
         return known[evidence]
 
     return once
-
-
-def case_label(run: Run) -> str:
-    """What tells this case from others."""
-    named = "" if run.strategy == "default" else f" {run.strategy}"
-    plural = "rank" if run.ranks == 1 else "ranks"
-    return f"{run.network} {run.framework}{named}, batch {run.batch} x {run.ranks} {plural}{_where(run)}"
-
-
-def series_label(run: Run) -> str:
-    """What tells this case's curve over ranks from others."""
-    named = "" if run.strategy == "default" else f" {run.strategy}"
-    return f"{run.network} {run.framework}{named}, batch {run.batch}, {run.input} input{_where(run)}"
-
-
-def _where(run: Run) -> str:
-    return "" if run.cluster == "local" else f", {run.cluster}"
 
 
 def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:

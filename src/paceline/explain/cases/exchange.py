@@ -16,12 +16,12 @@ from functools import cached_property
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from paceline.cost.buckets import bucket_bytes, fill_buckets, optimal_buckets, policy_buckets
+from paceline.cost.recurrence import exposed_fifo, exposed_none
 from paceline.explain.cases.evidence import CaseEvidence, once_per_case
 from paceline.measurements.summary import phases_of
-from paceline.model.iteration.fusion import bucket_bytes, buckets_of_size, optimal_buckets
-from paceline.model.iteration.recurrence import exposed_fifo, exposed_none
 
 __all__ = ["GradientExchange", "exchange_like", "exchanges_by_launch", "gradient_exchange", "gradients_of"]
 
@@ -60,7 +60,7 @@ class GradientExchange:
         """Bytes of all gradients."""
         return sum(self.sizes)
 
-    def cost(self, size: Floats) -> Floats:
+    def cost(self, size: ArrayLike) -> Floats:
         """Seconds of an exchange of each size."""
         seconds: Floats = self.startup + np.asarray(size) * self.per_byte
         return seconds
@@ -84,7 +84,7 @@ class GradientExchange:
     @cached_property
     def bucket_sizes(self) -> Floats:
         """Bytes of each bucket."""
-        return bucket_bytes(np.asarray(self.sizes), np.asarray(self.last))
+        return np.asarray(bucket_bytes(self.sizes, self.last))
 
     @cached_property
     def bucket_ready(self) -> Floats:
@@ -93,8 +93,7 @@ class GradientExchange:
 
     def rebucketed(self, limit: float) -> GradientExchange:
         """The same gradients in buckets of up to this size."""
-        last = buckets_of_size(np.asarray(self.sizes), limit)
-        return replace(self, last=tuple(int(index) for index in last))
+        return replace(self, last=tuple(fill_buckets(self.sizes, [limit])))
 
     def best_buckets(self) -> GradientExchange:
         """The same gradients in the buckets that end first, as far as one size for all can come to it."""
@@ -108,9 +107,7 @@ class GradientExchange:
 
     def bound(self) -> float:
         """Exposed seconds of the best possible bundling, whatever its sizes."""
-        sizes, ready = np.asarray(self.sizes), np.asarray(self.ready)
-        last = optimal_buckets(ready, sizes, self.cost)
-        return replace(self, last=tuple(int(index) for index in last)).exposed
+        return replace(self, last=tuple(optimal_buckets(self.sizes, self.ready, self.cost))).exposed
 
 
 @once_per_case
@@ -193,13 +190,7 @@ def _bundled(exchange: GradientExchange, evidence: CaseEvidence) -> GradientExch
     """In the buckets that the framework's policy makes of them."""
     policy = evidence.policy
     assert policy is not None
-    if policy.fusion == "all":
-        return exchange.rebucketed(float("inf"))
-    if policy.fusion == "bytes" and policy.bucket is not None:
-        first = policy.first_bucket if policy.overlap else None
-        last = buckets_of_size(np.asarray(exchange.sizes), policy.bucket, first=first)
-        return replace(exchange, last=tuple(int(index) for index in last))
-    return exchange
+    return replace(exchange, last=tuple(policy_buckets(policy, exchange.sizes, exchange.ready, exchange.cost)))
 
 
 def _fitted(exchange: GradientExchange, measured: float) -> GradientExchange:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.cost.buckets import bucket_bytes
+from paceline.cost.recurrence import finish_fifo
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
 from paceline.measurements.run import Span
-from paceline.model.iteration.fusion import bucket_bytes
-from paceline.model.iteration.recurrence import finish_fifo
 
 __all__ = ["Sensitivity", "WhatIf", "measured_step", "predicted_step", "sensitivities", "what_if"]
 
@@ -49,7 +49,7 @@ def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:
 
 def _buckets(exchange: GradientExchange, rank: int, begin: float) -> Iterable[Span]:
     last = list(exchange.last)
-    sizes = bucket_bytes(np.asarray(exchange.sizes), np.asarray(last))
+    sizes = np.asarray(bucket_bytes(exchange.sizes, last))
     costs = exchange.cost(sizes)
     ready = np.asarray(exchange.ready)[last]
     if not exchange.hides:

@@ -188,8 +188,8 @@ def _fewer_gain(case: CaseEvidence, best: CaseEvidence) -> Interval:
 
 def _crowding(case: CaseEvidence) -> float:
     """Compute threads for every core of the fullest host; 0 where nothing is known or compute needs no core."""
-    threads = case.run.environment.threads
-    return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.environment.cores
+    threads = case.run.machine.threads
+    return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.machine.cores
 
 
 def _oversubscribed(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Finding | None:
@@ -197,7 +197,7 @@ def _oversubscribed(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Find
     crowding = _crowding(case)
     if crowding <= 1 or not case.launches.passes:
         return None
-    threads, cores, crowd = case.run.environment.threads, case.run.environment.cores, case.ranks_per_host
+    threads, cores, crowd = case.run.machine.threads, case.run.machine.cores, case.ranks_per_host
     fair = max(1, cores // crowd)
     waiting = _waiting(case, batches)
     plural = "rank" if crowd == 1 else "ranks"

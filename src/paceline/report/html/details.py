@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.explain.explanation import Explanation
 from paceline.explain.findings.finding import Finding
-from paceline.measurements.run import Check, Environment, Run
+from paceline.measurements.run import Check, Machine, Run
 from paceline.report.html.markup import Markup, element, fragment, html_table, scrollable
 from paceline.report.tables import make_table
 from paceline.report.words import MOST_OTHERS, gain_words, noise_words
@@ -63,7 +63,7 @@ def settings_section(explanation: Explanation) -> Markup:
     notes = fragment(element("h3", "Labels of these runs"), element("ul", *(element("li", label) for label in labels)))
     study = fragment(element("h3", "The study"), element("pre", explanation.text))
     return fragment(
-        *(_machine(item) for item in _distinct(run.environment for run in runs)),
+        *(_machine(item) for item in _distinct(run.machine for run in runs)),
         _checks(runs),
         notes if labels else None,
         study if explanation.text else None,
@@ -72,15 +72,15 @@ def settings_section(explanation: Explanation) -> Markup:
     )
 
 
-def _distinct(machines: Iterable[Environment]) -> list[Environment]:
+def _distinct(machines: Iterable[Machine]) -> list[Machine]:
     """Each machine once."""
-    known: dict[tuple[object, ...], Environment] = {}
+    known: dict[tuple[object, ...], Machine] = {}
     for item in machines:
         known.setdefault((item.host, item.kernel, tuple(sorted(item.versions.items()))), item)
     return list(known.values())[:8]
 
 
-def _machine(item: Environment) -> Markup:
+def _machine(item: Machine) -> Markup:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(item.versions.items()))
     rows = [
         ["processor", f"{item.cpu}, {item.cores} cores"],
@@ -93,7 +93,7 @@ def _machine(item: Environment) -> Markup:
 
 def _checks(runs: list[Run]) -> Markup | None:
     failed: dict[str, Check] = {}
-    for check in (check for run in runs for check in run.environment.checks if check.status != "ok"):
+    for check in (check for run in runs for check in run.machine.checks if check.status != "ok"):
         failed.setdefault(check.name, check)
     rows = [[check.name, check.status, check.saw, check.expected, check.fix] for check in failed.values()]
     title = "Preflight checks that did not pass"
@@ -104,11 +104,11 @@ def _checks(runs: list[Run]) -> Markup | None:
 def _method(runs: list[Run]) -> str:
     good = [run for run in runs if run.outcome == "ok"]
     dropped = [run.warmup.get("clean", 0) for run in good]
-    drifted = sum(run.drift is not None and abs(run.drift) > 0.05 for run in runs)
+    drifted = sum(run.drifted for run in runs)
     warm = f"{min(dropped)} to {max(dropped)} steps of each launch were dropped as warm-up. " if dropped else ""
     return (
         f"{len(runs)} launches, {len(runs) - len(good)} of them failed. {warm}Throughput is the median over launches "
         "of all samples over all time, with a bootstrap interval; a step is as long as its slowest rank. Phases are "
         "differences between passes that each add one part of the step. "
-        f"The machine's own speed was more than 5 % off its median before {drifted} launches."
+        f"The machine's own speed was off its median by more than the asked width before {drifted} launches."
     )

@@ -47,7 +47,7 @@ def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
         yield f"\nNote: {_launches(fewest)} per case, as the study asks; five or more make intervals trustworthy."
     drifted = sum(result.num_drifted for result in results)
     if drifted:
-        yield f"Note: the machine's own speed was more than 5 % off its median before {_launches(drifted)}."
+        yield f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}."
     for label in sorted({label for result in results for label in result.run.labels}):
         yield f"Note: {label}"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.cost.split import Cost, proportional_split, split_batch
 from paceline.errors import InputError
-from paceline.spec.split import Cost, proportional_split, split_batch
 
 costs = st.builds(
     Cost,

@@ -12,6 +12,8 @@ become ready.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def bucket_ready(backward: Floats, last: Ints) -> Floats:
+def bucket_ready(backward: Floats, last: Sequence[int] | Ints) -> Floats:
     """When each bucket is ready, counted from the start of backward; `last` is the index of its last gradient."""
     ready: Floats = np.cumsum(backward, axis=-1)[..., last]
     return ready

@@ -6,7 +6,7 @@ and pays a for each:
     t(n) = a * ceil(n / c) + b * n            minimise  max_i t_i(n_i)   with   sum_i n_i = N,  n_i whole
 
 Every t is increasing, so the best finish time T is the smallest for which the devices can take N samples together.
-Standard library only: it also runs inside training processes.
+Standard library only: training processes import this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cost:
     """Samples it must have, for instance because a layer needs every rank to take part."""
 
     def seconds(self, samples: int) -> float:
-        """Time of a step with so many samples; none cost nothing."""
+        """Time of a step with this many samples; none cost nothing."""
         if samples <= 0:
             return 0.0
         chunks = 1 if self.chunk is None else -(-samples // self.chunk)

@@ -11,15 +11,28 @@ Thakur, Rabenseifner and Gropp, Optimization of collective communication operati
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.spec.cluster import Cluster, Placed
+if TYPE_CHECKING:
+    from paceline.spec.cluster import Cluster, Host, Placed
 
-__all__ = ["ALGORITHMS", "Fabric", "allreduce", "fabric_of", "gather_or_scatter", "parameter_server"]
+__all__ = [
+    "ALGORITHMS",
+    "Endpoint",
+    "Fabric",
+    "allreduce",
+    "endpoint_of",
+    "fabric_between",
+    "fabric_of",
+    "gather_or_scatter",
+    "parameter_server",
+]
 
 Floats = NDArray[np.float64]
 Cost = Callable[[Floats, int, float, float, float], Floats]
@@ -64,11 +77,8 @@ class Fabric:
     inside_per_byte: float
     between_latency: float
     between_per_byte: float
-    """Of one network port, in one direction."""
-    nics: int = 1
+    """Of all network ports of a host together, in one direction."""
     reduce_per_byte: float = 0.0
-    half_size: float = 0.0
-    """Bytes at which a message reaches half of the link's rate; 0 means every size is equally efficient."""
 
     def slowed(self, latency: float, per_byte: float) -> Fabric:
         """The same ranks with all latencies and all seconds per byte multiplied."""
@@ -81,31 +91,40 @@ class Fabric:
             reduce_per_byte=self.reduce_per_byte * per_byte,
         )
 
-    @property
-    def ports_per_byte(self) -> float:
-        """Seconds per byte of all ports of a host together."""
-        return self.between_per_byte / self.nics
+
+class Endpoint(NamedTuple):
+    """Where one rank is attached: its host, and bandwidth and latency inside the host and to other hosts."""
+
+    host: int | str
+    inside: tuple[float, float]
+    link: tuple[float, float]
+    """Bandwidth of all ports of the host together, and latency."""
 
 
-def fabric_of(
-    cluster: Cluster, placed: tuple[Placed, ...], *, reduce_per_byte: float = 0.0, half_size: float = 0.0
-) -> Fabric:
-    """The fabric of ranks placed on a cluster; unequal links count with the slowest, for every ring passes it."""
-    used = sorted({rank.host for rank in placed})
-    hosts = [cluster.hosts[index] for index in used]
-    local = max(sum(rank.host == index for rank in placed) for index in used)
+def fabric_between(ranks: Sequence[Endpoint]) -> Fabric:
+    """The fabric of some ranks; unequal links count with the slowest, for every ring passes it."""
+    hosts = [rank.host for rank in ranks]
+    counts = Counter(hosts)
     return Fabric(
-        ranks=len(placed),
-        hosts=len(used),
-        local=local,
-        inside_latency=max(host.inside.latency for host in hosts),
-        inside_per_byte=max(1 / host.inside.bandwidth for host in hosts),
-        between_latency=max(host.link.latency for host in hosts),
-        between_per_byte=max(1 / (host.link.bandwidth * host.nics) for host in hosts) * min(h.nics for h in hosts),
-        nics=min(host.nics for host in hosts),
-        reduce_per_byte=reduce_per_byte,
-        half_size=half_size,
+        ranks=len(ranks),
+        hosts=len(counts),
+        local=max(counts.values()),
+        inside_latency=max(rank.inside[1] for rank in ranks),
+        inside_per_byte=max(1 / rank.inside[0] for rank in ranks),
+        between_latency=max(rank.link[1] for rank in ranks),
+        between_per_byte=max(1 / rank.link[0] for rank in ranks),
     )
+
+
+def endpoint_of(host: Host, index: int | str) -> Endpoint:
+    """The endpoint of every rank of a host."""
+    inside = (host.inside.bandwidth, host.inside.latency)
+    return Endpoint(index, inside, (host.link.bandwidth * host.nics, host.link.latency))
+
+
+def fabric_of(cluster: Cluster, placed: Sequence[Placed]) -> Fabric:
+    """The fabric of ranks placed on a cluster."""
+    return fabric_between([endpoint_of(cluster.hosts[rank.host], rank.host) for rank in placed])
 
 
 def allreduce(fabric: Fabric, size: Floats, algorithm: str | None = None) -> Floats:
@@ -113,7 +132,6 @@ def allreduce(fabric: Fabric, size: Floats, algorithm: str | None = None) -> Flo
     n = np.asarray(size, dtype=np.float64)
     if fabric.ranks == 1:
         return np.zeros_like(n)
-    n = n + np.where(n > 0, fabric.half_size, 0.0)
     if algorithm == "hierarchical":
         return _hierarchical(fabric, n)
     if algorithm == "double_tree":
@@ -129,7 +147,7 @@ def _flat_links(fabric: Fabric) -> tuple[float, float]:
     crossing = fabric.hosts / fabric.ranks
     latency = crossing * fabric.between_latency + (1 - crossing) * fabric.inside_latency
     inside = fabric.inside_per_byte if fabric.local > 1 else 0.0
-    return latency, max(inside, fabric.ports_per_byte)
+    return latency, max(inside, fabric.between_per_byte)
 
 
 def _hierarchical(fabric: Fabric, n: Floats) -> Floats:
@@ -139,7 +157,7 @@ def _hierarchical(fabric: Fabric, n: Floats) -> Floats:
     if fabric.local > 1:
         total = total + _ring(n, fabric.local, fabric.inside_latency, fabric.inside_per_byte, g)
     if fabric.hosts > 1:
-        total = total + _ring(n, fabric.hosts, fabric.between_latency, fabric.ports_per_byte, g / fabric.local)
+        total = total + _ring(n, fabric.hosts, fabric.between_latency, fabric.between_per_byte, g / fabric.local)
     return total
 
 
@@ -148,7 +166,7 @@ def _double_tree(fabric: Fabric, n: Floats) -> Floats:
     hops = 2 * np.log2(max(fabric.hosts, 1)) * fabric.between_latency
     hops += 2 * (fabric.local - 1) * fabric.inside_latency
     inside = fabric.inside_per_byte if fabric.local > 1 else 0.0
-    slowest = max(inside, fabric.ports_per_byte if fabric.hosts > 1 else 0.0)
+    slowest = max(inside, fabric.between_per_byte if fabric.hosts > 1 else 0.0)
     cost: Floats = hops + n * (2 * slowest + fabric.reduce_per_byte)
     return cost
 
@@ -159,7 +177,6 @@ def gather_or_scatter(fabric: Fabric, size: Floats) -> Floats:
     if fabric.ranks == 1:
         return np.zeros_like(n)
     latency, per_byte = _flat_links(fabric)
-    n = n + np.where(n > 0, fabric.half_size, 0.0)
     p = fabric.ranks
     cost: Floats = (p - 1) * latency + (p - 1) / p * n * per_byte
     return cost
@@ -174,12 +191,9 @@ def parameter_server(fabric: Fabric, size: Floats, *, servers: int) -> Floats:
     n = np.asarray(size, dtype=np.float64)
     if fabric.ranks == 1:
         return np.zeros_like(n)
-    n = n + np.where(n > 0, fabric.half_size, 0.0)
     if fabric.hosts == 1:
         return 2 * fabric.inside_latency + 2 * n * fabric.inside_per_byte * (fabric.local - 1)
-    port = fabric.ports_per_byte
+    port = fabric.between_per_byte
     if servers == 0:
         return 2 * fabric.between_latency + 2 * (fabric.hosts - 1) / fabric.hosts * n * port * fabric.local
-    worker = 2 * n * port * fabric.local
-    server = 2 * fabric.ranks * n * port / servers
-    return np.maximum(worker, server) + 2 * fabric.between_latency
+    return 2 * n * port * max(fabric.local, fabric.ranks / servers) + 2 * fabric.between_latency

@@ -7,28 +7,21 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from paceline.catalog import Policy
+from paceline.cost import recurrence
+from paceline.cost.buckets import bucket_bytes, mgwfbp_buckets, optimal_buckets, policy_buckets
+from paceline.cost.collective import Fabric, allreduce, gather_or_scatter, parameter_server
 from paceline.errors import Unsupported
 from paceline.model.calibration import Calibration
-from paceline.model.collective.cost import Fabric, allreduce, gather_or_scatter, parameter_server
-from paceline.model.collective.sweep import seconds_at
 from paceline.model.compute import StepWork
-from paceline.model.iteration import recurrence
-from paceline.model.iteration.fusion import (
-    bucket_bytes,
-    buckets_of_size,
-    cycle_buckets,
-    mgwfbp_buckets,
-    optimal_buckets,
-)
 from paceline.model.prediction import TERMS
+from paceline.model.sweep import seconds_at
 
-__all__ = ["Factors", "Ranks", "buckets_of", "exchange_seconds", "expected_slowest", "fusion_choices", "step_terms"]
+__all__ = ["NOMINAL", "Factors", "Ranks", "exchange_seconds", "fusion_choices", "step_terms"]
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 COMPRESSED = {"none": 1.0, "float16": 0.5, "1bit": 1 / 32, "powersgd": 1 / 16}
 """Share of bytes that is left on the wire; PowerSGD at rank 4 on convolutional networks."""
@@ -49,6 +42,10 @@ class Factors:
     slowdown: Floats
 
 
+NOMINAL = Factors(*(np.ones(1) for _ in range(5)))
+"""Nothing is uncertain."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of one case: distinct devices with their work, how many of each, and the fabric between them."""
@@ -64,22 +61,19 @@ class Ranks:
     accumulate: int = 1
     element_share: float = 1.0
     """Bytes on the wire per byte of the profile's gradients, from a reduced precision of the exchange."""
+    straggle: tuple[float, float] = (0.0, 1.0)
+    """Probability that some rank slows a step down, and by which factor."""
+
+    @property
+    def lead(self) -> StepWork:
+        """The work of the slowest device."""
+        return max(self.works, key=lambda work: work.compute)
 
 
-def buckets_of(policy: Policy, work: StepWork, cost: Callable[[Floats], Floats]) -> Ints:
+def _buckets(policy: Policy, work: StepWork, cost: Callable[[ArrayLike], Floats]) -> list[int]:
     """Index of the last gradient of each bucket under a framework's policy; `cost` is that of one exchange."""
-    count = work.num_gradients
-    if policy.cycle and policy.overlap and policy.bucket:
-        ready = np.cumsum(work.backward)
-        return cycle_buckets(ready, work.gradients, policy.bucket, cycle=policy.cycle, cost=cost)
-    if policy.fusion == "all":
-        return np.array([count - 1])
-    if policy.fusion == "bytes":
-        return buckets_of_size(work.gradients, policy.bucket or 0.0, first=policy.first_bucket)
-    if policy.fusion == "tensor":
-        return np.arange(count)
-    ends = np.flatnonzero(np.diff(work.layer, append=work.layer[-1] + 1))
-    return ends.astype(np.int64)
+    ready = np.cumsum(work.backward).tolist()
+    return policy_buckets(policy, work.gradients.tolist(), ready, cost, layers=work.layer.tolist())
 
 
 def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> dict[str, tuple[int, float]]:
@@ -91,20 +85,20 @@ def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> di
     whole = policy.aggregation == "allreduce" and policy.overlap and policy.order != "priority"
     if ranks.fabric.ranks == 1 or not whole:
         return {}
-    lead = max(ranks.works, key=lambda work: work.compute)
+    lead = ranks.lead
     sizes = lead.gradients
     ready = np.max([np.cumsum(work.backward) for work in ranks.works], axis=0)
     pace, full = calibration.overlap_rate, _nominal(ranks, policy, calibration)
 
-    def cost(size: Floats) -> Floats:
+    def cost(size: ArrayLike) -> Floats:
         return full(size) / pace
 
     small, large = cost(np.array([1.0, 1.0 + sizes.sum()]))
     per_byte = float(large - small) / float(sizes.sum())
     choices = {
-        "policy": buckets_of(policy, lead, full),
-        "mgwfbp": mgwfbp_buckets(ready, sizes, startup=float(small), per_byte=per_byte),
-        "optimal": optimal_buckets(ready, sizes, cost),
+        "policy": _buckets(policy, lead, full),
+        "mgwfbp": mgwfbp_buckets(sizes.tolist(), ready.tolist(), startup=float(small), per_byte=per_byte),
+        "optimal": optimal_buckets(sizes, ready.tolist(), cost),
     }
     return {
         name: (len(last), pace * float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
@@ -116,25 +110,23 @@ def _share(ranks: Ranks, policy: Policy) -> float:
     return COMPRESSED[policy.compression] * ranks.element_share
 
 
-def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable[[Floats], Floats]:
+def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable[[ArrayLike], Floats]:
     """Seconds of one exchange by the bytes of its gradients, with nothing uncertain."""
-    one = Factors(*(np.ones(1) for _ in range(5)))
 
-    def cost(size: Floats) -> Floats:
-        sizes = np.asarray(size) * _share(ranks, policy)
-        return np.asarray(_comm(ranks.fabric, policy, calibration, sizes=sizes, factors=one)[0])
+    def cost(size: ArrayLike) -> Floats:
+        sizes = np.asarray(size, dtype=np.float64) * _share(ranks, policy)
+        return np.asarray(_comm(ranks.fabric, policy, calibration, sizes=sizes, factors=NOMINAL)[0])
 
     return cost
 
 
 def exchange_seconds(ranks: Ranks, policy: Policy, calibration: Calibration) -> float:
     """Seconds of all exchanges of one step, hidden or not."""
-    lead = max(ranks.works, key=lambda work: work.compute)
     cost = _nominal(ranks, policy, calibration)
-    return float(cost(bucket_bytes(lead.gradients, buckets_of(policy, lead, cost))).sum())
+    return float(cost(bucket_bytes(ranks.lead.gradients, _buckets(policy, ranks.lead, cost))).sum())
 
 
-def expected_slowest(ranks: int, jitter: float) -> float:
+def _expected_slowest(ranks: int, jitter: float) -> float:
     """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
     return float(jitter * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)))
 
@@ -158,8 +150,9 @@ def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: 
             _without_barrier(terms, ranks)
             _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
             return terms
-        jitter = calibration.jitter if calibration.jitter is not None else max(w.jitter for w in ranks.works)
-        terms["waiting"] = slowest - mean_forward - mean_backward + slowest * expected_slowest(count, jitter)
+    jitter = calibration.jitter if calibration.jitter is not None else max(w.jitter for w in ranks.works)
+    late = _expected_slowest(count, jitter) + ranks.straggle[0] * (ranks.straggle[1] - 1)
+    terms["waiting"] = np.maximum(slowest - mean_forward - mean_backward, 0.0) + slowest * late
     _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
     return terms
 
@@ -177,7 +170,7 @@ def _compute(ranks: Ranks, factors: Factors, *, easier: float) -> tuple[Floats, 
     """Mean forward and backward over the devices, and the compute of the slowest."""
     weights = np.asarray(ranks.counts, dtype=np.float64) / sum(ranks.counts)
     scale = factors.compute * ranks.accumulate * easier
-    forward = scale * float(weights @ [work.forward.sum() for work in ranks.works])
+    forward = scale * float(weights @ [work.start for work in ranks.works])
     backward = scale * float(weights @ [work.backward.sum() for work in ranks.works])
     return forward, backward, scale * max(work.compute for work in ranks.works)
 
@@ -185,9 +178,9 @@ def _compute(ranks: Ranks, factors: Factors, *, easier: float) -> tuple[Floats, 
 def _add_distributed(
     terms: dict[str, Floats], ranks: Ranks, policy: Policy, *, calibration: Calibration, factors: Factors
 ) -> None:
-    lead = max(ranks.works, key=lambda work: work.compute)
-    last = buckets_of(policy, lead, _nominal(ranks, policy, calibration))
-    sizes = bucket_bytes(lead.gradients, last) * _share(ranks, policy)
+    lead = ranks.lead
+    last = _buckets(policy, lead, _nominal(ranks, policy, calibration))
+    sizes = np.asarray(bucket_bytes(lead.gradients, last)) * _share(ranks, policy)
     comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
     if policy.block_samples:
         comm = comm / max(1.0, policy.block_samples / ranks.batch)
@@ -216,22 +209,32 @@ def _crowding(ranks: Ranks, calibration: Calibration) -> float:
 
 
 def _exposed(
-    ranks: Ranks, policy: Policy, lead: StepWork, *, last: Ints, comm: Floats, factors: Factors, slower: Floats
+    ranks: Ranks, policy: Policy, lead: StepWork, *, last: list[int], comm: Floats, factors: Factors, slower: Floats
 ) -> Floats:
-    """Exposed aggregation; a bucket is ready when the slowest device has it."""
+    """Exposed aggregation: the time from the end of the slowest device's compute to the end of the last exchange."""
+    if not policy.overlap and policy.shard_stage != 3:
+        return recurrence.exposed_none(comm)
     scale = (factors.compute * slower)[:, None]
-    ready = scale * np.max([recurrence.bucket_ready(work.backward, last) for work in ranks.works], axis=0)
-    if policy.shard_stage == 3:
-        forward = scale * np.add.reduceat(lead.forward, np.append(0, last[:-1] + 1))
+    if policy.shard_stage == 3 or policy.order == "priority":
+        ready = scale * np.max([recurrence.bucket_ready(work.backward, last) for work in ranks.works], axis=0)
+        forward = scale * np.add.reduceat(lead.forward, np.append(0, np.asarray(last[:-1], dtype=np.int64) + 1))
+        if policy.shard_stage != 3:
+            return recurrence.exposed_priority(ready, comm, forward)
         third = comm / 3
         ahead, behind = recurrence.exposed_sharded(forward, ready, gather=third, scatter=third, overlap=policy.overlap)
         return ahead + behind
-    if not policy.overlap:
-        return recurrence.exposed_none(comm)
-    if policy.order == "priority":
-        forward = scale * np.add.reduceat(lead.forward, np.append(0, last[:-1] + 1))
-        return recurrence.exposed_priority(ready, comm, forward)
-    return recurrence.exposed_fifo(ready, comm)
+    return recurrence.exposed_fifo(_ready(ranks, last, factors, slower), comm)
+
+
+def _ready(ranks: Ranks, last: list[int], factors: Factors, slower: Floats) -> Floats:
+    """When the slowest device has each bucket, since the step began; `slower` stretches backward."""
+    before = ranks.accumulate - 1
+    rows = [
+        before * work.compute + work.start + slower[:, None] * recurrence.bucket_ready(work.backward, last)
+        for work in ranks.works
+    ]
+    ready: Floats = factors.compute[:, None] * np.max(rows, axis=0)
+    return ready
 
 
 def _comm(fabric: Fabric, policy: Policy, calibration: Calibration, *, sizes: Floats, factors: Factors) -> Floats:
