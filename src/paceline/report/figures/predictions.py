@@ -64,7 +64,7 @@ def _line(curve: Curve, name: str, number: int) -> Figure:
     }
 
 
-def _bands(curve: Curve, number: int, _: int) -> list[Figure]:
+def _bands(curve: Curve, number: int, num_curves: int) -> list[Figure]:
     devices, _ = _rates(curve)
     shared = {"type": "scatter", "mode": "lines", "legendgroup": str(number), "hoverinfo": "skip", "showlegend": False}
     fill = {"fill": "toself", "fillcolor": f"{LINES[number]}-band", "line": {"width": 0, "color": LINES[number]}}
