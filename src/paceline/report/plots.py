@@ -22,7 +22,7 @@ from paceline.files import atomic_write
 from paceline.model.prediction import Curve
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.figures import Figure, plot_text
-from paceline.report.figures.predictions import simulated_shares, step_terms, throughput_curves
+from paceline.report.figures.predictions import simulated_shares, term_bars, throughput_curves
 from paceline.report.html.page import read_asset, render_figures
 from paceline.report.words import common_label
 
@@ -158,7 +158,7 @@ def write_curves(path: Path, curves: Sequence[Curve], names: Sequence[str]) -> N
     """Predicted curves: throughput with its intervals, and the terms of a step."""
     title = curves[0].label if len(curves) == 1 else common_label(curves)
     throughput = "throughput, with intervals of 50 % and 90 %"
-    figures = [(throughput, throughput_curves(curves, names)), ("terms of a step", step_terms(curves, names))]
+    figures = [(throughput, throughput_curves(curves, names)), ("terms of a step", term_bars(curves, names))]
     write_plot(path, title, figures)
 
 

@@ -9,7 +9,7 @@ from paceline.model.simulate.scenario import Simulated
 from paceline.report.figures import LINES, SYMBOLS, Figure, new_figure, plot_text, stacked
 from paceline.units import SECONDS, format_share
 
-__all__ = ["simulated_shares", "step_terms", "throughput_curves"]
+__all__ = ["simulated_shares", "term_bars", "throughput_curves"]
 
 TERM_ROLES = {"fixed": "@other"}
 """Terms whose colour is not of their own name."""
@@ -121,7 +121,7 @@ def _knee(curve: Curve) -> list[Figure]:
     ]  # fmt: skip
 
 
-def step_terms(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
+def term_bars(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
     """Steps by their terms: of every count for one curve, of the largest count for several."""
     if len(curves) == 1:
         bars = [(f"{p.devices:,}", p) for p in curves[0].predictions]
