@@ -1,4 +1,4 @@
-"""Paceline: a performance laboratory for distributed deep learning, and the training runtime that grows out of it."""
+"""Paceline: performance measurement, prediction and training for distributed deep learning."""
 
 from __future__ import annotations
 

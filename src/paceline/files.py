@@ -1,6 +1,6 @@
-"""Files and directories that are whole or not there: write under a temporary name, synchronise, rename.
+"""Atomic creation of files and directories: write under a temporary name, fsync, rename.
 
-A reader sees the content from before or the content from after, never a part; with `durable` that also holds after a
+A reader sees the old content or the new content, never a mixture; with `durable` that also holds after a
 power failure. Standard library and Python 3.9 only, as training processes import this module.
 """
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _MARK = ".tmp-"
 _NUMBERS = itertools.count()
-"""One for each temporary file of this process, so that threads do not share one."""
+"""A number for each temporary file of this process, so that two threads never share one."""
 
 
 def atomic_write(path: Path, content: Content, *, durable: bool = True, previous: Path | None = None) -> None:
     """Replace a file by this content; the directory must exist.
 
     Content is text (written as UTF-8), bytes, or a function that writes to the open file. A file that is replaced is
-    kept under the name `previous`, if one is given. `durable=False` spares the synchronisation, for files that only
-    matter while the processes of this boot live.
+    kept under the name `previous`, if one is given. `durable=False` skips fsync, for files that are not needed
+    after a reboot.
     """
     temporary = path.with_name(f"{path.name}{_MARK}{_owner()}-{next(_NUMBERS)}")
     try:
@@ -80,7 +80,7 @@ def atomic_directory(target: Path, *, scratch: Path | None = None, durable: bool
 
 
 def remove_abandoned(scratch: Path) -> int:
-    """Remove the temporary entries of processes of this host that are gone; says how many there were."""
+    """Remove the temporary entries of processes of this host that no longer run; return their number."""
     entries = list(scratch.iterdir()) if scratch.is_dir() else []
     gone = [path for path in entries if _owner_is_gone(path.name)]
     for path in gone:
@@ -89,7 +89,7 @@ def remove_abandoned(scratch: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a directory's list of names, is on the disk."""
+    """Fsync a file, or the entries of a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -102,7 +102,7 @@ def _owner() -> str:
 
 
 def _owner_is_gone(name: str) -> bool:
-    """Whether a name such as `run.tmp-HOST-PID-RANDOM` is of a process of this host that no longer runs."""
+    """Whether a name such as `run.tmp-HOST-PID-RANDOM` belongs to a process of this host that no longer runs."""
     host, _, rest = name.rpartition(_MARK)[2].rpartition("-")[0].rpartition("-")
     if host != socket.gethostname() or not rest.isdigit():
         return False

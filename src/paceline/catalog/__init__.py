@@ -27,6 +27,6 @@ __all__ = [
 
 
 def shipped_catalog() -> Catalog:
-    """Every name that a study may use, and what each one means."""
+    """The lookup of all names that a study may use."""
     names = {"networks": network_names(), "clusters": cluster_names(), "frameworks": framework_names()}
     return Catalog(network=network, cluster=cluster, framework=framework, names=names)

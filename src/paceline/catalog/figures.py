@@ -1,4 +1,4 @@
-"""A figure of the catalog: a quantity with its unit and the document that states it."""
+"""Figures of the catalog: a quantity with its unit and source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Q = TypeVar("Q")
 
 
 class Figure(Noun, Generic[Q]):
-    """One quantity; without unit or source it is refused."""
+    """A quantity with a unit and a source, both required."""
 
     value: Q
     source: Name
@@ -32,7 +32,7 @@ class Figure(Noun, Generic[Q]):
 
 
 class ShareFigure(Noun):
-    """One share between 0 and 1, which has no unit; without a source it is refused."""
+    """A share between 0 and 1 with a source, which is required."""
 
     value: ReachShare
     source: Name

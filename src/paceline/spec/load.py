@@ -1,7 +1,7 @@
-"""TOML to spec nouns and back; every wrong field is reported at once, with file, line, given, expected and a hint.
+"""Conversion of TOML to spec models and back; all invalid fields are reported at once, with file, line and hint.
 
-Three steps: text to plain data, plain data to nouns, and pydantic's errors to problems in words. Which fields and kinds
-a noun allows is read from the nouns themselves.
+Three steps: text to plain data, plain data to models, and pydantic's errors to problems. The allowed fields and kinds
+are derived from the models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["dump", "load_cases", "load_noun", "load_study", "models_of", "parse_
 
 N = TypeVar("N", bound=Noun)
 MAX_BYTES = 4 * 2**20
-"""Larger files are refused: no study is that long."""
+"""Larger files are refused."""
 
 Place = tuple[str | int, ...]
 Context = dict[str, Any]
@@ -59,21 +59,21 @@ WORDS: dict[str, Callable[[Context], str]] = {
     "too_short": lambda ctx: f"at least {ctx['min_length']} item",
     "tuple_type": lambda ctx: "a list in square brackets",
 }
-"""What was expected, by pydantic's type of error; other types keep pydantic's message."""
+"""The expected value in words, by pydantic's error type; other types keep pydantic's message."""
 
 
 def load_noun(path: Path, kind: type[N]) -> N:
-    """The noun that a TOML file describes."""
+    """Load a model from a TOML file."""
     return parse_noun(read_text(path), kind, str(path))
 
 
 def parse_noun(text: str, kind: type[N], file: str) -> N:
-    """The noun that TOML text describes; `file` names it in errors."""
+    """Load a model from TOML text; errors name `file`."""
     return validate(parse_toml(text, file), kind, text=text, file=file)
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
-    """Plain data of TOML text; a syntax error becomes a SpecError with its line."""
+    """Parse TOML text to plain data; a syntax error becomes a SpecError with its line."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
@@ -84,7 +84,7 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
 
 
 def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str) -> N:
-    """The noun that plain data describes, or every problem of it."""
+    """Load a model from plain data; raise all its problems at once."""
     try:
         return kind.model_validate_json(json.dumps(data, default=_date))
     except ValidationError as error:
@@ -92,12 +92,12 @@ def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str) -> N:
 
 
 def _date(value: datetime.date | datetime.time) -> dict[str, str]:
-    """TOML has dates, no noun has: wrapped, so that none passes as text."""
+    """Wrap a TOML date, because no model has dates and a date must not be accepted as text."""
     return {"date": str(value)}
 
 
 def read_text(path: Path) -> str:
-    """The file's text, or one clear error."""
+    """The text of a file; an unreadable file is an InputError."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: not a file", hint="give the path of a TOML file")
@@ -121,17 +121,17 @@ def _decoded(data: bytes, file: str) -> str:
 
 
 def load_study(path: Path, catalog: Catalog) -> Study:
-    """A study whose every name is known; problems of fields and of names are reported together."""
+    """Load a study and check its names; problems of fields and of names are reported together."""
     text = read_text(path)
     data = parse_toml(text, str(path))
-    found = _unknown_names(data, _with_files(catalog, path.parent), str(path), locate(text))
+    unknown = _unknown_names(data, _with_files(catalog, path.parent), str(path), locate(text))
     try:
         study = validate(data, Study, text=text, file=str(path))
     except SpecError as error:
-        both = [*error.problems, *found]
+        both = [*error.problems, *unknown]
         raise SpecError(path, sorted(both, key=lambda problem: problem.line or 0)) from None
-    if found:
-        raise SpecError(path, found)
+    if unknown:
+        raise SpecError(path, unknown)
     return study
 
 
@@ -139,20 +139,20 @@ def load_cases(path: Path, catalog: Catalog) -> tuple[Study, tuple[Case, ...]]:
     """A study and the cases it expands into."""
     study = load_study(path, catalog)
     catalog = _with_files(catalog, path.parent)
-    found = conflicts(study, catalog)
-    if found:
+    conflicting = conflicts(study, catalog)
+    if conflicting:
         places = locate(read_text(path))
-        lines = [line_of((conflict.field,), places) for conflict in found]
+        lines = [line_of((conflict.field,), places) for conflict in conflicting]
         wrong = [
             Problem(str(path), line, conflict.field, conflict.given, conflict.expected, conflict.hint)
-            for line, conflict in zip(lines, found, strict=True)
+            for line, conflict in zip(lines, conflicting, strict=True)
         ]
         raise SpecError(path, wrong)
     return study, expand(study, catalog)
 
 
 def dump(noun: Noun) -> str:
-    """TOML text that loads back to an equal noun."""
+    """TOML text that loads as an equal model."""
     return tomli_w.dumps(_without_none(as_text(noun)))
 
 
@@ -163,7 +163,7 @@ def _without_none(data: Any) -> Any:
 
 
 def _with_files(catalog: Catalog, folder: Path) -> Catalog:
-    """The same names, and paths of TOML files relative to the study's folder."""
+    """The catalog, extended by paths of TOML files relative to the folder of the study."""
 
     def network(name: str) -> Network:
         return load_noun(folder / name, Network) if name.endswith(".toml") else catalog.network(name)
@@ -175,9 +175,9 @@ def _with_files(catalog: Catalog, folder: Path) -> Catalog:
 
 
 def _unknown_names(data: dict[str, Any], catalog: Catalog, file: str, places: dict[Any, int]) -> list[Problem]:
-    """Names in the file that mean nothing, whatever else is wrong with it."""
+    """Problems with unknown names in the file, independent of its other problems."""
     lookups = {"networks": catalog.network, "clusters": catalog.cluster, "frameworks": catalog.framework}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for field, lookup in lookups.items():
         given = data.get(field)
         for index, name in enumerate(given if isinstance(given, list) else []):
@@ -187,30 +187,30 @@ def _unknown_names(data: dict[str, Any], catalog: Catalog, file: str, places: di
             try:
                 lookup(name)
             except UnknownName as error:
-                found.append(Problem(file, line, place, repr(name), f"a known {field[:-1]}", error.hint))
+                problems.append(Problem(file, line, place, repr(name), f"a known {field[:-1]}", error.hint))
             except SpecError as error:
-                found.extend(error.problems)
+                problems.extend(error.problems)
             except InputError as error:
-                found.append(
+                problems.append(
                     Problem(file, line, place, repr(name), "a readable file", f"{error.message}: {error.hint}")
                 )
-    return found
+    return problems
 
 
 def _problems(error: ValidationError, kind: type[Noun], *, text: str, file: str) -> list[Problem]:
-    """Every problem, in the order of the file."""
+    """All problems, in the order of the file."""
     places = locate(text)
-    found = [_problem(detail, kind, file, places) for detail in error.errors() if not _follows(detail)]
-    return sorted(dict.fromkeys(found), key=lambda problem: problem.line or 0)
+    problems = [_problem(detail, kind, file, places) for detail in error.errors() if not _follows(detail)]
+    return sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
 
 
 def _field_name(place: Place) -> str:
-    """The path of a field as people write it."""
+    """The path of a field, such as `strategy[1].bucket`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "file"
 
 
 def _follows(detail: ErrorDetails) -> bool:
-    """A list is called too short because its items are wrong, which is reported already."""
+    """Whether a list is only too short because its invalid items, which are reported already, were dropped."""
     given = detail["input"]
     return detail["type"] == "too_short" and isinstance(given, list) and len(given) >= detail["ctx"]["min_length"]
 
@@ -265,7 +265,7 @@ def _shown(value: Any) -> str:
 
 
 def _without_tags(loc: Place, kind: type[Noun]) -> Place:
-    """The path as the file has it: the tags by which unions name their member left out."""
+    """The path as in the file, without the tags that pydantic adds for union members."""
     tags = _tags_of(kind)
     place: Place = ()
     for index, part in enumerate(loc):
@@ -278,35 +278,35 @@ def _without_tags(loc: Place, kind: type[Noun]) -> Place:
 
 @cache
 def _tags_of(kind: type[BaseModel]) -> frozenset[str]:
-    """Every value of a `kind` field that the noun or a noun inside it allows."""
+    """Every allowed value of a `kind` field of the model or of a nested model."""
     return frozenset(tag for model in models_of(kind) for tag in _kinds_of(model))
 
 
 def _kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """The values of its `kind` field."""
+    """The allowed values of the `kind` field of a model."""
     field = model.model_fields.get("kind")
     return tuple(str(arg) for arg in get_args(field.annotation)) if field else ()
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """Every noun that a type mentions, itself first, each once."""
-    found: dict[type[BaseModel], None] = {}
-    _collect(annotation, found)
-    return list(found)
+    """The model and all models nested in it, each once."""
+    models: dict[type[BaseModel], None] = {}
+    _collect(annotation, models)
+    return list(models)
 
 
-def _collect(annotation: Any, found: dict[type[BaseModel], None]) -> None:
+def _collect(annotation: Any, models: dict[type[BaseModel], None]) -> None:
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         for arg in get_args(annotation):
-            _collect(arg, found)
-    elif annotation not in found:
-        found[annotation] = None
+            _collect(arg, models)
+    elif annotation not in models:
+        models[annotation] = None
         for field in annotation.model_fields.values():
-            _collect(field.annotation, found)
+            _collect(field.annotation, models)
 
 
 def _fields_at(kind: type[BaseModel], loc: tuple[str | int, ...]) -> set[str]:
-    """Names of the fields that may stand at a place."""
+    """Names of the fields that are allowed at a path."""
     models: set[type[BaseModel]] = {kind}
     for part in loc:
         if isinstance(part, int):
@@ -318,10 +318,10 @@ def _fields_at(kind: type[BaseModel], loc: tuple[str | int, ...]) -> set[str]:
 
 def _beneath(models: set[type[BaseModel]], name: str) -> set[type[BaseModel]]:
     fields = [model.model_fields[name] for model in models if name in model.model_fields]
-    return {found for field in fields for found in _direct(field.annotation)}
+    return {model for field in fields for model in _direct(field.annotation)}
 
 
 def _direct(annotation: Any) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
-    return {found for arg in get_args(annotation) for found in _direct(arg)}
+    return {model for arg in get_args(annotation) for model in _direct(arg)}

@@ -1,4 +1,4 @@
-"""Shape inference and cost of each kind of layer; one function per question, one branch per kind."""
+"""Shape inference and cost of each kind of layer: one function per quantity, one branch per kind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Shape = tuple[int, ...]
 
 
 class ShapeError(ValueError):
-    """A layer that cannot read what it is given."""
+    """The shape of an input does not fit the layer."""
 
 
 def elements(shape: Shape) -> int:
-    """Numbers in a tensor of this shape."""
+    """Number of elements of a tensor of this shape."""
     return math.prod(shape)
 
 
@@ -167,7 +167,7 @@ def multiply_adds(layer: Layer, shape: Shape, output: Shape) -> int:
 
 
 def kept_elements(layer: Layer, shape: Shape) -> int:
-    """Elements that the backward pass needs beside inputs and output."""
+    """Number of elements that the backward pass needs in addition to inputs and output."""
     if isinstance(layer, Attention):
         length, width = shape
         return 4 * length * width + layer.heads * length * length

@@ -21,7 +21,7 @@ ReachFigures = dict[LayerClass, ShareFigure]
 
 
 class DeviceFigures(Noun):
-    """What is known of a device."""
+    """Figures of a device."""
 
     peak: dict[Precision, Figure[Flops]] = Field(default_factory=dict)
     """Peak dense compute rate by precision, without structured sparsity."""
@@ -29,23 +29,23 @@ class DeviceFigures(Noun):
     memory_bandwidth: Figure[Bandwidth] | None = None
     launch_overhead: Figure[Seconds] | None = None
     reach: ReachFigures = Field(default_factory=dict)
-    """Share of a rate that a kind of layer reaches, where it differs from other devices of its kind."""
+    """Share of a rate that a kind of layer reaches, where it differs from the share of the device kind."""
     price: Figure[Price] | None = None
 
 
 class DeviceRecord(Noun):
-    """A device and where each of its figures comes from."""
+    """A device with its figures and their sources."""
 
     name: Name
     title: Name
     kind: DeviceKind
     year: int | None = None
-    """Year in which it was announced."""
+    """Year of announcement."""
     figure: DeviceFigures = DeviceFigures()
 
 
 class UsualReach(Noun):
-    """Reach of every kind of device, for devices whose own is not known."""
+    """Default reach of every kind of device."""
 
     gpu: ReachFigures
     cpu: ReachFigures
@@ -60,12 +60,12 @@ def _usual_reach() -> dict[str, ReachFigures]:
 
 @cache
 def _records() -> dict[str, DeviceRecord]:
-    found = [load_noun(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
-    return {record.name: record for record in found}
+    records = [load_noun(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    return {record.name: record for record in records}
 
 
 def device_names() -> tuple[str, ...]:
-    """Every device."""
+    """Names of all devices."""
     return tuple(_records())
 
 
@@ -77,7 +77,7 @@ def device_record(name: str) -> DeviceRecord:
 
 
 def device(name: str) -> Device:
-    """The device of this name, as a study's cluster holds it."""
+    """The device of this name, as a spec model."""
     record = device_record(name)
     figures = record.figure
     return Device(
@@ -98,6 +98,6 @@ def reach_figures(record: DeviceRecord) -> ReachFigures:
 
 
 def reach_of(device: Device) -> dict[LayerClass, float]:
-    """The reach of every kind of layer on a device, whether the catalog knows the device or not."""
+    """The reach of every kind of layer on a device; the device need not be in the catalog."""
     usual = {kind: figure.value for kind, figure in _usual_reach()[device.kind].items()}
     return {**usual, **device.reach}

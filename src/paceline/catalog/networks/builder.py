@@ -1,4 +1,4 @@
-"""A network while it is being written down: each call adds one layer and returns its name."""
+"""A builder of networks: each call adds one layer and returns its name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NetworkBuilder:
         return self.layers[-1].name if self.layers else "input"
 
     def add(self, layer: Layer) -> str:
-        """Any layer, as it is."""
+        """Add any layer."""
         self.layers.append(layer)
         return layer.name
 
@@ -55,7 +55,7 @@ class NetworkBuilder:
         bias: bool = True,
         reads: str | None = None,
     ) -> str:
-        """A convolution; one number for kernel, stride or padding means a square."""
+        """Add a convolution; one number for kernel, stride or padding means a square."""
         layer = Conv2d(
             name=name,
             inputs=_inputs(reads),
@@ -71,45 +71,45 @@ class NetworkBuilder:
     def max_pool(
         self, name: str, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False, reads: str | None = None
     ) -> str:
-        """A square maximum pooling."""
+        """Add a square maximum pooling."""
         window = square(kernel), square(stride), square(padding)
         return self.add(_pool(MaxPool, name, window, ceil=ceil, reads=reads))
 
     def avg_pool(self, name: str, kernel: int, stride: int, *, padding: int = 0, reads: str | None = None) -> str:
-        """A square mean pooling."""
+        """Add a square mean pooling."""
         window = square(kernel), square(stride), square(padding)
         return self.add(_pool(AvgPool, name, window, ceil=False, reads=reads))
 
     def linear(self, name: str, features: int, *, bias: bool = True, tied_to: str | None = None) -> str:
-        """A matrix product on the last axis."""
+        """Add a matrix product on the last axis."""
         return self.add(Linear(name=name, features=features, bias=bias, tied_to=tied_to))
 
     def batch_norm(self, name: str, eps: float = 1e-5) -> str:
-        """Batch normalisation."""
+        """Add batch normalization."""
         return self.add(BatchNorm(name=name, eps=eps))
 
     def relu(self, name: str) -> str:
-        """Rectifier."""
+        """Add a ReLU."""
         return self.add(Relu(name=name))
 
     def dropout(self, name: str, rate: float) -> str:
-        """Dropout of this rate."""
+        """Add dropout of this rate."""
         return self.add(Dropout(name=name, rate=rate))
 
     def flatten(self) -> str:
-        """An image becomes a vector."""
+        """Add a layer that converts an image to a vector."""
         return self.add(Flatten(name="flatten"))
 
     def global_avg_pool(self) -> str:
-        """An image becomes a vector of channel means."""
+        """Add a layer that converts an image to a vector of channel means."""
         return self.add(GlobalAvgPool(name="pool"))
 
     def sum(self, name: str, *inputs: str) -> str:
-        """Element-wise sum."""
+        """Add an element-wise sum."""
         return self.add(Add(name=name, inputs=inputs))
 
     def concat(self, name: str, *inputs: str) -> str:
-        """Channels side by side."""
+        """Add a concatenation of channels."""
         return self.add(Concat(name=name, inputs=inputs))
 
     def images(self, name: str, size: int, *, channels: int = 3) -> Network:

@@ -24,7 +24,7 @@ def lenet(name: str) -> Network:
 
 
 def alexnet(name: str, size: int = 224) -> Network:
-    """The one-column form ("one weird trick"): 64, 192, 384, 256, 256 channels, no normalisation."""
+    """The one-column form ("one weird trick"): 64, 192, 384, 256, 256 channels, no normalization."""
     net = NetworkBuilder()
     _conv_relu(net, 1, 64, 11, stride=4, padding=2)
     net.max_pool("pool1", 3, 2)
@@ -43,7 +43,7 @@ def alexnet(name: str, size: int = 224) -> Network:
 
 
 def alexnet_bvlc(name: str) -> Network:
-    """The form of the 2012 paper as Caffe ships it: grouped convolutions, response normalisation, 227 x 227."""
+    """The form of the 2012 paper as Caffe ships it: grouped convolutions, response normalization, 227 x 227."""
     net = NetworkBuilder()
     _conv_relu(net, 1, 96, 11, stride=4)
     _norm_pool(net, 1)
@@ -63,7 +63,7 @@ def alexnet_bvlc(name: str) -> Network:
 
 
 def vgg16(name: str) -> Network:
-    """VGG-16, configuration D, without batch normalisation."""
+    """VGG-16, configuration D, without batch normalization."""
     net = NetworkBuilder()
     for block, (channels, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
         for number in range(1, depth + 1):

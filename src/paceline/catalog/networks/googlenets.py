@@ -44,7 +44,7 @@ def googlenet(name: str, size: int = 224) -> Network:
 
 
 def googlenet_bvlc(name: str) -> Network:
-    """The form of the 2014 paper as Caffe ships it: biases, response normalisation, no batch normalisation."""
+    """The form of the 2014 paper as Caffe ships it: biases, response normalization, no batch normalization."""
     net = NetworkBuilder()
     conv = _plain(net)
     conv("conv1", 64, 7, stride=2, padding=3)

@@ -90,7 +90,7 @@ def _sides(net: NetworkBuilder, name: str, before: str) -> tuple[str, str]:
 
 
 def _branch(net: NetworkBuilder, name: str, before: str, steps: tuple[tuple[int, Side], ...]) -> str:
-    """Convolutions one after the other that keep the image's size; returns the last one's name."""
+    """Consecutive convolutions that keep the size of the image; returns the name of the last one."""
     last = before
     for number, (channels, kernel) in enumerate(steps, start=1):
         last = _conv(net, f"{name}_{number}", channels, kernel, padding=_same(kernel), reads=last)

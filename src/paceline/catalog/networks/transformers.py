@@ -22,7 +22,7 @@ __all__ = ["BERT_BASE", "GPT2", "GPT2_TINY", "Size", "bert", "gpt2"]
 
 @dataclass(frozen=True)
 class Size:
-    """What distinguishes transformers of one family."""
+    """The dimensions of a transformer."""
 
     vocabulary: int
     positions: int

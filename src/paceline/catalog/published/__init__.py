@@ -1,4 +1,4 @@
-"""Figures that others published, with their sources: totals of networks, throughputs, GPT iteration times, collective
+"""Published figures with their sources: totals of networks, throughputs, GPT iteration times, collective
 sweeps. Tests compare the catalog's networks and the model's predictions with them.
 """
 
@@ -28,7 +28,7 @@ class PublishedNetwork(Noun):
     parameters_within: Share = 0.0
     """Relative difference that the source's own rounding allows."""
     multiply_adds: Annotated[int, Field(ge=1)] | None = None
-    """Of one forward pass of one sample."""
+    """Multiply-adds of one forward pass of one sample."""
     multiply_adds_source: Name | None = None
     multiply_adds_within: Share = 0.0
 
@@ -51,17 +51,17 @@ def published_networks() -> dict[str, PublishedNetwork]:
 
 @cache
 def published(name: str) -> dict[str, Any]:
-    """The plain data of one file of published figures."""
+    """The content of one file of published figures."""
     with (FOLDER / f"{name}.toml").open("rb") as file:
         return tomllib.load(file)
 
 
 def campaign_names() -> tuple[str, ...]:
-    """Files of throughputs, one per campaign of measurements."""
+    """Names of the throughput files, one per published campaign."""
     return tuple(path.stem for path in sorted(FOLDER.glob("throughput-*.toml")))
 
 
 @cache
 def published_parameters() -> dict[str, float]:
-    """Parameters of well-known networks by normalised name, beyond those the catalog defines."""
+    """Parameters of well-known networks by normalized name, beyond those the catalog defines."""
     return {name: float(entry["parameters"]) for name, entry in published("parameters")["network"].items()}
