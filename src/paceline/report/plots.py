@@ -12,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -30,8 +31,8 @@ __all__ = ["check_plot", "write_curves", "write_plot", "write_simulated"]
 
 PICTURES = (".svg", ".png", ".pdf")
 WIDTH = 1040
-FLAGS = ("--disable-gpu", "--no-sandbox", "--allow-file-access-from-files", "--disable-breakpad",
-         "--disable-dev-shm-usage")  # fmt: skip
+TIMEOUT_S = 60
+FLAGS = ("--disable-gpu", "--no-sandbox", "--allow-file-access-from-files", "--disable-dev-shm-usage")
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": "@text"}
 Titled = tuple[str, Figure]
 
@@ -123,23 +124,43 @@ def _painted(value: Any, colours: dict[str, str]) -> Any:
 
 def _drawn(kind: str, figure: Figure) -> bytes:
     """The picture of a figure."""
-    home = _kaleido()
     size = {name: figure["layout"][name] for name in ("width", "height")}
     request = json.dumps({"format": kind, "scale": 2 if kind == "png" else 1, "data": figure, **size})
-    library = {"LD_LIBRARY_PATH": str(home / "lib"), "FONTCONFIG_PATH": str(home / "etc" / "fonts")}
     with as_file(files("paceline.report").joinpath("assets", "plotly-basic.min.js")) as script:
-        command = [str(home / "bin" / "kaleido"), "plotly", f"--plotlyjs={str(script)!r}", *FLAGS]
-        done = subprocess.run(
-            command, input=request.encode() + b"\n", capture_output=True, cwd=home, timeout=60, check=False,
-            env={**os.environ, **library, "XDG_DATA_HOME": str(home / "xdg")},
-        )  # fmt: skip
-    lines = done.stdout.splitlines()
-    answer = json.loads(lines[-1]) if lines else {}
+        answer = _asked(request.encode() + b"\n", _kaleido(), f"--plotlyjs={str(script)!r}")
     if not answer.get("result"):
-        reason = answer.get("message") or done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        reason = answer.get("message") or f"it gave no answer within {TIMEOUT_S} s"
         raise EnvironmentFailed(f"kaleido could not draw the plot: {reason}", hint="--plot FILE.html needs no kaleido")
     text: str = answer["result"]
     return text.encode() if kind == "svg" else base64.b64decode(text)
+
+
+def _asked(request: bytes, home: Path, *options: str) -> dict[str, Any]:
+    """The answer of kaleido; empty if there is none in time."""
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(home / "lib"),
+        "FONTCONFIG_PATH": str(home / "etc" / "fonts"),
+        "XDG_DATA_HOME": str(home / "xdg"),
+    }
+    command = [str(home / "bin" / "kaleido"), "plotly", *options, *FLAGS]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, cwd=home, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        deadline = threading.Timer(TIMEOUT_S, process.kill)
+        deadline.start()
+        try:
+            # The first line says that kaleido is ready. A request that comes earlier is sometimes never answered.
+            if not process.stdout.readline():
+                return {}
+            process.stdin.write(request)
+            process.stdin.flush()
+            answer: dict[str, Any] = json.loads(process.stdout.readline() or b"{}")
+            return answer
+        finally:
+            deadline.cancel()
+            process.kill()
 
 
 def _kaleido() -> Path:
