@@ -14,9 +14,7 @@ from tests.house.test_rules import MODULES, SOURCE, exports, name_of, tree
 
 COLLIDING = {
     "Estimate",
-    "Launched",
     "Member",
-    "Mpi",
     "Policy",
     "batches_from_files",
     "cross_entropy",
@@ -26,7 +24,6 @@ COLLIDING = {
     "pack",
     "serve",
     "unpack",
-    "watch",
 }
 """Names that still mean several things."""
 LITERAL = {"bench", "cli", "runtime"}

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.bench.collectives import bus_factor, collective_times
-from paceline.bench.launchers.mpi import Mpi
-from paceline.bench.launchers.remote.launcher import Seats
-from paceline.bench.launchers.slurm import Slurm
-from paceline.bench.launchers.ssh import Ssh
-from paceline.bench.launchers.table import Wish, make_launcher
+from paceline.bench.sites.engines import Agents, MpiEngine, SshEngine
+from paceline.bench.sites.slurm import SlurmEngine
+from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.bench.virtual.devices.clock import DeviceClock
 from paceline.bench.virtual.devices.dilation import ExchangeLoad, choose_dilation, judge
 from paceline.bench.virtual.devices.emulation import emulated_seconds, emulation_document, least_tail
@@ -265,32 +263,32 @@ def test_stragglers_and_jitter_are_drawn_by_seed() -> None:
 
 
 def test_engines_ask_for_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seats = Seats(("a", "a", "b"), ("python3", "-c", "x y"), tmp_path)
-    commands = Ssh(("-p", "22")).commands(seats)
+    agents = Agents(("a", "a", "b"), ("python3", "-c", "x y"), tmp_path)
+    commands = SshEngine(("-p", "22")).submission(agents).commands
     assert [words[-2] for words in commands.values()] == ["a", "a", "b"]
     assert commands["ssh 0"][-1] == "python3 -c 'x y'"
     with pytest.raises(InputError, match="--hosts"):
-        Ssh().commands(Seats(("",), ("python3",), tmp_path))
+        SshEngine().submission(Agents(("",), ("python3",), tmp_path))
     for name in ("srun", "mpirun"):
         (tmp_path / name).write_text('#!/bin/sh\necho "mpirun (Open MPI) 4.1"\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert "a:2,b:1" in Mpi().commands(seats)["mpirun"]
-    words = Slurm(("--partition=x",)).commands(seats)["slurm"]
+    assert "a:2,b:1" in MpiEngine().submission(agents).commands["mpirun"]
+    words = SlurmEngine(("--partition=x",)).submission(agents).commands["slurm"]
     assert words[:3] == ["srun", "--kill-on-bad-exit=0", "--partition=x"]
     assert {"--ntasks=3", "--nodes=2"} <= set(words)
-    assert Slurm(way="hetjob").commands(seats)["slurm"].count(":") == 1
-    anywhere = Seats(("", "", ""), seats.agent, tmp_path)
-    assert "--array=0-2" in Slurm(way="array").commands(anywhere)["slurm"]
+    assert SlurmEngine(kind="hetjob").submission(agents).commands["slurm"].count(":") == 1
+    anywhere = Agents(("", "", ""), agents.command, tmp_path)
+    assert "--array=0-2" in SlurmEngine(kind="array").submission(anywhere).commands["slurm"]
     with pytest.raises(Unsupported, match="array"):
-        Slurm(way="array").commands(seats)
+        SlurmEngine(kind="array").submission(agents)
 
 
-def test_wrong_wishes() -> None:
+def test_wrong_targets() -> None:
     with pytest.raises(UnknownName, match="slrum"):
-        make_launcher(Wish(on="slrum"))
+        make_launcher(LaunchTarget(on="slrum"))
     with pytest.raises(InputError, match="dilate"):
-        make_launcher(Wish(on="ssh", dilation=2.0))
+        make_launcher(LaunchTarget(on="ssh", dilation=2.0))
 
 
 def test_bus_bandwidth_as_nccl_tests_has_it() -> None:
@@ -306,8 +304,8 @@ def test_bus_bandwidth_as_nccl_tests_has_it() -> None:
     assert found.bus_bandwidth == 500.0
 
 
-def test_a_wish_can_be_said_again() -> None:
-    assert Wish().words == ""
-    wish = Wish(on="ssh", hosts=("a", "b"), options=("-p 22",))
-    assert wish.words == " --on ssh --hosts a,b --engine '-p 22'"
-    assert Wish(on="virtual", dilation=5.0).words == " --on virtual --dilation 5"
+def test_a_target_as_arguments_of_the_command() -> None:
+    assert LaunchTarget().arguments == ""
+    target = LaunchTarget(on="ssh", hosts=("a", "b"), options=("-p 22",))
+    assert target.arguments == " --on ssh --hosts a,b --engine '-p 22'"
+    assert LaunchTarget(on="virtual", dilation=5.0).arguments == " --on virtual --dilation 5"

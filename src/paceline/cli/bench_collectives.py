@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import click
 
 from paceline.bench.collectives import COLLECTIVES, Sweep, collective_times, run_sweep
-from paceline.bench.launchers.table import make_launcher
 from paceline.bench.machine import describe_machine
+from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.catalog import cluster
-from paceline.cli.options import Wish, counts_of, json_option, place_options, store_option
+from paceline.cli.options import counts_of, json_option, place_options, store_option
 from paceline.errors import LaunchFailed
 from paceline.measurements.store import Store
 from paceline.report.documents import sweep_document
@@ -35,7 +34,7 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 @store_option
 @json_option
 def command(
-    wish: Wish,
+    target: LaunchTarget,
     where: str,
     ranks: str,
     sizes: str,
@@ -53,7 +52,7 @@ def command(
       paceline bench-collectives --on virtual --cluster examples/clusters/four-1gbe.toml --ranks 2,4
     """
     failed = 0
-    with contextlib.closing(make_launcher(wish)) as launcher:
+    with make_launcher(target) as launcher:
         for count in counts_of(ranks, "--ranks", noun="ranks"):
             sweep = Sweep(
                 cluster=cluster(where),

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from paceline.bench.launchers.table import LAUNCHERS, Wish
+from paceline.bench.sites.target import LAUNCHERS, LaunchTarget
 from paceline.errors import InputError
 from paceline.measurements.store import default_store
 
 __all__ = [
-    "Wish",
     "counts_of",
     "json_option",
     "options",
@@ -53,7 +52,7 @@ plot_option = click.option(
 
 
 def place_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """The options that say where ranks run; the verb receives them as `wish`."""
+    """The options that say where ranks run; the verb receives them as `target`."""
 
     @click.option(
         "--on",
@@ -73,7 +72,7 @@ def place_options(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def wrapped(*, on: str, hosts: str, dilation: float | None, engine: tuple[str, ...], **rest: Any) -> None:
         names = tuple(name.strip() for name in hosts.split(",") if name.strip())
-        verb(wish=Wish(on=on, hosts=names, dilation=dilation, options=engine), **rest)
+        verb(target=LaunchTarget(on=on, hosts=names, dilation=dilation, options=engine), **rest)
 
     return wrapped
 

@@ -1,4 +1,4 @@
-"""The results of a campaign, case by case: throughput, scaling with its base, phases, failures; all with intervals."""
+"""Results of a campaign by case: throughput, scaling, phases, failures, with intervals."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Launches:
     steps: tuple[float, ...]
     """Median step of each successful launch, in seconds."""
     passes: tuple[dict[str, float], ...]
-    """Median seconds by pass, of each successful launch that was split."""
+    """Median seconds by pass, of each successful launch with instrumented passes."""
     num_steps: int
 
     @property
     def first(self) -> Run:
-        """The run that says what was asked."""
+        """A run of the case, for its parameters."""
         return self.runs[0]
 
 
@@ -40,25 +40,25 @@ class CaseResult:
     """One row of the results."""
 
     run: Run
-    """A run of the case, for everything that was asked."""
+    """A run of the case, for its parameters."""
     num_launches: int
     num_failed: int
     num_drifted: int
-    """Launches before which the machine's own speed was off; their throughputs are part of the sample."""
+    """Number of launches that drifted; their throughputs are part of the sample."""
     num_steps: int
     throughput: Interval | None
     """Samples per second of all ranks together; None if every launch failed."""
     step_s: Interval | None
     speedup: Interval | None
-    """Against the base case; None if there is none."""
+    """Relative to the base case; None without a base case."""
     base_ranks: int | None
     efficiency: float | None
     phases: dict[str, float]
     """Exposed seconds by phase, median over launches; they sum to the step."""
     instrument_overhead: float | None
-    """How much longer the step took in the instrumented pass, as a share of it."""
+    """Relative slowdown of the step in the instrumented pass."""
     native: dict[str, float]
-    """Seconds by the framework's own timers, for comparison."""
+    """Seconds according to the framework's own timers, for comparison."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -68,7 +68,7 @@ class CaseResult:
 
 
 def find_campaign(store: Store, study: str | None) -> str:
-    """The newest campaign of a study, or of all; a campaign's own id is taken as it is."""
+    """The id of the newest campaign of a study, or of all studies; the id of a campaign is returned unchanged."""
     campaigns = store.read_campaigns()
     if not campaigns:
         raise InputError(f"no runs in {store.root}", hint="`paceline run examples/studies/demo.toml` measures some")
@@ -108,12 +108,12 @@ def _launches(runs: list[Run], passes: dict[str, dict[str, PassTime]]) -> Launch
 
 
 def campaign_results(store: Store, campaign: str, *, confidence: float = 0.95) -> list[CaseResult]:
-    """One row per case, fewest ranks first within what else is equal."""
+    """One row per case; cases that differ in the number of ranks only are adjacent, fewest ranks first."""
     return results_of(load_launches(store, campaign), confidence=confidence)
 
 
 def results_of(cases: Iterable[Launches], *, confidence: float = 0.95) -> list[CaseResult]:
-    """One row per case of launches that are loaded already."""
+    """One row per case of the given launches."""
     launches = sorted(cases, key=lambda item: (*item.first.series, item.first.ranks))
     bases: dict[tuple[object, ...], Launches] = {}
     for item in launches:
@@ -145,10 +145,10 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
 
 
 def _median_phases(passes: tuple[dict[str, float], ...], steps: tuple[float, ...]) -> dict[str, float]:
-    """Phases of the median step: each pass as the median share that it was of its launch's clean step.
+    """Phases of the median step, from the median ratio of each pass to the clean step of its launch.
 
-    Shares first, then differences: a difference of two noisy passes is never negative, so medians of differences
-    would add up to more than the step.
+    The differences are taken after the medians: negative differences of two noisy passes are set to zero, so medians of
+    differences would sum to more than the step.
     """
     if not passes:
         return {}

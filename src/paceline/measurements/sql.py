@@ -1,7 +1,7 @@
 """SQL over stored runs: DuckDB views `runs`, `passes`, `launches`, `steps`, `spans`; reading only.
 
-`passes` is the one place that says how long a step of several ranks takes, namely as long as its slowest rank, and what
-the throughput of a launch is, namely all its samples over all its time.
+Only `passes` defines the duration of a step of several ranks, that of its slowest rank, and the throughput of a launch,
+all its samples divided by all its time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paceline.measurements.store import SPANS, STEPS, Store
 __all__ = ["VIEWS", "ask", "open_views"]
 
 VIEWS = {
-    "runs": "one row per launch: what was asked, the outcome, the machine, whether it drifted",
+    "runs": "one row per launch: parameters, outcome, machine, drift",
     "passes": "one row per pass of a launch: steps as long as their slowest rank, samples per second",
     "launches": "one row per successful launch: steps, median step time, samples per second of the clean pass",
     "steps": "every step of every rank and pass, with the run's id",
-    "spans": "named stretches of time inside steps, with the run's id",
+    "spans": "named intervals inside steps, with the run's id",
 }
 
 _RUN_COLUMNS = {
@@ -91,7 +91,7 @@ FROM runs JOIN passes ON runs.id = passes.run WHERE outcome = 'ok' AND pass_name
 
 
 def open_views(store: Store, runs: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection in memory whose views read the store's files as they are now, of all runs or of these."""
+    """An in-memory connection whose views read the current files of the store, of all runs or of the given runs."""
     connection = duckdb.connect(":memory:")
     _hide_progress(connection)
     connection.execute("SET TimeZone = 'UTC'")
@@ -108,7 +108,7 @@ def open_views(store: Store, runs: Sequence[str] | None = None) -> duckdb.DuckDB
 
 
 def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
-    """Show no progress bar; in a notebook without widgets DuckDB has none to show and refuses the setting."""
+    """Disable the progress bar; in a notebook without widgets DuckDB has no progress bar and refuses the setting."""
     with contextlib.suppress(duckdb.InvalidInputException):
         connection.execute("SET enable_progress_bar = false")
 
@@ -143,7 +143,7 @@ def _quoted(paths: list[Path]) -> str:
 
 
 def ask(store: Store, query: str) -> pa.Table:
-    """The answer to one SELECT over the views; anything else is refused."""
+    """The result of one SELECT over the views; other statements are refused."""
     connection = open_views(store)
     try:
         statements = connection.extract_statements(query)

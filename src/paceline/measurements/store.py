@@ -1,6 +1,6 @@
-"""One directory per run, written once, appearing whole or not at all; DuckDB reads them all.
+"""The store: one directory per run, written once and atomically; DuckDB reads them all.
 
-STORE/campaigns/<campaign>.json     what was asked, and by which study file
+STORE/campaigns/<campaign>.json     the study file and its cases
 STORE/runs/<run>/run.json           the header
 STORE/runs/<run>/steps.parquet      every step of every rank
 STORE/runs/<run>/spans.parquet      spans inside steps
@@ -53,12 +53,12 @@ SPANS = pa.schema(
 
 
 def default_store() -> Path:
-    """Where runs are kept by default: $PACELINE_STORE, else ./results."""
+    """The default directory of runs: $PACELINE_STORE, else ./results."""
     return Path(os.environ.get(variables.STORE, "results"))
 
 
 class Store:
-    """A directory of runs. Any number of processes may write and read it at the same time."""
+    """A directory of runs. Any number of processes may read and write it concurrently."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -67,7 +67,7 @@ class Store:
         self._tmp = root / "tmp"
 
     def write(self, data: RunData) -> Path:
-        """Store a run whole; a run of the same id that is already there is kept and this one dropped."""
+        """Store a run atomically; if a run with the same id exists, it is kept and the new run is dropped."""
         target = self.runs / data.run.id
         with self._writing(), atomic_directory(target, scratch=self._tmp) as folder:
             (folder / "run.json").write_text(data.run.model_dump_json(indent=1), encoding="utf-8")
@@ -76,7 +76,7 @@ class Store:
         return target
 
     def write_campaign(self, campaign: str, document: dict[str, Any]) -> None:
-        """Record what a campaign was asked to do, before its first run."""
+        """Store the study file and cases of a campaign, before its first run."""
         with self._writing():
             atomic_write(self.campaigns / f"{campaign}.json", json.dumps(document, indent=1))
 
@@ -97,24 +97,24 @@ class Store:
         return sorted((r for r in runs if study is None or r.study == study), key=lambda r: (r.started_at, r.id))
 
     def read_campaigns(self, study: str | None = None) -> list[dict[str, Any]]:
-        """What campaigns were asked to do, oldest first."""
+        """The documents of all campaigns, oldest first."""
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in self.campaigns.glob("*.json")]
         chosen = [document for document in documents if study is None or document["study"] == study]
         return sorted(chosen, key=lambda document: (str(document["started_at"]), str(document["campaign"])))
 
     def clean(self) -> int:
-        """Remove what processes of this host that are gone left half-written; says how many."""
+        """Remove incomplete runs of processes of this host that no longer run; return their number."""
         return remove_abandoned(self._tmp) + remove_abandoned(self.campaigns)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """The store's folders exist; a full disk becomes a StoreError."""
+        """Create the folders of the store; a full disk becomes a StoreError."""
         try:
             for part in (self.runs, self.campaigns, self._tmp):
                 part.mkdir(parents=True, exist_ok=True)
             yield
         except OSError as error:
-            hint = "free some space or choose another --store; what was stored before is intact"
+            hint = "free some space or choose another --store; runs that were stored before are intact"
             raise StoreError(f"cannot write to {self.root}: {error.strerror or error}", hint=hint) from error
 
 
@@ -129,7 +129,7 @@ def _parse(text: str, path: Path) -> Run:
 
 
 def _upgraded(text: str, path: Path) -> Run:
-    """The run of an older schema; one clear error for anything else."""
+    """Convert a run of an older schema; other content is a StoreError."""
     try:
         document = json.loads(text)
         version = document["schema_version"]

@@ -1,4 +1,4 @@
-"""Stored runs read in bulk through the views of `sql`: launches, passes, spans, chosen throughputs."""
+"""Bulk reads of stored runs through the views of `sql`: launches, passes, spans, throughputs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ CONDITION_FIELDS = (
     "scaling",
     "case_id",
 )
-"""What `throughputs_where` chooses by."""
+"""The fields of conditions of `throughputs_where`."""
 
-_ASKED = "id, campaign, study, case_id, network, framework, strategy, cluster, launcher, ranks, batch, scaling, input"
+_CASE = "id, campaign, study, case_id, network, framework, strategy, cluster, launcher, ranks, batch, scaling, input"
 _SPAN_COLUMNS = "rank, step, phase, name, start_s, seconds, size_bytes, source"
 
 
@@ -56,7 +56,7 @@ class RankPass:
     rank: int
     median_s: float
     steps: list[float]
-    """Seconds of its timed steps in order, where they were asked for."""
+    """Seconds of its timed steps in order, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ class PassTime:
     num_steps: int
     median_s: float
     samples_per_s: float
-    """All samples over all time."""
+    """All samples divided by all time."""
 
 
 def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
-    """Every pass of these runs."""
+    """All passes of these runs."""
     query = "SELECT run, pass_name, timed_steps, step_s, samples_per_s FROM passes ORDER BY run, pass_name"
     with open_views(store, runs) as connection:
         return [PassTime(*row) for row in connection.execute(query).fetchall()]
 
 
 def rank_passes(store: Store, runs: Sequence[str], *, steps_of: Sequence[str] = ()) -> list[RankPass]:
-    """Every pass of every rank of these runs, with the single steps of some passes."""
+    """All passes of every rank of these runs, with the individual steps of some passes."""
     query = """SELECT run, pass_name, rank, median(seconds),
                    CASE WHEN list_contains($steps_of, pass_name) THEN list(seconds ORDER BY step) ELSE [] END
                FROM steps WHERE NOT warmup GROUP BY run, pass_name, rank ORDER BY run, pass_name, rank"""
@@ -98,9 +98,9 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
 
 
 def launch_throughputs(store: Store, runs: Sequence[str]) -> dict[str, float]:
-    """Samples per second of each successful one of these runs."""
+    """Samples per second of the successful runs among these."""
     with open_views(store, runs) as connection:
-        return dict(connection.execute("SELECT id, samples_per_s FROM launches").fetchall())
+        return dict(connection.execute("SELECT id, samples_per_s FROM launches ORDER BY id").fetchall())
 
 
 def throughputs_where(store: Store, conditions: str) -> list[float]:
@@ -124,16 +124,16 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def launch_table(store: Path | str | None = None, *, study: str | None = None, campaign: str | None = None) -> pa.Table:
-    """One row per launch, failed ones too.
+    """One row per launch, including failed launches.
 
-    Columns: what was asked, launch, started_at, outcome, reason (of a failure), drifted, timed_steps, step_s,
+    Columns: parameters of the case, launch, started_at, outcome, reason (of a failure), drifted, timed_steps, step_s,
     samples_per_s, and the exposed seconds of each phase (io_s .. update_s, other_s).
     """
     given = {"study": study, "campaign": campaign}
     wanted = {name: value for name, value in given.items() if value is not None}
     with open_views(Store(Path(store) if store is not None else default_store())) as connection:
         rows: pa.Table = connection.sql(
-            f"""SELECT {_ASKED}, launch, started_at, outcome, failure.reason AS reason, drifted, timed_steps, step_s,
+            f"""SELECT {_CASE}, launch, started_at, outcome, failure.reason AS reason, drifted, timed_steps, step_s,
                        samples_per_s
                 FROM runs
                 LEFT JOIN (SELECT id AS run_id, timed_steps, step_s, samples_per_s FROM launches) ON id = run_id
@@ -146,7 +146,7 @@ def launch_table(store: Path | str | None = None, *, study: str | None = None, c
 
 
 def _with_phases(rows: pa.Table, passes: Sequence[tuple[str, str, float]]) -> pa.Table:
-    """The table and a column for the exposed seconds of each phase, empty where the step was not split."""
+    """The table and a column for the exposed seconds of each phase, empty without instrumented passes."""
     seconds: dict[str, dict[str, float]] = defaultdict(dict)
     for run, name, step_s in passes:
         seconds[run][name] = step_s

@@ -12,6 +12,7 @@ from paceline.measurements.results import CaseResult, campaign_results
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, Interval
+from paceline.spec.study import Case
 
 if TYPE_CHECKING:  # The model behind them would make every verb slow to start.
     from paceline.explain.explanation import CaseExplanation, Explanation
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # The model behind them would make every verb slow to start.
 __all__ = [
     "calibrated_document",
     "campaigns_document",
+    "cases_document",
     "comparison_document",
     "explanation_document",
     "plain_data",
@@ -41,6 +43,11 @@ def campaigns_document(store: Store) -> list[Document]:
         {**{name: campaign[name] for name in names}, "runs": len(store.read_all(campaign=str(campaign["campaign"])))}
         for campaign in store.read_campaigns()
     ]
+
+
+def cases_document(study: str, cases: Sequence[Case]) -> Document:
+    """The cases of a study, which were not run."""
+    return {"study": study, "cases": [{"id": case.id, "label": case.label, **case.canonical} for case in cases]}
 
 
 def results_document(store: Store, campaign: str) -> Document:

@@ -1,7 +1,7 @@
-"""Processes on other hosts: an engine starts one agent for each, and the agent is held by a TCP connection, the leash.
+"""Processes on other hosts: an engine starts one agent for each, and the agent is held by a TCP connection.
 
-Whatever the engine, the rest is the same: what to run travels over the leash, exit codes and logs come back over it,
-and when it breaks the process ends. A leash that breaks from the far side is a lost host.
+Whatever the engine, the rest is the same: what to run travels over the connection, exit codes and logs come back over
+it, and when it breaks the process ends. A connection that breaks from the far side is a lost host.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import Any
 
 import psutil
 
-from paceline.bench.job import Process
+from paceline.bench.sites.local import DROPPED_VARIABLES
+from paceline.bench.sites.site import Process
 
-__all__ = ["LOST", "Leash", "own_addresses"]
+__all__ = ["LOST", "AgentConnection", "accept", "own_addresses"]
 
 LOST = -9
 """Exit code of a process whose host was lost."""
-DROPPED = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
-"""Variables of the engine that would change what is imported or how many threads run."""
 
 
-class Leash:
+class AgentConnection:
     """One agent: where it is, and after `run` how its process fares."""
 
     def __init__(self, connection: socket.socket, hello: dict[str, Any], lines: Iterable[str]) -> None:
@@ -39,26 +38,26 @@ class Leash:
         self._thread: threading.Thread | None = None
         self.code: int | None = None
 
-    def run(self, process: Process, *, known: Mapping[str, str], needed: Iterable[Path]) -> None:
-        """Tell the agent what to run; known addresses take the places of their placeholders."""
+    def run(self, process: Process, *, addresses: Mapping[str, str], needed: Iterable[Path]) -> None:
+        """Send the agent what to run, with addresses in place of their placeholders."""
         folder = process.log.parent
 
-        def told(text: str) -> str:
-            for placeholder, address in known.items():
+        def resolved(text: str) -> str:
+            for placeholder, address in addresses.items():
                 text = text.replace(placeholder, address)
             return text
 
-        order = {
-            "argv": [told(word) for word in process.argv],
-            "env": {name: told(value) for name, value in process.env.items()},
-            "dropped": DROPPED,
+        request = {
+            "argv": [resolved(word) for word in process.argv],
+            "env": {name: resolved(value) for name, value in process.env.items()},
+            "dropped": DROPPED_VARIABLES,
             "folder": str(folder),
             "marker": str(folder / "job.json"),
             "log": str(process.log),
             "returned": [str(process.log), str(folder / f"rank-{process.rank}.jsonl")],
             "needed": [str(path) for path in needed],
         }
-        self._send(order)
+        self._send(request)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -95,10 +94,10 @@ class Leash:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
-    def close(self, patience_s: float) -> None:
+    def close(self, timeout_s: float) -> None:
         """Wait for the last words, then hang up."""
         if self._thread is not None:
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
         self._connection.close()
 
 
@@ -113,7 +112,7 @@ def _members(path: Path) -> Iterable[Path]:
             yield from _members(child)
 
 
-def accept(server: socket.socket, token: str, *, timeout_s: float) -> Leash | None:
+def accept(server: socket.socket, token: str, *, timeout_s: float) -> AgentConnection | None:
     """The next agent that knows the token; none if nobody comes in time."""
     if not select.select([server], [], [], timeout_s)[0]:
         return None
@@ -128,11 +127,11 @@ def accept(server: socket.socket, token: str, *, timeout_s: float) -> Leash | No
         connection.close()
         return None
     connection.settimeout(None)
-    return Leash(connection, hello, lines)
+    return AgentConnection(connection, hello, lines)
 
 
 def own_addresses() -> list[str]:
     """Addresses of this host by which others may reach it, loopback last."""
     interfaces = psutil.net_if_addrs().values()
-    found = [item.address for items in interfaces for item in items if item.family is socket.AF_INET]
-    return sorted(found, key=lambda address: address.startswith("127.")) or ["127.0.0.1"]
+    addresses = [item.address for items in interfaces for item in items if item.family is socket.AF_INET]
+    return sorted(addresses, key=lambda address: address.startswith("127.")) or ["127.0.0.1"]

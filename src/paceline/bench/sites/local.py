@@ -8,47 +8,64 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.bench.job import Launch, MeetingPoint, Process
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
 from paceline.errors import LaunchFailed
+from paceline.spec.cluster import Cluster
 from paceline.spec.study import Case
 
-__all__ = ["LocalLauncher", "Spawned", "free_ports", "inherited", "spawn"]
+__all__ = ["LocalLauncher", "LocalSite", "Spawned", "free_ports", "inherited", "spawn"]
 
-NUM_PORTS = 4
+DROPPED_VARIABLES = (
+    "PYTHON",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "VIRTUAL_ENV",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "LOCAL_RANK",
+)
+"""First letters of variables that change what is imported or how many threads run; no rank inherits them."""
 GRACE_S = 2.0
 """How long a process may take to end by itself before it is killed."""
 
 
-class LocalLauncher:
-    """Ranks as processes of this machine, meeting over loopback."""
+class LocalLauncher(Launcher):
+    """Ranks as processes of this machine, connected over loopback."""
 
     name = "local"
     one_machine = True
 
-    def meeting_point(self, case: Case) -> MeetingPoint:
-        """Free ports on loopback: those that all frameworks use, and one for each rank."""
-        return MeetingPoint("127.0.0.1", free_ports(NUM_PORTS + case.ranks), "lo")
+    def open(
+        self,
+        cluster: Cluster,
+        ranks: int,
+        *,
+        spread: bool = False,
+        num_ports: int | None = None,
+        workload: Case | None = None,
+    ) -> Site:
+        """Free ports on loopback; nothing else needs to be ready."""
+        return LocalSite(Rendezvous("127.0.0.1", free_ports(num_ports_for(ranks, num_ports)), "lo"))
 
-    def start(self, processes: Sequence[Process]) -> Launch:
-        """Start each as a child of this process."""
+
+class LocalSite(Site):
+    """This machine."""
+
+    def _start(self, processes: Sequence[Process]) -> Launch:
         parent = {"PACELINE_PARENT": str(os.getpid())}
         return spawn({p.name: (p.argv, {**inherited(), **p.env, **parent}, p.log) for p in processes})
-
-    def slow_down(self, case: Case) -> None:
-        """Real time cannot be dilated."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 Command = tuple[Sequence[str], dict[str, str], Path]
 """What to run, its whole environment, and the file for its output."""
 
 
-def spawn(commands: dict[str, Command]) -> Spawned:
+def spawn(commands: Mapping[str, Command]) -> Spawned:
     """Start commands by name, each in a session of its own, so that it can be ended with all its children."""
     started: dict[str, subprocess.Popen[bytes]] = {}
     launch = Spawned(started)
@@ -76,8 +93,7 @@ def _popen(argv: Sequence[str], env: dict[str, str], path: Path) -> subprocess.P
 
 def inherited() -> dict[str, str]:
     """The user's variables without those that would change what is imported or how many threads run."""
-    dropped = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
-    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(DROPPED_VARIABLES)}
 
 
 class Spawned:

@@ -1,7 +1,8 @@
-"""Every launcher passes the same tests: ranks run where they should, fail in the open, and end when they must."""
+"""Every site passes the same tests: ranks run where they should, fail in the open, and end when they must."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.catalog import cluster
@@ -49,6 +49,7 @@ phase_steps = 1
 timeout = "{timeout}"
 """
 HANG, CRASH = 1001, 1002
+ROOT = Path(__file__).parents[3]
 ENGINES = ("local", "virtual", "ssh", "mpi", "mpich", "slurm", "slurm-batch", "slurm-array", "slurm-het", "ray")
 
 
@@ -85,6 +86,17 @@ def nothing_left() -> Iterator[None]:
     """After each test no rank and no agent runs."""
     yield
     wait_until(lambda: not workers(), "the end of all ranks", 30)
+
+
+def test_sites_do_what_every_site_must(place: Grounds, tmp_path: Path, engine: str) -> None:
+    """The same checks that the sites of this machine pass in the unit tests, by a process on the first host."""
+    (tmp_path / "two.toml").write_text(CLUSTER)
+    name = str(tmp_path / "two.toml") if engine != "slurm-array" else "local"
+    argv = [sys.executable, "-m", "tests.integration.site_conformance", engine, name, str(tmp_path)]
+    if engine not in ("local", "virtual"):
+        argv = on_host(place.up.pid_of("n0"), argv, directory=ROOT)
+    done = subprocess.run(argv, cwd=ROOT, env=place.env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_runs_come_back_and_failures_are_stored(
@@ -212,10 +224,10 @@ def test_collectives_through_mpi(grounds: Grounds, tmp_path: Path, pytorch: Path
 
 def test_pods_of_a_written_manifest(grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path) -> None:
     """No Kubernetes runs here: its part, starting each container's command somewhere, is done by hand."""
-    manifest = tmp_path / "job.yaml"
+    manifest = tmp_path / "manifest.json"
     process = grounds.start(tmp_path / "results", *pair("kubernetes"), "--engine", f"manifest={manifest}")
     wait_until(lambda: manifest.exists() and manifest.stat().st_size, "the manifest")
-    job = yaml.safe_load(manifest.read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]
+    job = json.loads(manifest.read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]
     command = job["template"]["spec"]["containers"][0]["command"]
     assert job["completions"] == 2
     pods = [subprocess.Popen(on_host(grounds.up.pid_of(host), command)) for host in ("n1", "n2")]

@@ -1,6 +1,6 @@
 """Runs in an interpreter that has Ray: starts an agent on each wanted node and waits for all of them.
 
-python ray_driver.py WISH.json      {"address": ..., "hosts": [...], "agent": [...]}
+python ray_driver.py REQUEST.json      {"address": ..., "hosts": [...], "agent": [...]}
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def node_of(host: str, nodes: list[dict[str, Any]]) -> str:
 def main(path: str) -> int:
     """Start all agents and end when they have ended."""
     with open(path, encoding="utf-8") as file:
-        wish = json.load(file)
-    ray.init(address=wish["address"], log_to_driver=False)
+        request = json.load(file)
+    ray.init(address=request["address"], log_to_driver=False)
     nodes = ray.nodes()
     alive = [node["NodeID"] for node in nodes if node["Alive"]]
     pending = []
-    for number, host in enumerate(wish["hosts"]):
+    for number, host in enumerate(request["hosts"]):
         node = node_of(host, nodes) if host else alive[number % len(alive)]
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        pending.append(run_agent.options(scheduling_strategy=where, max_retries=0).remote(wish["agent"]))
+        pending.append(run_agent.options(scheduling_strategy=where, max_retries=0).remote(request["agent"]))
     codes: list[int] = ray.get(pending)
     return max(codes)
 

@@ -1,4 +1,4 @@
-"""The far end of a leash: started on a host by any engine, it runs one process and ends it when the leash breaks.
+"""The agent: started on a host by any engine, it runs one process and ends it when its connection breaks.
 
     python3 agent.py ADDRESSES PORT TOKEN
 
@@ -35,48 +35,51 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 
 def main(addresses: str, port: str, token: str) -> int:
     """Serve one process, then end as it ended."""
-    leash = connect(addresses.split(","), int(port))
-    lines = leash.makefile("r", encoding="utf-8")
-    send(leash, {"token": token, "host": socket.gethostname(), "address": leash.getsockname()[0], "pid": os.getpid()})
-    order = json.loads(lines.readline() or "null")
-    if order is None:
+    connection = connect(addresses.split(","), int(port))
+    lines = connection.makefile("r", encoding="utf-8")
+    send(
+        connection,
+        {"token": token, "host": socket.gethostname(), "address": connection.getsockname()[0], "pid": os.getpid()},
+    )
+    request = json.loads(lines.readline() or "null")
+    if request is None:
         return 1
-    shared = os.path.exists(order["marker"])
+    shared = os.path.exists(request["marker"])
     if not shared:
-        receive_files(leash, lines, order)
-    code = run(leash, order)
-    files = {} if shared else {path: read(path) for path in order["returned"]}
-    send(leash, {"exit": code, "files": files})
+        receive_files(connection, lines, request)
+    code = run(connection, request)
+    files = {} if shared else {path: read(path) for path in request["returned"]}
+    send(connection, {"exit": code, "files": files})
     return 0
 
 
 def connect(addresses: list[str], port: int) -> socket.socket:
     """The first of the launcher's addresses that answers."""
-    last = OSError("no address to call")
+    last = OSError("no address to connect to")
     for address in addresses:
         try:
-            leash = socket.create_connection((address, port), timeout=10)
+            connection = socket.create_connection((address, port), timeout=10)
         except OSError as error:
             last = error
             continue
-        leash.settimeout(None)
-        leash.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-            leash.setsockopt(socket.IPPROTO_TCP, option, value)
-        return leash
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        return connection
     raise last
 
 
-def send(leash: socket.socket, message: dict[str, Any]) -> None:
+def send(connection: socket.socket, message: dict[str, Any]) -> None:
     """One message."""
-    leash.sendall((json.dumps(message) + "\n").encode())
+    connection.sendall((json.dumps(message) + "\n").encode())
 
 
-def receive_files(leash: socket.socket, lines: TextIO, order: dict[str, Any]) -> None:
+def receive_files(connection: socket.socket, lines: TextIO, request: dict[str, Any]) -> None:
     """Ask for what is not here: the folder's files always, environment and package if they are missing."""
-    os.makedirs(order["folder"], exist_ok=True)
-    missing = [path for path in order["needed"] if not os.path.exists(path)]
-    send(leash, {"missing": [order["folder"], *missing]})
+    os.makedirs(request["folder"], exist_ok=True)
+    missing = [path for path in request["needed"] if not os.path.exists(path)]
+    send(connection, {"missing": [request["folder"], *missing]})
     while True:
         message = json.loads(lines.readline())
         if "end" in message:
@@ -86,20 +89,20 @@ def receive_files(leash: socket.socket, lines: TextIO, order: dict[str, Any]) ->
                 archive.extract(member, "/", **TRUSTED)
 
 
-def run(leash: socket.socket, order: dict[str, Any]) -> int:
-    """The process's exit code; it is killed with all its children when the leash breaks."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(tuple(order["dropped"]))}
-    env.update(order["env"])
-    own = interface_of(leash.getsockname()[0])
+def run(connection: socket.socket, request: dict[str, Any]) -> int:
+    """The process's exit code; it is killed with all its children when the connection breaks."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(tuple(request["dropped"]))}
+    env.update(request["env"])
+    own = interface_of(connection.getsockname()[0])
     for name in INTERFACE_VARIABLES:
-        if own and name not in order["env"]:
+        if own and name not in request["env"]:
             env[name] = own
-    with open(order["log"], "ab") as log:
+    with open(request["log"], "ab") as log:
         try:
             process = subprocess.Popen(
-                order["argv"],
+                request["argv"],
                 env=env,
-                cwd=order["folder"],
+                cwd=request["folder"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -107,16 +110,16 @@ def run(leash: socket.socket, order: dict[str, Any]) -> int:
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
-            log.write(f"cannot start {order['argv'][0]} on {socket.gethostname()}: {error}\n".encode())
+            log.write(f"cannot start {request['argv'][0]} on {socket.gethostname()}: {error}\n".encode())
             return 127
-    send(leash, {"started": process.pid})
-    return wait(leash, process)
+    send(connection, {"started": process.pid})
+    return wait(connection, process)
 
 
-def wait(leash: socket.socket, process: subprocess.Popen[bytes]) -> int:
+def wait(connection: socket.socket, process: subprocess.Popen[bytes]) -> int:
     """Until the process ends; the launcher saying anything more, or nothing ever more, ends it."""
     ended = os.pidfd_open(process.pid)
-    watched: list[Any] = [ended, leash]
+    watched: list[Any] = [ended, connection]
     while not select.select(watched, [], [])[0]:
         pass
     code = process.poll()
