@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline import variables
+
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
 FORGIVEN = 0.002
@@ -109,7 +111,7 @@ def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emul
 
 def emulate_as_told(model: nn.Module, global_batch: int) -> None:
     """Pretend to be the device that the launcher names, if it does; its times are stated for the global batch."""
-    told = os.environ.get("PACELINE_EMULATION")
-    device = emulated_device(json.loads(told), global_batch, seed=os.getpid()) if told else None
+    text = os.environ.get(variables.EMULATION)
+    device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
     if device is not None:
         emulate(model, device)

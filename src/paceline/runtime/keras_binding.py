@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from paceline.errors import InputError
-from paceline.runtime.loading import Batch
 from paceline.runtime.pace import Pace, join
 from paceline.runtime.settings import Settings
+from paceline.runtime.training import Batch
 
 __all__ = ["KerasPace", "join_keras"]
 

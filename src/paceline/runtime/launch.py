@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from paceline import variables
 from paceline.bench.sites.site import Process, Rendezvous, Site
 from paceline.errors import InputError
 from paceline.spec.cluster import Cluster, Placed, place
@@ -100,10 +101,10 @@ def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
         }
         path = job.folder / f"shard-{index}.json"
         path.write_text(json.dumps(settings), encoding="utf-8")
-        env = {"PACELINE_SECRET": job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
+        env = {variables.SECRET: job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
         host = job.placement[group[0]].host
         address = _shard_place(job, grouping, index)[0]
-        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path), address)
+        argv = (str(job.python), "-m", "paceline.runtime.syncer.shard", str(path), address)
         found.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
     return found
 
@@ -125,26 +126,26 @@ def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str
     places = [_shard_place(job, grouping, number) for number in range(len(grouping.groups))]
     first = job.rendezvous.address_of(job.placement[group[0]].host)
     return {
-        "PACELINE_JOIN": f"{first}:{job.rendezvous.ports[1 + index]}",
-        "PACELINE_ROSTER": str(job.folder / f"roster-{index}.json"),
-        "PACELINE_RANK": str(group.index(rank)),
-        "PACELINE_SIZE": str(len(group)),
-        "PACELINE_GROUP": f"group{index}",
-        "PACELINE_GROUP_SHARE": repr(grouping.samples[index] / sum(grouping.samples)),
-        "PACELINE_LOCAL_STEPS": str(grouping.local_steps),
-        "PACELINE_SYNCER": ",".join(f"{address}:{port}" for address, port in places),
-        "PACELINE_SYNCER_SECRET": job.secret,
+        variables.JOIN: f"{first}:{job.rendezvous.ports[1 + index]}",
+        variables.ROSTER: str(job.folder / f"roster-{index}.json"),
+        variables.RANK: str(group.index(rank)),
+        variables.SIZE: str(len(group)),
+        variables.GROUP: f"group{index}",
+        variables.GROUP_SHARE: repr(grouping.samples[index] / sum(grouping.samples)),
+        variables.LOCAL_STEPS: str(grouping.local_steps),
+        variables.SYNCER: ",".join(f"{address}:{port}" for address, port in places),
+        variables.SYNCER_SECRET: job.secret,
     }
 
 
 def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     env = {
         "PYTHONUNBUFFERED": "1",
-        "PACELINE_JOIN": f"{job.rendezvous.address}:{job.rendezvous.ports[0]}",
-        "PACELINE_SECRET": job.secret,
-        "PACELINE_ROSTER": str(job.folder / "roster.json"),
-        "PACELINE_RANK": str(placed.rank),
-        "PACELINE_SIZE": str(len(job.placement)),
+        variables.JOIN: f"{job.rendezvous.address}:{job.rendezvous.ports[0]}",
+        variables.SECRET: job.secret,
+        variables.ROSTER: str(job.folder / "roster.json"),
+        variables.RANK: str(placed.rank),
+        variables.SIZE: str(len(job.placement)),
         "LOCAL_RANK": str(placed.local_rank),
         "OMP_NUM_THREADS": str(job.threads),
     }
@@ -154,7 +155,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     if placed.device.emulation is not None:
         emulation = placed.device.emulation.model_dump(mode="json")
         emulation["speed"] /= job.rendezvous.dilation
-        env["PACELINE_EMULATION"] = json.dumps(emulation)
+        env[variables.EMULATION] = json.dumps(emulation)
     return env
 
 
@@ -210,7 +211,7 @@ def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
 
 def _late(process: Process) -> Process:
     """A rank that comes back finds the others by the roster."""
-    return replace(process, env={**process.env, "PACELINE_LATE": "1"})
+    return replace(process, env={**process.env, variables.LATE: "1"})
 
 
 class _Tail:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
+from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.sites.local import free_ports
 
 WORKER = Path(__file__).with_name("keras_worker.py")
@@ -46,7 +46,7 @@ def train(folder: Path, size: int, shares: list[int] | None) -> list[dict[str, A
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-@pytest.mark.skipif("keras" not in RECIPES, reason="the keras environment comes with the Keras framework")
+@pytest.mark.full  # needs the TensorFlow environment
 def test_an_uneven_split_trains_what_one_process_trains(tmp_path: Path) -> None:
     (alone,) = train(tmp_path / "one", 1, None)
     first, second = train(tmp_path / "two", 2, [22, 8])

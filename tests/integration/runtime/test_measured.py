@@ -53,10 +53,10 @@ def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, p
     script.write_text(
         "import os, signal, torch\n"
         "from torch.utils.data import TensorDataset\n"
-        "from paceline.runtime import Patience, Settings, join\n"
+        "from paceline.runtime import Timeouts, Settings, join\n"
         "model = torch.nn.Linear(4, 1)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
-        "settings = Settings(patience=Patience(silence=2.0))\n"
+        "settings = Settings(timeouts=Timeouts(heartbeat_timeout=2.0))\n"
         "with join(model, optimizer, TensorDataset(torch.randn(64, 4)), global_batch=8, settings=settings) as pace:\n"
         "    for batch in pace.batches(epochs=12):\n"
         "        first_life = os.environ['PACELINE_RANK'] == '1' and 'PACELINE_LATE' not in os.environ\n"

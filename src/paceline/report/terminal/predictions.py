@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.reasons import reasons
 from paceline.model.simulate.scenario import Simulated
@@ -13,7 +14,7 @@ from paceline.report.terminal import print_rows, say
 from paceline.report.words import common_label
 from paceline.units import SECONDS, format_share
 
-__all__ = ["show_changed", "show_curves", "show_simulated"]
+__all__ = ["show_changed", "show_curves", "show_plan", "show_simulated"]
 
 WIDTH = 56
 MARKS = {"compute": "#", "exchange and rest": "=", "other jobs": "o", "jitter": "j", "stragglers": "s",
@@ -151,3 +152,32 @@ def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
     if run.staleness is None or run.server_busy is None:
         return [*cells, "", ""]
     return [*cells, f"{run.staleness:.1f}", format_share(run.server_busy)]
+
+
+def show_plan(plan: Plan) -> None:
+    """Candidate strategies, the best one with its reason and split, and what the plan rests on."""
+    columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
+               ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
+    rows = [
+        (
+            one.kind,
+            len(one.groups),
+            sum(1 for shares in one.shares for n in shares if n),
+            one.local_steps,
+            one.quorum,
+            f"{one.predicted_throughput:.1f}",
+            "{:.1f} .. {:.1f}".format(*one.interval_90) if one.interval_90 else "",
+            SECONDS.format(one.predicted_step),
+            format_share(one.predicted_utilisation),
+            f"{one.staleness:.2f}",
+            f"{one.efficiency:.2f}",
+        )
+        for one in plan.ranked
+    ]
+    print_rows(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
+    say(f"best: {plan.best.kind}, because {plan.best.reason}")
+    split = plan.samples_by_host()
+    if len(split) <= 16:
+        say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
+    for line in plan.basis:
+        say(f"rests on: {line}")

@@ -1,4 +1,11 @@
-"""From what was measured to a choice: the model ranks the ways to train, and the reason is one sentence."""
+"""From what was measured to a choice: the model ranks the ways to train, and the reason is one sentence.
+
+What a message costs between ranks, and which of them sit together behind a slower link.
+
+Hosts are told apart by address. Between any two of them (neighbours only, if there are many) and between two ranks of
+each, a small and a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one
+place: the seams between places are where a plan may cut.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +14,103 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.cost.split import Cost
-from paceline.model.plan.candidate import Candidate, Member
-from paceline.model.plan.ways import ranked_ways
-from paceline.runtime.auto.links import Links
+from paceline.model.plan.search import Candidate, PlannedDevice, ranked_candidates
 
-__all__ = ["Choice", "Measured", "choose", "one_group"]
+__all__ = [
+    "LARGE",
+    "SMALL",
+    "Choice",
+    "Links",
+    "Measured",
+    "Timing",
+    "choose",
+    "large_message",
+    "links_from",
+    "one_group",
+    "pairs_of",
+]
+
+
+SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
+MANY = 8
+"""Hosts beyond which only neighbours are measured."""
+SEAM = 4.0
+"""A link this much slower than the fastest one separates places."""
+WITHIN = (1e10, 1e-5)
+"""Bandwidth and latency where a host has one rank, so that nothing was measured inside it."""
+
+LinkRate = tuple[float, float]
+"""Bandwidth and latency."""
+Timing = tuple[float, float]
+"""Seconds of a small and of a large message, one way."""
+
 
 GAIN = 1.1
 """Another way must promise this much more than the present one, since changing costs and measures are noisy."""
 LIKE = 1.25
 """Devices whose costs per sample are within this factor are of one kind."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Each rank's place, and its links inside and out of it."""
+
+    places: tuple[str, ...]
+    inside: tuple[LinkRate, ...]
+    between: tuple[LinkRate, ...]
+
+
+def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
+    """The ranks between which messages are timed."""
+    hosts: dict[str, list[int]] = {}
+    for rank, address in enumerate(addresses):
+        hosts.setdefault(address, []).append(rank)
+    inside = [(ranks[0], ranks[1]) for ranks in hosts.values() if len(ranks) > 1]
+    first = [ranks[0] for ranks in hosts.values()]
+    if len(first) > MANY:
+        return inside + [(first[i], first[(i + 1) % len(first)]) for i in range(len(first))]
+    return inside + [(one, other) for i, one in enumerate(first) for other in first[i + 1 :]]
+
+
+def large_message(gradient_bytes: float) -> int:
+    """Bytes of the large message: no more than training itself will send, and enough to tell a bandwidth."""
+    return int(min(LARGE, max(LEAST_LARGE, gradient_bytes)))
+
+
+def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing], *, large: int = LARGE) -> Links:
+    """Places and links from what messages took."""
+    costs = {pair: _cost(timing, large) for pair, timing in timings.items()}
+    place_of = _places(addresses, costs)
+    inside: dict[str, list[LinkRate]] = {}
+    between: dict[str, list[LinkRate]] = {}
+    for (one, other), cost in costs.items():
+        here, there = place_of[addresses[one]], place_of[addresses[other]]
+        for place in {here, there}:
+            (inside if here == there else between).setdefault(place, []).append(cost)
+    places = tuple(place_of[address] for address in addresses)
+    within = {place: _worst(inside.get(place, [WITHIN])) for place in set(places)}
+    out = {place: _worst(between[place]) if place in between else within[place] for place in set(places)}
+    return Links(places, tuple(within[place] for place in places), tuple(out[place] for place in places))
+
+
+def _cost(timing: Timing, large: int) -> LinkRate:
+    short, long = timing
+    return (large - SMALL) / max(long - short, 1e-9), max(short, 1e-6)
+
+
+def _worst(costs: Sequence[LinkRate]) -> LinkRate:
+    return min(bandwidth for bandwidth, _ in costs), max(latency for _, latency in costs)
+
+
+def _places(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> dict[str, str]:
+    """Each host's place, named by its first host."""
+    place = {address: address for address in addresses}
+    fastest = max((bandwidth for bandwidth, _ in costs.values()), default=0.0)
+    for (one, other), (bandwidth, _) in costs.items():
+        if bandwidth * SEAM >= fastest and len(costs) > 1:
+            old, new = place[addresses[other]], place[addresses[one]]
+            place = {address: new if where == old else where for address, where in place.items()}
+    return place
 
 
 @dataclass(frozen=True)
@@ -53,7 +147,7 @@ class Choice:
         return cls(**{**plain, "groups": groups, "samples": tuple(plain["samples"])})
 
     @property
-    def way(self) -> tuple[object, ...]:
+    def arrangement(self) -> tuple[object, ...]:
         """What a change of which means that ranks train differently."""
         return (self.groups, self.local_steps, self.quorum)
 
@@ -68,7 +162,7 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
     members = _members(measured, batch)
     ranked = [
         way
-        for way in ranked_ways(members, batch, size=measured.gradient_bytes)
+        for way in ranked_candidates(members, batch, size=measured.gradient_bytes)
         if sum(len(group) for group in way.groups) == len(members) and (may_split or len(way.groups) == 1)
     ]
     best = ranked[0]
@@ -86,10 +180,13 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
     )
 
 
-def _members(measured: Measured, batch: int) -> list[Member]:
+def _members(measured: Measured, batch: int) -> list[PlannedDevice]:
     links, kinds = measured.links, _kinds(_each(measured, batch))
     rows = zip(links.places, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
-    return [Member(place, kind, cost, inside, link, late) for place, kind, cost, inside, link, late in rows]
+    return [
+        PlannedDevice(place, kind, cost, batch / cost.seconds(batch), inside, link, late)
+        for place, kind, cost, inside, link, late in rows
+    ]
 
 
 def _each(measured: Measured, batch: int) -> list[float]:

@@ -17,8 +17,41 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.cost.buckets import LinkCost, fit_link
+from paceline.runtime.members.member import Member
 
-__all__ = ["Broken", "Wire"]
+__all__ = ["BoardStore", "Broken", "Wire"]
+
+
+class BoardStore(dist.Store):
+    """What Gloo's rendezvous needs of a store, over the authenticated connection to the leader."""
+
+    def __init__(self, member: Member, view: int, prefix: str) -> None:
+        super().__init__()
+        self._member, self._view, self._prefix = member, view, prefix
+
+    def set(self, key: str, value: Any) -> None:
+        """Publish a value."""
+        self._member.put(self._view, self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value, as soon as it is there."""
+        value = self._member.read(self._view, self._prefix + key)
+        if value is None:
+            raise RuntimeError("the view ended before its members were connected")
+        return value
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return when all keys are there."""
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there now."""
+        return all(self._member.has(self._view, self._prefix + key) for key in keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The view's end is the only time limit."""
+
 
 POLL = timedelta(milliseconds=100)
 OPERATION_TIMEOUT = timedelta(hours=1)
