@@ -87,7 +87,8 @@ def exports(path: Path) -> list[str] | None:
 def defined_in(path: Path) -> set[str]:
     """Names that a module's own statements bind."""
     names = {node.name for node in tree(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for node in tree(path).body:
+    lazy = [inner for node in tree(path).body if isinstance(node, ast.If) for inner in node.body]
+    for node in [*tree(path).body, *lazy]:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}

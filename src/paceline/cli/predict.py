@@ -11,7 +11,7 @@ from paceline.cli.options import counts_of, json_option, plot_option
 from paceline.cli.questions import calibration_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
-from paceline.model.measured.extrapolate import extrapolate
+from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
 from paceline.model.measured.population import shipped_population
 from paceline.model.scaling import predict_curve
@@ -52,7 +52,7 @@ def command(
     if measured is not None:
         _only_measured(asked)
         counts = counts_of(at or devices, "--at")
-        curves = extrapolate(read_points(measured), counts, population=shipped_population(), knee_gain=knee)
+        curves = extrapolate_series(read_points(measured), counts, population=shipped_population(), knee_gain=knee)
         names = [curve.label for curve in curves]
     else:
         names = [name.strip() for name in framework.split(",") if name.strip()]

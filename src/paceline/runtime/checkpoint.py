@@ -121,13 +121,13 @@ def _previous(path: Path) -> Path:
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """The newest whole checkpoint, or None if there is none; tensors and plain values only."""
-    for place in (path, _previous(path)):
-        if place.exists():
+    for file in (path, _previous(path)):
+        if file.exists():
             try:
-                content: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+                content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # torch raises many kinds for a damaged file
                 raise StoreError(
-                    f"cannot read the checkpoint {place}: {error}", hint="remove it to start anew"
+                    f"cannot read the checkpoint {file}: {error}", hint="remove it to start anew"
                 ) from error
             return content
     return None

@@ -49,7 +49,7 @@ class Emulated:
         ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1, 0, 0, 0)
 
     def begin(self, samples: int) -> None:
-        """A forward pass of so many samples begins."""
+        """A forward pass of `samples` samples begins."""
         factor = self.straggle_factor if self._random.random() < self.straggle else 1.0
         self._step_seconds = (self.constant + self.per_sample * samples) * factor / self.speed
 
@@ -62,7 +62,7 @@ class Emulated:
 
 
 class _Pause(torch.autograd.Function):
-    """Passes a tensor through; takes a layer's share of the backward pass on the way back."""
+    """Passes a tensor through; takes a layer's share of the backward pass in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, device: Emulated, share: float) -> Tensor:
@@ -94,7 +94,7 @@ def emulate(model: nn.Module, device: Emulated) -> None:
 
 
 def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emulated | None:
-    """The device that a cluster file describes, its times stated for so many samples; None if it states no times."""
+    """The device that a cluster file describes, its times stated for `batch` samples; None if it states no times."""
     forward = emulation["forward"]
     if forward is None:
         return None

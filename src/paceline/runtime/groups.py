@@ -11,7 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -38,7 +38,7 @@ __all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGr
 
 @dataclass(frozen=True)
 class Limits:
-    """When training ends: after so many epochs or committed steps of the whole run, whichever comes first."""
+    """When training ends: after this number of epochs or committed steps of the whole run, whichever comes first."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -69,49 +69,11 @@ class GroupContext:
         return self.group.training
 
 
-class GroupMode(Protocol):
-    """What the training loop asks of its group."""
-
-    synced: bool
-    """Whether there are other groups, with which this one exchanges through a syncer."""
-
-    def begin(self, limits: Limits) -> None:
-        """Train until these limits are reached."""
-        ...
-
-    def entered(self) -> None:
-        """A view of the group has begun."""
-        ...
-
-    def prepare(self, seconds: float | None = None) -> GroupMode:
-        """Have samples for the next step, after one that took `seconds`; the mode to go on with."""
-        ...
-
-    def finished(self) -> bool:
-        """Whether the limits are reached."""
-        ...
-
-    def next_size(self) -> int:
-        """Samples of the group's next step, once it is prepared."""
-        ...
-
-    def commit(self, size: int) -> None:
-        """A step of `size` samples is committed."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """Versions, groups and staleness by the syncer's count."""
-        ...
-
-    def leave(self) -> None:
-        """This process trains no more."""
-        ...
-
-
 class OneGroup:
     """All ranks step together, through the epoch's order."""
 
     synced = False
+    """Whether there are other groups, with which this one exchanges through a syncer."""
 
     def __init__(self, job: GroupContext) -> None:
         self._job = job
@@ -124,7 +86,10 @@ class OneGroup:
         """A view of the group has begun, which nobody else has to know."""
 
     def prepare(self, seconds: float | None = None) -> GroupMode:
-        """Samples are always there; after a step, the pilot may split the group."""
+        """Have samples for the next step, which are always there; the mode to go on with.
+
+        After a step that took `seconds` the pilot may split the group.
+        """
         job = self._job
         if seconds is None:
             return self
@@ -259,6 +224,11 @@ class SyncedGroups:
             merge_groups(job.group.member, (address, port), self._listener, size, timeouts, roster=job.roster)
         )
         return OneGroup(job)
+
+
+GroupMode: TypeAlias = OneGroup | SyncedGroups
+"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare`, `finished`,
+`next_size` and `commit`; `entered` after each change of the group, and `leave` at the end."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class Pace:
         return self._training.noise.samples
 
     def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
-        """This rank's batches until so many epochs or committed steps of the whole run are done."""
+        """This rank's batches until `epochs` epochs or `steps` committed steps of the whole run are done."""
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
         self._mode.begin(Limits(epochs, steps))

@@ -61,7 +61,7 @@ def share_of(order: np.ndarray, position: Position, shares: Sequence[int], rank:
 
 
 def advance(position: Position, size: int, *, num_samples: int) -> Position:
-    """The position after a committed step of so many samples."""
+    """The position after a committed step of `size` samples."""
     cursor = position.cursor + size
     if cursor >= num_samples:
         return Position(step=position.step + 1, epoch=position.epoch + 1, cursor=0)

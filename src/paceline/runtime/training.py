@@ -75,7 +75,7 @@ class Training:
         }
 
     def tensors(self) -> list[Tensor]:
-        """The tensors whose places the report's state names."""
+        """The tensors whose indices the report's state names."""
         tensors: list[Tensor] = []
         pack_state(self._state(), tensors)
         return tensors

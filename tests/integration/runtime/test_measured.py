@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.bench.environments import worker_path
 from tests.conftest import ROOT, Command
 
 STUDY = """
@@ -69,6 +72,18 @@ def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, p
     text = paceline("train", str(script), "--ranks", "2", "--restarts", "1")
     assert text.count("ended at step 96") == 2
     assert "started again" in text
+
+
+def test_an_example_trains_under_torchrun(torch_python: Path) -> None:
+    script = ROOT / "examples" / "training" / "train_gpt.py"
+    argv = [str(torch_python), "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
+    argv += ["--epochs", "1", "--samples", "512"]
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "after 4 steps" in result.stdout
+    shares = result.stdout.split("shares (")[1].split(")")[0]
+    assert len(shares.split(",")) == 2, "torchrun's store brought both ranks together"
 
 
 def test_the_examples_train(paceline: Command, pytorch: Path) -> None:

@@ -52,6 +52,20 @@ def test_two_groups_use_every_sample_once(
         assert taken > 1.5 * left, "a group that is four times as fast takes more of the queue"
 
 
+@pytest.mark.parametrize(("rule", "drops"), [({"name": "discard", "limit": 0}, True), ({"name": "keep"}, False)])
+def test_the_staleness_rule_of_the_settings_holds(
+    ranks: StartRanks, syncers: StartSyncers, rule: dict[str, Any], drops: bool
+) -> None:
+    syncer = syncers(1, groups=2, quorum=1)
+    options = {**OPTIONS, "staleness": rule}
+    env = {"PACELINE_GROUP_SHARE": 0.5}
+    fast = ranks("epochs", 1, env=syncer.env("fast", **env), **{**options, "speeds": [4.0]})
+    slow = ranks("epochs", 1, env=syncer.env("slow", **env), **{**options, "speeds": [1.0]})
+    facts = [job.wait()[0]["syncer"] for job in (fast, slow)]
+    assert any(fact["dropped"] > 0 for fact in facts) == drops
+    assert any(fact["largest_staleness"] > 0 for fact in facts) != drops
+
+
 def test_a_killed_shard_comes_back_without_loss(ranks: StartRanks, syncers: StartSyncers) -> None:
     syncer = syncers(2, groups=2, quorum=1)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.runtime import Settings, Timeouts, join
+from paceline.runtime import Settings, StalenessRule, Timeouts, join
 from paceline.runtime.emulate import Emulated, emulate
 from paceline.runtime.group.balance import Balance
 
@@ -112,6 +112,7 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
         checkpoint=checkpoint,
         checkpoint_every=options.get("every", 5),
         compress=options.get("compress", "none"),
+        staleness=StalenessRule(**options["staleness"]) if "staleness" in options else None,
     )
     used: list[dict[str, Any]] = []
     progress = Path(sys.argv[3]).with_suffix(".steps").open("a")
@@ -129,8 +130,9 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
                 used.append(record)
                 progress.write(json.dumps({**record, "at": time.monotonic(), "size": pace.size}) + "\n")
                 progress.flush()
-        shares, views = pace.shares, pace.views
-    return {"used": used, "hash": digest(model), "shares": shares, "views": views, "steps": pace.position.step}
+        shares, views, facts = pace.shares, pace.views, pace.syncer_facts()
+    seen = {"shares": shares, "views": views, "steps": pace.position.step, **facts}
+    return {"used": used, "hash": digest(model), **seen}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError, Unsupported
-from paceline.model.measured.extrapolate import extrapolate
+from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.names import link_kind, parameters_of, strategy_kind
 from paceline.model.measured.points import read_points
 from paceline.model.measured.population import shipped_population
@@ -19,7 +19,7 @@ def write(tmp_path, rows, head=HEAD):
 
 
 def predict(path, at=(32,)):
-    return extrapolate(read_points(path), at, population=shipped_population())
+    return extrapolate_series(read_points(path), at, population=shipped_population())
 
 
 def test_names_are_what_people_write():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.model.measured.extrapolate import extrapolate
+from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, learn
 
@@ -89,7 +89,7 @@ def judge_largest(
 
 def _held(series: Series, cut: Series, population: Population) -> Held:
     count = int(series.devices[-1])
-    rate = extrapolate([cut], [count], population=population, adapt=False)[0].predictions[0].samples_per_s
+    rate = extrapolate_series([cut], [count], population=population, adapt=False)[0].predictions[0].samples_per_s
     return Held(
         campaign=series.campaign,
         label=series.label,

@@ -1,10 +1,8 @@
-"""From what was measured to a choice: the model ranks the ways to train, and the reason is one sentence.
+"""From what was measured to a choice: the model ranks the candidate strategies, and the reason is one sentence.
 
-What a message costs between ranks, and which of them sit together behind a slower link.
-
-Hosts are told apart by address. Between any two of them (neighbours only, if there are many) and between two ranks of
-each, a small and a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one
-place: the seams between places are where a plan may cut.
+Links are measured between any two hosts (neighbours only, if there are many) and between two ranks of each: a small and
+a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one site; groups are
+divided between sites only.
 """
 
 from __future__ import annotations
@@ -30,12 +28,11 @@ __all__ = [
     "pairs_of",
 ]
 
-
 SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
 MANY = 8
 """Hosts beyond which only neighbours are measured."""
 SEAM = 4.0
-"""A link this much slower than the fastest one separates places."""
+"""A link this much slower than the fastest one separates sites."""
 WITHIN = (1e10, 1e-5)
 """Bandwidth and latency where a host has one rank, so that nothing was measured inside it."""
 
@@ -44,18 +41,17 @@ LinkRate = tuple[float, float]
 Timing = tuple[float, float]
 """Seconds of a small and of a large message, one way."""
 
-
 GAIN = 1.1
-"""Another way must promise this much more than the present one, since changing costs and measures are noisy."""
+"""Another candidate must promise this much more than the present one, since changing costs and measures are noisy."""
 LIKE = 1.25
 """Devices whose costs per sample are within this factor are of one kind."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Each rank's place, and its links inside and out of it."""
+    """Each rank's site, and its links inside and out of it."""
 
-    places: tuple[str, ...]
+    sites: tuple[str, ...]
     inside: tuple[LinkRate, ...]
     between: tuple[LinkRate, ...]
 
@@ -80,17 +76,17 @@ def large_message(gradient_bytes: float) -> int:
 def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing], *, large: int = LARGE) -> Links:
     """Places and links from what messages took."""
     costs = {pair: _cost(timing, large) for pair, timing in timings.items()}
-    place_of = _places(addresses, costs)
+    site_of = _sites(addresses, costs)
     inside: dict[str, list[LinkRate]] = {}
     between: dict[str, list[LinkRate]] = {}
     for (one, other), cost in costs.items():
-        here, there = place_of[addresses[one]], place_of[addresses[other]]
-        for place in {here, there}:
-            (inside if here == there else between).setdefault(place, []).append(cost)
-    places = tuple(place_of[address] for address in addresses)
-    within = {place: _worst(inside.get(place, [WITHIN])) for place in set(places)}
-    out = {place: _worst(between[place]) if place in between else within[place] for place in set(places)}
-    return Links(places, tuple(within[place] for place in places), tuple(out[place] for place in places))
+        here, there = site_of[addresses[one]], site_of[addresses[other]]
+        for site in {here, there}:
+            (inside if here == there else between).setdefault(site, []).append(cost)
+    sites = tuple(site_of[address] for address in addresses)
+    within = {site: _worst(inside.get(site, [WITHIN])) for site in set(sites)}
+    out = {site: _worst(between[site]) if site in between else within[site] for site in set(sites)}
+    return Links(sites, tuple(within[site] for site in sites), tuple(out[site] for site in sites))
 
 
 def _cost(timing: Timing, large: int) -> LinkRate:
@@ -102,15 +98,15 @@ def _worst(costs: Sequence[LinkRate]) -> LinkRate:
     return min(bandwidth for bandwidth, _ in costs), max(latency for _, latency in costs)
 
 
-def _places(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> dict[str, str]:
-    """Each host's place, named by its first host."""
-    place = {address: address for address in addresses}
+def _sites(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> dict[str, str]:
+    """Each host's site, named by its first host."""
+    site = {address: address for address in addresses}
     fastest = max((bandwidth for bandwidth, _ in costs.values()), default=0.0)
     for (one, other), (bandwidth, _) in costs.items():
         if bandwidth * SEAM >= fastest and len(costs) > 1:
-            old, new = place[addresses[other]], place[addresses[one]]
-            place = {address: new if where == old else where for address, where in place.items()}
-    return place
+            old, new = site[addresses[other]], site[addresses[one]]
+            site = {address: new if where == old else where for address, where in site.items()}
+    return site
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Choice:
 
     @property
     def arrangement(self) -> tuple[object, ...]:
-        """What a change of which means that ranks train differently."""
+        """Groups, local steps and quorum: ranks train differently if these change."""
         return (self.groups, self.local_steps, self.quorum)
 
 
@@ -158,18 +154,18 @@ def one_group(size: int, batch: int, reason: str = "nothing measured yet") -> Ch
 
 
 def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool = True) -> Choice:
-    """The best way that uses all ranks; the present one unless another is clearly better."""
+    """The best candidate that uses all ranks; the present one unless another is clearly better."""
     members = _members(measured, batch)
     ranked = [
-        way
-        for way in ranked_candidates(members, batch, size=measured.gradient_bytes)
-        if sum(len(group) for group in way.groups) == len(members) and (may_split or len(way.groups) == 1)
+        candidate
+        for candidate in ranked_candidates(members, batch, size=measured.gradient_bytes)
+        if sum(len(group) for group in candidate.groups) == len(members) and (may_split or len(candidate.groups) == 1)
     ]
     best = ranked[0]
-    kept = [way for way in ranked if way.groups == present.groups]
+    kept = [candidate for candidate in ranked if candidate.groups == present.groups]
     if kept and best.groups != present.groups and best.score < kept[0].score * GAIN:
         best = kept[0]
-    others = [way for way in ranked if way is not best]
+    others = [candidate for candidate in ranked if candidate is not best]
     return Choice(
         best.groups,
         tuple(sum(shares) for shares in best.shares),
@@ -182,10 +178,10 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
 
 def _members(measured: Measured, batch: int) -> list[PlannedDevice]:
     links, kinds = measured.links, _kinds(_each(measured, batch))
-    rows = zip(links.places, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
+    rows = zip(links.sites, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
     return [
-        PlannedDevice(place, kind, cost, batch / cost.seconds(batch), inside, link, late)
-        for place, kind, cost, inside, link, late in rows
+        PlannedDevice(site, kind, cost, batch / cost.seconds(batch), inside, link, late)
+        for site, kind, cost, inside, link, late in rows
     ]
 
 
@@ -205,8 +201,8 @@ def _kinds(each: Sequence[float]) -> list[str]:
     return names
 
 
-def _reason(measured: Measured, each: Sequence[float], ways: Sequence[Candidate], *, may_split: bool) -> str:
-    best, *others = ways
+def _reason(measured: Measured, each: Sequence[float], candidates: Sequence[Candidate], *, may_split: bool) -> str:
+    best, *others = candidates
     rates = [seconds * 1e3 for seconds in each]
     slowest = min(bandwidth for bandwidth, _ in measured.links.between) / 1e6
     seen = f"a sample costs {min(rates):.3g} to {max(rates):.3g} ms, the slowest link carries {slowest:.3g} MB/s"
@@ -220,8 +216,8 @@ def _reason(measured: Measured, each: Sequence[float], ways: Sequence[Candidate]
     return text if may_split else text + "; several groups need batches(epochs=...), float32 and no checkpoint"
 
 
-def _named(way: Candidate) -> str:
-    if len(way.groups) == 1:
+def _named(candidate: Candidate) -> str:
+    if len(candidate.groups) == 1:
         return "one balanced group"
-    waits = "all" if way.quorum == len(way.groups) else str(way.quorum)
-    return f"{len(way.groups)} groups exchanging every {way.local_steps} steps with a quorum of {waits}"
+    waits = "all" if candidate.quorum == len(candidate.groups) else str(candidate.quorum)
+    return f"{len(candidate.groups)} groups exchanging every {candidate.local_steps} steps with a quorum of {waits}"

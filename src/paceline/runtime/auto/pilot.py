@@ -190,7 +190,7 @@ def _updated(measured: Measured, present: Choice, groups: Sequence[GroupStatus],
             late[rank] = straggling
     links = measured.links
     between = tuple((bandwidth / slower, latency) for bandwidth, latency in links.between)
-    inside = between if len(set(links.places)) == 1 else links.inside
+    inside = between if len(set(links.sites)) == 1 else links.inside
     links = replace(links, inside=inside, between=between)
     return replace(measured, costs=tuple(costs), straggling=tuple(late), links=links)
 

@@ -32,7 +32,7 @@ SCATTERS = 2.0
 UNKNOWN = 0.1
 """Scatter that is taken for granted while too few steps were seen to tell."""
 ENOUGH = 6
-"""Steps from which scatter can be told."""
+"""Steps from which scatter is estimated."""
 LEAST = 0.02
 """Scatter below which nothing is believed to be."""
 CLEARLY = 2.0
@@ -42,7 +42,7 @@ QUIET = 0.05
 NORMAL = 1.4826
 """Standard deviation of normal noise over its median distance."""
 SPREAD = 0.2
-"""Batch sizes must differ by this share before the constant part can be told from the part per sample."""
+"""Batch sizes must differ by this share before the constant part is estimated apart from the part per sample."""
 
 
 class CostEstimate:
@@ -147,8 +147,8 @@ class CostEstimate:
         reach = sum((x - size) ** 2 for x, _ in far)
         slope = sum((x - size) * (y - seconds) for x, y in far) / reach
         error = max(self._scatter, LEAST) * seconds * size / reach**0.5
-        found = max(0.0, seconds - slope * size)
-        return found if found > CLEARLY * error else self._a
+        constant = max(0.0, seconds - slope * size)
+        return constant if constant > CLEARLY * error else self._a
 
 
 TRY_AGAIN = 50
@@ -156,11 +156,11 @@ TRY_AGAIN = 50
 GAIN = 0.005
 """Shares change only for a step that is predicted to be this much shorter, and by more than the doubt about it."""
 APART = 3.0
-"""Standard errors of their difference by which two ranks are told apart."""
+"""Standard errors of their difference beyond which two ranks are unequal."""
 
 REMEMBERED = 64
 ENOUGH_TO_STRAGGLE = 20
-"""Steps from which a share of stragglers can be told."""
+"""Steps from which a share of stragglers is estimated."""
 STRAGGLES = 2.0
 """Times the expected seconds that make a step a straggler."""
 
@@ -179,11 +179,11 @@ class Balance:
         """Measured over expected seconds of the newest steps."""
 
     def shares(self, total: int) -> tuple[int, ...]:
-        """Samples of each rank in a step of so many."""
+        """Samples of each rank in a step of `total`."""
         if self._fixed or not any(estimate.known for estimate in self._estimates.values()):
             return proportional_split([1.0] * len(self._ids), total)
         if total not in self._shares:
-            self._shares[total] = split_batch(self._told_apart(total), total).samples
+            self._shares[total] = split_batch(self._distinct_costs(total), total).samples
         return self._with_a_trial(self._shares[total])
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
@@ -198,7 +198,7 @@ class Balance:
         self._shares = {
             total: kept
             for total, kept in self._shares.items()
-            if _still_good(self._told_apart(total), kept, total, gain)
+            if _still_good(self._distinct_costs(total), kept, total, gain)
         }
 
     def _doubts(self) -> list[float]:
@@ -206,8 +206,8 @@ class Balance:
         known = [estimate.doubt for estimate in self._estimates.values() if estimate.known]
         return [estimate.doubt if estimate.known else max(known) for estimate in self._estimates.values()]
 
-    def _told_apart(self, total: int) -> list[Cost]:
-        """Each rank's cost, where ranks that cannot be told apart beyond doubt are taken for equal."""
+    def _distinct_costs(self, total: int) -> list[Cost]:
+        """Each rank's cost, where ranks whose difference is within its error count as equal."""
         costs, doubts, share = self.costs(), self._doubts(), max(1, total // len(self._ids))
         each = [cost.seconds(share) for cost in costs]
         order = sorted(range(len(each)), key=each.__getitem__)
@@ -219,13 +219,13 @@ class Balance:
                 alike[-1].append(index)
             else:
                 alike.append([index])
-        found = list(costs)
+        settled = list(costs)
         for members in alike:
             a = statistics.fmean(costs[index].a for index in members)
             b = statistics.fmean(costs[index].b for index in members)
             for index in members:
-                found[index] = replace(costs[index], a=a, b=b)
-        return found
+                settled[index] = replace(costs[index], a=a, b=b)
+        return settled
 
     def _shared(self, shares: Sequence[int], seconds: Sequence[float]) -> float:
         """By how much all ranks were off in the same direction: the host was busy, and no split helps against that."""

@@ -1,6 +1,6 @@
 """The collectives of one view over MPI, for clusters whose fast network is reached through it.
 
-MPI ends a job when one of its processes dies, so a group on it gives up elasticity: it balances, but it does not
+MPI ends a job when one of its processes fails, so a group on it gives up elasticity: it balances, but it does not
 survive. Ranks meet through MPI too, which knows where everybody is: no address and no secret have to be given.
 """
 
@@ -25,8 +25,8 @@ from paceline.runtime.members.rendezvous import LaunchContext
 __all__ = ["MpiWire", "mpi_launch_context"]
 
 NAP = 0.00005
-"""Seconds between two tests of an operation: MPI makes progress when it is asked, and a busy loop would take the core
-from the computation."""
+"""Seconds between two tests of an operation: MPI makes progress when it is asked, and a busy loop would keep the
+core busy beside the computation."""
 GREETING = 256
 """Bytes for address, port and secret."""
 
@@ -80,15 +80,15 @@ class MpiWire(Wire):
         world = self._mpi.COMM_WORLD
         try:
             store.set(f"mpi {rank}", str(world.Get_rank()).encode())
-            places = [int(store.get(f"mpi {other}")) for other in range(size)]
+            ranks = [int(store.get(f"mpi {other}")) for other in range(size)]
         except RuntimeError as error:
             raise Broken(str(error)) from error
         self.rank, self.size, self._interrupted = rank, size, interrupted
-        self._group: Any = world.Create_group(world.Get_group().Incl(places)) if size > 1 else None
+        self._group: Any = world.Create_group(world.Get_group().Incl(ranks)) if size > 1 else None
         self._pending: list[Any] = []
 
     def all_reduce_promptly(self, tensor: Tensor) -> Callable[[], None]:
-        """MPI chooses the quickest way by itself."""
+        """MPI chooses the algorithm by itself."""
         return self.all_reduce(tensor)
 
     def _all_reduce(self, group: Any, tensor: Tensor) -> Any:

@@ -46,6 +46,8 @@ class GroupSession:
         self._began = time.perf_counter(), time.process_time()
 
     def _set_up(self, member: Member, *, synced: bool) -> None:
+        # Every rank does all of this in the same order, since each part is a collective. The state comes before the
+        # balance, which starts from the costs that the most advanced rank reported.
         self.wire = self._connect(member, "gradients ")
         self._holder.wire = self._connect(member, "layers ") if synced else None
         self._holder.broken = None

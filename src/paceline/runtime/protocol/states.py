@@ -196,7 +196,7 @@ def next_state(table: Mapping[tuple[S, Cause], S], state: S, cause: Cause) -> S:
 
 
 class StateMachine(Generic[S]):
-    """A state that changes only as its table allows; a state without a way out stays for good."""
+    """A state that changes only as its table allows; a state that no transition leaves is final."""
 
     def __init__(self, table: Mapping[tuple[S, Cause], S], state: S) -> None:
         self._table, self.state = table, state

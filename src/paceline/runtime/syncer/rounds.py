@@ -216,14 +216,14 @@ class ShardState:
         return True
 
     def retune(self, quorum: int) -> None:
-        """From now on so many groups complete a round."""
+        """From now on `quorum` groups complete a round."""
         self._policy = replace(self._policy, quorum=quorum)
         self.count(self._groups)
         if self.theta is not None:
             self._save()
 
     def count(self, groups: int) -> None:
-        """From now on so many groups take part."""
+        """From now on `groups` groups take part."""
         self._groups = max(1, groups)
         if self._reached_at is None and len(self._waiting) >= min(self._policy.quorum, self._groups):
             self._reached_at = 0.0 if self._waiting else None

@@ -31,23 +31,23 @@ def test_ranks_of_one_host_are_one_place() -> None:
     addresses = ["10.0.0.1"] * 3
     assert pairs_of(addresses) == [(0, 1)]
     found = links_from(addresses, {(0, 1): timing(*FAST)})
-    assert len(set(found.places)) == 1
+    assert len(set(found.sites)) == 1
     assert found.between[0] == pytest.approx(FAST)
 
 
-def test_hosts_behind_a_slow_link_are_places_of_their_own() -> None:
+def test_hosts_behind_a_slow_link_are_sites_of_their_own() -> None:
     addresses = ["a", "b", "c", "d"]
     pairs = {pair: timing(*SLOW) for pair in pairs_of(addresses)}
     pairs |= {(0, 1): timing(*FAST), (2, 3): timing(*FAST)}
     found = links_from(addresses, pairs)
-    assert found.places == ("a", "a", "c", "c")
+    assert found.sites == ("a", "a", "c", "c")
     assert found.inside[0] == pytest.approx(FAST)
     assert found.between[3] == pytest.approx(SLOW)
 
 
 def test_two_hosts_are_never_taken_for_one() -> None:
     found = links_from(["a", "b"], {(0, 1): timing(*SLOW)})
-    assert found.places == ("a", "b")
+    assert found.sites == ("a", "b")
 
 
 def test_many_hosts_are_measured_around_a_ring() -> None:

@@ -21,6 +21,7 @@ import pytest
 from paceline.bench.sites.local import free_ports
 from paceline.errors import TrainingLost
 from paceline.runtime.syncer.connections import LeaseRevoked, ShardConnections, as_received
+from paceline.runtime.syncer.rounds import StalenessRule
 
 SECRET = secrets.token_hex(8)
 
@@ -69,8 +70,8 @@ def syncer(tmp_path: Path) -> Iterator[Any]:
         item.stop()
 
 
-def start(client: ShardConnections, size: int = 10) -> tuple[np.ndarray, list[int]]:
-    return client.start(np.zeros(size, dtype=np.float32), num_samples=100, epochs=1)
+def start(client: ShardConnections, size: int = 10, rule: StalenessRule | None = None) -> tuple[np.ndarray, list[int]]:
+    return client.start(np.zeros(size, dtype=np.float32), num_samples=100, epochs=1, rules=(rule, None))
 
 
 def exchanged_once(made: Syncer) -> tuple[ShardConnections, np.ndarray, list[int]]:
@@ -186,12 +187,15 @@ def test_no_acknowledged_progress_is_lost_or_counted_twice_by_kills_at_random_mo
     ],
     ids=["keep", "divide", "gap", "compensate", "discarded", "not-discarded"],
 )
+@pytest.mark.parametrize("by", ["shard", "group"])
 def test_progress_that_is_two_versions_late_counts_as_the_rule_says(
-    syncer: Any, rule: dict[str, Any], expected: float
+    syncer: Any, rule: dict[str, Any], expected: float, by: str
 ) -> None:
-    made = syncer(1, groups=2, quorum=1, rule=rule)
+    """The rule is in the file that the shard is started with, or in the settings of the first group."""
+    made = syncer(1, groups=2, quorum=1, **({"rule": rule} if by == "shard" else {}))
     quick, late = made.client("quick"), made.client("late")
-    versions, old = start(quick)[1], start(late)[1]
+    versions = start(quick, rule=StalenessRule(**rule) if by == "group" else None)[1]
+    old = start(late)[1]
     ones = np.ones(10, dtype=np.float32)
     for sequence in (1, 2):
         _, versions = quick.exchange(ones / 2, sequence=sequence, versions=versions, samples=10)

@@ -1,6 +1,6 @@
 """Which settings learn digits soonest, in virtual time: every setting of a grid, in one process.
 
-python benchmarks/digits_tuning.py < SETTINGS, as benchmarks/tuned.py starts it
+python benchmarks/lib/digits_tuning.py < SETTINGS, as benchmarks/lib/tuned.py starts it
 
 Gradients, momentum, the syncer's rules and leases are real; the seconds of a step and of an exchange are those that the
 settings name. One group is one process with the whole batch, which data parallel steps equal.
@@ -12,13 +12,15 @@ import heapq
 import json
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from digits import Digits, Watch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+from lib.digits import Digits, Watch
 from paceline.runtime.samples import epoch_order, even_part
 from paceline.runtime.syncer.leases import Lease, Leases
 from paceline.runtime.syncer.rounds import Arrival, ShardState

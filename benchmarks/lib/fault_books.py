@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fault_jobs import Job, Record
-
+from lib.fault_jobs import Job, Record
 from paceline.runtime.samples import epoch_order
 
 Steps = dict[int, list[Record]]

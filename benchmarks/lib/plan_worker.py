@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
-from layers import Scale
-
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+from lib.layers import Scale
 from paceline.runtime import join
 
 WARMUP = 20

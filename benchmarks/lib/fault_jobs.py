@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import ranks
-from fault_worker import BATCH, SAMPLES
-
+from lib import ranks
+from lib.fault_worker import BATCH, SAMPLES
 from paceline.bench.sites.local import free_ports
 from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import bring_up, take_down

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fault_jobs import Failed, Job, RoundsJob, SyncerJob, VirtualJob, delayed
-
+from lib.fault_jobs import Failed, Job, RoundsJob, SyncerJob, VirtualJob, delayed
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.links.delay import start_delays, stop_delays
 
@@ -121,7 +120,7 @@ def stranger(job: Job, generator: random.Random) -> Cost:
     time.sleep(generator.uniform(0.05, 0.3))
     before, at = job.log("0").count("refused a connection from"), time.monotonic()
     noise = generator.randbytes(64)
-    wrong = b'{"nonce":"00","proof":"00"}'
+    wrong = b'{"kind":"response","nonce":"00","proof":"00"}'
     with socket.create_connection((host, int(port)), timeout=5):
         for said in (struct.pack(">I", len(wrong)) + wrong, b"\xff" * 4 + noise, struct.pack(">I", 2**31 - 1)):
             _knock((host, int(port)), said)

@@ -1,6 +1,6 @@
 """One rank of each peer: the loop that its own documentation shows, on the same emulated device.
 
-python benchmarks/beside_workers.py PEER-rate|PEER-kill SETTINGS, as benchmarks/beside.py starts it
+python benchmarks/lib/peer_workers.py PEER-rate|PEER-kill SETTINGS, as benchmarks/peers.py starts it
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import ranks
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+from lib import ranks
 
 PER_SAMPLE = 0.002
 WARMUP = 5
@@ -28,8 +29,8 @@ Told = dict[str, Any]
 
 def _model(told: Told) -> Any:
     import torch
-    from layers import network
 
+    from lib.layers import network
     from paceline.runtime.emulate import Emulated
 
     torch.set_num_threads(1)
@@ -83,7 +84,7 @@ def paceline_rate(told: Told) -> None:
 
 def paceline_kill(told: Told) -> None:
     """One of two ranks that may be killed."""
-    from fault_worker import worker
+    from lib.fault_worker import worker
 
     worker(Path(told["folder"]))
 

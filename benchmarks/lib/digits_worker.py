@@ -1,6 +1,6 @@
 """One rank that learns digits: by DistributedDataParallel, in one group of Paceline's, or in one of several groups.
 
-python benchmarks/digits_worker.py SETTINGS, as benchmarks/digits_jobs.py starts it
+python benchmarks/lib/digits_worker.py SETTINGS, as benchmarks/digits_jobs.py starts it
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ranks
 import torch
 import torch.distributed as dist
-from digits import Digits, Watch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+from lib import ranks
+from lib.digits import Digits, Watch
 from paceline.runtime import Settings, join
 from paceline.runtime.emulate import Emulated, emulate
 

@@ -17,7 +17,7 @@ IMPORTED = {"digits": "sklearn.datasets"}
 
 
 def python_of(name: str) -> str:
-    """The interpreter of an environment, at the versions in benchmarks/locks."""
+    """The interpreter of an environment, at the versions in benchmarks/lib/locks."""
     lock = Path(__file__).parent / "locks" / f"{name}.txt"
     smoke = f"import torch, {IMPORTED.get(name, name)}"
     RECIPES.setdefault(name, Recipe(name=name, requirements=REQUIRED[name], lock=lock, smoke=smoke))

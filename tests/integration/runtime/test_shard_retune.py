@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.runtime.test_syncer_server import syncer
+from tests.integration.runtime.test_shard import syncer
 
 __all__ = ["syncer"]
 

@@ -1,14 +1,14 @@
 """The same work by torchft and hivemind, from PyPI, beside Paceline in one run on one machine.
 
-    python benchmarks/beside.py --what utilisation --speeds 4,1 --step 0.2 --json
-    python benchmarks/beside.py --what kill --repeats 10 --json
+    .venv/bin/python benchmarks/peers.py --what utilisation --speeds 4,1 --step 0.2
+    .venv/bin/python benchmarks/peers.py --what kill --repeats 10
 
 `utilisation` is achieved throughput over the sum of what each device does alone, as in benchmarks/utilisation.py.
 `kill` takes two ranks, kills one at a random moment (SIGKILL, with all processes it started) and starts it again:
 seconds from the kill to the next step of the other, and from the call that joins to the first step of both. torchft
 runs twice: with its defaults, and with its lighthouse told to miss a heartbeat after 1 s in place of 5. Each peer has
-an environment of its own, made on first use from the versions in benchmarks/locks; one that cannot be made or does not
-run is reported with its error.
+an environment of its own, made on first use from the versions in benchmarks/lib/locks; a peer that fails to install
+or to run is reported with its error.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import ranks
-from fault_jobs import Failed, Job, Process
-from pythons import python_of
+from lib import ranks
+from lib.fault_jobs import Failed, Job, Process
+from lib.pythons import python_of
+from lib.result import Figure, parser_of, publish
 
 from paceline.bench.environments import worker_path
 from paceline.bench.sites.local import free_ports
 from paceline.errors import PacelineError
 
-WORKERS = Path(__file__).with_name("beside_workers.py")
+WORKERS = Path(__file__).parent / "lib" / "peer_workers.py"
 
 
 def main() -> None:
     """Compare what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--what", choices=("utilisation", "kill"), default="utilisation")
     parser.add_argument("--peers", default="paceline,torchft,hivemind")
     parser.add_argument("--speeds", default="4,1")
@@ -51,14 +52,27 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=75.0, help="no further kill of a peer after so long")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = utilisations(args) if args.what == "utilisation" else kills(args)
-    if args.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name:22} {value}")
+    for name, value in found.items():
+        print(f"{name:22} {value}")
+    publish(args, utilised(found) if args.what == "utilisation" else recovered(found), turns=found)
+
+
+def utilised(found: dict[str, Any]) -> list[Figure]:
+    """Of the peers that ran."""
+    return [Figure(f"utilisation, {peer}", value) for peer, value in found.items() if isinstance(value, float)]
+
+
+def recovered(found: dict[str, Any]) -> list[Figure]:
+    """Seconds of the peers that survived a kill."""
+    meanings = {"kill_to_next_step_s": "kill to next step", "join_to_both_s": "join to first step of both"}
+    return [
+        Figure(f"{meaning}, {peer}", part["median"], "s", part["median"], part["max"], "median to largest")
+        for peer, item in found.items()
+        for key, meaning in meanings.items()
+        if (part := item.get(key))
+    ]
 
 
 def interpreter(peer: str) -> str:
@@ -83,7 +97,7 @@ def utilisations(args: argparse.Namespace) -> dict[str, Any]:
         except (Failed, PacelineError, subprocess.TimeoutExpired) as error:
             found[peer] = f"failed: {str(error)[-500:]}"
         print(peer, found[peer], file=sys.stderr, flush=True)
-    return {**found, "speeds": speeds, "step_s": args.step}
+    return found
 
 
 def rate(args: argparse.Namespace, peer: str, speeds: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""The best settings of each side of a benchmark, found by a grid in virtual time, kept in benchmarks/tuned."""
+"""The best settings of each side of a benchmark, found by a grid in virtual time, kept in benchmarks/lib/tuned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pythons import python_of
-
+from lib.pythons import python_of
 from paceline.bench.environments import worker_path
 
 HERE = Path(__file__).parent

@@ -48,7 +48,8 @@ def _become(order: dict[str, Any]) -> None:
             sys.argv = ["shard", order["shard"]]
             main()
         else:
-            from fault_worker import worker
+            sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+            from lib.fault_worker import worker
 
             worker(Path(order["folder"]))
     finally:

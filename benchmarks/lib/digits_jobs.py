@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ranks
-from pythons import python_of
-
+from lib import ranks
+from lib.pythons import python_of
 from paceline.bench.environments import worker_path
 from paceline.bench.sites.local import free_ports
 from paceline.bench.virtual.hosts.enter import on_network

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from planted_cases import Planted
-
+from lib.planted_cases import Planted
 from paceline.errors import UnknownName
 from paceline.explain.explanation import Explanation, explain_campaign
 from paceline.explain.findings.finding import Finding
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
 
-__all__ = ["print_table"]
+__all__ = ["NEEDED", "POINTS", "judged"]
 
 POINTS = 0.10
 """How far a predicted gain may be from the measured one."""
 NEEDED = 9
 
 
-def print_table(cases: Sequence[Planted], store: Store, name_of: Callable[[Planted, str], str]) -> int:
-    """Print a row per case; 0 if the goals are met."""
+def judged(cases: Sequence[Planted], store: Store, name_of: Callable[[Planted, str], str]) -> list[dict[str, Any]]:
+    """Print and return a row per case that was measured."""
     print(f"{'planted':26} {'named first':24} {'predicted':>10} {'measured':>10} {'off by':>8}  verdict")
-    named = close = 0
+    rows = []
     for case in cases:
         try:
             first, gain = _look(case, store, name_of)
         except UnknownName:
-            print(f"{case.name:26} not run: planted_causes.py run --only '{case.name}'")
+            print(f"{case.name:26} not measured")
             continue
-        right = (first.cause if first else None) == case.cause
-        predicted = first.gain.value if first else 0.0
-        near = abs(predicted - gain) <= POINTS
-        named, close = named + right, close + near
-        cause = first.cause if first else "none"
-        verdict = "right" if right and near else "right cause" if right else "wrong cause"
-        print(f"{case.name:26} {cause:24} {predicted:10.1%} {gain:10.1%} {predicted - gain:+8.1%}  {verdict}")
-    print(f"\n{named} of {len(cases)} causes named first, {close} of {len(cases)} gains within {POINTS:.0%}")
-    return 0 if named >= min(NEEDED, len(cases)) and close >= min(NEEDED, len(cases)) else 1
+        cause, predicted = (first.cause, first.gain.value) if first else (None, 0.0)
+        off = predicted - gain
+        named, close = cause == case.cause, abs(off) <= POINTS
+        verdict = "right" if named and close else "right cause" if named else "wrong cause"
+        print(f"{case.name:26} {cause or 'none':24} {predicted:10.1%} {gain:10.1%} {off:+8.1%}  {verdict}")
+        row = {"case": case.name, "cause": cause, "predicted": predicted, "measured": gain}
+        rows.append({**row, "off": off, "named": named, "close": close})
+    return rows
 
 
 def _look(case: Planted, store: Store, name_of: Callable[[Planted, str], str]) -> tuple[Finding | None, float]:
