@@ -11,7 +11,7 @@ from paceline.cli.options import counts_of, json_option, plot_option
 from paceline.cli.questions import calibration_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
-from paceline.model.reasons import reasons
+from paceline.model.prediction import reasons
 from paceline.model.scaling import predict_curve
 from paceline.report.plots import check_plot, write_curves
 from paceline.report.terminal import emit

@@ -123,7 +123,7 @@ def calibrated_document(calibrated: Calibrated, output: Path) -> Document:
 
 def predictions_document(curves: Sequence[Curve], *, compared: bool) -> Document:
     """All predictions in one list, each with its series, and what each curve shows."""
-    from paceline.model.reasons import reasons
+    from paceline.model.prediction import reasons
 
     plain = [curve.as_dict() for curve in curves]
     predictions = [{"series": curve["label"], **one} for curve in plain for one in curve.pop("predictions")]

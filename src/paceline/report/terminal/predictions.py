@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.model.plan.make import Plan
-from paceline.model.prediction import Curve, Prediction
-from paceline.model.reasons import reasons
+from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.terminal import print_rows, say
 from paceline.report.words import common_label

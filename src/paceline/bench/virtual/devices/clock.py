@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import glob
+import math
 import os
 import random
 import time
 from typing import Any
 
-__all__ = ["DeviceClock", "KeepingUp", "real_time"]
+__all__ = ["DeviceClock", "KeepingUp", "exact_timers", "real_time"]
 
 WAKE_S = 30e-6
 """What it takes to wake a thread on an idle core; no lateness, because streams go on meanwhile."""
@@ -25,8 +26,11 @@ _TIMER_SLACK = 29
 class DeviceClock:
     """The time line of one emulated device, in real seconds (already dilated)."""
 
-    def __init__(self, emulation: dict[str, Any], *, dilation: float, seed: int) -> None:
-        self._emulation, self._dilation = emulation, dilation
+    def __init__(
+        self, emulation: dict[str, Any], *, dilation: float = 1.0, seed: int = 0, forgiven: float = math.inf
+    ) -> None:
+        """`forgiven`: the most seconds that the host may be behind and still catch up; beyond, the device waits."""
+        self._emulation, self._dilation, self._forgiven = emulation, dilation, forgiven
         self._draw = random.Random(seed)
         self._free_at = 0.0
         self._factor = 1.0
@@ -50,8 +54,9 @@ class DeviceClock:
 
     def run(self, seconds: float) -> None:
         """Occupy the device for some emulated seconds; returns when it is done with them."""
-        self._free_at += seconds * self._factor * self._dilation
-        rest = self._free_at - time.perf_counter()
+        now = time.perf_counter()
+        self._free_at = max(self._free_at, now - self._forgiven) + seconds * self._factor * self._dilation
+        rest = self._free_at - now
         self._behind = max(0.0, -rest)
         if rest > 0:
             time.sleep(rest)
@@ -98,9 +103,14 @@ class KeepingUp:
         return {**shares, "beyond_share": (beyond - beyond_before) / seconds} if self._clock.bounds_exchange else shares
 
 
+def exact_timers() -> None:
+    """Let this process sleep as long as it asks for, not longer by the usual slack of timers."""
+    ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
+
+
 def real_time(priority: int = 10) -> bool:
     """Give this process real-time priority and exact timers; without it wake-ups stall by a scheduler tick."""
-    ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
+    exact_timers()
     with contextlib.suppress(PermissionError, OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
         return True
