@@ -28,9 +28,9 @@ __all__ = ["command"]
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--cluster", "name", default="local", show_default=True, help="Catalog name, or a file ending in .toml.")
-@click.option("--ranks", type=click.IntRange(min=1), help="Processes, one per device; all devices if not given.")
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Groups as `paceline plan --output` wrote.")
-@click.option("--restarts", type=click.IntRange(min=0), default=0, help="How often killed ranks are started again.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Number of processes, one per device; default: all devices.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Plan file of `paceline plan --output`.")
+@click.option("--restarts", type=click.IntRange(min=0), default=0, help="Number of restarts of killed ranks.")
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )
@@ -94,7 +94,7 @@ def command(
 
 
 def _chosen(plan: PlanFile) -> tuple[int, ...]:
-    """The devices that the plan uses; those it leaves out are not started."""
+    """The devices that the plan uses; no process is started for the others."""
     return tuple(sorted(member.rank for group in plan.group for member in group.members))
 
 
@@ -109,12 +109,12 @@ def _grouping(plan: PlanFile) -> Grouping:
 
 
 def _in_real_time(target: LaunchTarget) -> LaunchTarget:
-    """Training runs in real time unless it is asked for otherwise."""
+    """Training runs in real time unless --dilation is given."""
     return replace(target, dilation=1.0) if target.on == "virtual" and target.dilation is None else target
 
 
 def _follow(site: Site, job: TrainingJob, restarts: int, *, quiet: bool) -> Ended:
-    # Agents on hosts see by this file whether they share this folder.
+    # Agents check this file to see whether they share this folder.
     (job.folder / "job.json").write_text("{}", encoding="utf-8")
     for told in watch(site, processes_of(job), restarts=restarts):
         if isinstance(told, Ended):

@@ -1,4 +1,4 @@
-"""`paceline validate`: predicted against published, one table."""
+"""`paceline validate`: compare predictions with published figures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), help="Judge a CSV file of throughputs instead.")
-@click.option("--whole-campaigns", is_flag=True, help="Learn nothing from the campaign that is judged.")
+@click.option("--data", type=click.Path(path_type=Path), help="Evaluate a CSV file of throughputs instead.")
+@click.option("--whole-campaigns", is_flag=True, help="Exclude the evaluated campaign from the prior.")
 @json_option
 def command(data: Path | None, whole_campaigns: bool, as_json: bool) -> None:
-    """Predict published figures that were left out, and print how far off the predictions were.
+    """Predict held-out published figures, and print the errors.
 
     Throughputs: all smaller device counts of a series are fitted, its largest is predicted, with a prior from other
     series. GPT: each model shape is left out once, a tenth of the points calibrates; beyond one host five points do.
