@@ -18,14 +18,12 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.environments import environment_python, environment_variables, prepare
-from paceline.bench.launchers.local import LocalLauncher
-from paceline.bench.machine import describe_machine
-from paceline.catalog import known
-from paceline.measurements.sql import launch_throughputs
+from paceline.bench.measure import measure
+from paceline.catalog import shipped_catalog
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
+from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 ENVIRONMENTS = {
@@ -92,10 +90,11 @@ def under_paceline(name: str, batch: int, steps: int) -> float:
     prepare(ENVIRONMENTS[name])
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        campaign = Campaign("native", study, expand(study, known()), LocalLauncher(), describe_machine())
-        for _ in run_campaign(campaign, store):
-            pass
-        return next(iter(launch_throughputs(store, "native").values()))
+        with measure(study, expand(study, shipped_catalog()), store) as measurement:
+            for _ in measurement.events:
+                pass
+        runs = store.read_all(campaign=measurement.campaign)
+        return next(iter(launch_throughputs(store, [run.id for run in runs]).values()))
 
 
 def native(name: str, batch: int, steps: int) -> float:

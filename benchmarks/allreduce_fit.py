@@ -14,7 +14,6 @@ Needs root and a quiet machine.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -24,8 +23,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from paceline.bench.collectives import CollectiveTime, Sweep, collective_times, run_sweep
-from paceline.bench.launchers.virtual import VirtualLauncher
 from paceline.bench.machine import describe_machine
+from paceline.bench.sites.virtual import VirtualLauncher
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
 SIZES = tuple(2**power for power in range(10, 27, 2))
@@ -45,7 +44,7 @@ def cluster_of(ranks: int) -> Cluster:
 def measure(ranks: int, dilation: float) -> list[CollectiveTime]:
     """Medians of one sweep."""
     sweep = Sweep(cluster=cluster_of(ranks), ranks=ranks, sizes=SIZES, collectives=("all_reduce",))
-    with contextlib.closing(VirtualLauncher(dilation=dilation)) as launcher:
+    with VirtualLauncher(dilation=dilation) as launcher:
         data = run_sweep(sweep, launcher, describe_machine(()))
     if data.run.failure:
         raise SystemExit(data.run.failure.message)

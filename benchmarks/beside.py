@@ -34,7 +34,7 @@ from fault_jobs import Failed, Job, Process
 from pythons import python_of
 
 from paceline.bench.environments import worker_path
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 from paceline.errors import PacelineError
 
 WORKERS = Path(__file__).with_name("beside_workers.py")

@@ -14,7 +14,7 @@ import ranks
 from pythons import python_of
 
 from paceline.bench.environments import worker_path
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import VirtualCluster
 

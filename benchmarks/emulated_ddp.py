@@ -14,7 +14,6 @@ as not sustained is printed as such and is no result. Needs root and a quiet mac
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import sys
@@ -23,9 +22,9 @@ from pathlib import Path
 from statistics import median
 
 from paceline.bench.environments import prepare
-from paceline.bench.launch import Ticket, launch_case
-from paceline.bench.launchers.virtual import VirtualLauncher
+from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import describe_machine
+from paceline.bench.sites.virtual import VirtualLauncher
 from paceline.measurements.run import RunData
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.layers import Flatten, Linear
@@ -112,10 +111,10 @@ def main() -> int:
     protocol = Protocol(launches=1, warmup=2, steps=8, launch_budget=1.0, phases=False, timeout=230.0)
     machine = describe_machine(())
     off = 0
-    with contextlib.closing(VirtualLauncher(dilation=options.dilation)) as launcher:
+    with VirtualLauncher(dilation=options.dilation) as launcher:
         for number, words in enumerate(options.only):
             case = case_of(*(int(words.split(",")[0]), *(float(word) for word in words.split(",")[1:])))
-            data = launch_case(Ticket("bench", "emulated", case, number), protocol, launcher, machine)
+            data = launch_case(LaunchKey("bench", "emulated", case, number), protocol, launcher, machine)
             off += show(words, case, data, options.json)
     return 1 if off else 0
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import ranks
 from fault_worker import BATCH, SAMPLES
 
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import bring_up, take_down
 from paceline.spec.cluster import Cluster, Device, Host, Link

@@ -16,14 +16,12 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from paceline.bench.campaign import Campaign, run_campaign
 from paceline.bench.environments import environment_python, prepare
-from paceline.bench.launchers.local import LocalLauncher
-from paceline.bench.machine import describe_machine
-from paceline.catalog import known
-from paceline.measurements.sql import launch_throughputs
+from paceline.bench.measure import measure
+from paceline.catalog import shipped_catalog
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
+from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 BARE = Path(__file__).parent / "bare_pytorch.py"
@@ -71,13 +69,14 @@ def main() -> None:
 def under_paceline(python: Path, batch: int, steps: int) -> float:
     """Samples per second of one launch by the campaign, as `paceline run` makes it."""
     study = Study.model_validate_json(json.dumps(tomllib.loads(STUDY.format(batch=batch, steps=steps))))
-    cases = expand(study, known())
+    cases = expand(study, shipped_catalog())
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        campaign = Campaign("overhead", study, cases, LocalLauncher(), describe_machine())
-        for _ in run_campaign(campaign, store):
-            pass
-        return next(iter(launch_throughputs(store, "overhead").values()))
+        with measure(study, cases, store) as measurement:
+            for _ in measurement.events:
+                pass
+        runs = store.read_all(campaign=measurement.campaign)
+        return next(iter(launch_throughputs(store, [run.id for run in runs]).values()))
 
 
 def bare(python: Path, batch: int, steps: int) -> float:

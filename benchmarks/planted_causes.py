@@ -9,7 +9,6 @@ Needs root, for the namespaces of the virtual cluster, and the PyTorch environme
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -17,15 +16,14 @@ from pathlib import Path
 from planted_cases import CASES, Planted, Side, threads_of
 
 from paceline.bench import adapters
-from paceline.bench.campaign import Campaign, Finished, run_campaign
-from paceline.bench.doctor import diagnose
+from paceline.bench.campaign import LaunchFinished
 from paceline.bench.environments import prepare
 from paceline.bench.frameworks.pytorch.adapter import PyTorch
-from paceline.bench.job import Order, Process, rank_processes
-from paceline.bench.launchers.table import Wish, make_launcher
-from paceline.bench.machine import describe_machine
-from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.measure import measure
+from paceline.bench.sites.site import Process
+from paceline.bench.sites.target import LaunchTarget
+from paceline.catalog import shipped_catalog
 from paceline.measurements.store import Store
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
@@ -44,10 +42,10 @@ class PlantedPyTorch(PyTorch):
         """Nothing: the fault may be a way to aggregate that DDP itself does not have."""
         return None
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One faulty worker per rank."""
-        env = {"PYTHONPATH": f"{order.worker_path}:{FOLDER}", "PACELINE_PLANT": self.fault}
-        return rank_processes(order, "planted_worker", lambda placed: env)
+        env = {"PYTHONPATH": f"{launch.worker_path}:{FOLDER}", "PACELINE_PLANT": self.fault}
+        return rank_processes(launch, "planted_worker", lambda placed: env)
 
 
 def study_name(case: Planted, which: str) -> str:
@@ -82,17 +80,15 @@ timeout = "90 s"
     return path
 
 
-def measure(case: Planted, which: str, store: Store) -> None:
+def measure_side(case: Planted, which: str, store: Store) -> None:
     """Run one side of a case."""
     side: Side = getattr(case, which)
     adapters.ADAPTERS["pytorch"] = PlantedPyTorch(side.worker) if side.worker else PyTorch()
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(make_launcher(Wish(on=side.on))) as launcher:
-        study, cases = load_cases(write_study(case, which, Path(folder)), known())
-        checks = diagnose(store.root, ranks=case.ranks, threads=study.protocol.threads)
-        with open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name:
-            campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
-            for event in run_campaign(campaign, store):
-                if isinstance(event, Finished):
+    with tempfile.TemporaryDirectory() as folder:
+        study, cases = load_cases(write_study(case, which, Path(folder)), shipped_catalog())
+        with measure(study, cases, store, target=LaunchTarget(on=side.on)) as measurement:
+            for event in measurement.events:
+                if isinstance(event, LaunchFinished):
                     failure = f": {event.run.failure.message}" if event.run.failure else ""
                     print(
                         f"{case.name}, {which}, launch {event.run.launch + 1}: {event.run.outcome}{failure}", flush=True
@@ -123,7 +119,7 @@ def main() -> int:
         for case in chosen:
             for which in ("planted", "removed"):
                 if not is_measured(case, which, store):
-                    measure(case, which, store)
+                    measure_side(case, which, store)
         return 0
     from planted_table import print_table
 

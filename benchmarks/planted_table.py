@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from planted_cases import Planted
 
 from paceline.errors import UnknownName
-from paceline.explain.advice.finding import Finding
 from paceline.explain.explanation import Explanation, explain_campaign
+from paceline.explain.findings.finding import Finding
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
 

@@ -14,9 +14,9 @@ import time
 import numpy as np
 
 from paceline import catalog
-from paceline.model.collective.cost import Fabric, allreduce
+from paceline.cost.collective import Fabric, allreduce
+from paceline.cost.recurrence import bucket_ready, exposed_fifo
 from paceline.model.compute import roofline
-from paceline.model.iteration.recurrence import bucket_ready, exposed_fifo
 from paceline.model.simulate.training import AsyncRun, simulate_async
 
 CASES = 10_000

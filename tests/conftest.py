@@ -1,4 +1,4 @@
-"""What the tests share: the real command line, a store of its own, the PyTorch environment."""
+"""Shared fixtures: the real command line with a separate store, and the PyTorch environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = Path(__file__).parent / "integration" / "quick.py"
 
 
 class Command:
-    """The command line as a user types it, with a store of its own."""
+    """Runs the command line as a user does, with a separate store."""
 
     def __init__(self, store: Path, prefix: list[str]) -> None:
         self.store = store
@@ -26,26 +26,24 @@ class Command:
         self.env = {**os.environ, "PACELINE_STORE": str(store), "COLUMNS": "140"}
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
-        """Start it and go on."""
+        """Start the command and return without waiting for it."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen(
-            [*self.prefix, *args], env=self.env, text=True, preexec_fn=_as_in_the_foreground, **streams
-        )
+        return subprocess.Popen([*self.prefix, *args], env=self.env, text=True, preexec_fn=_restore_ctrl_c, **streams)
 
     def __call__(self, *args: str, code: int = 0, timeout: float = 280) -> str:
-        """Run it to its end; what it printed on standard output, or on standard error if it is to fail."""
+        """Run the command to its end; return its standard output, or its standard error if a failure is expected."""
         done = subprocess.run([*self.prefix, *args], env=self.env, text=True, capture_output=True, timeout=timeout)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done.stderr if code else done.stdout
 
     def json(self, *args: str) -> Any:
-        """The document it prints with --json."""
+        """The document that the command prints with --json."""
         return json.loads(self(*args, "--json"))
 
 
-def _as_in_the_foreground() -> None:
-    """Tests that were started in the background ignore Ctrl-C, and so would what they start."""
+def _restore_ctrl_c() -> None:
+    """Reset SIGINT: a test session in the background ignores it, and its child processes would inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -56,13 +54,13 @@ def paceline(tmp_path: Path) -> Command:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Command:
-    """The same command with PyTorch's worker replaced by one that needs no framework and takes no time."""
+    """The same command with a stub in place of PyTorch's worker: no framework, no compute."""
     return Command(tmp_path / "results", [sys.executable, str(QUICK)])
 
 
 @pytest.fixture(scope="session")
 def pytorch() -> Path:
-    """The PyTorch environment, made now if it is not there."""
+    """The PyTorch environment, installed if it does not exist."""
     from paceline.bench.environments import prepare
 
     return prepare("pytorch", lambda line: None)
@@ -70,7 +68,7 @@ def pytorch() -> Path:
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes a study and says where."""
+    """A function that writes a study file and returns its path."""
 
     def write(text: str, name: str = "study.toml") -> Path:
         path = tmp_path / name

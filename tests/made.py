@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.catalog import known
-from paceline.measurements.run import Environment, Run, RunData, Span, Step
+from paceline.catalog import shipped_catalog
+from paceline.measurements.run import Machine, Run, RunData, Span, Step
 from paceline.measurements.store import Store
 from paceline.spec.cluster import Cluster, Device, Host, Link
 from paceline.spec.strategy import Strategy
@@ -87,7 +87,7 @@ def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str =
 
 def _case(made: Made) -> Case:
     return Case(
-        network=known().network(made.network),
+        network=shipped_catalog().network(made.network),
         cluster=cluster(max(4, made.ranks), one_host=made.one_host),
         framework=made.framework,
         strategy=Strategy.model_validate(made.strategy),
@@ -119,7 +119,7 @@ def _run(made: Made, case: Case, name: str, launch: int, study: str, campaign: s
         started_at=f"2026-01-02T03:04:{launch:02d}.000+00:00",
         seconds=1.0,
         outcome="ok",
-        environment=Environment(
+        machine=Machine(
             host=made.host,
             cpu="made",
             cores=made.cores,

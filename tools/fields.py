@@ -1,4 +1,4 @@
-"""A noun as a section of Markdown: its docstring, and its fields with type, default and meaning."""
+"""Render a pydantic model as a section of Markdown: its docstring, and its fields with type, default and meaning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.units import BANDWIDTH, BYTES, FLOPS, PRICE, SECONDS, Dimension
 DIMENSIONS = {item.example: item for item in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE)}
 LIMITS = {Ge: ("at least", "ge"), Gt: ("more than", "gt"), Le: ("at most", "le"), Lt: ("less than", "lt")}
 LARGEST = 2**31 - 1
-"""The limit of every count, which no reader needs to hear of."""
+"""The default upper limit of every count, which the reference leaves out."""
 PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
-def noun_section(noun: type[BaseModel]) -> list[str]:
-    """A heading, what the noun is, and a table of its fields."""
-    rows = [_row(name, field) for name, field in noun.model_fields.items()]
-    head = [f"## {noun.__name__}", "", inspect.cleandoc(noun.__doc__ or ""), ""]
+def model_section(model: type[BaseModel]) -> list[str]:
+    """A heading, the docstring of the model, and a table of its fields."""
+    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    head = [f"## {model.__name__}", "", inspect.cleandoc(model.__doc__ or ""), ""]
     return [*head, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
 
 
@@ -35,12 +35,12 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 def _dimension(annotation: Any, field: FieldInfo | None = None) -> Dimension | None:
-    """The dimension of a quantity, found by the example that its type carries."""
+    """The dimension of a quantity, identified by the example in its type's metadata."""
     examples = list(field.examples or []) if field else []
     for item in getattr(annotation, "__metadata__", ()):
         examples += list(getattr(item, "examples", None) or [])
     if not examples and get_origin(annotation) in (Union, types.UnionType):
-        return next((found for arg in get_args(annotation) if (found := _dimension(arg))), None)
+        return next((dimension for arg in get_args(annotation) if (dimension := _dimension(arg))), None)
     return next((DIMENSIONS[example] for example in examples if example in DIMENSIONS), None)
 
 
@@ -56,7 +56,7 @@ def _words(annotation: Any) -> str:
 
 
 def _composed(origin: Any, args: tuple[Any, ...]) -> str:
-    """The words for a type that is made of others."""
+    """The description of a type that is composed of other types."""
     if origin is Annotated:
         return _words(args[0]) + _limits(args[1:])
     if origin is Literal:
@@ -71,10 +71,12 @@ def _composed(origin: Any, args: tuple[Any, ...]) -> str:
 
 
 def _limits(metadata: Any) -> str:
-    """The limits of a number, in words; a quantity that is merely not negative needs none."""
+    """The limits of a number as text."""
     flat = [part for item in metadata for part in getattr(item, "metadata", [item]) if part != Le(LARGEST)]
-    found = [f"{LIMITS[type(item)][0]} {getattr(item, LIMITS[type(item)][1])}" for item in flat if type(item) in LIMITS]
-    return f", {', '.join(found)}" if found else ""
+    limits = [
+        f"{LIMITS[type(item)][0]} {getattr(item, LIMITS[type(item)][1])}" for item in flat if type(item) in LIMITS
+    ]
+    return f", {', '.join(limits)}" if limits else ""
 
 
 def _default(field: FieldInfo, dimension: Dimension | None) -> str:

@@ -1,4 +1,4 @@
-"""A training script of the usual kind: it knows nothing of Paceline, and prints its speed in its own words."""
+"""An ordinary training script: it does not use Paceline, and prints its speed in its own format."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""ResNet-20 on images of CIFAR's shape that are made here and can be learnt, on unequal machines.
+"""Train ResNet-20 on synthetic, learnable images of CIFAR's shape, on unequal machines.
 
 torchrun --nproc-per-node 2 train_cifar.py
 paceline train train_cifar.py --cluster my-cluster.toml
@@ -19,7 +19,7 @@ CLASSES = 10
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input passes."""
+    """Two convolutions with a shortcut connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class Block(nn.Module):
             nn.GroupNorm(4, outputs),
         )
         same = inputs == outputs and stride == 1
-        self.way = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The sum of both ways."""
-        return torch.relu(self.path(images) + self.way(images))
+        """The sum of convolutions and shortcut."""
+        return torch.relu(self.path(images) + self.shortcut(images))
 
 
 def resnet20(width: int = 16) -> nn.Module:
@@ -62,7 +62,7 @@ def images(count: int, seed: int, noise: float = 0.5) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    """Train and say how many new images are recognised."""
+    """Train and print the accuracy on new images."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--samples", type=int, default=512)

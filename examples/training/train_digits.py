@@ -1,8 +1,8 @@
-"""Handwritten digits (the 1,797 real ones that ship with scikit-learn) by a small network, on unequal machines.
+"""Train a small network on handwritten digits (the 1,797 real images of scikit-learn), on unequal machines.
 
-python train_digits.py                              alone
-torchrun --nproc-per-node 2 train_digits.py         two processes, balanced as they run
-paceline train train_digits.py --ranks 2            the same, and it survives the death of either
+python train_digits.py                              one process
+torchrun --nproc-per-node 2 train_digits.py         two processes, balanced during training
+paceline train train_digits.py --ranks 2            the same, and training survives the failure of either process
 """
 
 import argparse
@@ -18,7 +18,7 @@ HELD_OUT = 300
 
 
 def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
-    """Images to learn from, and images and labels held out."""
+    """The training set, and held-out images and labels."""
     data = load_digits()
     images = torch.tensor(data.data / 16.0, dtype=torch.float32)
     labels = torch.tensor(data.target)
@@ -26,7 +26,7 @@ def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    """Train and say how many held-out digits are recognised."""
+    """Train and print the accuracy on held-out digits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args().epochs

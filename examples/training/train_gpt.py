@@ -1,4 +1,4 @@
-"""A small GPT on text that is generated here: sums in words, whose answers it can only know by learning to add.
+"""Train a small GPT on generated sums such as 12+34=046, which it can only complete by learning to add.
 
 torchrun --nproc-per-node 2 train_gpt.py
 """
@@ -17,26 +17,26 @@ LENGTH = 9
 
 
 class Gpt(nn.Module):
-    """Tokens, positions, causal blocks, logits."""
+    """A causal transformer: token and position embeddings, blocks, logits."""
 
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(len(LETTERS), width)
-        self.places = nn.Embedding(LENGTH, width)
+        self.positions = nn.Embedding(LENGTH, width)
         block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
         self.out = nn.Linear(width, len(LETTERS))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token that follows each."""
+        """Logits of the token that follows each position."""
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length)
-        hidden = self.tokens(tokens) + self.places(torch.arange(length))
+        hidden = self.tokens(tokens) + self.positions(torch.arange(length))
         return self.out(self.blocks(hidden, mask=mask, is_causal=True))
 
 
 def text(count: int, seed: int) -> Tensor:
-    """Lines such as 12+34=046, as numbers of letters."""
+    """Lines such as 12+34=046, as token ids."""
     generator = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -46,7 +46,7 @@ def text(count: int, seed: int) -> Tensor:
 
 
 def main() -> None:
-    """Train and say how well the answers' letters are guessed."""
+    """Train and print the accuracy on the answers' characters."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--samples", type=int, default=4000)

@@ -1,4 +1,4 @@
-"""Paceline: a performance laboratory for distributed deep learning, and the training runtime that grows out of it."""
+"""Paceline: performance measurement, prediction and training for distributed deep learning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __version__ = "0.1.0"
 
 
 def load_runs(store: Path | str | None = None, *, study: str | None = None, campaign: str | None = None) -> pa.Table:
-    """One row per stored launch as an Arrow table; `.to_pandas()` makes a data frame. See `measurements.frame`."""
-    from paceline.measurements import frame
+    """One row per stored launch as an Arrow table; `.to_pandas()` makes a data frame. See `measurements.tables`."""
+    from paceline.measurements.tables import launch_table
 
-    return frame.load_runs(store, study=study, campaign=campaign)
+    return launch_table(store, study=study, campaign=campaign)
 
 
 def capture(

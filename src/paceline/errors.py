@@ -1,19 +1,19 @@
 """Every error of the product, in one tree.
 
-    PacelineError                 what the user can act on; the command line prints it and exits
-    ├── InputError                something given is wrong (exit 2)
-    │   ├── SpecError             a study, cluster or network file; holds every problem found
+    PacelineError                 an error that the user can fix; the command line prints it and exits
+    ├── InputError                an argument or input file is wrong (exit 2)
+    │   ├── SpecError             a study, cluster or network file; contains all its problems
     │   ├── UnitError             "25 GB/s" where a time was expected
-    │   ├── UnknownName           a name that no catalog or store holds, with the nearest right ones
-    │   └── Unsupported           a valid question for which nothing supports an answer
-    ├── EnvironmentFailed         a framework's environment could not be made (exit 1)
-    ├── LaunchFailed              ranks could not be started where they were asked (exit 1)
+    │   ├── UnknownName           a name that is not in the catalog or store, with the nearest known name
+    │   └── Unsupported           a valid request for which there is no data
+    ├── EnvironmentFailed         the environment of a framework could not be created (exit 1)
+    ├── LaunchFailed              ranks could not be started on the requested hosts (exit 1)
     ├── StoreError                stored data cannot be read or written (exit 1)
-    └── TrainingLost              a training process cannot find its way back to the group (exit 1)
+    └── TrainingLost              a training process cannot rejoin its group (exit 1)
 
-    TrainingOver                  no error: a process came (back) when training was over; it ends with exit code 0
+    TrainingOver                  not an error: a process joins after training has ended; it exits with code 0
 
-An error says what happened, what was expected, and how to fix it.
+An error message says what happened, what was expected, and how to fix it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class PacelineError(Exception):
-    """The root: a message for the user, how to fix it, and the exit code of the command line."""
+    """Root of the error tree: a message for the user, a hint, and the exit code of the command line."""
 
     exit_code = 1
 
@@ -55,13 +55,13 @@ class PacelineError(Exception):
 
 
 class InputError(PacelineError):
-    """Something the user gave is wrong."""
+    """An argument or input file is wrong."""
 
     exit_code = 2
 
 
 class UnitError(InputError, ValueError):
-    """A quantity with the wrong unit or none; a ValueError too, so that pydantic reports it with its field."""
+    """A quantity with a wrong or missing unit; also a ValueError, so that pydantic reports it with its field."""
 
     def __init__(self, given: object, *, expected: str, hint: str | None = None) -> None:
         super().__init__(f"{given!r} is not {expected}", hint=hint)
@@ -69,15 +69,15 @@ class UnitError(InputError, ValueError):
 
 
 class Unsupported(InputError):
-    """The question is valid, but nothing measured or known supports an answer; says what would."""
+    """The request is valid, but no measurement or catalog entry supports an answer; the hint says what would."""
 
 
 class EnvironmentFailed(PacelineError):
-    """A framework's isolated environment could not be made; nothing half-made is left behind."""
+    """The isolated environment of a framework could not be created; no partial environment remains."""
 
 
 class LaunchFailed(PacelineError):
-    """The ranks could not be started where they were asked to run."""
+    """The ranks could not be started on the requested hosts."""
 
 
 class StoreError(PacelineError):
@@ -85,15 +85,15 @@ class StoreError(PacelineError):
 
 
 class TrainingLost(PacelineError):
-    """A training process cannot find its way back to the group; the group may well go on without it."""
+    """A training process cannot rejoin its group; the group may continue without it."""
 
 
 class TrainingOver(SystemExit):
-    """Training ended before this process could take part; unless somebody catches this, it ends with exit code 0."""
+    """Training ended before this process could join; unless caught, the process exits with code 0."""
 
 
 class UnknownName(InputError):
-    """A name that is not there, with the nearest names that are."""
+    """An unknown name, with the nearest known name."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -104,7 +104,7 @@ class UnknownName(InputError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One wrong field of one file."""
+    """One invalid field of one file."""
 
     file: str
     line: int | None
@@ -120,7 +120,7 @@ class Problem:
 
 
 class SpecError(InputError):
-    """A file that asks for something wrong; holds every problem found in it."""
+    """An invalid file, with all its problems."""
 
     def __init__(self, path: Path | str, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -136,7 +136,7 @@ def _listed(names: list[str], most: int = 24) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like this one, if any is alike enough; upper and lower case are the same."""
+    """The known name that is most similar to `name`, ignoring case; None if no name is similar enough."""
     lowered = {item.lower(): item for item in known}
-    found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
-    return lowered[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[matches[0]] if matches else None

@@ -1,7 +1,7 @@
-"""Quantities as text and back: seconds, bytes, bytes per second, flop per second, plain counts.
+"""Conversion of quantities to text and back: seconds, bytes, bytes per second, flop per second, prices.
 
-In memory every quantity is a float in SI units (s, B, B/s, flop/s). Text carries the unit, and a unit of another
-dimension is refused: "10 Gb/s" is 1.25e9 B/s, "10 GB/s" is 1e10 B/s, and neither is a time.
+In memory every quantity is a float in SI units (s, B, B/s, flop/s). Text has a unit, and a unit of another
+dimension is an error: "10 Gb/s" is 1.25e9 B/s, "10 GB/s" is 1e10 B/s, and neither is a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dimension:
     """Units for printing, smallest first."""
 
     def parse(self, given: object) -> float:
-        """The value in SI units of a text with unit; a bare number is already SI."""
+        """The value in SI units of text with a unit; a number without a unit is in SI units."""
         if isinstance(given, bool) or not isinstance(given, int | float | str):
             raise self._wrong(given)
         value = float(given) if isinstance(given, int | float) else self._parse_text(given)
@@ -54,7 +54,7 @@ class Dimension:
         return UnitError(given, expected=f"a {self.name} such as {self.example!r}", hint=hint)
 
     def format(self, value: float, digits: int = 3) -> str:
-        """The value with the largest unit that keeps it at least one."""
+        """The value as text, with the largest unit in which it is at least one."""
         unit, factor = self.steps[0]
         for unit_, factor_ in self.steps:
             if abs(value) >= factor_ * (1 - 0.5 * 10**-digits):
@@ -118,5 +118,5 @@ PRICE = Dimension("price", "3.06 USD/h", _PRICES, _steps(_PRICES, "USD/h"))
 
 
 def format_share(value: float) -> str:
-    """A share of one as percent."""
+    """A fraction as percent."""
     return f"{100 * value:.1f} %"

@@ -1,4 +1,4 @@
-"""A browser, and a report of real runs: PyTorch processes measured now."""
+"""Fixtures: a browser, and a report of real PyTorch runs that are measured in this session."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ phase_steps = 3
 
 @dataclass(frozen=True)
 class Written:
-    """A page and the store it was made from."""
+    """A report page, the store it was generated from, and the output of the command."""
 
     page: Path
     store: Path
-    said: str
+    printed: str
 
 
 @pytest.fixture(scope="session")
@@ -83,24 +83,24 @@ def browser() -> Iterator[Browser]:
 
 @dataclass(frozen=True)
 class Opened:
-    """A page that is open, and everything it complained about."""
+    """An open page, and its console messages, script errors and network requests."""
 
     page: Page
-    complaints: list[str]
+    problems: list[str]
 
 
 @pytest.fixture
 def opened(browser: Browser, written: Written) -> Iterator[Opened]:
     context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
         "request",
-        lambda request: None if request.url.startswith(("file:", "blob:", "data:")) else complaints.append(request.url),
+        lambda request: None if request.url.startswith(("file:", "blob:", "data:")) else problems.append(request.url),
     )
     page.goto(written.page.as_uri())
     page.wait_for_selector("html[data-ready=yes]")
-    yield Opened(page, complaints)
+    yield Opened(page, problems)
     context.close()

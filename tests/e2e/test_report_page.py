@@ -1,4 +1,4 @@
-"""The report of real runs in a real browser, opened from a file with the network off."""
+"""The report of real runs in a real browser, opened from a file without network access."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from paceline.explain.evidence import load_evidence
+from paceline.explain.cases.evidence import load_evidence
+from paceline.explain.cases.step import measured_step
 from paceline.explain.explanation import explain_campaign
-from paceline.explain.timeline import measured_step
 from paceline.measurements.results import campaign_results, find_campaign
 from paceline.measurements.store import Store
 from paceline.report.page import render_page
@@ -37,15 +37,15 @@ def test_the_first_screen_is_the_summary_that_the_command_printed(opened: Opened
     shown = opened.page.locator("#summary p").all_inner_texts()[:3]
     assert len(shown) == 3
     for sentence in shown:
-        assert sentence in written.said
+        assert sentence in written.printed
 
 
-def test_every_plot_is_drawn_and_nothing_complains(opened: Opened) -> None:
+def test_every_plot_is_drawn_and_no_problem_is_logged(opened: Opened) -> None:
     for name in PLOTS:
         box = opened.page.locator(f"#{name} svg.main-svg").first.bounding_box()
         assert box is not None, name
         assert box["width"] > 300, name
-    assert opened.complaints == []
+    assert opened.problems == []
 
 
 def test_scaling_points_are_the_measured_throughputs(opened: Opened, written: Written) -> None:
@@ -56,7 +56,7 @@ def test_scaling_points_are_the_measured_throughputs(opened: Opened, written: Wr
     assert drawn == pytest.approx(sorted(rates), rel=1e-5)
 
 
-def test_exchanges_of_real_steps_are_on_the_timeline_and_hold_every_gradient(opened: Opened, written: Written) -> None:
+def test_the_timeline_shows_exchanges_of_real_steps_with_all_gradient_bytes(opened: Opened, written: Written) -> None:
     evidence = load_evidence(Store(written.store), find_campaign(Store(written.store), "pages"))
     for case in evidence:
         spans = [span for span in measured_step(case) if span.rank == 0]
@@ -81,26 +81,26 @@ def test_another_gap_can_be_chosen_and_the_timeline_zoomed_by_keyboard(opened: O
     page.keyboard.press("ArrowDown")
     page.wait_for_timeout(300)
     assert "predicted" in page.locator("#timeline-plot").get_attribute("aria-label")
-    assert opened.complaints == []
+    assert opened.problems == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Browser, written: Written, scheme: str) -> None:
+def test_axe_reports_no_serious_accessibility_violation(browser: Browser, written: Written, scheme: str) -> None:
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(written.page.as_uri())
     page.wait_for_selector("html[data-ready=yes]")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    found = Axe().run(page).response["violations"]
+    violations = Axe().run(page).response["violations"]
     serious = [
-        (item["id"], item["nodes"][0]["html"][:200]) for item in found if item["impact"] in ("serious", "critical")
+        (item["id"], item["nodes"][0]["html"][:200]) for item in violations if item["impact"] in ("serious", "critical")
     ]
     assert serious == []
     context.close()
 
 
 @pytest.mark.parametrize("width", [360, 820, 1600])
-def test_nothing_is_cut_off_at_any_width(browser: Browser, written: Written, width: int) -> None:
+def test_the_page_does_not_overflow_at_any_width(browser: Browser, written: Written, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.goto(written.page.as_uri())
     page.wait_for_selector("html[data-ready=yes]")
@@ -109,7 +109,7 @@ def test_nothing_is_cut_off_at_any_width(browser: Browser, written: Written, wid
     page.close()
 
 
-def test_colours_follow_the_theme_and_the_button(browser: Browser, written: Written) -> None:
+def test_colours_follow_the_system_theme_and_the_theme_button(browser: Browser, written: Written) -> None:
     context = browser.new_context(color_scheme="dark")
     page = context.new_page()
     page.goto(written.page.as_uri())
@@ -120,7 +120,7 @@ def test_colours_follow_the_theme_and_the_button(browser: Browser, written: Writ
     context.close()
 
 
-def test_it_prints_on_paper(opened: Opened, tmp_path: Path) -> None:
+def test_the_page_prints_as_pdf(opened: Opened, tmp_path: Path) -> None:
     path = tmp_path / "page.pdf"
     opened.page.pdf(path=str(path), format="A4")
     data = path.read_bytes()
@@ -129,7 +129,7 @@ def test_it_prints_on_paper(opened: Opened, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "../../etc/passwd"])
-def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path, name: str) -> None:
+def test_hostile_names_execute_no_script(browser: Browser, tmp_path: Path, name: str) -> None:
     made = [Made(ranks=r, shown_network=name, host=name, strategy={"name": name}, aggregate=0.02) for r in (1, 2)]
     store = write(tmp_path / "results", made, study=name, title=name)
     path = tmp_path / "hostile.html"

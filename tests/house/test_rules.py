@@ -1,4 +1,4 @@
-"""Rules of the house, checked on the source itself."""
+"""Rules for source and documents: sizes, exports, imports, README, links."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_is_short_and_says_what_it_holds(path: Path) -> None:
-    assert ast.get_docstring(tree(path)), "a module opens with one sentence"
+def test_a_module_is_short_and_has_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(tree(path)), "a module opens with a docstring"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
     assert path.stem not in {"utils", "common", "helpers", "core", "misc", "manager", "base"}
 
@@ -70,7 +70,7 @@ def exports(path: Path) -> list[str] | None:
 def test_exports_are_sorted_and_exist(path: Path) -> None:
     names = exports(path)
     if names is None:
-        assert path.name in {"__init__.py", "__main__.py"}, "a module lists what it offers in __all__"
+        assert path.name in {"__init__.py", "__main__.py"}, "a module lists its public names in __all__"
         return
     defined = {node.name for node in tree(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assert len(names) == len(set(names))
@@ -84,7 +84,7 @@ def test_exports_are_sorted_and_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_frameworks_stay_in_their_folders(path: Path) -> None:
+def test_frameworks_are_imported_only_in_workers_and_runtime(path: Path) -> None:
     inside = path.relative_to(SOURCE).parts
     if inside[:2] == ("bench", "frameworks") or inside[0] == "runtime":
         return
@@ -94,7 +94,7 @@ def test_frameworks_stay_in_their_folders(path: Path) -> None:
         assert not {name.split(".")[0] for name in names} & FRAMEWORKS
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys, paceline.cli as c\n"
         "try: c.program(['--help'], standalone_mode=False)\n"
@@ -106,7 +106,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_teaches_and_speaks_json(verb: str) -> None:
+def test_every_verb_has_an_example_and_json_output(verb: str) -> None:
     command = importlib.import_module(f"paceline.cli.{verb.replace('-', '_')}").command
     parts = list(command.commands.values()) if hasattr(command, "commands") else [command]
     assert any("Example" in (part.help or "") for part in [command, *parts])
@@ -123,7 +123,7 @@ def test_readme_is_short_and_its_commands_exist() -> None:
     assert "@@" not in text
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_resolve() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

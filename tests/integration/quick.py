@@ -1,7 +1,7 @@
 """The `paceline` command with PyTorch's worker replaced by one that needs no framework.
 
-Everything else is real: processes, meeting, harness, launcher, campaign, store. It lets a study of dozens of launches
-run in seconds, for tests of what happens around the measured step.
+Everything else is real: processes, rendezvous, harness, launcher, campaign, store. It lets a study of dozens of
+launches run in seconds, for tests of what happens around the measured step.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import paceline.bench.adapters as adapters
-import paceline.bench.launch as launch
+import paceline.bench.launch as launching
+import paceline.bench.measure as measure
 import paceline.cli as cli
-import paceline.cli.run as run
-from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
 from paceline.spec.study import Case
 
 STUBBORN = 7
@@ -30,11 +31,11 @@ class Quick:
     def refusal(self, case: Case) -> str | None:
         return "it cannot overlap" if case.batch == STUBBORN and case.strategy.overlap else None
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         from dataclasses import replace
 
-        script = (str(order.python), "-S", str(WORKER))
-        return [replace(process, argv=script) for process in rank_processes(order, "unused")]
+        script = (str(launch.python), "-S", str(WORKER))
+        return [replace(process, argv=script) for process in rank_processes(launch, "unused")]
 
 
 def here(name: str) -> Path:
@@ -44,6 +45,6 @@ def here(name: str) -> Path:
 
 if __name__ == "__main__":
     adapters.ADAPTERS["pytorch"] = Quick()
-    launch.find_environment = here
-    run.find_environment = here
+    launching.find_environment = here
+    measure.find_environment = here
     cli.main()

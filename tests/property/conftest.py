@@ -1,4 +1,4 @@
-"""Hypothesis draws the same examples every time, so that a red test stays red."""
+"""Hypothesis draws the same examples in every run, so that a failure is reproducible."""
 
 from hypothesis import settings
 

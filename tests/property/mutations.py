@@ -1,4 +1,4 @@
-"""Study files gone wrong: mutations of bytes, of lines and of fields, from a seed."""
+"""Seeded mutations of input files: of bytes, of lines and of fields."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TOKENS = (
 
 
 def mutants(texts: list[str], count: int, *, seed: int) -> Iterator[bytes]:
-    """That many files, each a few mutations away from one of the texts; every second by fields."""
+    """`count` files, each a few mutations away from one of the texts; every second file is mutated by fields."""
     draw = random.Random(seed)
     for number in range(count):
         text = draw.choice(texts)
@@ -115,7 +115,7 @@ def _by_fields(text: str, draw: random.Random) -> bytes:
 
 
 def _tables(data: Any) -> Iterator[Any]:
-    """Every table and list of the file, itself included."""
+    """Every table and list of the file, including the root table."""
     if isinstance(data, dict | list):
         yield data
         for item in data.values() if isinstance(data, dict) else data:

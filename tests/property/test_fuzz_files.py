@@ -1,11 +1,11 @@
-"""Ten thousand mutated studies, clusters and networks beside: an error with file and field, or a valid noun."""
+"""Every mutated study, cluster or network file loads, or raises an error that names file and field."""
 
 import collections
 from pathlib import Path
 
 import pytest
 
-from paceline.catalog import cluster, known, network
+from paceline.catalog import cluster, network, shipped_catalog
 from paceline.errors import InputError, SpecError
 from paceline.spec.load import dump, load_cases
 from tests.property.mutations import mutants
@@ -16,7 +16,7 @@ CLUSTERS = [path.read_text() for path in sorted((EXAMPLES / "clusters").glob("*.
 
 
 def refusal(load, path):
-    """The error that the file meets, none if it is valid; anything else than an InputError fails the test."""
+    """The InputError of an invalid file, None for a valid file; any other exception fails the test."""
     try:
         load(path)
     except InputError as error:
@@ -25,7 +25,7 @@ def refusal(load, path):
 
 
 def check(error, path):
-    """The error names the file, and every problem of it a field."""
+    """Check that the error names the file, and that each of its problems names a field."""
     assert error.exit_code == 2
     assert str(path) in str(error)
     if isinstance(error, SpecError):
@@ -47,24 +47,24 @@ def fuzz(load, texts, *, count, folder, seed):
 
 
 @pytest.mark.timeout(600)
-def test_ten_thousand_mutated_studies(tmp_path):
+def test_ten_thousand_mutated_studies_load_or_are_refused(tmp_path):
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "unequal.toml").write_text(CLUSTERS[0])
     folder = tmp_path / "studies"
     folder.mkdir()
-    outcomes = fuzz(lambda path: load_cases(path, known()), STUDIES, count=10_000, folder=folder, seed=1)
+    outcomes = fuzz(lambda path: load_cases(path, shipped_catalog()), STUDIES, count=10_000, folder=folder, seed=1)
     assert outcomes.total() == 10_000
-    assert outcomes["refused"] > 5_000, "mutations that hardly ever hurt test nothing"
-    assert outcomes["valid"] > 100, "mutations that always hurt test nothing"
+    assert outcomes["refused"] > 5_000, "too few mutations are invalid"
+    assert outcomes["valid"] > 100, "too few mutations are valid"
 
 
-def test_mutated_clusters(tmp_path):
+def test_mutated_clusters_load_or_are_refused(tmp_path):
     outcomes = fuzz(lambda path: cluster(str(path)), CLUSTERS, count=2_000, folder=tmp_path, seed=2)
     assert outcomes["refused"] > 1_000
     assert outcomes["valid"] > 20
 
 
-def test_mutated_networks(tmp_path):
+def test_mutated_networks_load_or_are_refused(tmp_path):
     texts = [dump(network("lenet")), dump(network("gpt2-tiny"))]
     outcomes = fuzz(lambda path: network(str(path)), texts, count=2_000, folder=tmp_path, seed=3)
     assert outcomes["refused"] > 1_000

@@ -1,4 +1,4 @@
-"""Mutated points files are read, or refused with one clear error; never anything else."""
+"""Every mutated points file is read, or refused with a PacelineError."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ PIECES = st.sampled_from(["", ",", "\n", '"', "0", "-1", "1e308", "nan", "inf", 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 6), PIECES), min_size=1, max_size=4))
-def test_any_file_is_read_or_refused(tmp_path, edits):
+def test_any_points_file_is_read_or_refused(tmp_path, edits):
     text = GOOD
     for place, cut, piece in edits:
         text = text[:place] + piece + text[place + cut :]

@@ -1,4 +1,4 @@
-"""Laws of the model."""
+"""Laws of the model: monotonicity, sums of terms, homogeneous limits, simulation against closed form."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import catalog
+from paceline.cost.buckets import bucket_bytes, optimal_buckets
+from paceline.cost.collective import ALGORITHMS, Fabric, allreduce, parameter_server
+from paceline.cost.recurrence import exposed_fifo, exposed_none, exposed_priority, finish_fifo
 from paceline.errors import UnitError
 from paceline.model.calibration import CATALOG_ONLY
-from paceline.model.collective.cost import ALGORITHMS, Fabric, allreduce, parameter_server
 from paceline.model.compute import roofline
-from paceline.model.iteration.fusion import bucket_bytes, finish_of, optimal_buckets
-from paceline.model.iteration.recurrence import exposed_fifo, exposed_none, exposed_priority
-from paceline.model.iteration.terms import Factors, Ranks, step_terms
 from paceline.model.measured import curve
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.model.simulate.training import simulate_step
+from paceline.model.step import NOMINAL, Ranks, step_terms
 from paceline.units import BANDWIDTH, SECONDS
 from tests.unit.model.clusters import V100, cluster
 
@@ -25,12 +25,11 @@ lists = st.lists(st.tuples(times, times), min_size=1, max_size=25)
 positive = st.floats(1e-7, 1e-2)
 WORK = roofline(catalog.network("resnet20"), V100, 32)
 FRAMEWORKS = ("pytorch", "pytorch/fsdp2", "cntk", "mxnet", "caffe-mpi", "tensorflow", "horovod", "singa")
-ONES = Factors(*(np.ones(1) for _ in range(5)))
 
 
 def step(fabric, framework, *, share=1.0):
     ranks = Ranks((WORK,), (fabric.ranks,), fabric, batch=32, memory_per_byte=1e-12, element_share=share)
-    return float(sum(step_terms(ranks, catalog.policy(framework), CATALOG_ONLY, ONES).values())[0])
+    return float(sum(step_terms(ranks, catalog.policy(framework), CATALOG_ONLY, NOMINAL).values())[0])
 
 
 def fabric(hosts, local, *, latency=1e-5, per_byte=1e-9):
@@ -38,7 +37,7 @@ def fabric(hosts, local, *, latency=1e-5, per_byte=1e-9):
 
 
 @given(lists)
-def test_exposed_is_never_negative_and_never_more_than_everything(pairs):
+def test_exposed_time_is_between_zero_and_the_total_exchange(pairs):
     backward, comm = (np.array(column) for column in zip(*pairs, strict=True))
     ready = np.cumsum(backward)
     exposed = float(exposed_fifo(ready, comm))
@@ -57,7 +56,7 @@ def test_a_longer_exchange_never_ends_earlier(pairs, index, more):
 
 
 @given(lists, st.integers(1, 5))
-def test_the_simulation_is_the_closed_form(pairs, devices):
+def test_the_simulation_equals_the_closed_form(pairs, devices):
     backward, comm = (np.array(column) for column in zip(*pairs, strict=True))
     scale = np.linspace(1.0, 1.5, devices)[:, None]
     ready = np.cumsum(backward)[None, :] * scale
@@ -67,17 +66,20 @@ def test_the_simulation_is_the_closed_form(pairs, devices):
 
 
 @given(lists, positive)
-def test_the_optimum_is_no_worse_than_all_or_nothing(pairs, startup):
+def test_optimal_buckets_are_no_worse_than_one_bucket_or_one_per_gradient(pairs, startup):
     backward, sizes = (np.array(column) for column in zip(*pairs, strict=True))
     ready = np.cumsum(backward)
 
     def cost(size):
         return startup + size * 0.2
 
-    best = finish_of(ready, sizes, optimal_buckets(ready, sizes, cost), cost)
-    for last in (np.arange(len(sizes)), np.array([len(sizes) - 1])):
-        assert best <= finish_of(ready, sizes, last, cost) + 1e-9
-        assert bucket_bytes(sizes, last).sum() == pytest.approx(sizes.sum())
+    def finish(last):
+        return finish_fifo(ready[last], cost(np.array(bucket_bytes(sizes, last))))[-1]
+
+    best = finish(optimal_buckets(sizes, ready, lambda many: cost(np.array(many))))
+    for last in (list(range(len(sizes))), [len(sizes) - 1]):
+        assert best <= finish(last) + 1e-9
+        assert sum(bucket_bytes(sizes, last)) == pytest.approx(sizes.sum())
 
 
 @given(st.sampled_from([*ALGORITHMS, "hierarchical", "double_tree"]), st.integers(1, 64), st.integers(1, 8),
@@ -110,8 +112,8 @@ def test_equal_devices_give_the_homogeneous_result(framework, kinds):
     policy = catalog.policy(framework)
     alike = Ranks((WORK,) * kinds, (1,) * kinds, one, batch=32, memory_per_byte=0.0)
     single = Ranks((WORK,), (6,), one, batch=32, memory_per_byte=0.0)
-    for name, seconds in step_terms(alike, policy, CATALOG_ONLY, ONES).items():
-        assert seconds[0] == pytest.approx(step_terms(single, policy, CATALOG_ONLY, ONES)[name][0])
+    for name, seconds in step_terms(alike, policy, CATALOG_ONLY, NOMINAL).items():
+        assert seconds[0] == pytest.approx(step_terms(single, policy, CATALOG_ONLY, NOMINAL)[name][0])
 
 
 @settings(max_examples=20, deadline=None)
@@ -126,7 +128,7 @@ def test_terms_sum_and_one_device_needs_no_communication(framework, hosts, local
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(0, 7))
-def test_a_measured_curve_never_gets_faster_per_sample(seed, local, doublings):
+def test_step_time_of_a_measured_curve_never_decreases_with_devices(seed, local, doublings):
     rng = np.random.default_rng(seed)
     u = np.concatenate([rng.normal(-2, 1, 3), [abs(rng.normal(0, 0.3))], rng.normal(-2, 1, 1),
                         [abs(rng.normal(0, 0.3))], rng.normal(-4, 1, 2)])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Laws of the spec: nouns survive a trip through text, equal cases have equal ids, different ones do not."""
+"""Laws of the spec: TOML round trips preserve models, and two cases have equal ids only if they are equal."""
 
 import json
 import random
@@ -11,11 +11,11 @@ from paceline.catalog import (
     device,
     device_names,
     framework_names,
-    known,
     link,
     link_names,
     network,
     network_names,
+    shipped_catalog,
 )
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 from paceline.spec.load import dump, parse_noun
@@ -81,21 +81,21 @@ studies = st.builds(
 
 
 @given(st.one_of(clusters, studies, strategies, protocols))
-def test_nouns_survive_text(noun):
-    assert parse_noun(dump(noun), type(noun), "noun.toml") == noun
+def test_toml_round_trip_preserves_models(model):
+    assert parse_noun(dump(model), type(model), "model.toml") == model
 
 
 @settings(max_examples=40)
 @given(studies)
-def test_a_study_and_its_copy_through_text_expand_alike(study):
+def test_a_study_and_its_toml_copy_expand_to_equal_cases(study):
     copy = parse_noun(dump(study), Study, "study.toml")
-    cases = expand(study, known())
-    assert [case.id for case in cases] == [case.id for case in expand(copy, known())]
+    cases = expand(study, shipped_catalog())
+    assert [case.id for case in cases] == [case.id for case in expand(copy, shipped_catalog())]
     assert len({case.id for case in cases}) == len(cases)
 
 
 def shuffled(data, draw):
-    """The same data with the fields of every table in another order."""
+    """The same data with the fields of every table in a different order."""
     if isinstance(data, dict):
         keys = list(data)
         draw.shuffle(keys)
@@ -105,14 +105,14 @@ def shuffled(data, draw):
 
 @settings(max_examples=40)
 @given(studies, st.integers())
-def test_ids_do_not_depend_on_the_order_of_fields(study, seed):
-    case = expand(study, known())[0]
+def test_case_ids_do_not_depend_on_the_order_of_fields(study, seed):
+    case = expand(study, shipped_catalog())[0]
     data = shuffled(json.loads(case.model_dump_json()), random.Random(seed))
     assert Case.model_validate_json(json.dumps(data)).id == case.id
 
 
 @given(clusters, st.data())
-def test_every_rank_has_a_device_of_its_own(cluster, data):
+def test_no_two_ranks_share_a_device(cluster, data):
     ranks = data.draw(st.integers(1, cluster.num_devices))
     placed = place(cluster, ranks, spread=data.draw(st.booleans()))
     assert len({(item.host, item.local_rank) for item in placed}) == ranks
@@ -120,7 +120,7 @@ def test_every_rank_has_a_device_of_its_own(cluster, data):
 
 
 @given(st.sampled_from(network_names()), st.integers(1, 512))
-def test_costs_are_linear_in_the_batch_and_gradients_do_not_depend_on_it(name, batch):
+def test_activations_are_linear_in_the_batch_and_gradients_do_not_depend_on_it(name, batch):
     for cost in layer_costs(network(name)):
         assert cost.activation_bytes(batch) == batch * cost.activation_bytes(1)
         assert cost.gradient_bytes() == 4 * sum(tensor.elements for tensor in cost.tensors)

@@ -13,13 +13,13 @@ from paceline.catalog import (
     device_names,
     framework,
     framework_names,
-    known,
     link,
     link_names,
     network,
     network_names,
     policy,
     resolve,
+    shipped_catalog,
 )
 from paceline.catalog.describe import SECTIONS, describe, describe_network, section
 from paceline.catalog.devices import DeviceRecord
@@ -200,7 +200,7 @@ def test_a_strategy_overrides_what_it_names_and_nothing_else():
 
 
 def test_known_holds_every_name():
-    names = known().names
+    names = shipped_catalog().names
     assert set(names) == {"networks", "clusters", "frameworks"}
     assert names["networks"] == network_names()
     assert len(device_names()) >= 16

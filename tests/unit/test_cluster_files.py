@@ -50,7 +50,7 @@ def test_devices_can_be_emulated_and_throttled(tmp_path):
         (
             'devices = ["k80"]\ninside = "1gbe"\nlink = "1gbe"\n[[host]]\nname = "a"\ndevices = ["k80"]\n'
             'inside = "1gbe"\nlink = "1gbe"',
-            ":8: host[1].name: got 'a', expected a name that no other host has",
+            ":8: host[1].name: got 'a', expected a unique host name",
         ),
     ],
 )

@@ -1,9 +1,12 @@
 """Breakdowns, stragglers, findings, gaps and what-ifs of runs whose content is known."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
+from paceline.explain.cases.exchange import gradient_exchange
 from paceline.explain.explanation import Explanation, explain_campaign
 from tests.made import Made, write
 
@@ -207,3 +210,13 @@ def test_without_one_rank_there_is_no_curve_and_a_reason(tmp_path):
     (series,) = explain(tmp_path, Made(ranks=2)).series
     assert series.curve is None
     assert series.why_not
+
+
+def test_what_is_computed_of_a_case_is_kept_with_it_and_dropped_with_it(tmp_path):
+    explanation = explain(tmp_path, Made(aggregate=0.03))
+    evidence = explanation.cases[0].evidence
+    assert gradient_exchange(evidence) is gradient_exchange(evidence)
+    seen = weakref.ref(evidence)
+    del explanation, evidence
+    gc.collect()
+    assert seen() is None

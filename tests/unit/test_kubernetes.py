@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
-from paceline.bench.launchers.kubernetes import Kind, Kubernetes, manifest, yaml_text
-from paceline.bench.launchers.remote.launcher import Seats
+from paceline.bench.sites.engines import Agents
+from paceline.bench.sites.kubernetes import KubernetesEngine, ManifestKind, manifest
 from paceline.errors import InputError, Unsupported
 
 AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000", "token")
 
 
-def written(kind: Kind, ranks: int = 3) -> dict[str, Any]:
-    text = yaml_text(manifest(kind, "paceline-x", ranks=ranks, image="python:3.11", command=AGENT))
-    document: dict[str, Any] = yaml.safe_load(text)
-    assert document == manifest(kind, "paceline-x", ranks=ranks, image="python:3.11", command=AGENT)
-    return document
+def written(kind: ManifestKind, ranks: int = 3) -> dict[str, Any]:
+    return manifest(kind, "paceline-x", ranks=ranks, image="python:3.11", command=AGENT)
 
 
 def check_job(spec: dict[str, Any]) -> None:
@@ -61,10 +58,10 @@ def test_the_check_can_fail() -> None:
 
 def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="kind=jobset"):
-        Kubernetes(("kind=pod",))
+        KubernetesEngine(("kind=pod",))
     with pytest.raises(InputError, match="knows no img"):
-        Kubernetes(("img=x",))
+        KubernetesEngine(("img=x",))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unsupported, match="kubectl"):
-        Kubernetes(()).commands(Seats(("", ""), AGENT, tmp_path))
-    assert yaml.safe_load((tmp_path / "manifest.yaml").read_text())["kind"] == "JobSet"
+        KubernetesEngine(()).submission(Agents(("", ""), AGENT, tmp_path))
+    assert json.loads((tmp_path / "manifest.json").read_text())["kind"] == "JobSet"

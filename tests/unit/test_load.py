@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.catalog import cluster, known, network, network_names
+from paceline.catalog import cluster, network, network_names, shipped_catalog
 from paceline.errors import InputError, SpecError
 from paceline.spec.lines import line_of, locate
 from paceline.spec.load import dump, load_cases, load_noun, load_study, parse_noun
@@ -61,7 +61,7 @@ def written(tmp_path, text):
 def test_every_problem_is_reported_with_its_line(tmp_path):
     path = written(tmp_path, WRONG)
     with pytest.raises(SpecError) as caught:
-        load_study(path, known())
+        load_study(path, shipped_catalog())
     lines = str(caught.value).splitlines()
     assert lines[0] == f"{path} has {len(FOUND)} problems"
     for line, expected in zip(lines[1:], FOUND, strict=True):
@@ -70,7 +70,7 @@ def test_every_problem_is_reported_with_its_line(tmp_path):
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_examples_load_and_expand(path):
-    study, cases = load_cases(path, known())
+    study, cases = load_cases(path, shipped_catalog())
     assert study.name == path.stem
     assert cases
 
@@ -93,7 +93,7 @@ def test_single_problems(tmp_path, line, words):
     good = 'name = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [3]\n'
     path = written(tmp_path, good + line + "\n")
     with pytest.raises(SpecError) as caught:
-        load_cases(path, known())
+        load_cases(path, shipped_catalog())
     assert f"{path}{words}" in str(caught.value)
 
 
@@ -101,31 +101,31 @@ def test_bytes_that_are_no_text_name_their_line(tmp_path):
     path = tmp_path / "study.toml"
     path.write_bytes(b'name = "s"\ntitle = "\xff"\n')
     with pytest.raises(SpecError, match=r"study\.toml:2: encoding: got byte 0xff, expected UTF-8 text"):
-        load_study(path, known())
+        load_study(path, shipped_catalog())
 
 
 @pytest.mark.parametrize("name", ["missing.toml", ".", "/dev/null", "a\0b.toml", "x" * 5000])
 def test_what_is_no_file_is_one_clear_error(tmp_path, name):
     with pytest.raises(InputError):
-        load_study(tmp_path / name, known())
+        load_study(tmp_path / name, shipped_catalog())
 
 
 def test_a_huge_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="larger than"):
-        load_study(written(tmp_path, "#" * (5 * 2**20)), known())
+        load_study(written(tmp_path, "#" * (5 * 2**20)), shipped_catalog())
 
 
 def test_deep_nesting_is_refused(tmp_path):
     for depth in (150, 300, 5000):
         with pytest.raises(SpecError):
-            load_study(written(tmp_path, "name = " + "[" * depth + "]" * depth), known())
+            load_study(written(tmp_path, "name = " + "[" * depth + "]" * depth), shipped_catalog())
 
 
 def test_a_long_wrong_list_is_placed_quickly(tmp_path):
     text = "devices = [\n" + "0,\n" * 20_000 + "]\nbatch = 3\n"
     begin = time.perf_counter()
     with pytest.raises(SpecError, match=r":20003: batch: "):
-        load_study(written(tmp_path, text), known())
+        load_study(written(tmp_path, text), shipped_catalog())
     assert time.perf_counter() - begin < 10
 
 

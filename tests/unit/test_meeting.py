@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.frameworks.meeting import Meeting, join
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 
 
 def together(ranks: int, act: Callable[[Meeting], Any], before: Callable[[int], None] = lambda port: None) -> list[Any]:

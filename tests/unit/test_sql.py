@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputError
-from paceline.measurements.groups import select
+from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
+from paceline.measurements.tables import launch_table, launch_throughputs, pass_times, throughputs_where
 from tests.unit.test_store import make_run, make_steps
 
 
@@ -30,6 +31,22 @@ def test_throughput_is_all_samples_over_all_time_of_the_slowest_rank(store: Stor
     assert rows[0]["step_s"] == pytest.approx(0.11)
     assert rows[0]["samples_per_s"] == pytest.approx(16 / 0.11)
     assert rows[1]["samples_per_s"] == pytest.approx(16 / 0.22)
+
+
+def test_every_reader_of_throughput_says_the_same(store: Store) -> None:
+    by_view = ask(store, "SELECT samples_per_s FROM launches ORDER BY id")["samples_per_s"].to_pylist()
+    ids = [run.id for run in store.read_all()]
+    table = launch_table(store.root)
+    assert [row["samples_per_s"] for row in table.to_pylist() if row["outcome"] == "ok"] == by_view
+    assert list(launch_throughputs(store, ids).values()) == by_view
+    assert [item.samples_per_s for item in pass_times(store, ids)] == by_view
+    assert throughputs_where(store, "study=demo") == by_view
+    assert list(load_launches(store, "demo-1")[0].throughputs) == by_view
+
+
+def test_runs_that_are_named_are_read_alone(store: Store) -> None:
+    assert list(launch_throughputs(store, ["demo-1-abc-001"])) == ["demo-1-abc-001"]
+    assert launch_throughputs(store, []) == {}
 
 
 def test_runs_steps_and_spans_join(store: Store) -> None:
@@ -64,9 +81,9 @@ def test_only_one_select_is_answered(store: Store, query: str, tmp_path: Path, m
 
 
 def test_select_chooses_by_conditions(store: Store) -> None:
-    assert len(select(store, "study=demo, ranks=2")) == 2
-    assert select(store, "study=demo,ranks=3") == []
+    assert len(throughputs_where(store, "study=demo, ranks=2")) == 2
+    assert throughputs_where(store, "study=demo,ranks=3") == []
     with pytest.raises(InputError, match="rank"):
-        select(store, "rnks=2")
+        throughputs_where(store, "rnks=2")
     with pytest.raises(InputError, match="condition"):
-        select(store, "ranks")
+        throughputs_where(store, "ranks")

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import StoreError
-from paceline.measurements.run import Environment, Failure, Run, RunData, Span, Step
+from paceline.measurements.results import campaign_results
+from paceline.measurements.run import Failure, Machine, Run, RunData, Span, Step
+from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
 
 
-def environment() -> Environment:
-    return Environment(
+def machine() -> Machine:
+    return Machine(
         host="h", cpu="c", cores=2, memory_bytes=1, os="o", kernel="k", python="3.11", paceline="0", versions={"x": "1"}
     )
 
@@ -37,7 +39,7 @@ def make_run(run_id: str = "demo-1-abc-000", **changes: object) -> Run:
         "started_at": "2026-01-01T00:00:00.000+00:00",
         "seconds": 1.0,
         "outcome": "ok",
-        "environment": environment(),
+        "machine": machine(),
         **changes,
     }
     return Run.model_validate(fields)
@@ -84,6 +86,44 @@ def test_what_is_newer_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text(json.dumps({**document, "schema_version": 99, "novelty": 1}))
     with pytest.raises(StoreError, match="newer Paceline"):
         store.read("demo-1-abc-000")
+
+
+def test_a_newer_run_is_refused_even_if_it_looks_like_one_of_today(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.write(RunData(make_run())) / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
+    with pytest.raises(StoreError, match="schema 3, this one reads 2"):
+        store.read("demo-1-abc-000")
+    with pytest.raises(StoreError, match="schema 3, this one reads 2"):
+        ask(store, "SELECT count(*) FROM runs")
+
+
+def test_a_run_of_schema_1_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = make_run(probe_s=0.25, drift=0.03)
+    path = store.write(RunData(run)) / "run.json"
+    document = json.loads(path.read_text())
+    old = {**document, "schema_version": 1, "environment": document.pop("machine")}
+    old["calibration_s"] = old.pop("probe_s")
+    del old["machine"], old["drift_limit"]
+    path.write_text(json.dumps(old))
+    assert store.read(run.id) == run
+    query = "SELECT machine->>'host' AS host, probe_s, drift_limit, drifted FROM runs"
+    assert ask(store, query).to_pylist() == [{"host": "h", "probe_s": 0.25, "drift_limit": 0.02, "drifted": True}]
+
+
+@pytest.mark.parametrize(("drift", "limit", "drifted"), [
+    (None, 0.02, False), (0.021, 0.02, True), (-0.021, 0.02, True), (0.021, 0.05, False), (0.051, 0.05, True),
+])  # fmt: skip
+def test_the_asked_width_decides_what_drifted_in_python_and_in_sql(
+    tmp_path: Path, drift: float | None, limit: float, drifted: bool
+) -> None:
+    store = Store(tmp_path)
+    run = make_run(drift=drift, drift_limit=limit)
+    store.write(RunData(run, make_steps()))
+    assert run.drifted is drifted
+    assert ask(store, "SELECT drifted FROM launches").to_pylist() == [{"drifted": drifted}]
+    assert [result.num_drifted for result in campaign_results(store, "demo-1")] == [drifted]
 
 
 def test_a_missing_run_is_one_clear_error(tmp_path: Path) -> None:

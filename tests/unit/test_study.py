@@ -1,10 +1,11 @@
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import MAX_CASES, Study, expand
@@ -16,62 +17,68 @@ def study(**fields):
 
 def test_expansion_is_the_product_of_the_lists():
     asked = study(networks=("lenet", "resnet20"), devices=(1, 2, 4), batch=(8, 16), input=("resident", "copied"))
-    cases = expand(asked, known())
+    cases = expand(asked, shipped_catalog())
     assert len(cases) == 2 * 3 * 2 * 2
     assert len({case.id for case in cases}) == len(cases)
 
 
 def test_equal_cases_appear_once():
-    assert len(expand(study(networks=("lenet", "lenet"), frameworks=("pytorch", "pytorch/ddp")), known())) == 1
+    assert (
+        len(expand(study(networks=("lenet", "lenet"), frameworks=("pytorch", "pytorch/ddp")), shipped_catalog())) == 1
+    )
 
 
 def test_the_framework_gets_its_full_name():
-    assert expand(study(), known())[0].framework == "pytorch/ddp"
+    assert expand(study(), shipped_catalog())[0].framework == "pytorch/ddp"
 
 
 def test_weak_scaling_gives_every_device_the_batch_and_strong_splits_it():
-    weak = expand(study(devices=(1, 2, 4)), known())
-    strong = expand(study(devices=(1, 2, 4), scaling="strong"), known())
+    weak = expand(study(devices=(1, 2, 4)), shipped_catalog())
+    strong = expand(study(devices=(1, 2, 4), scaling="strong"), shipped_catalog())
     assert [case.batch for case in weak] == [32, 32, 32]
     assert [case.batch for case in strong] == [32, 16, 8]
 
 
 def test_a_batch_that_does_not_split_is_refused():
     with pytest.raises(InputError, match="batch: got 32, expected a multiple of 3 devices"):
-        expand(study(devices=(3,), scaling="strong"), known())
+        expand(study(devices=(3,), scaling="strong"), shipped_catalog())
 
 
 def test_more_devices_than_the_cluster_has_are_refused():
     with pytest.raises(InputError, match="devices: got 9, expected at most 8, which cluster 'dgx-1' has"):
-        expand(study(devices=(1, 9), clusters=("dgx-1",)), known())
+        expand(study(devices=(1, 9), clusters=("dgx-1",)), shipped_catalog())
 
 
 def test_a_slip_that_makes_too_many_cases_is_refused_at_once():
     with pytest.raises(InputError, match=f"at most {MAX_CASES}"):
-        expand(study(devices=tuple(range(1, 60)), batch=tuple(range(1, 3000))), known())
+        expand(study(devices=tuple(range(1, 60)), batch=tuple(range(1, 3000))), shipped_catalog())
 
 
 def test_ids_ignore_labels_and_scaling_but_not_what_runs():
-    plain = expand(study(), known())[0]
-    labelled = expand(study(strategy=(Strategy(name="mine"),)), known())[0]
-    bucketed = expand(study(strategy=(Strategy(bucket="1 MiB"),)), known())[0]
-    assert plain.id == labelled.id == expand(study(scaling="strong"), known())[0].id
+    plain = expand(study(), shipped_catalog())[0]
+    labelled = expand(study(strategy=(Strategy(name="mine"),)), shipped_catalog())[0]
+    bucketed = expand(study(strategy=(Strategy(bucket="1 MiB"),)), shipped_catalog())[0]
+    assert plain.id == labelled.id == expand(study(scaling="strong"), shipped_catalog())[0].id
     assert plain.id != bucketed.id
     assert plain.id != plain.model_copy(update={"batch": 33}).id
 
 
 def test_ids_are_the_same_in_another_process():
     code = (
-        "from paceline.catalog import known; from paceline.spec.study import Study, expand; import json;"
+        "from paceline.catalog import shipped_catalog; from paceline.spec.study import Study, expand; import json;"
         "s = Study(name='s', networks=('lenet',), frameworks=('pytorch',), batch=(32,), devices=(1, 2));"
-        "print(json.dumps([case.id for case in expand(s, known())]))"
+        "print(json.dumps([case.id for case in expand(s, shipped_catalog())]))"
     )
     other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, env={"PYTHONHASHSEED": "77"}, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        timeout=60,
     )
-    assert json.loads(other.stdout) == [case.id for case in expand(study(devices=(1, 2)), known())]
+    assert json.loads(other.stdout) == [case.id for case in expand(study(devices=(1, 2)), shipped_catalog())]
 
 
 def test_the_label_is_for_people():
-    case = expand(study(devices=(2,), strategy=(Strategy(name="mine"),)), known())[0]
-    assert case.label == "lenet pytorch/ddp mine batch 32 x 2 ranks"
+    case = expand(study(devices=(2,), strategy=(Strategy(name="mine"),)), shipped_catalog())[0]
+    assert case.label == "lenet pytorch/ddp mine, batch 32 x 2 ranks"

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from paceline.bench.collectives import bus_factor, collective_times
-from paceline.bench.launchers.mpi import Mpi
-from paceline.bench.launchers.remote.launcher import Seats
-from paceline.bench.launchers.slurm import Slurm
-from paceline.bench.launchers.ssh import Ssh
-from paceline.bench.launchers.table import Wish, make_launcher
+from paceline.bench.sites.engines import Agents, MpiEngine, SshEngine
+from paceline.bench.sites.slurm import SlurmEngine
+from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.bench.virtual.devices.clock import DeviceClock
-from paceline.bench.virtual.devices.dilation import Exchange, choose_dilation, judge
-from paceline.bench.virtual.devices.exchange import least_tail
-from paceline.bench.virtual.devices.timing import device_times, needed_memory, update_time
+from paceline.bench.virtual.devices.dilation import ExchangeLoad, choose_dilation, judge
+from paceline.bench.virtual.devices.emulation import emulated_seconds, emulation_document, least_tail
 from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
 from paceline.bench.virtual.links.shaping import segment_bytes
 from paceline.bench.virtual.links.verify import link_paths
@@ -78,9 +75,9 @@ def test_segments_are_short_on_slow_links_and_single_where_packets_are_lost() ->
 
 def test_stated_times_are_spread_over_layers_by_work() -> None:
     device = Device(name="d", emulation=Emulation(forward=0.04, backward=0.06, speed=2.0))
-    times = device_times(device, network("lenet"), batch=8, precision="float32")
-    assert sum(time.forward for time in times) == pytest.approx(0.02)
-    assert sum(time.backward for time in times) == pytest.approx(0.03)
+    assert emulated_seconds(device, network("lenet"), batch=8).sum(axis=1) == pytest.approx([0.02, 0.03])
+    for_eight = Device(name="d", emulation=Emulation(forward=0.04, backward=0.06, speed=2.0, batch=8))
+    assert emulated_seconds(for_eight, network("lenet"), batch=16).sum(axis=1) == pytest.approx([0.04, 0.06])
 
 
 def test_a_profile_gives_the_times_of_each_layer(tmp_path: Path) -> None:
@@ -88,32 +85,39 @@ def test_a_profile_gives_the_times_of_each_layer(tmp_path: Path) -> None:
     layers = tuple(ProfiledLayer(name=name, forward=0.001 * n, backward=0.002 * n) for n, name in enumerate(names))
     write_profile(Profile(network="lenet", batch=4, layers=layers), tmp_path / "p.json")
     device = Device(name="d", emulation=Emulation(profile=str(tmp_path / "p.json"), speed=2.0))
-    times = device_times(device, network("lenet"), batch=8, precision="float32")
-    assert [time.forward for time in times] == pytest.approx([layer.forward for layer in layers])
-    assert [time.backward for time in times] == pytest.approx([layer.backward for layer in layers])
+    forward, backward = 2 * emulated_seconds(device, network("lenet"), batch=4)
+    assert forward == pytest.approx([layer.forward for layer in layers])
+    assert backward == pytest.approx([layer.backward for layer in layers])
+    twice = 2 * emulated_seconds(device, network("lenet"), batch=8)[0]
+    assert twice[-1] == pytest.approx(2 * layers[-1].forward - 8e-6), "the start of a kernel does not grow"
     with pytest.raises(Unsupported, match="no layer"):
-        device_times(device, network("resnet20"), batch=8, precision="float32")
+        emulated_seconds(device, network("resnet20"), batch=8)
 
 
-def test_roofline_and_what_it_needs() -> None:
+def test_a_device_of_which_nothing_is_known_cannot_be_emulated() -> None:
     device = Device(name="d", peak={"float32": 1e12}, memory_bandwidth=1e11, emulation=Emulation())
-    one, two = (
-        sum(time.forward for time in device_times(device, network("resnet20"), batch=batch, precision="float32"))
-        for batch in (32, 64)
-    )
-    assert one < two <= 2.01 * one
-    assert update_time(device, network("resnet20"), precision="float32") > 0
     with pytest.raises(Unsupported, match="no peak rate"):
-        device_times(device, network("lenet"), batch=1, precision="float16")
+        emulated_seconds(device, network("lenet"), batch=1, precision="float16")
+    with pytest.raises(Unsupported, match="no memory bandwidth"):
+        emulated_seconds(device.model_copy(update={"memory_bandwidth": None}), network("lenet"), batch=1)
 
 
-def test_memory_grows_with_batch() -> None:
-    small, large = (needed_memory(network("resnet20"), batch=batch, precision="float32") for batch in (1, 100))
-    assert 0 < small < large
+def test_the_document_says_what_a_step_takes_and_needs() -> None:
+    case = exchanging_case(1e9)
+    device = case.cluster.hosts[0].devices[0].model_copy(update={"memory": 1e9, "memory_bandwidth": 1e11})
+    (one,) = emulation_document([device], case)
+    (large,) = emulation_document([device], case.model_copy(update={"batch": 4096}))
+    assert sum(sum(layer) for layer in one["layers"]) == pytest.approx(0.3)
+    assert one["update"] > 0
+    assert one["needed_bytes"] < one["memory_bytes"] < large["needed_bytes"]
+    (cpu,) = emulation_document([device.model_copy(update={"kind": "cpu"})], case)
+    assert cpu["memory_bytes"] is None, "the host's memory is paged"
+    with pytest.raises(Unsupported, match="is real"):
+        emulation_document([Device(name="real"), device], case)
 
 
-def exchange(ranks: int, rate: float, size: float) -> Exchange:
-    return Exchange(ranks, (rate,) * ranks, (size / 8,) * 8, backward_s=0.08, step_s=0.12)
+def exchange(ranks: int, rate: float, size: float) -> ExchangeLoad:
+    return ExchangeLoad(ranks, (rate,) * ranks, (size / 8,) * 8, backward_s=0.08, step_s=0.12)
 
 
 def test_every_link_is_measured_both_ways_at_its_full_rate() -> None:
@@ -139,7 +143,7 @@ def test_more_load_never_means_less_dilation() -> None:
 
 
 def test_latencies_that_the_machine_cannot_hold_are_played_slower() -> None:
-    plain = Exchange(2, (1.25e8, 1.25e8), (1e3,), backward_s=10.0, step_s=15.0)
+    plain = ExchangeLoad(2, (1.25e8, 1.25e8), (1e3,), backward_s=10.0, step_s=15.0)
     found = {
         latency: choose_dilation(replace(plain, latency=latency), cores=2) for latency in (0, 5e-5, 1e-4, 2e-4, 1e-3)
     }
@@ -198,11 +202,11 @@ def test_least_tail_is_what_the_links_cannot_have_sent_yet() -> None:
     fast, slow, unsteady = exchanging_case(1e9), exchanging_case(1e4), exchanging_case(1e4, jitter=0.1)
     sizes = [4 * sum(tensor.elements for tensor in cost.tensors) for cost in layer_costs(fast.network)]
     device = fast.cluster.hosts[0].devices[0]
-    times = device_times(device, fast.network, batch=8, precision="float32")
+    backward = emulated_seconds(device, fast.network, batch=8)[1]
     last = next(number for number, size in reversed(list(enumerate(sizes))) if size)
     assert least_tail(fast, device) == pytest.approx(1.5 * sizes[0] / 1e9 + 6e-4)
     # Over a slow link everything is still outstanding but what left between the first gradient and the last compute.
-    whole = 1.5 * sum(sizes) / 1e4 - sum(time.backward for time in times[:last])
+    whole = 1.5 * sum(sizes) / 1e4 - backward[:last].sum()
     assert least_tail(slow, device) == pytest.approx(whole)
     assert least_tail(unsteady, unsteady.cluster.hosts[0].devices[0]) == pytest.approx(1.5 * sizes[0] / 1e4 + 6e-4)
     assert least_tail(fast.model_copy(update={"framework": "pytorch/fsdp2"}), device) is None
@@ -259,32 +263,32 @@ def test_stragglers_and_jitter_are_drawn_by_seed() -> None:
 
 
 def test_engines_ask_for_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seats = Seats(("a", "a", "b"), ("python3", "-c", "x y"), tmp_path)
-    commands = Ssh(("-p", "22")).commands(seats)
+    agents = Agents(("a", "a", "b"), ("python3", "-c", "x y"), tmp_path)
+    commands = SshEngine(("-p", "22")).submission(agents).commands
     assert [words[-2] for words in commands.values()] == ["a", "a", "b"]
     assert commands["ssh 0"][-1] == "python3 -c 'x y'"
     with pytest.raises(InputError, match="--hosts"):
-        Ssh().commands(Seats(("",), ("python3",), tmp_path))
+        SshEngine().submission(Agents(("",), ("python3",), tmp_path))
     for name in ("srun", "mpirun"):
         (tmp_path / name).write_text('#!/bin/sh\necho "mpirun (Open MPI) 4.1"\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert "a:2,b:1" in Mpi().commands(seats)["mpirun"]
-    words = Slurm(("--partition=x",)).commands(seats)["slurm"]
+    assert "a:2,b:1" in MpiEngine().submission(agents).commands["mpirun"]
+    words = SlurmEngine(("--partition=x",)).submission(agents).commands["slurm"]
     assert words[:3] == ["srun", "--kill-on-bad-exit=0", "--partition=x"]
     assert {"--ntasks=3", "--nodes=2"} <= set(words)
-    assert Slurm(way="hetjob").commands(seats)["slurm"].count(":") == 1
-    anywhere = Seats(("", "", ""), seats.agent, tmp_path)
-    assert "--array=0-2" in Slurm(way="array").commands(anywhere)["slurm"]
+    assert SlurmEngine(kind="hetjob").submission(agents).commands["slurm"].count(":") == 1
+    anywhere = Agents(("", "", ""), agents.command, tmp_path)
+    assert "--array=0-2" in SlurmEngine(kind="array").submission(anywhere).commands["slurm"]
     with pytest.raises(Unsupported, match="array"):
-        Slurm(way="array").commands(seats)
+        SlurmEngine(kind="array").submission(agents)
 
 
-def test_wrong_wishes() -> None:
+def test_wrong_targets() -> None:
     with pytest.raises(UnknownName, match="slrum"):
-        make_launcher(Wish(on="slrum"))
+        make_launcher(LaunchTarget(on="slrum"))
     with pytest.raises(InputError, match="dilate"):
-        make_launcher(Wish(on="ssh", dilation=2.0))
+        make_launcher(LaunchTarget(on="ssh", dilation=2.0))
 
 
 def test_bus_bandwidth_as_nccl_tests_has_it() -> None:
@@ -300,8 +304,8 @@ def test_bus_bandwidth_as_nccl_tests_has_it() -> None:
     assert found.bus_bandwidth == 500.0
 
 
-def test_a_wish_can_be_said_again() -> None:
-    assert Wish().words == ""
-    wish = Wish(on="ssh", hosts=("a", "b"), options=("-p 22",))
-    assert wish.words == " --on ssh --hosts a,b --engine '-p 22'"
-    assert Wish(on="virtual", dilation=5.0).words == " --on virtual --dilation 5"
+def test_a_target_as_arguments_of_the_command() -> None:
+    assert LaunchTarget().arguments == ""
+    target = LaunchTarget(on="ssh", hosts=("a", "b"), options=("-p 22",))
+    assert target.arguments == " --on ssh --hosts a,b --engine '-p 22'"
+    assert LaunchTarget(on="virtual", dilation=5.0).arguments == " --on virtual --dilation 5"

@@ -1,39 +1,56 @@
 """The one loop over cases: interleaved random order, repeat, stop rule, budget, resume.
 
-A campaign is one pass through a study. Launches go in rounds: each round launches every case that is not done once, in
-a new random order, so that a drifting machine hurts all alike. A case is done when its interval is narrow enough, when
-it had its launches, when it failed twice, or when the budget ends. A launch that the machine could not sustain is not
-one of its launches: it is repeated, played slower.
+A campaign is one pass through a study; one process at a time works on it. Launches go in rounds: each round launches
+every case that is not done once, in a new random order, so that a drifting machine hurts all alike. A case is done
+when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A launch
+that the machine could not sustain is not one of its launches: it is repeated, played slower.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import json
 import random
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
 
-from paceline.bench.job import Launcher
-from paceline.bench.launch import Ticket, launch_case
-from paceline.bench.machine import calibration_seconds
-from paceline.measurements.run import Environment, Run, RunData, Step
-from paceline.measurements.sql import launch_throughputs
+from paceline.bench.launch import LaunchKey, launch_case
+from paceline.bench.machine import probe_seconds
+from paceline.bench.sites.site import Launcher
+from paceline.errors import InputError
+from paceline.measurements.run import Machine, Run, RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval
+from paceline.measurements.tables import launch_throughputs
+from paceline.spec.load import dump
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case, Study
 
-__all__ = ["Campaign", "CaseState", "Event", "Finished", "Launched", "Stopped", "run_campaign"]
+__all__ = [
+    "Campaign",
+    "CampaignEvent",
+    "CaseState",
+    "CaseStopped",
+    "LaunchFinished",
+    "LaunchStarted",
+    "open_campaign",
+    "run_campaign",
+]
 
 MAX_FAILURES = 2
 StopReason = Literal["settled", "launches", "failed", "budget"]
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchStarted:
     """A launch is about to start."""
 
     case: Case
@@ -41,14 +58,14 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Finished:
+class LaunchFinished:
     """A launch was stored."""
 
     run: Run
 
 
 @dataclass(frozen=True)
-class Stopped:
+class CaseStopped:
     """A case is done, and why."""
 
     case: Case
@@ -56,7 +73,7 @@ class Stopped:
     launches: int
 
 
-Event = Launched | Finished | Stopped
+CampaignEvent = LaunchStarted | LaunchFinished | CaseStopped
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,52 @@ class Campaign:
     study: Study
     cases: tuple[Case, ...]
     launcher: Launcher
-    machine: Environment
+    machine: Machine
+
+
+@contextlib.contextmanager
+def open_campaign(study: Study, cases: tuple[Case, ...], store: Store, *, resume: bool, launcher: str) -> Iterator[str]:
+    """The id of a new campaign, or of the newest one that asked for the same in the same place; held until it ends."""
+    digest = _digest(study, cases)
+    stored = store.read_campaigns(study.name)
+    same = [item for item in stored if item["digest"] == digest and item.get("launcher", launcher) == launcher]
+    if resume and same:
+        campaign = str(same[-1]["campaign"])
+    else:
+        now = datetime.now(UTC)
+        campaign = f"{study.name}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+        document = {
+            "campaign": campaign,
+            "study": study.name,
+            "title": study.title,
+            "digest": digest,
+            "started_at": now.isoformat(timespec="milliseconds"),
+            "launcher": launcher,
+            "text": dump(study),
+            "cases": [case.id for case in cases],
+        }
+        store.write_campaign(campaign, document)
+    with _held(store, campaign):
+        yield campaign
+
+
+def _digest(study: Study, cases: tuple[Case, ...]) -> str:
+    protocol = study.protocol.model_dump(mode="json", exclude={"budget"})
+    text = json.dumps([sorted(case.id for case in cases), protocol], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _held(store: Store, campaign: str) -> Iterator[None]:
+    folder = store.root / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{campaign}.lock").open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or leave out --resume to begin a new campaign"
+            raise InputError(f"campaign {campaign} is being run by another process", hint=hint) from None
+        yield
 
 
 @dataclass
@@ -88,11 +150,11 @@ class CaseState:
         return len(self.throughputs) - self.drifted
 
 
-def run_campaign(campaign: Campaign, store: Store) -> Iterator[Event]:
-    """Measure what the store does not hold yet, telling each event as it happens."""
+def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
+    """Measure what the store does not hold yet, yielding each event as it happens."""
     protocol = campaign.study.protocol
     states = _resumed(campaign, store)
-    calibrations = [run.calibration_s for run in store.read_all(campaign=campaign.id) if run.calibration_s]
+    probes = [run.probe_s for run in store.read_all(campaign=campaign.id) if run.probe_s]
     generator = random.Random(f"{campaign.id}-{sum(state.launched for state in states)}")
     deadline = time.monotonic() + protocol.budget if protocol.budget else None
     while active := [state for state in states if state.stopped is None]:
@@ -100,77 +162,57 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[Event]:
         for state in active:
             if deadline is not None and time.monotonic() > deadline:
                 state.stopped = "budget"
-                yield Stopped(state.case, "budget", state.launched)
+                yield CaseStopped(state.case, "budget", state.launched)
                 continue
-            yield Launched(state.case, state.launched)
-            data = _launch(campaign, state, calibrations)
+            yield LaunchStarted(state.case, state.launched)
+            data = _launch(campaign, state, probes)
             store.write(data)
-            _account(state, data, protocol)
-            yield Finished(data.run)
+            _account(state, data.run, launch_throughputs(store, [data.run.id]))
+            yield LaunchFinished(data.run)
             state.stopped = _stop_reason(state, protocol)
             if state.stopped:
-                yield Stopped(state.case, state.stopped, state.launched)
+                yield CaseStopped(state.case, state.stopped, state.launched)
 
 
 def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
     """Each case with what the store already holds of this campaign."""
     states = {case.id: CaseState(case) for case in campaign.cases}
-    stored = launch_throughputs(store, campaign.id)
-    for run in store.read_all(campaign=campaign.id):
+    runs = store.read_all(campaign=campaign.id)
+    stored = launch_throughputs(store, [run.id for run in runs])
+    for run in runs:
         state = states.get(run.case_id)
         if state is None:
             continue
-        state.launched = max(state.launched, run.launch + 1)
-        if run.outcome == "ok":
-            state.throughputs.append(stored[run.id])
-            state.drifted += _drifted(run, campaign.study.protocol)
-        else:
-            _count_failure(state, run)
+        _account(state, run, stored)
     for state in states.values():
         state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
     return list(states.values())
 
 
-def _launch(campaign: Campaign, state: CaseState, calibrations: list[float]) -> RunData:
-    now = calibration_seconds()
-    calibrations.append(now)
-    usual = float(np.median(calibrations))
-    ticket = Ticket(
+def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunData:
+    now = probe_seconds()
+    probes.append(now)
+    usual = float(np.median(probes))
+    key = LaunchKey(
         campaign=campaign.id,
         study=campaign.study.name,
         case=state.case,
         launch=state.launched,
-        calibration_s=now,
+        probe_s=now,
         drift=now / usual - 1,
+        drift_limit=campaign.study.protocol.width,
     )
-    return launch_case(ticket, campaign.study.protocol, campaign.launcher, campaign.machine)
+    return launch_case(key, campaign.study.protocol, campaign.launcher, campaign.machine)
 
 
-def _account(state: CaseState, data: RunData, protocol: Protocol) -> None:
-    state.launched += 1
-    if data.run.outcome == "ok":
-        state.throughputs.append(throughput(data.steps, data.run.ranks * data.run.batch))
-        state.drifted += _drifted(data.run, protocol)
+def _account(state: CaseState, run: Run, throughputs: dict[str, float]) -> None:
+    state.launched = max(state.launched, run.launch + 1)
+    if run.outcome == "ok":
+        state.throughputs.append(throughputs[run.id])
+        state.drifted += run.drifted
     else:
-        _count_failure(state, data.run)
-
-
-def _count_failure(state: CaseState, run: Run) -> None:
-    state.failures += 1
-    state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
-
-
-def _drifted(run: Run, protocol: Protocol) -> bool:
-    return run.drift is not None and abs(run.drift) > protocol.width
-
-
-def throughput(steps: tuple[Step, ...], samples: int) -> float:
-    """Samples per second of a launch: all samples over all time, each step as long as its slowest rank."""
-    slowest: dict[int, float] = {}
-    for step in steps:
-        if step.pass_name == "clean" and not step.warmup:
-            slowest[step.step] = max(step.seconds, slowest.get(step.step, 0.0))
-    return samples * len(slowest) / sum(slowest.values())
+        state.failures += 1
+        state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
 
 
 def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
-from paceline.bench.job import Process
+from paceline.bench.sites.site import Process
 from paceline.bench.virtual.devices.dilation import Faithfulness, judge
 from paceline.measurements.run import Failure, Span, Step
 

@@ -19,15 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.collect import RankReport, explain_failure, read_report
+from paceline.bench.collect import RankReport, explain_failure
 from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
-from paceline.bench.job import Launcher, Order, rank_processes
-from paceline.bench.launch import launch_folder, watch
-from paceline.bench.survey.survey import case_of
+from paceline.bench.job import LaunchSpec, rank_processes
+from paceline.bench.launch import launch_folder, read_reports, wait_for_ranks
+from paceline.bench.sites.site import NOWHERE, Launcher, Rendezvous
 from paceline.errors import InputError, LaunchFailed, UnknownName
-from paceline.measurements.run import Environment, Failure, Run, RunData, Span
-from paceline.spec.cluster import Cluster
-from paceline.spec.study import Case
+from paceline.measurements.run import Failure, Machine, Run, RunData, Span
+from paceline.spec.cluster import Cluster, place
 
 __all__ = ["COLLECTIVES", "CollectiveTime", "Sweep", "bus_factor", "collective_times", "run_sweep"]
 
@@ -84,18 +83,18 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
 
 
-def run_sweep(sweep: Sweep, launcher: Launcher, machine: Environment, *, launch: int = 0) -> RunData:
+def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine, *, launch: int = 0) -> RunData:
     """Measure one launch of a sweep; a failure is a stored run too."""
     _check(sweep, launcher)
     prepare("pytorch")
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
-    case = case_of(sweep.cluster, sweep.ranks, framework=f"collectives/{sweep.transport}")
     with launch_folder() as folder:
-        reports, failure, dilation, facts = _carry_out(sweep, case, launcher, folder)
-    spans = tuple(span for report in reports for span in report.spans)
+        outcome = _carry_out(sweep, launcher, folder)
+    spans = tuple(span for report in outcome.reports for span in report.spans)
     times = collective_times(spans, sweep.ranks)
-    facts["collectives"] = [vars(item) for item in times]
-    run = _run(sweep, launcher, machine, facts, reports)
+    facts = {**outcome.rendezvous.facts, "collectives": [vars(item) for item in times]}
+    run = _run(sweep, launcher, machine, facts, outcome.reports)
+    failure, dilation = outcome.failure, outcome.rendezvous.dilation
     ending = {"outcome": "failed" if failure else "ok", "failure": failure, "dilation": dilation}
     clock = {"started_at": started_at, "seconds": time.monotonic() - begin, "launch": launch}
     return RunData(Run.model_validate({**run, **ending, **clock}), spans=spans)
@@ -120,33 +119,34 @@ def _check(sweep: Sweep, launcher: Launcher) -> None:
         raise InputError(f"{sweep.ranks} ranks on {sweep.cluster.num_devices} devices of {sweep.cluster.name!r}")
 
 
-def _carry_out(
-    sweep: Sweep, case: Case, launcher: Launcher, folder: Path
-) -> tuple[list[RankReport], Failure | None, float, dict[str, Any]]:
+@dataclass(frozen=True)
+class _SweepOutcome:
+    reports: tuple[RankReport, ...] = ()
+    failure: Failure | None = None
+    rendezvous: Rendezvous = NOWHERE
+
+
+def _carry_out(sweep: Sweep, launcher: Launcher, folder: Path) -> _SweepOutcome:
     try:
-        meet = launcher.meeting_point(case)
-        order = Order(
-            case=case,
-            folder=folder,
-            python=environment_python(prepare("pytorch")),
-            worker_path=worker_path(),
-            meet=meet,
-            token=secrets.token_hex(16),
-            threads=1,
-            env=RECIPES["pytorch"].env,
-            one_machine=launcher.one_machine,
-        )
-        processes = rank_processes(order, WORKERS[sweep.transport])
-        order.job_path.write_text(json.dumps(_job(sweep, launcher)), encoding="utf-8")
-        launch = launcher.start(processes)
+        with launcher.open(sweep.cluster, sweep.ranks) as site:
+            spec = LaunchSpec(
+                placement=place(sweep.cluster, sweep.ranks),
+                folder=folder,
+                python=environment_python(prepare("pytorch")),
+                worker_path=worker_path(),
+                rendezvous=site.rendezvous,
+                token=secrets.token_hex(16),
+                threads=1,
+                env=RECIPES["pytorch"].env,
+                one_machine=launcher.one_machine,
+            )
+            processes = rank_processes(spec, WORKERS[sweep.transport])
+            spec.job_path.write_text(json.dumps(_job(sweep, launcher)), encoding="utf-8")
+            ending = wait_for_ranks(site.start(processes), processes, TIMEOUT_S)
     except LaunchFailed as error:
-        return [], Failure(phase="launch", reason="crash", message=str(error)), 1.0, {}
-    try:
-        ending = watch(launch, processes, TIMEOUT_S)
-    finally:
-        launch.stop()
-    reports = [read_report(order.events_path(rank), rank, dilation=meet.dilation) for rank in range(sweep.ranks)]
-    return reports, explain_failure(processes, reports, ending), meet.dilation, dict(meet.facts)
+        return _SweepOutcome(failure=Failure(phase="launch", reason="crash", message=str(error)))
+    reports = read_reports(spec)
+    return _SweepOutcome(tuple(reports), explain_failure(processes, reports, ending), spec.rendezvous)
 
 
 def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
 
 
 def _run(
-    sweep: Sweep, launcher: Launcher, machine: Environment, facts: dict[str, Any], reports: Sequence[RankReport]
+    sweep: Sweep, launcher: Launcher, machine: Machine, facts: dict[str, Any], reports: Sequence[RankReport]
 ) -> dict[str, Any]:
     campaign = f"collectives-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     first = reports[0] if reports else RankReport(0)
@@ -179,7 +179,7 @@ def _run(
         "batch": 1,
         "scaling": "weak",
         "input": "resident",
-        "environment": machine.model_copy(update={"versions": first.versions}),
+        "machine": machine.model_copy(update={"versions": first.versions}),
         "facts": {**first.facts, **facts, "pid": os.getpid()},
     }
 
@@ -190,8 +190,8 @@ def collective_times(spans: Sequence[Span], ranks: int) -> tuple[CollectiveTime,
     for span in spans:
         steps = slowest[span.name, span.size_bytes or 0]
         steps[span.step] = max(steps[span.step], span.seconds)
-    found = []
+    times = []
     for (name, size), steps in slowest.items():
         seconds = statistics.median(steps.values())
-        found.append(CollectiveTime(name, ranks, size, seconds, size / seconds * bus_factor(name, ranks)))
-    return tuple(found)
+        times.append(CollectiveTime(name, ranks, size, seconds, size / seconds * bus_factor(name, ranks)))
+    return tuple(times)

@@ -1,16 +1,16 @@
-"""What a launch is asked to do, and the processes that do it: the data between campaign, adapters and launchers."""
+"""What a launch is asked to do, and how a framework's adapter makes processes of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.bench.generated_data import data_set
-from paceline.bench.virtual.devices.exchange import least_tail
-from paceline.bench.virtual.devices.timing import emulation_document
+from paceline.bench.sites.site import Process, Rendezvous
+from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
 from paceline.spec.cluster import Device, Placed, place
 from paceline.spec.network import plain_network
 from paceline.spec.protocol import Protocol as MeasuringProtocol
@@ -18,11 +18,8 @@ from paceline.spec.study import Case
 
 __all__ = [
     "Adapter",
-    "Launch",
-    "Launcher",
-    "MeetingPoint",
-    "Order",
-    "Process",
+    "CaseLaunch",
+    "LaunchSpec",
     "job_document",
     "passes_of",
     "rank_processes",
@@ -30,61 +27,23 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class MeetingPoint:
-    """Where the ranks of one launch find each other: rank 0's address, free ports on its host, the interface."""
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """What the processes of one launch need: their hosts, their folder, their interpreter, and their rendezvous."""
 
-    address: str
-    ports: tuple[int, ...]
-    interface: str | None = None
-    dilation: float = 1.0
-    """Factor by which links and emulated compute are slowed there."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What is known about the place, stored with the run: links as measured, hosts, job numbers."""
-    hosts: tuple[str, ...] = ()
-    """Address of each host of the cluster; none where all are the same machine."""
-
-    def address_of(self, host: int) -> str:
-        """The address of one of the cluster's hosts."""
-        return self.hosts[host] if self.hosts else self.address
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process of a launch, ready to be started on a host."""
-
-    name: str
-    """`rank 0`, `server 1`, ...; unique in the launch."""
-    host: int
-    """Index of its host in the cluster."""
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    log: Path
-    rank: int | None = None
-    """None for helpers, such as parameter servers, which end when the ranks are done."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """One launch to carry out: the case, its folder, the interpreter of its environment, and where ranks meet."""
-
-    case: Case
+    placement: tuple[Placed, ...]
+    """Where each rank runs."""
     folder: Path
     python: Path
     worker_path: Path
     """The directory that makes `paceline` importable in the worker, and nothing else."""
-    meet: MeetingPoint
+    rendezvous: Rendezvous
     token: str
     threads: int
     env: dict[str, str] = field(default_factory=dict)
     """Variables that the framework's environment needs."""
     one_machine: bool = False
     """Whether this machine plays all hosts, so that all ranks share its cores."""
-
-    @property
-    def placement(self) -> tuple[Placed, ...]:
-        """Where each rank goes."""
-        return place(self.case.cluster, self.case.ranks, spread=self.case.placement == "spread")
 
     @property
     def job_path(self) -> Path:
@@ -94,6 +53,13 @@ class Order:
     def events_path(self, rank: int) -> Path:
         """The rank's event file."""
         return self.folder / f"rank-{rank}.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseLaunch(LaunchSpec):
+    """One launch of a case."""
+
+    case: Case
 
 
 class Adapter(Protocol):
@@ -110,44 +76,8 @@ class Adapter(Protocol):
         """Why this case cannot be measured in this framework; None if it can."""
         ...
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """The processes of one launch."""
-        ...
-
-
-class Launch(Protocol):
-    """Processes that were started."""
-
-    def poll(self) -> dict[str, int | None]:
-        """Exit code of each process by name; None while it runs. A lost host is reported as -9."""
-        ...
-
-    def stop(self) -> None:
-        """End whatever still runs, and everything it started."""
-        ...
-
-
-class Launcher(Protocol):
-    """Starts processes on the hosts of a cluster."""
-
-    name: str
-    one_machine: bool
-    """Whether all hosts are played by this machine, so that all ranks share its cores."""
-
-    def meeting_point(self, case: Case) -> MeetingPoint:
-        """Rank 0's address and free ports there."""
-        ...
-
-    def start(self, processes: Sequence[Process]) -> Launch:
-        """Start them all."""
-        ...
-
-    def slow_down(self, case: Case) -> None:
-        """The machine did not keep up with this case: dilate time more the next time, where that is possible."""
-        ...
-
-    def close(self) -> None:
-        """Give back whatever is held from launch to launch."""
         ...
 
 
@@ -169,11 +99,11 @@ def passes_of(case: Case) -> list[str]:
     return ["forward", "compute", *exchange, "resident", *more]
 
 
-def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
+def job_document(launch: CaseLaunch, protocol: MeasuringProtocol) -> dict[str, Any]:
     """Everything a worker needs to know, as JSON data."""
-    case = order.case
+    case = launch.case
     framework, mode = case.framework.split("/")
-    devices = [item.device for item in order.placement]
+    devices = [item.device for item in launch.placement]
     return {
         "framework": framework,
         "mode": mode,
@@ -182,11 +112,11 @@ def job_document(order: Order, protocol: MeasuringProtocol) -> dict[str, Any]:
         "ranks": case.ranks,
         "batch": case.batch,
         "input": case.input,
-        "threads": order.threads,
+        "threads": launch.threads,
         "accelerator": "cuda" if all(device.kind == "gpu" and not device.emulation for device in devices) else "none",
         "devices": [device.model_dump(mode="json") for device in devices],
         "emulation": _emulation(devices, case) if any(device.emulation for device in devices) else None,
-        "dilation": order.meet.dilation,
+        "dilation": launch.rendezvous.dilation,
         "data": data_set(case.network) if case.input == "files" else None,
         "script": case.script.model_dump(mode="json") if case.script else None,
         "passes": passes_of(case),
@@ -206,7 +136,7 @@ def _emulation(devices: list[Device], case: Case) -> list[dict[str, Any]]:
 
 
 def rank_processes(
-    order: Order, module: str, env_of: Callable[[Placed], dict[str, str]] = lambda placed: {}
+    spec: LaunchSpec, module: str, env_of: Callable[[Placed], dict[str, str]] = lambda placed: {}
 ) -> list[Process]:
     """One process per rank that runs a worker module, with the variables that every framework shares."""
     return [
@@ -214,46 +144,48 @@ def rank_processes(
             name=f"rank {placed.rank}",
             rank=placed.rank,
             host=placed.host,
-            argv=(str(order.python), "-m", module),
-            env={**shared_env(order, placed), **order.env, **env_of(placed)},
-            log=order.folder / f"rank-{placed.rank}.log",
+            argv=(str(spec.python), "-m", module),
+            env={**shared_env(spec, placed), **spec.env, **env_of(placed)},
+            log=spec.folder / f"rank-{placed.rank}.log",
         )
-        for placed in order.placement
+        for placed in spec.placement
     ]
 
 
-def shared_env(order: Order, placed: Placed) -> dict[str, str]:
-    """Variables of one rank: its place among the ranks, its threads and cores, where to meet and to write."""
-    threads = str(order.threads)
-    meet = order.meet
+def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
+    """Variables of one rank: its place among the ranks, its threads and cores, the rendezvous and where to write."""
+    threads = str(spec.threads)
+    rendezvous = spec.rendezvous
     env = {
-        "PYTHONPATH": str(order.worker_path),
+        "PYTHONPATH": str(spec.worker_path),
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",
-        "PACELINE_JOB": str(order.job_path),
+        "PACELINE_JOB": str(spec.job_path),
         "PACELINE_RANK": str(placed.rank),
-        "PACELINE_EVENTS": str(order.events_path(placed.rank)),
-        "PACELINE_MEET": f"{meet.address}:{meet.ports[0]}",
-        "PACELINE_TOKEN": order.token,
-        "PACELINE_CORES": _cores(order, placed),
+        "PACELINE_EVENTS": str(spec.events_path(placed.rank)),
+        "PACELINE_MEET": f"{rendezvous.address}:{rendezvous.ports[0]}",
+        "PACELINE_TOKEN": spec.token,
+        "PACELINE_CORES": _cores(spec, placed),
         "RANK": str(placed.rank),
         "LOCAL_RANK": str(placed.local_rank),
-        "WORLD_SIZE": str(order.case.ranks),
-        "MASTER_ADDR": meet.address,
-        "MASTER_PORT": str(meet.ports[1]),
+        "WORLD_SIZE": str(len(spec.placement)),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.ports[1]),
     }
     env.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads))
-    if meet.interface:
-        env.update(dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), meet.interface))
+    if rendezvous.interface:
+        env.update(
+            dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), rendezvous.interface)
+        )
     return env
 
 
-def _cores(order: Order, placed: Placed) -> str:
+def _cores(spec: LaunchSpec, placed: Placed) -> str:
     """Cores of a rank, so that ranks of a machine do not share any; empty where there are too few."""
     usable = sorted(os.sched_getaffinity(0))
-    mates = [other for other in order.placement if order.one_machine or other.host == placed.host]
+    mates = [other for other in spec.placement if spec.one_machine or other.host == placed.host]
     position = mates.index(placed)
     emulated = placed.device.emulation is not None or placed.device.quota < 1
-    if emulated or len(mates) * order.threads > len(usable):
+    if emulated or len(mates) * spec.threads > len(usable):
         return ""
-    return ",".join(str(core) for core in usable[position * order.threads : (position + 1) * order.threads])
+    return ",".join(str(core) for core in usable[position * spec.threads : (position + 1) * spec.threads])

@@ -1,4 +1,4 @@
-"""One launch of one case: prepare, start, watch, collect. Whatever happens, a run comes out."""
+"""One launch of one case: prepare, start, wait_for_ranks, collect. Whatever happens, a run comes out."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import Ending, RankReport, explain_failure, faithfulness_of, read_report, unfaithful
 from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
-from paceline.bench.job import Adapter, Launch, Launcher, MeetingPoint, Order, Process, job_document, threads_of
+from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec, job_document, threads_of
+from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
 from paceline.errors import LaunchFailed
-from paceline.measurements.run import Environment, Failure, Run, RunData
+from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
+from paceline.spec.cluster import place
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
-__all__ = ["Ticket", "launch_case", "launch_folder", "order_for", "watch"]
+__all__ = [
+    "LaunchKey",
+    "case_launch",
+    "launch_case",
+    "launch_folder",
+    "open_case_site",
+    "read_reports",
+    "wait_for_ranks",
+]
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
@@ -31,15 +41,16 @@ STRAGGLER_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """Which launch of which case of which campaign this is."""
+class LaunchKey:
+    """Which launch of which case of which campaign this is, and how fast the machine was before it."""
 
     campaign: str
     study: str
     case: Case
     launch: int
-    calibration_s: float | None = None
+    probe_s: float | None = None
     drift: float | None = None
+    drift_limit: float = DRIFT_LIMIT
 
     @property
     def run_id(self) -> str:
@@ -49,35 +60,25 @@ class Ticket:
 
 @dataclass(frozen=True)
 class _Outcome:
-    reports: list[RankReport]
-    failure: Failure | None
-    seconds: float
-    started_at: str
-    place: MeetingPoint
+    reports: list[RankReport] = field(default_factory=list)
+    failure: Failure | None = None
+    rendezvous: Rendezvous = NOWHERE
+    started_at: str = ""
+    seconds: float = 0.0
 
 
-def launch_case(ticket: Ticket, protocol: Protocol, launcher: Launcher, machine: Environment) -> RunData:
+def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine: Machine) -> RunData:
     """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
-    case = ticket.case
-    threads = threads_of(case, machine.cores, one_machine=launcher.one_machine)
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
-    adapter = adapter_of(case.framework)
-    place = MeetingPoint("", ())
-    refused = adapter.refusal(case)
+    threads = threads_of(key.case, machine.cores, one_machine=launcher.one_machine)
+    adapter = adapter_of(key.case.framework)
+    refused = adapter.refusal(key.case)
     if refused:
-        reports: list[RankReport] = []
-        failure: Failure | None = Failure(phase="launch", reason="unsupported", message=refused)
+        outcome = _Outcome(failure=Failure(phase="launch", reason="unsupported", message=refused))
     else:
-        with launch_folder() as folder:
-            try:
-                order = order_for(case, adapter, launcher, folder, threads=threads)
-            except LaunchFailed as error:
-                reports, failure = [], Failure(phase="launch", reason="crash", message=str(error))
-            else:
-                reports, failure = _carry_out(order, adapter, launcher, protocol)
-                place = order.meet
-    outcome = _Outcome(reports, failure, time.monotonic() - begin, started_at, place)
-    return _run_data(ticket, launcher, outcome, machine.model_copy(update={"threads": threads}))
+        outcome = _launched(key.case, adapter, launcher, protocol, threads=threads)
+    outcome = replace(outcome, started_at=started_at, seconds=time.monotonic() - begin)
+    return _run_data(key, launcher, outcome, machine.model_copy(update={"threads": threads}))
 
 
 @contextmanager
@@ -90,18 +91,21 @@ def launch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def order_for(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *, threads: int) -> Order:
-    """What one launch of a case needs to know."""
+def case_launch(
+    case: Case, adapter: Adapter, launcher: Launcher, site: Site, folder: Path, *, threads: int
+) -> CaseLaunch:
+    """What one launch of a case at a site needs."""
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
         raise LaunchFailed(f"the {name} environment is not there", hint="prepare() makes it")
-    return Order(
+    return CaseLaunch(
         case=case,
+        placement=place(case.cluster, case.ranks, spread=case.placement == "spread"),
         folder=folder,
         python=environment_python(environment),
         worker_path=worker_path(),
-        meet=launcher.meeting_point(case),
+        rendezvous=site.rendezvous,
         token=secrets.token_hex(16),
         threads=threads,
         env=environment_variables(name),
@@ -109,29 +113,37 @@ def order_for(case: Case, adapter: Adapter, launcher: Launcher, folder: Path, *,
     )
 
 
-def _carry_out(
-    order: Order, adapter: Adapter, launcher: Launcher, protocol: Protocol
-) -> tuple[list[RankReport], Failure | None]:
-    document = job_document(order, protocol)
-    order.job_path.write_text(json.dumps(document), encoding="utf-8")
-    processes = adapter.processes(order)
-    try:
-        launch = launcher.start(processes)
-    except LaunchFailed as error:
-        return [], Failure(phase="launch", reason="crash", message=str(error))
-    try:
-        ending = watch(launch, processes, protocol.timeout)
-    finally:
-        launch.stop()
-    dilation = order.meet.dilation
-    reports = [read_report(order.events_path(rank), rank, dilation=dilation) for rank in range(order.case.ranks)]
-    failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=dilation)
+def _launched(case: Case, adapter: Adapter, launcher: Launcher, protocol: Protocol, *, threads: int) -> _Outcome:
+    rendezvous = NOWHERE
+    with launch_folder() as folder:
+        try:
+            with open_case_site(launcher, case) as site:
+                rendezvous = site.rendezvous
+                launch = case_launch(case, adapter, launcher, site, folder, threads=threads)
+                launch.job_path.write_text(json.dumps(job_document(launch, protocol)), encoding="utf-8")
+                processes = adapter.processes(launch)
+                ending = wait_for_ranks(site.start(processes), processes, protocol.timeout)
+        except LaunchFailed as error:
+            return _Outcome(failure=Failure(phase="launch", reason="crash", message=str(error)), rendezvous=rendezvous)
+        reports = read_reports(launch)
+        failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=rendezvous.dilation)
     if failure is not None and failure.reason == "unsustained":
-        launcher.slow_down(order.case)
-    return reports, failure
+        launcher.slow_down(case)
+    return _Outcome(reports, failure, rendezvous)
 
 
-def watch(launch: Launch, processes: list[Process], timeout: float) -> Ending:
+def open_case_site(launcher: Launcher, case: Case) -> Site:
+    """A site for the ranks of a case."""
+    return launcher.open(case.cluster, case.ranks, spread=case.placement == "spread", workload=case)
+
+
+def read_reports(spec: LaunchSpec) -> list[RankReport]:
+    """What every rank wrote, in undilated time."""
+    dilation = spec.rendezvous.dilation
+    return [read_report(spec.events_path(rank), rank, dilation=dilation) for rank in range(len(spec.placement))]
+
+
+def wait_for_ranks(launch: Launch, processes: list[Process], timeout: float) -> Ending:
     """Wait until all ranks ended, one failed and the others had their grace, or time is up."""
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()
@@ -156,15 +168,15 @@ def _oom_kills() -> int:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 
 
-def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: Environment) -> RunData:
-    case, reports = ticket.case, outcome.reports
+def _run_data(key: LaunchKey, launcher: Launcher, outcome: _Outcome, machine: Machine) -> RunData:
+    case, reports = key.case, outcome.reports
     first = reports[0] if reports else RankReport(0)
-    faithfulness = faithfulness_of(reports, dilation=outcome.place.dilation)
+    faithfulness = faithfulness_of(reports, dilation=outcome.rendezvous.dilation)
     emulation = {"emulation_error": faithfulness.error, "emulation": str(faithfulness)} if faithfulness else {}
     run = Run(
-        id=ticket.run_id,
-        campaign=ticket.campaign,
-        study=ticket.study,
+        id=key.run_id,
+        campaign=key.campaign,
+        study=key.study,
         case_id=case.id,
         case=case.canonical,
         network=case.network.name,
@@ -176,19 +188,20 @@ def _run_data(ticket: Ticket, launcher: Launcher, outcome: _Outcome, machine: En
         batch=case.batch,
         scaling=case.scaling,
         input=case.input,
-        launch=ticket.launch,
+        launch=key.launch,
         started_at=outcome.started_at,
         seconds=outcome.seconds,
         outcome="failed" if outcome.failure else "ok",
         failure=outcome.failure,
-        environment=machine.model_copy(update={"versions": first.versions}),
+        machine=machine.model_copy(update={"versions": first.versions}),
         warmup=first.warmup,
         timers=first.timers,
-        calibration_s=ticket.calibration_s,
-        drift=ticket.drift,
-        dilation=outcome.place.dilation,
+        probe_s=key.probe_s,
+        drift=key.drift,
+        drift_limit=key.drift_limit,
+        dilation=outcome.rendezvous.dilation,
         labels=first.labels,
-        facts={**first.facts, **outcome.place.facts, **emulation, "pid": os.getpid()},
+        facts={**first.facts, **outcome.rendezvous.facts, **emulation, "pid": os.getpid()},
     )
     steps = tuple(step for report in reports for step in report.steps)
     spans = tuple(span for report in reports for span in report.spans)

@@ -12,17 +12,17 @@ import numpy as np
 import psutil
 
 import paceline
-from paceline.measurements.run import Check, Environment
+from paceline.measurements.run import Check, Machine
 
-__all__ = ["calibration_seconds", "cpu_model", "describe_machine"]
+__all__ = ["cpu_model", "describe_machine", "probe_seconds"]
 
 KERNEL_SIZE = 192
 KERNEL_REPEATS = 40
 
 
-def describe_machine(checks: tuple[Check, ...] = ()) -> Environment:
+def describe_machine(checks: tuple[Check, ...] = ()) -> Machine:
     """The machine, without the framework that will be measured on it."""
-    return Environment(
+    return Machine(
         host=socket.gethostname(),
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)),
@@ -49,7 +49,7 @@ def _os_name() -> str:
         return platform.system()
 
 
-def calibration_seconds() -> float:
+def probe_seconds() -> float:
     """Median time of a fixed kernel on one core: its change between launches is the machine's drift."""
     matrix = np.full((KERNEL_SIZE, KERNEL_SIZE), 1.0 / KERNEL_SIZE)
     times = []

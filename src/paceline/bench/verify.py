@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.adapters import adapter_of
-from paceline.bench.collect import explain_failure, read_report
+from paceline.bench.collect import explain_failure
 from paceline.bench.frameworks.arrays import initial_tensors
 from paceline.bench.job import job_document
-from paceline.bench.launch import order_for, watch
-from paceline.bench.launchers.local import LocalLauncher
+from paceline.bench.launch import case_launch, open_case_site, read_reports, wait_for_ranks
 from paceline.bench.proof_networks import PROOF_NETWORKS
+from paceline.bench.sites.local import LocalLauncher
 from paceline.catalog.clusters import cluster
 from paceline.spec.network import Network, plain_network
 from paceline.spec.protocol import Protocol
@@ -197,23 +197,18 @@ def _given(network: Network) -> Arrays:
 
 def _found(cases: list[Case]) -> list[list[Arrays]] | str:
     """What each rank computed of each case, all in one launch, or why there is nothing."""
-    first = cases[0]
+    first, protocol = cases[0], Protocol(timeout=240.0)
+    adapter = adapter_of(first.framework)
     with tempfile.TemporaryDirectory(prefix="paceline-proof-") as name:
-        launcher, adapter = LocalLauncher(), adapter_of(first.framework)
-        order = order_for(first, adapter, launcher, Path(name), threads=1)
-        protocol = Protocol(timeout=240.0)
         folders = [Path(name) / f"proof-{number}" for number in range(len(cases))]
         proofs = [_asked(case.network, folder) for case, folder in zip(cases, folders, strict=True)]
-        document = {**job_document(order, protocol), "proofs": proofs}
-        order.job_path.write_text(json.dumps(document), encoding="utf-8")
-        processes = adapter.processes(order)
-        launch = launcher.start(processes)
-        try:
-            ending = watch(launch, processes, protocol.timeout)
-        finally:
-            launch.stop()
-        reports = [read_report(order.events_path(rank), rank) for rank in range(first.ranks)]
-        failure = explain_failure(processes, reports, ending)
+        with LocalLauncher() as launcher, open_case_site(launcher, first) as site:
+            launch = case_launch(first, adapter, launcher, site, Path(name), threads=1)
+            document = {**job_document(launch, protocol), "proofs": proofs}
+            launch.job_path.write_text(json.dumps(document), encoding="utf-8")
+            processes = adapter.processes(launch)
+            ending = wait_for_ranks(site.start(processes), processes, protocol.timeout)
+        failure = explain_failure(processes, read_reports(launch), ending)
         if failure is not None:
             return f"{failure.message}\n{failure.log_tail}"
         return [[dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(first.ranks)] for folder in folders]

@@ -1,12 +1,12 @@
-"""What the catalog holds, as plain documents: for the command line, for machines, for the reference pages."""
+"""Catalog entries as plain documents, for the command line, JSON output and the reference pages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from paceline.catalog.clusters import cluster, cluster_file, cluster_names
-from paceline.catalog.devices import DeviceRecord, device_names, device_record
-from paceline.catalog.figures import Figure
+from paceline.catalog.devices import DeviceRecord, device_names, device_record, reach_figures
+from paceline.catalog.figures import Figure, ShareFigure
 from paceline.catalog.frameworks import framework_record, record_names
 from paceline.catalog.links import LinkRecord, link_names, link_record
 from paceline.catalog.published import published_networks
@@ -25,11 +25,11 @@ SECTIONS = {
     "clusters": cluster_names,
     "frameworks": record_names,
 }
-"""The parts of the catalog beside networks, and the names in each."""
+"""The sections of the catalog other than networks, with their names."""
 
 
 def describe_network(network: Network, batch: int) -> Document:
-    """Shapes, parameters and costs of every layer and of the whole, at a batch, in float32."""
+    """Shapes, parameters and costs of every layer and of the network, for a batch, in float32."""
     layers = [_layer(cost, batch) for cost in layer_costs(network)]
     totals = {key: sum(layer[key] for layer in layers) for key in _COUNTED}
     published = published_networks().get(network.name)
@@ -60,18 +60,19 @@ def _layer(cost: LayerCost, batch: int) -> Document:
 
 
 def section(name: str) -> list[Document]:
-    """Every entry of one part of the catalog."""
+    """All entries of one section of the catalog."""
     if name not in SECTIONS:
         raise UnknownName("part of the catalog", name, SECTIONS)
     return [describe(entry) for entry in SECTIONS[name]()]
 
 
 def describe(name: str) -> Document:
-    """One device, link, cluster or framework, with every figure and its source; or a cluster's file."""
+    """One device, link, cluster, framework or cluster file, with every figure and its source."""
     if name.endswith(".toml"):
         return _cluster(cluster(name))
     if name in device_names():
-        return _with_figures("device", device_record(name))
+        record = device_record(name)
+        return _with_figures("device", record, reach=reach_figures(record))
     if name in link_names():
         return _with_figures("link", link_record(name))
     if name in cluster_names():
@@ -82,29 +83,29 @@ def describe(name: str) -> Document:
     raise UnknownName("entry of the catalog", name, [*SECTIONS, *(n for names in SECTIONS.values() for n in names())])
 
 
-def _cluster(found: Cluster) -> Document:
-    """Hosts with their devices and links; equal devices of a host are counted."""
+def _cluster(cluster: Cluster) -> Document:
+    """Hosts with their devices and links; equal devices of a host are listed once with their number."""
     hosts = []
-    for host in found.hosts:
+    for host in cluster.hosts:
         names = [device.name for device in host.devices]
         counted = [{"name": name, "count": names.count(name)} for name in dict.fromkeys(names)]
         links = {"inside": host.inside.name, "link": host.link.name, "nics": host.nics}
         hosts.append({"name": host.name, "devices": counted, **links})
-    return {"section": "cluster", "name": found.name, "num_devices": found.num_devices, "hosts": hosts}
+    return {"section": "cluster", "name": cluster.name, "num_devices": cluster.num_devices, "hosts": hosts}
 
 
-def _with_figures(kind: str, record: DeviceRecord | LinkRecord) -> Document:
+def _with_figures(kind: str, record: DeviceRecord | LinkRecord, **more: Any) -> Document:
     data = record.model_dump(mode="json", context=TEXT, exclude={"figure"})
-    return {"section": kind, **data, "figures": _figures("", dict(record.figure))}
+    return {"section": kind, **data, "figures": _figures("", {**dict(record.figure), **more})}
 
 
 def _figures(prefix: str, given: dict[str, Any]) -> list[Document]:
-    """Every figure of a table of figures, with its path as name."""
-    found = []
+    """All figures of a nested table, named by their path."""
+    figures = []
     for name, value in given.items():
         place = f"{prefix}.{name}" if prefix else name
-        if isinstance(value, Figure):
-            found.append({"figure": place, **value.model_dump(mode="json", context=TEXT)})
+        if isinstance(value, Figure | ShareFigure):
+            figures.append({"figure": place, **value.model_dump(mode="json", context=TEXT)})
         elif isinstance(value, dict):
-            found += _figures(place, value)
-    return found
+            figures += _figures(place, value)
+    return figures

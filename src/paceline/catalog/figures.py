@@ -1,4 +1,4 @@
-"""A figure of the catalog: a quantity with its unit and the document that states it."""
+"""Figures of the catalog: a quantity with its unit and source."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any, Generic, TypeVar
 from pydantic import field_validator
 
 from paceline.errors import UnitError
+from paceline.spec.cluster import ReachShare
 from paceline.spec.fields import Name, Noun
 
-__all__ = ["Figure"]
+__all__ = ["Figure", "ShareFigure"]
 
 Q = TypeVar("Q")
 
 
 class Figure(Noun, Generic[Q]):
-    """One quantity; without unit or source it is refused."""
+    """A quantity with a unit and a source, both required."""
 
     value: Q
     source: Name
@@ -28,3 +29,12 @@ class Figure(Noun, Generic[Q]):
         if not isinstance(given, str):
             raise UnitError(given, expected="a quantity with its unit, such as '900 GB/s'")
         return given
+
+
+class ShareFigure(Noun):
+    """A share between 0 and 1 with a source, which is required."""
+
+    value: ReachShare
+    source: Name
+    """Title and year of the document, or the measurement, that states it."""
+    note: str = ""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import click
 
 from paceline.bench.collectives import COLLECTIVES, Sweep, collective_times, run_sweep
-from paceline.bench.launchers.table import make_launcher
 from paceline.bench.machine import describe_machine
+from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.catalog import cluster
 from paceline.cli.output import emit, json_option, say, store_option, table
-from paceline.cli.place import Wish, place_options
+from paceline.cli.place import place_options
 from paceline.errors import InputError, LaunchFailed
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
@@ -34,7 +33,7 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 @store_option
 @json_option
 def command(
-    wish: Wish,
+    target: LaunchTarget,
     where: str,
     ranks: str,
     sizes: str,
@@ -53,7 +52,7 @@ def command(
     """
     place, found = Store(store), cluster(where)
     failed = 0
-    with contextlib.closing(make_launcher(wish)) as launcher:
+    with make_launcher(target) as launcher:
         for count in _numbers(ranks):
             sweep = Sweep(
                 cluster=found,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from paceline.bench.sites.target import LaunchTarget
 from paceline.cli.output import emit, json_option, say, table
-from paceline.cli.place import Wish, place_options
+from paceline.cli.place import place_options
 from paceline.spec.cluster import Cluster
 
 __all__ = ["command"]
@@ -96,41 +97,38 @@ def list_clusters(as_json: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the cluster file here.")
 @click.option("--name", default="mine", show_default=True, help="What the file calls the cluster.")
 @json_option
-def inspect(wish: Wish, out: Path | None, name: str, as_json: bool) -> None:
+def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) -> None:
     """Find out what hosts have and measure the links between them; prints or writes a cluster file."""
-    import contextlib
+    from paceline.bench.sites.target import make_launcher
+    from paceline.bench.survey import cluster_text, survey_hosts
 
-    from paceline.bench.launchers.table import make_launcher
-    from paceline.bench.survey.survey import survey_hosts
-    from paceline.bench.survey.write import cluster_text
-
-    with contextlib.closing(make_launcher(wish)) as launcher:
-        found = survey_hosts(launcher, _hosts(wish))
-    text = cluster_text(found, name=name, how=f"paceline cluster inspect --on {wish.on}")
+    with make_launcher(target) as launcher:
+        survey = survey_hosts(launcher, _hosts(target))
+    text = cluster_text(survey, name=name, how=f"paceline cluster inspect --on {target.on}")
     if out is not None:
         out.write_text(text, encoding="utf-8")
     if as_json:
-        emit(asdict(found), "cluster.inspect")
+        emit(asdict(survey), "cluster.inspect")
     elif out is None:
         click.echo(text, nl=False)
     else:
         say(f"wrote {out}")
 
 
-def _hosts(wish: Wish) -> Cluster:
+def _hosts(target: LaunchTarget) -> Cluster:
     """The hosts to inspect: those named, those of Slurm, those of the virtual cluster that is up, or this one."""
-    from paceline.bench.survey.survey import named_hosts, slurm_nodes
+    from paceline.bench.survey import named_hosts, slurm_nodes
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
     from paceline.errors import InputError
 
-    if wish.on == "virtual":
+    if target.on == "virtual":
         found = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
-        chosen = [item for item in found if not wish.hosts or item.name in wish.hosts]
+        chosen = [item for item in found if not target.hosts or item.name in target.hosts]
         if len(chosen) != 1:
             names = ", ".join(item.name for item in found) or "none"
             raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
         return chosen[0].cluster
-    if wish.hosts:
-        return named_hosts(wish.hosts)
-    return named_hosts(slurm_nodes() if wish.on.startswith("slurm") else ["localhost"])
+    if target.hosts:
+        return named_hosts(target.hosts)
+    return named_hosts(slurm_nodes() if target.on.startswith("slurm") else ["localhost"])

@@ -10,9 +10,9 @@ import click
 from paceline.cli.output import emit, json_option, say, store_option
 from paceline.cli.results import plain_interval
 from paceline.errors import InputError
-from paceline.measurements.groups import select
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, compare
+from paceline.measurements.tables import throughputs_where
 
 __all__ = ["command"]
 
@@ -36,7 +36,7 @@ def command(sample: str, base: str, confidence: float, store: Path, as_json: boo
       paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch/ddp,network=resnet20
     """
     place = Store(store)
-    groups = [select(place, text) for text in (sample, base)]
+    groups = [throughputs_where(place, text) for text in (sample, base)]
     for text, group in zip((sample, base), groups, strict=True):
         if not group:
             raise InputError(

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 from paceline.bench.adapters import adapter_of
-from paceline.bench.campaign import Campaign, run_campaign
-from paceline.bench.doctor import diagnose
-from paceline.bench.launchers.table import Wish, make_launcher
-from paceline.bench.machine import describe_machine
-from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.bench.measure import measure
+from paceline.bench.sites.target import LaunchTarget
+from paceline.catalog import shipped_catalog
 from paceline.cli.progress import Display
-from paceline.cli.run import prepare_all
 from paceline.errors import UnknownName
-from paceline.explain.advice.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
-from paceline.explain.advice.finding import Finding, Trial
-from paceline.explain.evidence import CaseEvidence
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.confirm import Confirmation, bar_with_measured, confirmation_of, with_measured
 from paceline.explain.explanation import Explanation
-from paceline.explain.gap import Gap
-from paceline.explain.waterfall import Bar
+from paceline.explain.findings.finding import Finding, Trial
+from paceline.explain.gap import Bar, Gap
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.spec.protocol import Protocol
@@ -83,7 +77,7 @@ class _Tries:
     def _wanted(self, trial: Trial | None, case_id: str) -> Confirmation | None:
         evidence = self._evidence(case_id)
         try:
-            return confirmation_of(trial, evidence, known().network(evidence.run.network))
+            return confirmation_of(trial, evidence, shipped_catalog().network(evidence.run.network))
         except UnknownName:
             return None
 
@@ -126,14 +120,12 @@ def _run(item: Confirmation, explanation: Explanation, store: Store, *, title: s
         batch=(item.before.batch,),
         protocol=PROTOCOL,
     )
-    checks = diagnose(store.root, ranks=item.before.ranks, threads=item.after.threads)
     with (
-        contextlib.closing(make_launcher(Wish(on=explanation.launcher))) as launcher,
         Display(quiet=quiet) as display,
-        open_campaign(study, cases, store, resume=False, launcher=launcher.name) as name,
+        measure(
+            study, cases, store, target=LaunchTarget(on=explanation.launcher), installing=display.installing
+        ) as measurement,
     ):
-        prepare_all(cases, display)
-        campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
-        display.follow(run_campaign(campaign, store), study.protocol, cases)
-    rates = {group.first.case_id: list(group.throughputs) for group in load_launches(store, name)}
+        display.follow(measurement.events, study.protocol, cases)
+    rates = {group.first.case_id: list(group.throughputs) for group in load_launches(store, measurement.campaign)}
     return rates.get(item.before.id, []), rates.get(item.after.id, [])

@@ -74,7 +74,7 @@ def _install_one(name: str, display: Display, failures: list[EnvironmentFailed])
     begin, outcome = time.monotonic(), "was there"
     if find_environment(name) is None:
         try:
-            with display.making(name) as progress:
+            with display.installing(name) as progress:
                 prepare(name, progress)
             outcome = "made"
         except EnvironmentFailed as error:

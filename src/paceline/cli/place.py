@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from paceline.bench.launchers.table import LAUNCHERS, Wish
+from paceline.bench.sites.target import LAUNCHERS, LaunchTarget
 
-__all__ = ["Wish", "place_options"]
+__all__ = ["place_options"]
 
 
 def place_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to a verb, which receives them as `wish`."""
+    """Add the options to a verb, which receives them as `target`."""
 
     @click.option(
         "--on",
@@ -34,6 +34,6 @@ def place_options(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def wrapped(*, on: str, hosts: str, dilation: float | None, engine: tuple[str, ...], **rest: Any) -> None:
         names = tuple(name.strip() for name in hosts.split(",") if name.strip())
-        verb(wish=Wish(on=on, hosts=names, dilation=dilation, options=engine), **rest)
+        verb(target=LaunchTarget(on=on, hosts=names, dilation=dilation, options=engine), **rest)
 
     return wrapped

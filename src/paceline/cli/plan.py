@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.catalog import known
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, say, table
 from paceline.model.plan.cost import workload
 from paceline.model.plan.file import plain_plan, write_plan
@@ -34,7 +34,7 @@ def command(network: str, cluster: str, global_batch: int, output: Path | None, 
       paceline plan --network resnet50 --cluster mixed-lab --global-batch 512
       paceline plan --network gpt2 --cluster my-cluster.toml --global-batch 256 --output plan.toml
     """
-    names = known()
+    names = shipped_catalog()
     plan = make_plan(names.cluster(cluster), workload(names.network(network)), global_batch=global_batch)
     if output is not None:
         write_plan(plan, output)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paceline.bench.campaign import Event, Finished, Launched, Stopped
+from paceline.bench.campaign import CampaignEvent, CaseStopped, LaunchFinished, LaunchStarted
 from paceline.measurements.run import Check, Run
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
@@ -70,7 +70,7 @@ class Display:
                 self.console.print(f"[{colour}]{check.status}[/] {escape(text)}")
 
     @contextlib.contextmanager
-    def making(self, name: str) -> Iterator[Callable[[str], None]]:
+    def installing(self, name: str) -> Iterator[Callable[[str], None]]:
         """Show how an environment is made."""
         self.console.print(f"making the {name} environment (once)")
         task = self._progress.add_task(f"installing {name}", total=None)
@@ -83,17 +83,17 @@ class Display:
         yield say
         self._progress.remove_task(task)
 
-    def follow(self, events: Iterable[Event], protocol: Protocol, cases: tuple[Case, ...]) -> None:
+    def follow(self, events: Iterable[CampaignEvent], protocol: Protocol, cases: tuple[Case, ...]) -> None:
         """Show each launch; the total grows where intervals need more launches than the least."""
         task = self._progress.add_task("launches", total=len(cases) * protocol.launches)
         for event in events:
-            if isinstance(event, Launched):
+            if isinstance(event, LaunchStarted):
                 self._progress.update(task, description=escape(event.case.label))
                 self._grow(task, event.launch, protocol)
-            elif isinstance(event, Finished):
+            elif isinstance(event, LaunchFinished):
                 self._progress.advance(task)
                 self.console.print(_line(event.run))
-            elif isinstance(event, Stopped) and event.reason != "launches":
+            elif isinstance(event, CaseStopped) and event.reason != "launches":
                 text = f"{event.case.label}: done after {event.launches} launches, {REASONS[event.reason]}"
                 self.console.print(f"  [dim]{escape(text)}[/]")
 

@@ -23,7 +23,7 @@ def command(sql: str, store: Path, as_json: bool) -> None:
 
     \b
     Views:
-      runs      one row per launch: what was asked, outcome, failure, environment
+      runs      one row per launch: what was asked, outcome, failure, machine, drift
       launches  one row per successful launch: timed_steps, step_s, samples_per_s
       steps     every step: run, pass_name, rank, step, warmup, start_s, seconds
       spans     layers and gradients inside steps: run, rank, step, phase, name, start_s, seconds, size_bytes

@@ -41,7 +41,7 @@ def _case_document(result: CaseResult) -> dict[str, Any]:
         "instrument_overhead": result.instrument_overhead,
         "native_timers_s": result.native,
         "labels": list(run.labels),
-        "versions": run.environment.versions,
+        "versions": run.machine.versions,
         "failure": run.failure.model_dump(mode="json") if run.failure else None,
     }
 
@@ -153,6 +153,6 @@ def _show_notes(results: list[CaseResult]) -> None:
         say(f"\nNote: {_launches(fewest)} per case, as asked; five or more make intervals trustworthy.")
     drifted = sum(result.num_drifted for result in results)
     if drifted:
-        say(f"Note: the machine's own speed was more than 5 % off its median before {_launches(drifted)}.")
+        say(f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}.")
     for label in sorted({label for result in results for label in result.run.labels}):
         say(f"Note: {label}")

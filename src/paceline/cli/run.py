@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import click
 
-from paceline.bench.adapters import adapter_of
-from paceline.bench.campaign import Campaign, run_campaign
-from paceline.bench.doctor import diagnose
-from paceline.bench.environments import find_environment, prepare
-from paceline.bench.job import Launcher
-from paceline.bench.launchers.table import make_launcher
-from paceline.bench.machine import describe_machine
-from paceline.bench.opening import open_campaign
-from paceline.catalog import known
+from paceline.bench.measure import measure
+from paceline.bench.sites.target import LaunchTarget
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, store_option, table
-from paceline.cli.place import Wish, place_options
+from paceline.cli.place import place_options
 from paceline.cli.progress import Display
 from paceline.cli.results import results_document, show_results
 from paceline.measurements.store import Store
-from paceline.spec.cluster import place
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
 
-__all__ = ["command", "prepare_all"]
+__all__ = ["command"]
 
 
 @click.command()
@@ -35,7 +27,7 @@ __all__ = ["command", "prepare_all"]
 @place_options
 @store_option
 @json_option
-def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Path, as_json: bool) -> None:
+def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget, store: Path, as_json: bool) -> None:
     """Measure every case of STUDY, a TOML file, and store what happened.
 
     Cases are launched in turn and in random order, each at least `protocol.launches` times, until the interval of its
@@ -50,44 +42,23 @@ def command(study_file: Path, resume: bool, dry_run: bool, wish: Wish, store: Pa
       paceline run examples/studies/virtual-demo.toml --on virtual
       paceline run my.toml --on ssh --hosts a,b
     """
-    study, cases = load_cases(study_file, known())
+    study, cases = load_cases(study_file, shipped_catalog())
     if dry_run:
         _say_plan(study.name, cases, as_json)
         return
     stored = Store(store)
     stored.clean()
     with (
-        contextlib.closing(make_launcher(wish)) as launcher,
         Display(quiet=as_json) as display,
-        open_campaign(study, cases, stored, resume=resume, launcher=launcher.name) as name,
+        measure(study, cases, stored, target=target, resume=resume, installing=display.installing) as measurement,
     ):
-        ranks = max(_ranks_here(case, launcher) for case in cases)
-        checks = diagnose(store, ranks=ranks, threads=study.protocol.threads)
-        display.checks(checks)
-        prepare_all(cases, display)
-        campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
-        with display.interruptible(f"paceline run {study_file} --resume{wish.words}"):
-            display.follow(run_campaign(campaign, stored), study.protocol, cases)
+        display.checks(measurement.checks)
+        with display.interruptible(f"paceline run {study_file} --resume{target.arguments}"):
+            display.follow(measurement.events, study.protocol, cases)
     if as_json:
-        emit(results_document(stored, name), "run")
+        emit(results_document(stored, measurement.campaign), "run")
     else:
-        show_results(stored, name)
-
-
-def _ranks_here(case: Case, launcher: Launcher) -> int:
-    """Ranks that compute on this machine at the same time; emulated devices only wait."""
-    placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
-    computing = sum(item.device.emulation is None for item in placed)
-    return max(1, computing) if launcher.one_machine else 1
-
-
-def prepare_all(cases: tuple[Case, ...], display: Display) -> None:
-    """Make the environments that these cases need and that are not there yet."""
-    names = {adapter_of(case.framework).environment(case.framework.split("/")[1]) for case in cases}
-    for name in sorted(names):
-        if find_environment(name) is None:
-            with display.making(name) as progress:
-                prepare(name, progress)
+        show_results(stored, measurement.campaign)
 
 
 def _say_plan(name: str, cases: tuple[Case, ...], as_json: bool) -> None:

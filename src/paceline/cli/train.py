@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import sys
 import tempfile
@@ -12,14 +11,14 @@ from pathlib import Path
 import click
 
 from paceline.bench.environments import environment_python, prepare, worker_path
-from paceline.bench.job import Launcher
-from paceline.bench.launchers.table import make_launcher
-from paceline.catalog import known
+from paceline.bench.sites.site import Site
+from paceline.bench.sites.target import LaunchTarget, make_launcher
+from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, say
-from paceline.cli.place import Wish, place_options
+from paceline.cli.place import place_options
 from paceline.errors import InputError, LaunchFailed
 from paceline.model.plan.file import PlanFile, read_plan
-from paceline.runtime.launch import Ended, Grouping, TrainingJob, meeting_of, processes_of, reduced, watch
+from paceline.runtime.launch import Ended, Grouping, TrainingJob, num_ports, processes_of, reduced, watch
 from paceline.spec.cluster import place
 
 __all__ = ["command"]
@@ -45,7 +44,7 @@ def command(
     plan_file: Path | None,
     restarts: int,
     threads: int,
-    wish: Wish,
+    target: LaunchTarget,
     as_json: bool,
 ) -> None:
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
@@ -61,7 +60,7 @@ def command(
       paceline train train.py --cluster my-cluster.toml --on virtual
       paceline train train.py --cluster my-cluster.toml --on slurm
     """
-    cluster = known().cluster(name)
+    cluster = shipped_catalog().cluster(name)
     plan = read_plan(plan_file) if plan_file else None
     chosen = _chosen(plan) if plan else tuple(range(ranks or (cluster.num_devices if name != "local" else 1)))
     if max(chosen) >= cluster.num_devices:
@@ -72,7 +71,8 @@ def command(
     used, grouping = reduced(cluster, chosen), _grouping(plan) if plan is not None and len(plan.group) > 1 else None
     with (
         tempfile.TemporaryDirectory(prefix="paceline-train-") as folder,
-        contextlib.closing(make_launcher(_as_asked(wish))) as launcher,
+        make_launcher(_in_real_time(target)) as launcher,
+        launcher.open(used, used.num_devices, num_ports=num_ports(grouping)) as site,
     ):
         own = importlib.util.find_spec("torch") is not None
         job = TrainingJob(
@@ -81,12 +81,12 @@ def command(
             python=Path(sys.executable) if own else environment_python(prepare("pytorch", say)),
             folder=Path(folder),
             placement=place(used, used.num_devices),
-            meet=meeting_of(launcher, used, groups=len(grouping.groups) if grouping else 0, threads=threads),
+            rendezvous=site.rendezvous,
             threads=threads,
             path=None if own else worker_path(),
             grouping=grouping,
         )
-        ended = _follow(launcher, job, restarts, quiet=as_json)
+        ended = _follow(site, job, restarts, quiet=as_json)
     if as_json:
         emit({"ok": ended.ok, "codes": ended.codes, "restarts": ended.restarts}, "train")
     if not ended.ok:
@@ -108,15 +108,15 @@ def _grouping(plan: PlanFile) -> Grouping:
     )
 
 
-def _as_asked(wish: Wish) -> Wish:
+def _in_real_time(target: LaunchTarget) -> LaunchTarget:
     """Training runs in real time unless it is asked for otherwise."""
-    return replace(wish, dilation=1.0) if wish.on == "virtual" and wish.dilation is None else wish
+    return replace(target, dilation=1.0) if target.on == "virtual" and target.dilation is None else target
 
 
-def _follow(launcher: Launcher, job: TrainingJob, restarts: int, *, quiet: bool) -> Ended:
+def _follow(site: Site, job: TrainingJob, restarts: int, *, quiet: bool) -> Ended:
     # Agents on hosts see by this file whether they share this folder.
     (job.folder / "job.json").write_text("{}", encoding="utf-8")
-    for told in watch(launcher, processes_of(job), restarts=restarts):
+    for told in watch(site, processes_of(job), restarts=restarts):
         if isinstance(told, Ended):
             return told
         if not quiet:

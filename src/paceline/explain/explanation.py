@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from paceline.explain.advice.finding import Finding
-from paceline.explain.bottleneck import Bottlenecks, find_bottlenecks
-from paceline.explain.breakdown import Breakdown, break_down
-from paceline.explain.calibrated import sweeps_of
-from paceline.explain.evidence import CaseEvidence, load_evidence
+from paceline.explain.cases.breakdown import Breakdown, break_down
+from paceline.explain.cases.evidence import CaseEvidence, load_evidence
+from paceline.explain.cases.step import Sensitivity, WhatIf, sensitivities, what_if
+from paceline.explain.cases.stragglers import Straggler, find_stragglers
+from paceline.explain.findings.across import compare_cases
+from paceline.explain.findings.finding import WORTH_SAYING, Finding, is_shown
+from paceline.explain.findings.rules import RULES
 from paceline.explain.gap import Gap, find_gaps
-from paceline.explain.residual import Series, predict_series
-from paceline.explain.stragglers import Straggler, find_stragglers
-from paceline.explain.whatif import Sensitivity, WhatIf, sensitivities, what_if
+from paceline.explain.predicted import ScalingSeries, predict_series, sweeps_of
 from paceline.measurements.store import Store
 from paceline.units import SECONDS, format_share
 
-__all__ = ["CaseExplanation", "Explanation", "explain_campaign", "summarise"]
+__all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Explanation:
     text: str
     """The study as it was asked, in full."""
     cases: tuple[CaseExplanation, ...]
-    series: tuple[Series, ...]
+    series: tuple[ScalingSeries, ...]
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
     unsure: tuple[Finding, ...]
@@ -66,13 +67,21 @@ class Explanation:
         return tuple(case for case in self.cases if case.evidence.result.throughput is not None)
 
 
+@dataclass(frozen=True)
+class _Ranked:
+    """What is advised, and what would be if the launches agreed on it; the weightiest first."""
+
+    shown: tuple[Finding, ...]
+    unsure: tuple[Finding, ...]
+
+
 def explain_campaign(store: Store, campaign: str) -> Explanation:
     """Explain everything that a campaign measured."""
     asked: dict[str, Any] = next(
         (item for item in store.read_campaigns() if item["campaign"] == campaign), {"study": campaign}
     )
     evidence = load_evidence(store, campaign)
-    found = find_bottlenecks(evidence)
+    found = _rank_findings(evidence)
     return Explanation(
         campaign=campaign,
         study=str(asked["study"]),
@@ -85,7 +94,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         gaps=find_gaps(evidence),
         findings=found.shown,
         unsure=found.unsure,
-        summary=summarise(evidence, found),
+        summary=_summarise(evidence, found),
     )
 
 
@@ -97,7 +106,19 @@ def _case(evidence: CaseEvidence) -> CaseExplanation:
     )
 
 
-def summarise(cases: tuple[CaseEvidence, ...], found: Bottlenecks) -> tuple[str, ...]:
+def _rank_findings(cases: Sequence[CaseEvidence]) -> _Ranked:
+    """Findings of all cases."""
+    good = [case for case in cases if case.result.step_s is not None]
+    findings = [finding for case in good for rule in RULES if (finding := rule(case)) is not None]
+    findings += compare_cases(cases)
+    ranked = sorted(findings, key=lambda finding: -finding.weight)
+    return _Ranked(
+        shown=tuple(item for item in ranked if is_shown(item.gain)),
+        unsure=tuple(item for item in ranked if item.gain.value >= WORTH_SAYING and not is_shown(item.gain)),
+    )
+
+
+def _summarise(cases: tuple[CaseEvidence, ...], found: _Ranked) -> tuple[str, ...]:
     """How fast, how it scales, what would help most: one sentence each."""
     good = [case for case in cases if case.result.throughput is not None]
     if not good:
@@ -141,7 +162,7 @@ def _phase_sentence(case: CaseEvidence) -> str:
     return f"Of its {step} step, {largest} takes the largest part, {format_share(shares[largest])}."
 
 
-def _advice_sentence(good: list[CaseEvidence], found: Bottlenecks) -> str:
+def _advice_sentence(good: list[CaseEvidence], found: _Ranked) -> str:
     if found.shown:
         first = found.shown[0]
         return (

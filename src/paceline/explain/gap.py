@@ -19,18 +19,38 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from paceline.explain.advice.finding import Trial
-from paceline.explain.evidence import CaseEvidence
-from paceline.explain.waterfall import Bar, difference, exchange_bars
-from paceline.measurements.summary import Interval, phases_of
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.cases.exchange import GradientExchange, exchange_like
+from paceline.explain.findings.finding import Trial
+from paceline.measurements.summary import Interval, median_interval, phases_of
 from paceline.units import SECONDS
 
-__all__ = ["Gap", "explain_gap", "find_gaps", "fixed_compute"]
+__all__ = ["Bar", "Gap", "difference", "find_gaps"]
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One cause of the gap."""
+
+    cause: str
+    seconds: float
+    """How much of the slower step it takes; negative where the slower one is better."""
+    evidence: str
+    interval: Interval | None = None
+    trial: Trial | None = None
+    """A run of the slower side that changes only this cause."""
+    reverse: Trial | None = None
+    """A run of the faster side that has this cause, where the slower side cannot be without it."""
+    measured_s: Interval | None = None
+    """What the cause really takes of the step, where a run showed it."""
+    tried: str = ""
+    """Which side was changed, or why none could be."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +87,8 @@ def find_gaps(cases: Sequence[CaseEvidence], *, most: int = 50) -> tuple[Gap, ..
         fastest = min(group, key=_step)
         pairs += [(slow, fastest) for slow in group if slow is not fastest and _differs(slow, fastest)]
     pairs.sort(key=lambda pair: _step(pair[1]) / _step(pair[0]))
-    fixed = fixed_compute(split)
-    return tuple(explain_gap(slow, fast, fixed=fixed) for slow, fast in pairs[:most])
+    fixed = _fixed_compute(split)
+    return tuple(_explain_gap(slow, fast, fixed=fixed) for slow, fast in pairs[:most])
 
 
 def _step(case: CaseEvidence) -> float:
@@ -81,7 +101,7 @@ def _differs(one: CaseEvidence, other: CaseEvidence) -> bool:
     return one.run.ranks > 1 or one.run.framework != other.run.framework or one.run.input != other.run.input
 
 
-def explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, float] = NOTHING) -> Gap:
+def _explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, float] = NOTHING) -> Gap:
     """The waterfall from the slower case to the faster one; `fixed` says what of a case's compute is so, by its id."""
     assert slow.result.step_s is not None
     assert fast.result.step_s is not None
@@ -104,15 +124,15 @@ def _bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) ->
     return [
         _phase_bar("input", ("io", "h2d"), slow, fast, Trial(input="resident")),
         *_compute_bars(slow, fast, fixed),
-        *exchange_bars(slow, fast),
+        *_exchange_bars(slow, fast),
         _phase_bar("update", ("update",), slow, fast, None),
     ]
 
 
 def _compute_bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:
     """Kernels, and apart from them what does not depend on the batch, where it is known of both."""
-    threads = fast.run.environment.threads
-    trial = Trial(threads=threads) if threads != slow.run.environment.threads else None
+    threads = fast.run.machine.threads
+    trial = Trial(threads=threads) if threads != slow.run.machine.threads else None
     whole = _phase_bar("kernels", ("forward", "backward"), slow, fast, trial)
     ours, theirs = fixed.get(slow.run.case_id), fixed.get(fast.run.case_id)
     if ours is None or theirs is None:
@@ -130,7 +150,7 @@ def _moved(interval: Interval | None, value: float) -> Interval | None:
     return Interval(value, value - (interval.value - interval.low), value + (interval.high - interval.value))
 
 
-def fixed_compute(cases: Sequence[CaseEvidence]) -> dict[str, float]:
+def _fixed_compute(cases: Sequence[CaseEvidence]) -> dict[str, float]:
     """Seconds of forward and backward that do not depend on the batch, by case, where a study has several batches."""
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
@@ -162,3 +182,78 @@ def _rest_interval(slow: CaseEvidence, fast: CaseEvidence, value: float) -> Inte
 
 def _apart(passes: dict[str, float]) -> float:
     return passes["clean"] - max(seconds for name, seconds in passes.items() if name != "clean")
+
+
+def difference(ours: list[float], theirs: list[float], value: float) -> Interval:
+    """Interval of a difference: half-widths add as independent errors do."""
+    one, other = median_interval(ours), median_interval(theirs)
+    below = ((one.value - one.low) ** 2 + (other.high - other.value) ** 2) ** 0.5
+    above = ((one.high - one.value) ** 2 + (other.value - other.low) ** 2) ** 0.5
+    return Interval(value, value - below, value + above)
+
+
+def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
+    """Fusion, overlap, and what is left: of servers where one side has them, else of link and start-up.
+
+    A side that traced no gradients is given those of the other: the network is the same.
+    """
+    ours, theirs = slow.result.phases["aggregate"], fast.result.phases["aggregate"]
+    samples = [[phases_of(passes)["aggregate"] for passes in case.launches.passes] for case in (slow, fast)]
+    interval = difference(samples[0], samples[1], ours - theirs)
+    one, other = exchange_like(slow, fast), exchange_like(fast, slow)
+    if one is None or other is None:
+        words = f"exposed: {SECONDS.format(ours)} against {SECONDS.format(theirs)}"
+        return [Bar("exchange", ours - theirs, words, interval)]
+    bars = _walk(one, other)
+    rest = ours - theirs - sum(bar.seconds for bar in bars)
+    served = [case.policy is not None and case.policy.aggregation == "parameter_server" for case in (slow, fast)]
+    cause = "server" if served[0] != served[1] else "link and start-up"
+    words = f"exposed in all: {SECONDS.format(ours)} against {SECONDS.format(theirs)}; {_rate_words(one, other)}"
+    spread = Interval(rest, rest - (interval.value - interval.low), rest + (interval.high - interval.value))
+    return [*bars, Bar(cause, rest, words, spread)]
+
+
+def _walk(one: GradientExchange, other: GradientExchange) -> list[Bar]:
+    """From the slower side's exchange towards the faster side's: its buckets first, then its overlap."""
+    bars, now = [], one
+    if now.last != other.last and len(now.sizes) == len(other.sizes):
+        then = replace(now, last=other.last)
+        words = f"exchanges a step: {now.num_exchanges} against {then.num_exchanges}, {_becomes(now, then)}"
+        bars.append(_changed(now, then, "fusion", words))
+        now = then
+    if now.overlap != other.overlap:
+        then = replace(now, overlap=other.overlap)
+        with_, without = ("with", "without") if then.overlap else ("without", "with")
+        busy = ": exchanges need the cores that compute" if now.contended else ""
+        words = f"{with_} overlap instead of {without}, {_becomes(now, then)}{busy}"
+        bars.append(_changed(now, then, "overlap", words))
+    return bars
+
+
+def _becomes(now: GradientExchange, then: GradientExchange) -> str:
+    return f"exposed {SECONDS.format(now.exposed)} becomes {SECONDS.format(then.exposed)}"
+
+
+def _changed(now: GradientExchange, then: GradientExchange, cause: str, words: str) -> Bar:
+    def strategy(item: GradientExchange) -> dict[str, Any]:
+        return {"overlap": item.overlap} if cause == "overlap" else {"bucket": _bucket(item)}
+
+    return Bar(
+        cause,
+        now.exposed - then.exposed,
+        f"{words} (model)",
+        trial=Trial(strategy=strategy(then)),
+        reverse=Trial(strategy=strategy(now)),
+    )
+
+
+def _bucket(exchange: GradientExchange) -> int:
+    """The size to ask for: nothing where every gradient travels by itself."""
+    return 0 if exchange.num_exchanges == len(exchange.sizes) else round(exchange.bucket_limit)
+
+
+def _rate_words(one: GradientExchange, other: GradientExchange) -> str:
+    return (
+        f"start-up {SECONDS.format(one.startup)} against {SECONDS.format(other.startup)} an exchange, "
+        f"{one.per_byte * 1e9:.3g} against {other.per_byte * 1e9:.3g} ns a byte"
+    )

@@ -1,1 +1,1 @@
-"""What happened: runs, steps, spans, failures; data only."""
+"""Results of measurements: runs, steps, spans, failures, and the store that holds them."""

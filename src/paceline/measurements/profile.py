@@ -1,4 +1,4 @@
-"""A profile: what one device spends on each layer of a network, and when each gradient is ready."""
+"""A profile: the time of each layer of a network on one device, and the order in which gradients become ready."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ SCHEMA = "paceline.profile/1"
 
 
 class ProfiledLayer(Noun):
-    """One layer: its times in a step, and the bytes of each of its gradients."""
+    """The times of one layer in a step, and the bytes of each of its gradients."""
 
     name: Name
     forward: Seconds
     backward: Seconds
     gradients: tuple[Bytes, ...] = ()
-    """Bytes of each gradient tensor, in the order in which they become ready; none for layers without parameters."""
+    """Bytes of each gradient tensor, in the order in which they become ready; empty for layers without parameters."""
 
 
 class Profile(Noun):
-    """One step of one device, layer by layer in the order of the forward pass."""
+    """The times of one step on one device, by layer in the order of the forward pass."""
 
     schema_: Annotated[Literal["paceline.profile/1"], Field(alias="schema")] = "paceline.profile/1"
     network: Name
     device: Name | None = None
-    """Catalog name of the device it was taken on, where there is one."""
+    """Catalog name of the profiled device, if the catalog has it."""
     batch: Count
-    """Samples of the profiled step."""
+    """Number of samples of the profiled step."""
     layers: Annotated[tuple[ProfiledLayer, ...], Field(min_length=1)]
     ready: tuple[Name, ...] = ()
-    """Names of layers in the order in which their gradients become ready; none given means last layer first."""
+    """Names of layers in the order in which their gradients become ready; by default last layer first."""
     io: Seconds = 0.0
-    """Reading and decoding one batch."""
+    """Time to read and decode one batch."""
     h2d: Seconds = 0.0
-    """Copying one batch to the device."""
+    """Time to copy one batch to the device."""
     update: Seconds = 0.0
-    """Applying the optimiser."""
+    """Time of the optimizer's update."""
     crowd: Count = 1
-    """Ranks of the same host that computed at the same time: what they take of memory and clock is in the times."""
+    """Number of ranks that computed concurrently on the host; the times include their effect on memory and clock."""
     jitter: Share = 0.01
-    """Standard deviation of the step time as a share of it."""
+    """Relative standard deviation of the step time."""
     uncertainty: Share = 0.02
-    """Standard error of the mean times as a share of them."""
+    """Relative standard error of the mean times."""
     source: str = ""
-    """Where it comes from: a capture, a run's id, a trace file."""
+    """Origin of the profile: a capture, the id of a run, a trace file."""
 
     @model_validator(mode="after")
     def _ready_names(self) -> Profile:
@@ -63,13 +63,18 @@ class Profile(Noun):
         return self
 
     @property
+    def rows(self) -> list[tuple[str, float, float, tuple[float, ...]]]:
+        """The layers as tuples: name, forward, backward, bytes of each gradient."""
+        return [(layer.name, layer.forward, layer.backward, layer.gradients) for layer in self.layers]
+
+    @property
     def step(self) -> float:
-        """Seconds of forward, backward and update."""
+        """Total seconds of forward, backward and update."""
         return sum(layer.forward + layer.backward for layer in self.layers) + self.update
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a JSON file, or one clear error."""
+    """Read a profile from a JSON file; an invalid file is an InputError."""
     try:
         return Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -83,6 +88,6 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write the profile as JSON."""
+    """Write a profile as JSON."""
     text = json.dumps(profile.model_dump(mode="json", by_alias=True), indent=1)
     path.write_text(text + "\n", encoding="utf-8")

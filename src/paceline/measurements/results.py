@@ -1,4 +1,4 @@
-"""What a campaign found, case by case: throughput, scaling with its base, phases, failures; all with intervals."""
+"""Results of a campaign by case: throughput, scaling, phases, failures, with intervals."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Launches:
     steps: tuple[float, ...]
     """Median step of each successful launch, in seconds."""
     passes: tuple[dict[str, float], ...]
-    """Median seconds by pass, of each successful launch that was split."""
+    """Median seconds by pass, of each successful launch with instrumented passes."""
     num_steps: int
 
     @property
     def first(self) -> Run:
-        """The run that says what was asked."""
+        """A run of the case, for its parameters."""
         return self.runs[0]
 
 
@@ -40,24 +40,25 @@ class CaseResult:
     """One row of the results."""
 
     run: Run
-    """A run of the case, for everything that was asked."""
+    """A run of the case, for its parameters."""
     num_launches: int
     num_failed: int
     num_drifted: int
+    """Number of launches that drifted; their throughputs are part of the sample."""
     num_steps: int
     throughput: Interval | None
     """Samples per second of all ranks together; None if every launch failed."""
     step_s: Interval | None
     speedup: Interval | None
-    """Against the base case; None if there is none."""
+    """Relative to the base case; None without a base case."""
     base_ranks: int | None
     efficiency: float | None
     phases: dict[str, float]
     """Exposed seconds by phase, median over launches; they sum to the step."""
     instrument_overhead: float | None
-    """How much longer the step took in the instrumented pass, as a share of it."""
+    """Relative slowdown of the step in the instrumented pass."""
     native: dict[str, float]
-    """Seconds by the framework's own timers, for comparison."""
+    """Seconds according to the framework's own timers, for comparison."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -67,7 +68,7 @@ class CaseResult:
 
 
 def find_campaign(store: Store, study: str | None) -> str:
-    """The newest campaign of a study, or of all; a campaign's own id is taken as it is."""
+    """The id of the newest campaign of a study, or of all studies; the id of a campaign is returned unchanged."""
     campaigns = store.read_campaigns()
     if not campaigns:
         raise InputError(f"no runs in {store.root}", hint="`paceline run examples/studies/demo.toml` measures some")
@@ -76,10 +77,10 @@ def find_campaign(store: Store, study: str | None) -> str:
         return ids[-1]
     if study in ids:
         return study
-    found = [str(document["campaign"]) for document in campaigns if document["study"] == study]
-    if not found:
+    of_study = [str(document["campaign"]) for document in campaigns if document["study"] == study]
+    if not of_study:
         raise UnknownName("study or campaign", study, {str(document["study"]) for document in campaigns})
-    return found[-1]
+    return of_study[-1]
 
 
 def load_launches(store: Store, campaign: str) -> list[Launches]:
@@ -95,36 +96,30 @@ def load_launches(store: Store, campaign: str) -> list[Launches]:
 
 
 def _launches(runs: list[Run], passes: dict[str, dict[str, PassTime]]) -> Launches:
-    clean = [(run, passes[run.id]["clean"]) for run in runs if "clean" in passes.get(run.id, {})]
+    clean = [passes[run.id]["clean"] for run in runs if "clean" in passes.get(run.id, {})]
     split = [passes[run.id] for run in runs if len(passes.get(run.id, {})) > 1]
     return Launches(
         runs=tuple(runs),
-        throughputs=tuple(run.ranks * run.batch * item.num_steps / item.total_s for run, item in clean),
-        steps=tuple(item.median_s for _, item in clean),
-        passes=tuple({name: item.median_s for name, item in found.items()} for found in split),
-        num_steps=sum(item.num_steps for _, item in clean),
+        throughputs=tuple(item.samples_per_s for item in clean),
+        steps=tuple(item.median_s for item in clean),
+        passes=tuple({name: item.median_s for name, item in launch.items()} for launch in split),
+        num_steps=sum(item.num_steps for item in clean),
     )
 
 
 def campaign_results(store: Store, campaign: str, *, confidence: float = 0.95) -> list[CaseResult]:
-    """One row per case, fewest ranks first within what else is equal."""
+    """One row per case; cases that differ in the number of ranks only are adjacent, fewest ranks first."""
     return results_of(load_launches(store, campaign), confidence=confidence)
 
 
-def results_of(found: Iterable[Launches], *, confidence: float = 0.95) -> list[CaseResult]:
-    """One row per case of launches that are loaded already."""
-    launches = sorted(found, key=lambda item: (*_series(item.first), item.first.ranks))
+def results_of(cases: Iterable[Launches], *, confidence: float = 0.95) -> list[CaseResult]:
+    """One row per case of the given launches."""
+    launches = sorted(cases, key=lambda item: (*item.first.series, item.first.ranks))
     bases: dict[tuple[object, ...], Launches] = {}
     for item in launches:
         if item.throughputs:
-            bases.setdefault(_series(item.first), item)
-    return [_result(item, bases.get(_series(item.first)), confidence) for item in launches]
-
-
-def _series(run: Run) -> tuple[object, ...]:
-    """What stays equal along a scaling curve."""
-    size = run.batch * run.ranks if run.scaling == "strong" else run.batch
-    return (run.network, run.cluster, run.framework, run.strategy, run.input, run.scaling, size)
+            bases.setdefault(item.first.series, item)
+    return [_result(item, bases.get(item.first.series), confidence) for item in launches]
 
 
 def _result(item: Launches, base: Launches | None, confidence: float) -> CaseResult:
@@ -136,7 +131,7 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         run=next((run for run in item.runs if run.outcome == "ok"), item.first),
         num_launches=len(item.runs),
         num_failed=sum(run.outcome == "failed" for run in item.runs),
-        num_drifted=sum(_drifted(run) for run in item.runs),
+        num_drifted=sum(run.drifted for run in item.runs),
         num_steps=item.num_steps,
         throughput=median_interval(item.throughputs, confidence=confidence) if good else None,
         step_s=median_interval(item.steps, confidence=confidence) if good else None,
@@ -149,15 +144,11 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
     )
 
 
-def _drifted(run: Run) -> bool:
-    return run.drift is not None and abs(run.drift) > 0.05
-
-
 def _median_phases(passes: tuple[dict[str, float], ...], steps: tuple[float, ...]) -> dict[str, float]:
-    """Phases of the median step: each pass as the median share that it was of its launch's clean step.
+    """Phases of the median step, from the median ratio of each pass to the clean step of its launch.
 
-    Shares first, then differences: a difference of two noisy passes is never negative, so medians of differences
-    would add up to more than the step.
+    The differences are taken after the medians: negative differences of two noisy passes are set to zero, so medians of
+    differences would sum to more than the step.
     """
     if not passes:
         return {}

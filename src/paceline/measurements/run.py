@@ -1,4 +1,4 @@
-"""What one launch of one case left behind: Run, Step, Span, Environment, Failure."""
+"""The result of one launch of one case: Run, Step, Span, Machine, Failure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,42 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.spec.fields import Noun
+from paceline.spec.protocol import Protocol
+from paceline.spec.study import case_label
 
-__all__ = ["PASSES", "PHASES", "SCHEMA_VERSION", "Check", "Environment", "Failure", "Run", "RunData", "Span", "Step"]
+__all__ = [
+    "DRIFT_LIMIT",
+    "PASSES",
+    "PHASES",
+    "RENAMED",
+    "SCHEMA_VERSION",
+    "Check",
+    "Failure",
+    "Machine",
+    "Run",
+    "RunData",
+    "Span",
+    "Step",
+]
 
-SCHEMA_VERSION = 1
-"""Raised when a stored run changes its shape; readers refuse what is newer than they are."""
+SCHEMA_VERSION = 2
+"""Version of the stored format; readers refuse newer versions."""
+
+RENAMED = {"environment": "machine", "calibration_s": "probe_s"}
+"""Current names of renamed fields of schema 1."""
+
+DRIFT_LIMIT: float = Protocol.model_fields["width"].default
+"""Drift beyond which a launch counts as drifted, unless the protocol sets another interval width."""
 
 PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
-"""The phases of a step, in order, everywhere."""
+"""The phases of a step, in order."""
 
 PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
-"""What a launch times: the clean pass for throughput, the others to split the step (see `summary.phases`)."""
+"""The passes of a launch: the clean pass for throughput, the others for the phases (see `summary.phases_of`)."""
 
 
 class Failure(Noun):
-    """Why a case has no result: where it was, what went wrong, and the evidence."""
+    """Why a launch has no result: the phase, the reason, and the evidence."""
 
     phase: Literal["environment", "launch", "setup", "verify", "measure", "collect"]
     reason: Literal[
@@ -37,7 +58,7 @@ class Failure(Noun):
         "unsustained",
     ]
     message: str
-    """One line for a table."""
+    """A one-line message for tables."""
     rank: int | None = None
     exit_code: int | None = None
     log_tail: str = ""
@@ -45,7 +66,7 @@ class Failure(Noun):
 
 
 class Check(Noun):
-    """One thing the doctor looked at."""
+    """One check of `paceline doctor`."""
 
     name: str
     status: Literal["ok", "warn", "bad"]
@@ -54,7 +75,7 @@ class Check(Noun):
     fix: str = ""
 
 
-class Environment(Noun):
+class Machine(Noun):
     """The machine and software of a run."""
 
     host: str
@@ -66,11 +87,11 @@ class Environment(Noun):
     python: str
     paceline: str
     versions: dict[str, str] = Field(default_factory=dict)
-    """Framework packages inside the measured process."""
+    """Versions of framework packages in the measured process."""
     threads: int | None = None
     """Compute threads of each rank."""
     checks: tuple[Check, ...] = ()
-    """What the doctor saw before the study."""
+    """Results of `paceline doctor` before the study."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named stretch of one rank's time inside a step; a layer or a bucket where it belongs to one."""
+    """A named interval of one rank inside a step, of a layer or bucket where applicable."""
 
     rank: int
     step: int
@@ -100,7 +121,7 @@ class Span:
 
 
 class Run(Noun):
-    """The header of a stored run: everything but the tables of steps and spans."""
+    """The header of a stored run, without the tables of steps and spans."""
 
     schema_version: int = SCHEMA_VERSION
     id: str
@@ -108,17 +129,17 @@ class Run(Noun):
     study: str
     case_id: str
     case: dict[str, Any]
-    """The case's canonical form."""
+    """Canonical form of the case."""
     network: str
     framework: str
     """Framework and mode, such as `pytorch/ddp`."""
     strategy: str
-    """The strategy's label."""
+    """Name of the strategy."""
     cluster: str
     launcher: str = "local"
     ranks: int
     batch: int
-    """Per device."""
+    """Samples per device and step."""
     scaling: str
     input: str
     launch: int
@@ -126,24 +147,52 @@ class Run(Noun):
     started_at: str
     """UTC, ISO 8601."""
     seconds: float
-    """From start to end of the launch, set-up included."""
+    """Duration of the launch, including set-up."""
     outcome: Literal["ok", "failed"]
     failure: Failure | None = None
-    environment: Environment
+    machine: Machine
     warmup: dict[str, int] = Field(default_factory=dict)
-    """Steps dropped per pass until its spread settled."""
+    """Number of warm-up steps by pass."""
     timers: dict[str, float] = Field(default_factory=dict)
-    """Seconds per step by the framework's own timers, mean over the timed steps of the slowest rank."""
-    calibration_s: float | None = None
-    """Time of the fixed calibration kernel just before the launch; its change is the machine's drift."""
+    """Seconds per step according to the framework's own timers, mean over the timed steps of the slowest rank."""
+    probe_s: float | None = None
+    """Time of a fixed kernel before the launch; its change is the drift of the machine."""
     drift: float | None = None
-    """Relative distance of the calibration kernel from the campaign's median so far."""
+    """Relative deviation of the probe from the campaign's median so far."""
+    drift_limit: float = DRIFT_LIMIT
+    """Drift beyond which the launch counts as drifted: the interval width of the protocol."""
     dilation: float = 1.0
     """Factor by which links and compute were slowed; stored times are already divided by it."""
     labels: tuple[str, ...] = ()
-    """Warnings that belong to every number of this run, such as an unsupported combination."""
+    """Notes on all numbers of this run, such as an unsupported combination."""
     facts: dict[str, Any] = Field(default_factory=dict)
-    """Whatever else the worker reported: losses, clock offsets, queue lengths."""
+    """Further values that the worker reported: losses, clock offsets, queue lengths."""
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the machine drifted: the launch stays in the sample, but does not count for the stopping rule."""
+        return self.drift is not None and abs(self.drift) > self.drift_limit
+
+    @property
+    def label(self) -> str:
+        """The label of the case, see `spec.study.case_label`."""
+        return case_label(self.network, self._named_framework, self.batch, self.ranks, self.cluster)
+
+    @property
+    def series(self) -> tuple[str | int, ...]:
+        """The key of the run's series: all parameters that are equal along a scaling curve."""
+        size = self.batch * self.ranks if self.scaling == "strong" else self.batch
+        return (self.network, self.cluster, self.framework, self.strategy, self.input, self.scaling, size)
+
+    @property
+    def series_label(self) -> str:
+        """The label of the run's scaling curve."""
+        where = "" if self.cluster == "local" else f", {self.cluster}"
+        return f"{self.network} {self._named_framework}, batch {self.batch}, {self.input} input{where}"
+
+    @property
+    def _named_framework(self) -> str:
+        return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
 
 
 @dataclass(frozen=True)

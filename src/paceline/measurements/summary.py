@@ -1,8 +1,8 @@
-"""Medians with bootstrap intervals over launches, comparisons, phases; never a bare mean.
+"""Medians with bootstrap intervals over launches, comparisons, phases.
 
-Launches are the sample. Throughput of a launch is all its samples over all its time (harmonic). A case's throughput
-is the median over its launches, with a percentile bootstrap interval; two cases are compared by the ratio of their
-medians with its interval and by a rank test.
+Launches are the independent samples. The throughput of a launch is all its samples divided by all its time (harmonic).
+The throughput of a case is the median over its launches, with a percentile bootstrap interval. Two cases are compared
+by the ratio of their medians with its interval and by a rank test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.measurements.run import PHASES
 __all__ = ["Comparison", "Interval", "compare", "median_interval", "phases_of", "speedup_interval"]
 
 RESAMPLES = 4000
-"""Bootstrap resamples; the interval's own error is then below a tenth of its width."""
+"""Number of bootstrap resamples; the error of an interval is then below a tenth of its width."""
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Interval:
 
 
 def median_interval(sample: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Median of launches and its bootstrap interval; one launch alone has no interval (it is infinite)."""
+    """Median over launches and its bootstrap interval; the interval of a single launch is infinite."""
     values = np.asarray(sample, dtype=np.float64)
     middle = float(np.median(values))
     if values.size < 2:
@@ -67,7 +67,7 @@ def speedup_interval(
 
 
 def _resampled_medians(values: Floats, seed: int) -> Floats:
-    """Medians of resamples: of sorted values, they are at places that were found once for every size."""
+    """Medians of resamples of sorted values; the indices of the medians are computed once for every size."""
     lower, upper = _middles(values.size, seed)
     ordered = np.sort(values)
     medians: Floats = (ordered[lower] + ordered[upper]) / 2
@@ -76,7 +76,7 @@ def _resampled_medians(values: Floats, seed: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def _middles(size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places, among the sorted launches, of the two middle ones of each resample."""
+    """Indices, in the sorted launches, of the two middle elements of each resample."""
     picks = np.sort(np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size)), axis=1)
     return picks[:, (size - 1) // 2].copy(), picks[:, size // 2].copy()
 
@@ -97,7 +97,7 @@ def _bounds(estimates: Floats, confidence: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two groups of launches: the ratio of their medians, and whether a difference is shown."""
+    """Two groups of launches: the ratio of their medians, and whether they differ significantly."""
 
     ratio: Interval
     p_value: float
@@ -107,7 +107,7 @@ class Comparison:
 
 
 def compare(sample: Sequence[float], base: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Comparison:
-    """Is the first group's throughput different from the base's, and by how much?"""
+    """Compare the throughput of two groups of launches."""
     from scipy.stats import mannwhitneyu
 
     ratio = speedup_interval(sample, base, confidence=confidence, seed=seed)
@@ -128,8 +128,8 @@ def phases_of(passes: dict[str, float]) -> dict[str, float]:
 
     forward pass; compute = forward + backward; exchange adds gradient exchange; resident adds the update;
     copied adds copying the batch to the device; full adds reading it. A pass that did not run adds nothing. The last
-    one is the whole step once more, and so is a pass that equals it: the clean step stands for them, so `other` is
-    left only where a part took longer than the whole.
+    pass repeats the complete step, and so does a pass that equals it: the clean step replaces them, so `other` is
+    not zero only where a part took longer than the complete step.
     """
     order = (("forward", "forward"), ("compute", "backward"), ("exchange", "aggregate"), ("resident", "update"))
     ran = [(passes[name], phase) for name, phase in (*order, ("copied", "h2d"), ("full", "io")) if name in passes]

@@ -1,20 +1,49 @@
-"""Steps and spans of chosen runs, read in bulk: what explanations and exports need beyond the results."""
+"""Bulk reads of stored runs through the views of `sql`: launches, passes, spans, throughputs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-import duckdb
+import pyarrow as pa
 
-from paceline.measurements.run import Span
-from paceline.measurements.sql import hide_progress
-from paceline.measurements.store import Store
+from paceline.errors import InputError, UnknownName
+from paceline.measurements.run import PHASES, Span
+from paceline.measurements.sql import open_views
+from paceline.measurements.store import Store, default_store
+from paceline.measurements.summary import phases_of
 
-__all__ = ["PassTime", "RankPass", "pass_times", "rank_passes", "read_spans"]
+__all__ = [
+    "CONDITION_FIELDS",
+    "PassTime",
+    "RankPass",
+    "launch_table",
+    "launch_throughputs",
+    "pass_times",
+    "rank_passes",
+    "read_spans",
+    "throughputs_where",
+]
 
+CONDITION_FIELDS = (
+    "study",
+    "campaign",
+    "network",
+    "framework",
+    "strategy",
+    "cluster",
+    "launcher",
+    "ranks",
+    "batch",
+    "input",
+    "scaling",
+    "case_id",
+)
+"""The fields of conditions of `throughputs_where`."""
+
+_CASE = "id, campaign, study, case_id, network, framework, strategy, cluster, launcher, ranks, batch, scaling, input"
 _SPAN_COLUMNS = "rank, step, phase, name, start_s, seconds, size_bytes, source"
 
 
@@ -27,7 +56,7 @@ class RankPass:
     rank: int
     median_s: float
     steps: list[float]
-    """Seconds of its timed steps in order, where they were asked for."""
+    """Seconds of its timed steps in order, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,59 +67,91 @@ class PassTime:
     pass_name: str
     num_steps: int
     median_s: float
-    total_s: float
+    samples_per_s: float
+    """All samples divided by all time."""
 
 
 def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
-    """Every pass of these runs."""
-    rows = _ask(
-        store,
-        runs,
-        table="steps",
-        query="""WITH slowest AS (
-                     SELECT parse_path(filename)[-2] AS run, pass_name, step, max(seconds) AS seconds
-                     FROM read_parquet($files, filename = true) WHERE NOT warmup GROUP BY ALL)
-                 SELECT run, pass_name, count(*), median(seconds), sum(seconds)
-                 FROM slowest GROUP BY ALL ORDER BY ALL""",
-    )
-    return [PassTime(*row) for row in rows]
+    """All passes of these runs."""
+    query = "SELECT run, pass_name, timed_steps, step_s, samples_per_s FROM passes ORDER BY run, pass_name"
+    with open_views(store, runs) as connection:
+        return [PassTime(*row) for row in connection.execute(query).fetchall()]
 
 
 def rank_passes(store: Store, runs: Sequence[str], *, steps_of: Sequence[str] = ()) -> list[RankPass]:
-    """Every pass of every rank of these runs, with the single steps of some passes."""
-    rows = _ask(
-        store,
-        runs,
-        table="steps",
-        query="""SELECT parse_path(filename)[-2] AS run, pass_name, rank, median(seconds),
-               CASE WHEN list_contains($steps_of, pass_name) THEN list(seconds ORDER BY step) ELSE [] END
-           FROM read_parquet($files, filename = true) WHERE NOT warmup GROUP BY run, pass_name, rank
-           ORDER BY run, pass_name, rank""",
-        steps_of=list(steps_of),
-    )
-    return [RankPass(*row) for row in rows]
+    """All passes of every rank of these runs, with the individual steps of some passes."""
+    query = """SELECT run, pass_name, rank, median(seconds),
+                   CASE WHEN list_contains($steps_of, pass_name) THEN list(seconds ORDER BY step) ELSE [] END
+               FROM steps WHERE NOT warmup GROUP BY run, pass_name, rank ORDER BY run, pass_name, rank"""
+    with open_views(store, runs) as connection:
+        return [RankPass(*row) for row in connection.execute(query, {"steps_of": list(steps_of)}).fetchall()]
 
 
 def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]:
     """Spans of these runs, in order of rank, step and start."""
-    rows = _ask(
-        store,
-        runs,
-        table="spans",
-        query=f"""SELECT parse_path(filename)[-2] AS run, {_SPAN_COLUMNS}
-            FROM read_parquet($files, filename = true) ORDER BY run, rank, step, start_s""",
-    )
-    found: dict[str, list[Span]] = defaultdict(list)
-    for run, *fields in rows:
-        found[run].append(Span(*fields))
-    return {run: tuple(spans) for run, spans in found.items()}
+    spans: dict[str, list[Span]] = defaultdict(list)
+    with open_views(store, runs) as connection:
+        query = f"SELECT run, {_SPAN_COLUMNS} FROM spans ORDER BY run, rank, step, start_s"
+        for run, *fields in connection.execute(query).fetchall():
+            spans[run].append(Span(*fields))
+    return {run: tuple(items) for run, items in spans.items()}
 
 
-def _ask(store: Store, runs: Sequence[str], *, table: str, query: str, **given: object) -> list[Any]:
-    files = [str(store.runs.absolute() / run / f"{table}.parquet") for run in runs]
-    if not files:
-        return []
-    with duckdb.connect(":memory:") as connection:
-        hide_progress(connection)
-        rows: list[Any] = connection.execute(query, {"files": files, **given}).fetchall()
+def launch_throughputs(store: Store, runs: Sequence[str]) -> dict[str, float]:
+    """Samples per second of the successful runs among these."""
+    with open_views(store, runs) as connection:
+        return dict(connection.execute("SELECT id, samples_per_s FROM launches ORDER BY id").fetchall())
+
+
+def throughputs_where(store: Store, conditions: str) -> list[float]:
+    """Samples per second of every successful launch that meets conditions such as `study=demo,ranks=2`."""
+    pairs = [_condition(text) for text in conditions.split(",") if text.strip()]
+    if not pairs:
+        raise InputError("no condition given", hint="write field=value, for instance study=demo,ranks=2")
+    where = " AND ".join(f"CAST({field} AS VARCHAR) = ?" for field, _ in pairs)
+    query = f"SELECT samples_per_s FROM launches WHERE {where} ORDER BY id"
+    with open_views(store) as connection:
+        return [float(row[0]) for row in connection.execute(query, [value for _, value in pairs]).fetchall()]
+
+
+def _condition(text: str) -> tuple[str, str]:
+    field, equals, value = text.partition("=")
+    if not equals or not value.strip():
+        raise InputError(f"{text!r} is not a condition", hint="write field=value")
+    if field.strip() not in CONDITION_FIELDS:
+        raise UnknownName("field", field.strip(), CONDITION_FIELDS)
+    return field.strip(), value.strip()
+
+
+def launch_table(store: Path | str | None = None, *, study: str | None = None, campaign: str | None = None) -> pa.Table:
+    """One row per launch, including failed launches.
+
+    Columns: parameters of the case, launch, started_at, outcome, reason (of a failure), drifted, timed_steps, step_s,
+    samples_per_s, and the exposed seconds of each phase (io_s .. update_s, other_s).
+    """
+    given = {"study": study, "campaign": campaign}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    with open_views(Store(Path(store) if store is not None else default_store())) as connection:
+        rows: pa.Table = connection.sql(
+            f"""SELECT {_CASE}, launch, started_at, outcome, failure.reason AS reason, drifted, timed_steps, step_s,
+                       samples_per_s
+                FROM runs
+                LEFT JOIN (SELECT id AS run_id, timed_steps, step_s, samples_per_s FROM launches) ON id = run_id
+                WHERE {" AND ".join(f"{name} = ?" for name in wanted) or "true"}
+                ORDER BY started_at, id""",
+            params=list(wanted.values()),
+        ).to_arrow_table()
+        passes = connection.execute("SELECT run, pass_name, step_s FROM passes").fetchall()
+    return _with_phases(rows, passes)
+
+
+def _with_phases(rows: pa.Table, passes: Sequence[tuple[str, str, float]]) -> pa.Table:
+    """The table and a column for the exposed seconds of each phase, empty without instrumented passes."""
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for run, name, step_s in passes:
+        seconds[run][name] = step_s
+    phases = {run: phases_of(item) for run, item in seconds.items() if len(item) > 1 and "clean" in item}
+    for name in (*PHASES, "other"):
+        column = [phases.get(run, {}).get(name) for run in rows["id"].to_pylist()]
+        rows = rows.append_column(f"{name}_s", pa.array(column, pa.float64()))
     return rows

@@ -16,11 +16,11 @@ from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, find_campaign, load_launches
 from paceline.measurements.run import Run
 from paceline.measurements.store import Store
-from paceline.model.calibration import Calibration, Known
-from paceline.model.collective.sweep import CollectiveFit, SweepPoint, fit_sweep
-from paceline.model.iteration.terms import Factors, step_terms
+from paceline.model.calibration import Calibration, Uncertain
 from paceline.model.profiles import alone, profile_of
 from paceline.model.question import Question, ranks_of, works_of
+from paceline.model.step import NOMINAL, step_terms
+from paceline.model.sweep import CollectiveFit, SweepPoint, fit_sweep
 from paceline.spec.cluster import Cluster
 from paceline.spec.strategy import Strategy
 
@@ -89,7 +89,7 @@ def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
         return usual
     rate = min(1.0, float(np.median([one["exchange"] for one in beside])))
     lost = max(0.0, 1 - float(np.median([one["compute"] for one in beside])))
-    return replace(usual, overlap_rate=rate, slowdown=Known(lost / rate, 0.3))
+    return replace(usual, overlap_rate=rate, slowdown=Uncertain(lost / rate, 0.3))
 
 
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
@@ -127,8 +127,8 @@ def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str
     spread = 0.5 if len(many) < 3 else 0.25
     calibration = replace(
         start,
-        fixed_per_gradient=Known(float(found[0]), spread),
-        slowdown=Known(float(found[1]), spread),
+        fixed_per_gradient=Uncertain(float(found[0]), spread),
+        slowdown=Uncertain(float(found[1]), spread),
         crowding=float(found[2]),
     )
     fitted = tuple(
@@ -146,15 +146,14 @@ def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, F
     question = Question(cluster, run.framework, run.batch, profile=profile, strategy=strategy, input=run.input)
     works = works_of(question)
     ranks = ranks_of(question, run.ranks, start, works)
-    ones = Factors(*(np.ones(1) for _ in range(5)))
     policy = catalog.resolve(run.framework, strategy)
     costs = [
-        replace(start, fixed_per_gradient=Known(1e-6, 0.0)),
-        replace(start, slowdown=Known(0.1, 0.0)),
+        replace(start, fixed_per_gradient=Uncertain(1e-6, 0.0)),
+        replace(start, slowdown=Uncertain(0.1, 0.0)),
         replace(start, crowding=0.1),
     ]
     base, *others = (
-        float(sum(step_terms(ranks, policy, one, ones).values(), np.zeros(1))[0]) for one in (start, *costs)
+        float(sum(step_terms(ranks, policy, one, NOMINAL).values(), np.zeros(1))[0]) for one in (start, *costs)
     )
     units = (1e-6, 0.1, 0.1)
     return base, np.array([(other - base) / unit for other, unit in zip(others, units, strict=True)])
@@ -162,7 +161,7 @@ def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, F
 
 def _blank(start: Calibration) -> Calibration:
     """Without what is sought; copies stay where a sweep timed them."""
-    nothing = Known(0.0, 0.0)
+    nothing = Uncertain(0.0, 0.0)
     copies = nothing if start.copy_per_byte is None else start.fixed_copies
     return replace(start, fixed_per_gradient=nothing, slowdown=nothing, fixed_copies=copies)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.model.collective.sweep import CollectiveFit
+from paceline.model.sweep import CollectiveFit
 
-__all__ = ["CATALOG_ONLY", "Calibration", "Known", "read_calibration", "write_calibration"]
+__all__ = ["AS_STATED", "CATALOG_ONLY", "Calibration", "Uncertain", "read_calibration", "write_calibration"]
 
 SCHEMA = "paceline.calibration/1"
 
 
 @dataclass(frozen=True)
-class Known:
+class Uncertain:
     """A number and the standard deviation of its logarithm."""
 
     value: float
@@ -29,21 +29,21 @@ class Calibration:
 
     source: str
     collectives: tuple[CollectiveFit, ...] = ()
-    fixed_per_gradient: Known = Known(15e-6, 0.7)
+    fixed_per_gradient: Uncertain = Uncertain(15e-6, 0.7)
     """Seconds per gradient tensor of hooks and bucketing."""
-    fixed_copies: Known = Known(2.0, 0.5)
+    fixed_copies: Uncertain = Uncertain(2.0, 0.5)
     """How often gradients pass through memory once more."""
     copy_per_byte: float | None = None
     """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
-    slowdown: Known = Known(0.1, 0.6)
+    slowdown: Uncertain = Uncertain(0.1, 0.6)
     """Share of overlapped communication time that compute loses."""
     overlap_rate: float = 1.0
     """How fast an exchange is while compute runs on the same cores, as a share of its speed without."""
     crowding: float = 0.0
     """Share by which compute slows for each further rank of the same host (memory, cores, clock)."""
-    reach: Known = Known(0.6, 0.4)
+    reach: Uncertain = Uncertain(0.6, 0.4)
     """Share of a link's stated bandwidth that collectives reach, where no sweep says it."""
-    latency: Known = Known(3.0, 0.7)
+    latency: Uncertain = Uncertain(3.0, 0.7)
     """Software latency as a multiple of the link's, where no sweep says it."""
     base_latency: float = 15e-6
     """Seconds of a hop's software path beside the link's own latency, where no sweep says it."""
@@ -53,6 +53,17 @@ class Calibration:
 
 CATALOG_ONLY = Calibration(source="catalog figures only: wide interval")
 """What the model believes before anything was measured: medians of the published figures it was checked against."""
+_NOTHING = Uncertain(0.0, 0.0)
+AS_STATED = Calibration(
+    source="links exactly as stated, no cost of software",
+    fixed_per_gradient=_NOTHING,
+    fixed_copies=_NOTHING,
+    slowdown=_NOTHING,
+    reach=Uncertain(1.0, 0.0),
+    latency=Uncertain(1.0, 0.0),
+    base_latency=0.0,
+)
+"""What holds on emulated devices and links."""
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
@@ -78,5 +89,5 @@ def _parse(data: dict[str, Any]) -> Calibration:
     fields["collectives"] = tuple(CollectiveFit(**fit) for fit in fields["collectives"])
     for name, value in fields.items():
         if isinstance(value, dict):
-            fields[name] = Known(**value)
+            fields[name] = Uncertain(**value)
     return Calibration(**fields)

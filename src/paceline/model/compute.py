@@ -1,33 +1,40 @@
-"""Per-layer times: from a profile, or a roofline from the catalog with a wider interval.
-
-Roofline of one pass of one layer: max(flop / (peak * reach), bytes / (memory bandwidth * reach)) + launches * launch
-overhead. Williams, Waterman and Patterson, Roofline, 2009. Backward takes twice the flop and twice the bytes.
-"""
+"""A device's step at any batch: per-gradient times from layer times, and what they rest on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.spec.cluster import Device
-from paceline.spec.network import LayerCost, Network, layer_costs
+from paceline.spec.network import Network
 
-__all__ = ["StepWork", "input_bytes", "on_device", "roofline", "scaled_to_batch", "work_of_profile"]
+__all__ = [
+    "DeviceWork",
+    "StepWork",
+    "WorkAt",
+    "in_chunks",
+    "moved_by_rooflines",
+    "roofline",
+    "roofline_work",
+    "work_of_profile",
+]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
-COMPUTE_REACH = 0.7
-"""Share of peak that convolutions and matrix products reach; the published figures lie between 0.4 and 1.3 of it."""
-MEMORY_REACH = 0.75
-"""Share of memory bandwidth that element-wise layers reach."""
 ROOFLINE_SPREAD = 0.4
 """Standard deviation of log(measured / roofline); `paceline validate` prints what the published figures give."""
-DEFAULT_LAUNCH = 8e-6
-"""Seconds to start a kernel, where the catalog says nothing."""
+BATCH_SPREAD = 0.08
+"""The same of a profile scaled to another batch, for each doubling."""
+MOVED_SPREAD = 0.2
+"""The same of a profile moved to another device."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class StepWork:
     """Backward seconds that must pass, after the gradient before, until this gradient is ready."""
     gradients: Floats
     """Bytes of each gradient."""
-    layer: NDArray[np.int64]
+    layer: Ints
     """Number of the layer that each gradient belongs to, in the order of readiness."""
     update: float
     io: float
@@ -54,6 +61,8 @@ class StepWork:
     basis: str
     crowd: int = 1
     """Ranks of a host that computed while it was measured."""
+    before: float = 0.0
+    """Seconds of earlier chunks of the same step, whose gradients are only summed."""
 
     @property
     def num_gradients(self) -> int:
@@ -61,9 +70,14 @@ class StepWork:
         return len(self.gradients)
 
     @property
+    def start(self) -> float:
+        """Seconds until backward of the last chunk begins."""
+        return self.before + float(self.forward.sum())
+
+    @property
     def compute(self) -> float:
         """Seconds of forward and backward."""
-        return float(self.forward.sum() + self.backward.sum())
+        return self.start + float(self.backward.sum())
 
     @property
     def total_bytes(self) -> float:
@@ -71,131 +85,122 @@ class StepWork:
         return float(self.gradients.sum())
 
 
-def work_of_profile(profile: Profile) -> StepWork:
-    """The work that a profile measured."""
-    by_name = {layer.name: layer for layer in profile.layers}
-    order = profile.ready or tuple(layer.name for layer in reversed(profile.layers))
-    rows = [(by_name[n].forward, by_name[n].backward, by_name[n].gradients) for n in order]
-    work = _work(
-        rows,
-        update=profile.update,
-        inputs=(profile.io, profile.h2d),
-        noise=(profile.jitter, profile.uncertainty),
-        basis=f"profile of {profile.network}, batch {profile.batch}"
-        + (f" ({profile.source})" if profile.source else ""),
+WorkAt = Callable[[int], StepWork]
+"""A device's step at any number of samples."""
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A device's step as a function of its batch."""
+
+    times: LayerTimes
+    order: tuple[int, ...]
+    """Layers in the order in which their gradients become ready."""
+    update: float
+    jitter: float
+    spread: float
+    basis: str
+    measured: int | None = None
+    """Batch at which it was measured."""
+    inputs: tuple[float, float] = (0.0, 0.0)
+    """io and h2d seconds of one sample."""
+    crowd: int = 1
+
+    def at(self, batch: int) -> StepWork:
+        """The step with this many samples; none take no time."""
+        order, ends, sizes, layer = self._ready
+        seconds = self.times.at(batch)[:, order] * (batch > 0)
+        last = int(ends[-1]) + 1
+        spread = np.zeros((2, len(sizes)))
+        first = np.searchsorted(layer, ends)
+        spread[:, first] = np.add.reduceat(seconds[:, :last], np.append(0, ends[:-1] + 1), axis=1)
+        spread[:, -1] += seconds[:, last:].sum(axis=1)
+        far = 0.0 if self.measured is None or not batch else abs(np.log2(batch / self.measured))
+        return StepWork(
+            forward=spread[0],
+            backward=spread[1],
+            gradients=sizes,
+            layer=layer,
+            update=self.update,
+            io=self.inputs[0] * batch,
+            h2d=self.inputs[1] * batch,
+            jitter=self.jitter,
+            spread=float(np.hypot(self.spread, BATCH_SPREAD * far)),
+            basis=self.basis + (f", scaled from batch {self.measured} to {batch}" if far else ""),
+            crowd=self.crowd,
+        )
+
+    @cached_property
+    def _ready(self) -> tuple[Ints, Ints, Floats, Ints]:
+        """Order of layers, positions of those with gradients, sizes of gradients, the position each belongs to."""
+        gradients = [self.times.gradients[index] for index in self.order]
+        layer = np.repeat(np.arange(len(gradients)), [len(sizes) for sizes in gradients])
+        if not len(layer):
+            raise Unsupported("the network has no parameters, so there is nothing to train")
+        return np.array(self.order), np.unique(layer), np.concatenate([np.array(s) for s in gradients]), layer
+
+
+def roofline_work(
+    network: Network, device: Device, *, precision: str = "float32", stated_for: int | None = None
+) -> DeviceWork:
+    """The work that peak rates suggest, or that an emulation states; refuses where the device is not known."""
+    emulation = device.emulation
+    stated = emulation is not None and emulation.forward is not None
+    basis = f"roofline of {device.name} in {precision}: no measurement of this network on it"
+    return DeviceWork(
+        times=device_times(network, device, precision=precision, stated_for=stated_for),
+        order=tuple(reversed(range(len(network.layers)))),
+        update=update_seconds(network.parameters, device, precision=precision),
+        jitter=0.01 if emulation is None else emulation.jitter,
+        spread=0.0 if emulation is not None else ROOFLINE_SPREAD,
+        basis=f"times of {device.name} as its emulation states them" if stated else basis,
     )
-    return replace(work, crowd=profile.crowd)
 
 
 def roofline(network: Network, device: Device, batch: int, *, precision: str = "float32") -> StepWork:
-    """The work that peak rates suggest; refuses where the catalog does not know the device."""
-    peak = device.peak.get(precision)  # type: ignore[call-overload]
-    if peak is None or device.memory_bandwidth is None:
-        missing = f"peak compute rate in {precision}" if peak is None else "memory bandwidth"
-        raise Unsupported(
-            f"nothing supports a prediction for {device.name!r}: its {missing} is not known",
-            hint="measure one device (`paceline run`), or give a --profile of one step",
-        )
-    width = 4 if precision in ("float32", "tf32") else 2
-    launch = device.launch_overhead if device.launch_overhead is not None else DEFAULT_LAUNCH
-    rates = (peak * COMPUTE_REACH, device.memory_bandwidth * MEMORY_REACH, launch)
-    rows = [_layer_row(cost, batch, width, rates) for cost in reversed(layer_costs(network))]
-    parameters = sum(size for _, _, sizes in rows for size in sizes) / width
-    return _work(
-        rows,
-        update=parameters * 4 * 5 / rates[1] + launch,
-        inputs=(0.0, 0.0),
-        noise=(0.01, ROOFLINE_SPREAD),
-        basis=f"roofline of {device.name} in {precision}: no measurement of this network on it",
+    """The step that peak rates suggest at one batch."""
+    return roofline_work(network, device, precision=precision).at(batch)
+
+
+def work_of_profile(profile: Profile) -> DeviceWork:
+    """The work that a profile measured."""
+    names = [layer.name for layer in profile.layers]
+    ready = profile.ready or tuple(reversed(names))
+    source = f" ({profile.source})" if profile.source else ""
+    return DeviceWork(
+        times=measured_times(profile.rows, batch=profile.batch),
+        order=tuple(names.index(name) for name in ready),
+        update=profile.update,
+        jitter=profile.jitter,
+        spread=profile.uncertainty,
+        basis=f"profile of {profile.network}, batch {profile.batch}{source}",
+        measured=profile.batch,
+        inputs=(profile.io / profile.batch, profile.h2d / profile.batch),
+        crowd=profile.crowd,
     )
 
 
-def _layer_row(
-    cost: LayerCost, batch: int, width: int, rates: tuple[float, float, float]
-) -> tuple[float, float, tuple[float, ...]]:
-    flops, memory, launch = rates
-    flop = 2.0 * cost.macs * batch
-    moved = float(cost.input_elements + cost.output_elements + 2 * cost.kept_elements) * batch * width
-    moved += cost.parameters * width
-    forward = max(flop / flops, moved / memory) + launch
-    backward = max(2 * flop / flops, 2 * moved / memory) + 2 * launch
-    return forward, backward, tuple(float(tensor.elements * width) for tensor in reversed(cost.tensors))
-
-
-def _work(
-    rows: list[tuple[float, float, tuple[float, ...]]],
-    *,
-    update: float,
-    inputs: tuple[float, float],
-    noise: tuple[float, float],
-    basis: str,
-) -> StepWork:
-    """Rows of (forward, backward, gradient bytes) in the order of readiness, spread over gradients."""
-    forward, backward, sizes, layer = [], [], [], []
-    pending_forward = pending_backward = 0.0
-    for number, (fwd, bwd, gradients) in enumerate(rows):
-        pending_forward += fwd
-        pending_backward += bwd
-        for size in gradients:
-            forward.append(pending_forward)
-            backward.append(pending_backward)
-            sizes.append(size)
-            layer.append(number)
-            pending_forward = pending_backward = 0.0
-    if not sizes:
-        raise Unsupported("the network has no parameters, so there is nothing to train")
-    forward[-1] += pending_forward
-    backward[-1] += pending_backward
-    return StepWork(
-        forward=np.asarray(forward),
-        backward=np.asarray(backward),
-        gradients=np.asarray(sizes),
-        layer=np.asarray(layer, dtype=np.int64),
-        update=update,
-        io=inputs[0],
-        h2d=inputs[1],
-        jitter=noise[0],
-        spread=noise[1],
-        basis=basis,
-    )
-
-
-def scaled_to_batch(work: StepWork, *, measured: int, wanted: int, launch: float = DEFAULT_LAUNCH) -> StepWork:
-    """The same step at another batch: start-up stays, the rest grows with the batch, and certainty shrinks."""
-    if measured == wanted:
-        return work
-    factor = wanted / measured
-    floor = np.minimum(launch, work.forward), np.minimum(2 * launch, work.backward)
-    return replace(
-        work,
-        forward=floor[0] + (work.forward - floor[0]) * factor,
-        backward=floor[1] + (work.backward - floor[1]) * factor,
-        io=work.io * factor,
-        h2d=work.h2d * factor,
-        spread=float(np.hypot(work.spread, 0.08 * abs(np.log2(factor)))),
-        basis=f"{work.basis}, scaled from batch {measured} to {wanted}",
-    )
-
-
-def on_device(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWork:
+def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWork:
     """Measured work moved to another device by the ratio of the two devices' rooflines, gradient by gradient."""
-    if measured.num_gradients != work.num_gradients:
-        ratio_f = np.full(work.num_gradients, wanted.forward.sum() / measured.forward.sum())
-        ratio_b = np.full(work.num_gradients, wanted.backward.sum() / measured.backward.sum())
-    else:
-        ratio_f, ratio_b = wanted.forward / measured.forward, wanted.backward / measured.backward
+    ratios = []
+    for before, after in ((measured.forward, wanted.forward), (measured.backward, wanted.backward)):
+        whole = np.full(work.num_gradients, after.sum() / before.sum())
+        alike = measured.num_gradients == work.num_gradients
+        ratios.append(np.divide(after, before, out=whole, where=before > 0) if alike else whole)
     return replace(
         work,
-        forward=work.forward * ratio_f,
-        backward=work.backward * ratio_b,
+        forward=work.forward * ratios[0],
+        backward=work.backward * ratios[1],
         update=work.update * wanted.update / measured.update,
         jitter=wanted.jitter,
-        spread=float(np.hypot(work.spread, 0.2)),
+        spread=float(np.hypot(work.spread, MOVED_SPREAD)),
         basis=f"{work.basis}, moved by the ratio of rooflines",
     )
 
 
-def input_bytes(network: Network, batch: int) -> float:
-    """Bytes of one batch as the device reads it: float32 pixels or 64-bit tokens."""
-    width = 4.0 if network.input.kind == "image" else 8.0
-    return float(np.prod(network.input.shape)) * batch * width
+def in_chunks(work: WorkAt, samples: int, largest: int | None) -> StepWork:
+    """The step of a device whose memory holds at most `largest` samples at once: one chunk after the other."""
+    if largest is None or samples <= largest:
+        return work(samples)
+    chunks = -(-samples // largest)
+    return replace(work(samples - (chunks - 1) * largest), before=(chunks - 1) * work(largest).compute)

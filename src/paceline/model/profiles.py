@@ -14,7 +14,7 @@ from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.measurements.results import Launches
 from paceline.measurements.run import Run
-from paceline.measurements.sql import connect
+from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
 from paceline.spec.cluster import Cluster, place
 
@@ -49,7 +49,7 @@ def _one_rank(store: Store, launches: Launches, runs: list[str]) -> Launches:
     """The launches with the times of a typical rank, where several computed side by side without waiting."""
     if launches.first.ranks == 1:
         return launches
-    with connect(store) as connection:
+    with open_views(store) as connection:
         rows = connection.execute(
             """SELECT run, pass_name, median(seconds) FROM steps
                WHERE run IN (SELECT unnest(?)) AND NOT warmup GROUP BY run, pass_name""",
@@ -95,7 +95,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
 
 
 def _spans(store: Store, runs: list[str]) -> list[Row]:
-    with connect(store) as connection:
+    with open_views(store) as connection:
         return connection.execute(
             """SELECT phase, name, median(seconds), median(start_s), max(size_bytes) FROM spans
                WHERE run IN (SELECT unnest(?)) AND rank = 0 AND phase IN ('forward', 'backward')
@@ -106,7 +106,7 @@ def _spans(store: Store, runs: list[str]) -> list[Row]:
 
 def _jitter(store: Store, runs: list[str]) -> float:
     """Standard deviation of a step about its launch's mean, as a share of it; robust to single long steps."""
-    with connect(store) as connection:
+    with open_views(store) as connection:
         rows = connection.execute(
             """SELECT quantile_cont(seconds, 0.75) - quantile_cont(seconds, 0.25), median(seconds) FROM steps
                WHERE run IN (SELECT unnest(?)) AND pass_name = 'clean' AND NOT warmup GROUP BY run""",

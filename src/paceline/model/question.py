@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
 
 from paceline import catalog
+from paceline.cost.collective import fabric_of
+from paceline.cost.memory import WIDTHS, check_fits, largest_batch
 from paceline.errors import InputError, Unsupported
-from paceline.measurements.profile import Profile
+from paceline.measurements.profile import Profile, read_profile
 from paceline.model.calibration import Calibration
-from paceline.model.collective.cost import fabric_of
-from paceline.model.compute import StepWork, input_bytes, on_device, roofline, scaled_to_batch, work_of_profile
-from paceline.model.iteration.terms import Ranks
+from paceline.model.compute import (
+    DeviceWork,
+    StepWork,
+    WorkAt,
+    moved_by_rooflines,
+    roofline_work,
+    work_of_profile,
+)
 from paceline.model.measured.names import device_called
-from paceline.model.memory import check_fits
-from paceline.spec.cluster import Cluster, Device, Placed, place
+from paceline.model.step import Ranks
+from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Question", "check_question", "ranks_of", "works_of"]
+__all__ = ["Question", "check_question", "device_key", "largest_batches", "ranks_of", "ranks_with", "works_of"]
 
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""
@@ -49,50 +62,93 @@ class Question:
 def check_question(question: Question, counts: tuple[int, ...]) -> None:
     """Refuse what cannot be answered, with what to change."""
     if not counts or counts[0] < 1:
-        raise InputError("numbers of devices must be at least 1", hint="for example --devices 1,2,4,8")
+        raise InputError("numbers of devices must be at least 1", hint="for example 1,2,4,8")
     have = question.cluster.num_devices
     if counts[-1] > have:
         raise InputError(
             f"{counts[-1]} devices asked, cluster {question.cluster.name!r} has {have}",
-            hint=f"lower --devices to at most {have}, or describe a larger cluster",
+            hint=f"ask for at most {have}, or describe a larger cluster",
         )
-    if (question.network is None) == (question.profile is None):
-        raise InputError("give either a network or a profile", hint="--network resnet50, or --profile FILE")
     if question.batch < 1:
-        raise InputError(f"a batch of {question.batch} is no batch", hint="--batch must be at least 1")
+        raise InputError(f"a batch of {question.batch} is no batch", hint="a batch is at least 1 sample")
+    check_workload(question)
+    width, shards = _state(question)
+    for device in _devices(question).values():
+        if question.network is not None:
+            check_fits(question.network, device, question.batch, width=width, shards=shards)
 
 
-def works_of(question: Question) -> dict[str, StepWork]:
-    """Work of each kind of device in the cluster."""
-    found: dict[str, StepWork] = {}
-    for host in question.cluster.hosts:
-        for device in host.devices:
-            if _key(device) not in found:
-                found[_key(device)] = _work_on(question, device)
-    return found
+def check_workload(question: Question) -> None:
+    """Either a network or a profile must say what a device computes."""
+    if (question.network is None) == (question.profile is None):
+        raise InputError("give either a network or a profile", hint="a network of the catalog, or a profile's file")
 
 
-def _key(device: Device) -> str:
-    return f"{device.name}|{device.quota}|{device.emulation}"
+def _state(question: Question) -> tuple[int, tuple[int, int]]:
+    """Bytes of a number, and how ZeRO divides the state."""
+    stage = catalog.resolve(question.framework, question.strategy).shard_stage or 0
+    return WIDTHS[question.strategy.precision], (stage, question.cluster.num_devices)
 
 
-def _work_on(question: Question, device: Device) -> StepWork:
+def device_key(device: Device) -> str:
+    """Equal for devices that compute alike."""
+    return device.model_dump_json(exclude={"price"})
+
+
+def _devices(question: Question) -> dict[str, Device]:
+    """One device of each kind."""
+    return {device_key(device): device for host in question.cluster.hosts for device in host.devices}
+
+
+def works_of(question: Question, *, stated_for: int | None = None) -> dict[str, WorkAt]:
+    """Work of each kind of device at any batch; `stated_for` is the batch of emulated times that name none."""
+    return {key: _work_on(question, device, stated_for) for key, device in _devices(question).items()}
+
+
+def largest_batches(question: Question) -> dict[str, int | None]:
+    """The most samples that each kind of device holds at once; None where nothing limits them or is known."""
+    network, (width, shards) = question.network, _state(question)
+    if network is None and question.profile is not None and question.profile.network in catalog.network_names():
+        network = catalog.network(question.profile.network)
+    return {
+        key: None if network is None else largest_batch(network, device, width=width, shards=shards)
+        for key, device in _devices(question).items()
+    }
+
+
+def _work_on(question: Question, device: Device, stated_for: int | None) -> WorkAt:
+    precision, emulation = question.strategy.precision, device.emulation
+    if emulation is not None and emulation.profile is not None:
+        work = work_of_profile(read_profile(Path(emulation.profile)))
+        return replace(work, times=work.times.slowed(1 / emulation.speed), jitter=emulation.jitter).at
     if question.network is not None:
-        width = 4 if question.strategy.precision == "float32" else 2
-        shards = (catalog.resolve(question.framework, question.strategy).shard_stage or 0, question.cluster.num_devices)
-        check_fits(question.network, device, question.batch, width=width, shards=shards)
-        work = roofline(question.network, device, question.batch, precision=question.strategy.precision)
-        return _throttled(work, device)
+        return roofline_work(question.network, device, precision=precision, stated_for=stated_for).at
     assert question.profile is not None
-    profile = question.profile
-    work = scaled_to_batch(work_of_profile(profile), measured=profile.batch, wanted=question.batch)
-    return _throttled(_moved(work, profile, device, question), device)
+    work = work_of_profile(question.profile)
+    if emulation is not None and emulation.forward is not None:
+        return _stated(work, emulation, emulation.batch or stated_for or question.batch).at
+    return _moved(work, question.profile, device, question)
 
 
-def _moved(work: StepWork, profile: Profile, device: Device, question: Question) -> StepWork:
+def _stated(work: DeviceWork, emulation: Emulation, batch: int) -> DeviceWork:
+    """A profile's shares of a step, in the time that an emulation states for a batch."""
+    assert emulation.forward is not None
+    backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
+    seconds = work.times.at(work.measured or batch)
+    stated = np.array([[emulation.forward], [backward]]) / emulation.speed
+    times = replace(
+        work.times,
+        compute=seconds / seconds.sum(axis=1, keepdims=True) * stated / batch,
+        launch=np.zeros_like(seconds),
+    )
+    return replace(work, times=times, jitter=emulation.jitter, basis=f"{work.basis}, in times that emulations state")
+
+
+def _moved(work: DeviceWork, profile: Profile, device: Device, question: Question) -> WorkAt:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
     if profile.device is None or device.name in (profile.device, device_called(profile.device)):
-        return work
+        slow = 1 / device.quota
+        return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
     if profile.network not in catalog.network_names():
         raise Unsupported(
             f"the profile was taken on {profile.device!r}, the cluster has {device.name!r}, "
@@ -100,27 +156,34 @@ def _moved(work: StepWork, profile: Profile, device: Device, question: Question)
             hint=f"profile one step on {device.name!r}",
         )
     network = catalog.network(profile.network)
-    wanted = roofline(network, device, question.batch, precision=question.strategy.precision)
+    wanted = roofline_work(network, device, precision=question.strategy.precision)
     known = device_called(profile.device)
     before = catalog.device(known) if known else None
     if before is None or before.memory_bandwidth is None or "float32" not in before.peak:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
-        return replace(wanted, basis=f"{wanted.basis}; {why}")
-    return on_device(work, measured=roofline(network, before, question.batch), wanted=wanted)
+        return replace(wanted, basis=f"{wanted.basis}; {why}").at
+    measured = roofline_work(network, before)
+
+    def moved(batch: int) -> StepWork:
+        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch))
+
+    return moved
 
 
-def _throttled(work: StepWork, device: Device) -> StepWork:
-    if device.quota == 1.0:
-        return work
-    slow = 1 / device.quota
-    return replace(work, forward=work.forward * slow, backward=work.backward * slow, update=work.update * slow)
-
-
-def ranks_of(question: Question, count: int, calibration: Calibration, works: dict[str, StepWork]) -> Ranks:
-    """The ranks of one number of devices, host after host."""
+def ranks_of(question: Question, count: int, calibration: Calibration, works: dict[str, WorkAt]) -> Ranks:
+    """The ranks of one number of devices, host after host, each with the question's batch."""
     placed = place(question.cluster, count)
-    kinds = [_key(rank.device) for rank in placed]
-    used = sorted(set(kinds))
+    kinds = [device_key(rank.device) for rank in placed]
+    steps = {kind: works[kind](question.batch) for kind in dict.fromkeys(kinds)}
+    return ranks_with(question, placed, [steps[kind] for kind in kinds], calibration=calibration)
+
+
+def ranks_with(
+    question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration
+) -> Ranks:
+    """Ranks on devices, each with its own work; equal works are given as one object."""
+    distinct = {id(work): work for work in works}
+    counts = Counter(map(id, works))
     fabric = fabric_of(question.cluster, placed)
     software = calibration.base_latency
     fabric = replace(
@@ -128,26 +191,36 @@ def ranks_of(question: Question, count: int, calibration: Calibration, works: di
         inside_latency=fabric.inside_latency + software / 5,
         between_latency=fabric.between_latency + software,
     )
+    rates = {rank.device.memory_bandwidth for rank in placed}
     return Ranks(
-        works=tuple(works[kind] for kind in used),
-        counts=tuple(kinds.count(kind) for kind in used),
+        works=tuple(distinct.values()),
+        counts=tuple(counts[key] for key in distinct),
         fabric=fabric,
         batch=question.batch,
-        memory_per_byte=max((1 / r.device.memory_bandwidth for r in placed if r.device.memory_bandwidth), default=0.0),
+        memory_per_byte=max((1 / rate for rate in rates if rate), default=0.0),
         input_s=_input_seconds(question, placed, works),
         accumulate=question.strategy.accumulate,
+        straggle=_straggle(placed),
     )
 
 
-def _input_seconds(question: Question, placed: tuple[Placed, ...], works: dict[str, StepWork]) -> tuple[float, float]:
+def _straggle(placed: Sequence[Placed]) -> tuple[float, float]:
+    """Probability that some emulated device slows a step down, and by which factor."""
+    emulations = [rank.device.emulation for rank in placed if rank.device.emulation is not None]
+    missed = math.prod(1 - emulation.straggle for emulation in emulations)
+    slow = [emulation.straggle_factor for emulation in emulations if emulation.straggle]
+    return 1 - missed, max(slow, default=1.0)
+
+
+def _input_seconds(question: Question, placed: Sequence[Placed], works: Sequence[StepWork]) -> tuple[float, float]:
     """io and h2d of the slowest host: its devices share the disk."""
-    measured = max(work.io for work in works.values()), max(work.h2d for work in works.values())
+    measured = max(work.io for work in works), max(work.h2d for work in works)
     if question.input == "resident" or question.network is None:
         return measured if question.input != "resident" else (0.0, 0.0)
     h2d = io = 0.0
     for index in {rank.host for rank in placed}:
         host, local = question.cluster.hosts[index], sum(rank.host == index for rank in placed)
-        h2d = max(h2d, input_bytes(question.network, question.batch) / host.inside.bandwidth)
+        h2d = max(h2d, _input_bytes(question.network, question.batch) / host.inside.bandwidth)
         if question.input == "files":
             if host.disk is None:
                 raise Unsupported(
@@ -155,3 +228,9 @@ def _input_seconds(question: Question, placed: tuple[Placed, ...], works: dict[s
                 )
             io = max(io, FILE_BYTES * question.batch * local / host.disk)
     return io, h2d
+
+
+def _input_bytes(network: Network, batch: int) -> float:
+    """Bytes of one batch as the device reads it: float32 pixels or 64-bit tokens."""
+    width = 4.0 if network.input.kind == "image" else 8.0
+    return float(np.prod(network.input.shape)) * batch * width

@@ -6,20 +6,22 @@ recurrence runs over all draws at once. Fixing one input at a time tells which m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
 from paceline.model.calibration import CATALOG_ONLY, Calibration
-from paceline.model.collective.sweep import seconds_at
 from paceline.model.compute import StepWork
-from paceline.model.iteration.terms import Factors, fusion_choices, step_terms
 from paceline.model.measured.names import device_called
 from paceline.model.prediction import Curve, Prediction, estimate, knee_of
 from paceline.model.question import Question, check_question, ranks_of, works_of
+from paceline.model.step import Factors, Ranks, fusion_choices, step_terms
+from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
 
-__all__ = ["predict_curve"]
+__all__ = ["basis_of", "draw_factors", "predict_curve", "spreads_of"]
 
 Floats = NDArray[np.float64]
 
@@ -51,42 +53,36 @@ def predict_curve(
     """Predictions for each number of devices, smallest first."""
     counts = tuple(sorted(set(devices)))
     check_question(question, counts)
-    policy = resolve(question.framework, question.strategy)
-    works = works_of(question)
-    spreads = _spreads(counts[-1], calibration, works)
-    factors = _draw(spreads, seed)
-    steps = {
-        count: _terms(question, count, policy, calibration=calibration, works=works, factors=factors)
-        for count in {1, *counts}
-    }
+    policy, works = resolve(question.framework, question.strategy), works_of(question)
+    ranks = {count: ranks_of(question, count, calibration, works) for count in {1, *counts}}
+    largest, every = ranks[counts[-1]], tuple(work(question.batch) for work in works.values())
+    spreads = spreads_of(every, counts[-1], calibration)
+    factors = draw_factors(spreads, seed)
+    steps = {count: step_terms(item, policy, calibration, factors) for count, item in ranks.items()}
     predictions = tuple(_prediction(question, count, steps) for count in counts)
+    fusion = fusion_choices(largest, policy, calibration)
     return Curve(
         label=question.label,
         predictions=predictions,
         knee=_knee(predictions, knee_gain),
         knee_gain=knee_gain,
-        advice=_advice(question, counts[-1], policy, calibration=calibration, works=works, spreads=spreads, seed=seed),
-        basis=_basis(question, policy, calibration, works),
+        advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
+        basis=basis_of(question, policy, calibration, every),
         detail={
             "policy": policy.model_dump(mode="json", exclude_none=True),
-            "fusion": {
-                name: {"exchanges": exchanges, "exposed_s": exposed}
-                for name, (exchanges, exposed) in fusion_choices(
-                    ranks_of(question, counts[-1], calibration, works), policy, calibration
-                ).items()
-            },
+            "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
         },
     )
 
 
-def _spreads(largest: int, calibration: Calibration, works: dict[str, StepWork]) -> dict[str, float]:
-    """Standard deviation of the log of every uncertain input."""
+def spreads_of(works: Sequence[StepWork], largest: int, calibration: Calibration) -> dict[str, float]:
+    """Standard deviation of the log of every uncertain input, for up to `largest` devices."""
     bandwidth, latency = calibration.reach.spread, calibration.latency.spread
     swept = seconds_at(calibration.collectives, "all_reduce", max(2, largest), np.array([1e6]))
     if swept is not None:
         bandwidth = latency = swept[1]
     return {
-        "compute": max(work.spread for work in works.values()),
+        "compute": max(work.spread for work in works),
         "bandwidth": bandwidth,
         "latency": latency,
         "fixed": calibration.fixed_per_gradient.spread,
@@ -94,24 +90,13 @@ def _spreads(largest: int, calibration: Calibration, works: dict[str, StepWork])
     }
 
 
-def _draw(spreads: dict[str, float], seed: int) -> Factors:
+def draw_factors(spreads: dict[str, float], seed: int) -> Factors:
+    """Draws of all uncertain inputs together; the first draw is nominal."""
     rng = np.random.default_rng(seed)
     draws = {name: np.exp(spread * rng.standard_normal(NUM_DRAWS)) for name, spread in sorted(spreads.items())}
     for values in draws.values():
         values[0] = 1.0
     return Factors(**draws)
-
-
-def _terms(
-    question: Question,
-    count: int,
-    policy: Policy,
-    *,
-    calibration: Calibration,
-    works: dict[str, StepWork],
-    factors: Factors,
-) -> dict[str, Floats]:
-    return step_terms(ranks_of(question, count, calibration, works), policy, calibration, factors)
 
 
 def _prediction(question: Question, count: int, steps: dict[int, dict[str, Floats]]) -> Prediction:
@@ -140,11 +125,10 @@ def _knee(predictions: tuple[Prediction, ...], gain: float) -> int | None:
 
 def _advice(
     question: Question,
-    count: int,
+    ranks: Ranks,
     policy: Policy,
     *,
     calibration: Calibration,
-    works: dict[str, StepWork],
     spreads: dict[str, float],
     seed: int,
 ) -> str:
@@ -152,8 +136,7 @@ def _advice(
     widths = {}
     for name in spreads:
         alone = {other: (spread if other == name else 0.0) for other, spread in spreads.items()}
-        drawn = _draw(alone, seed)
-        terms = _terms(question, count, policy, calibration=calibration, works=works, factors=drawn)
+        terms = step_terms(ranks, policy, calibration, draw_factors(alone, seed))
         widths[name] = float(np.std(np.log(sum(terms.values(), np.zeros(NUM_DRAWS)))))
     widest = max(widths, key=lambda key: widths[key])
     return ADVICE_MEASURED[widest] if _is_measured(question, calibration, widest) else ADVICE[widest]
@@ -168,8 +151,12 @@ def _is_measured(question: Question, calibration: Calibration, name: str) -> boo
     return name in ("bandwidth", "latency") and bool(calibration.collectives)
 
 
-def _basis(question: Question, policy: Policy, calibration: Calibration, works: dict[str, StepWork]) -> tuple[str, ...]:
+def basis_of(
+    question: Question, policy: Policy, calibration: Calibration, works: Sequence[StepWork]
+) -> tuple[str, ...]:
+    """What a prediction rests on, one line each."""
     overlap = "overlapped with backward" if policy.overlap else "after backward"
-    fused = f"buckets of {policy.bucket / 2**20:.3g} MiB" if policy.bucket else f"one exchange per {policy.fusion}"
+    usual = "the buckets that end earliest" if policy.fusion == "optimal" else f"one exchange per {policy.fusion}"
+    fused = f"buckets of {policy.bucket / 2**20:.3g} MiB" if policy.bucket else usual
     rule = f"{framework(question.framework)} {policy.version}: {policy.aggregation}, {fused}, {overlap}"
-    return (*sorted({work.basis for work in works.values()}), rule, calibration.source)
+    return (*sorted({work.basis for work in works}), rule, calibration.source)

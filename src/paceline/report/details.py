@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.explain.explanation import Explanation
-from paceline.measurements.run import Check, Environment, Run
+from paceline.measurements.run import Check, Machine, Run
 from paceline.report.markup import Markup, element, join
 from paceline.report.tables import table
 from paceline.units import BYTES
@@ -20,7 +20,7 @@ def settings_section(explanation: Explanation) -> Markup:
     notes = element("ul", *(element("li", label) for label in labels)) if labels else None
     asked = join(element("h3", "The study"), element("pre", explanation.text)) if explanation.text else None
     return join(
-        *(_machine(item) for item in _distinct(run.environment for run in runs)),
+        *(_machine(item) for item in _distinct(run.machine for run in runs)),
         _checks(runs),
         join(element("h3", "Labels of these runs"), notes) if notes else None,
         asked,
@@ -29,15 +29,15 @@ def settings_section(explanation: Explanation) -> Markup:
     )
 
 
-def _distinct(environments: Iterable[Environment]) -> list[Environment]:
+def _distinct(environments: Iterable[Machine]) -> list[Machine]:
     """Each machine once."""
-    found: dict[tuple[object, ...], Environment] = {}
+    found: dict[tuple[object, ...], Machine] = {}
     for item in environments:
         found.setdefault((item.host, item.kernel, tuple(sorted(item.versions.items()))), item)
     return list(found.values())[:8]
 
 
-def _machine(item: Environment) -> Markup:
+def _machine(item: Machine) -> Markup:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(item.versions.items()))
     rows = [
         ["processor", f"{item.cpu}, {item.cores} cores"],
@@ -51,7 +51,7 @@ def _machine(item: Environment) -> Markup:
 def _checks(runs: list[Run]) -> Markup | None:
     found: dict[str, Check] = {}
     for run in runs:
-        for check in run.environment.checks:
+        for check in run.machine.checks:
             if check.status != "ok":
                 found.setdefault(check.name, check)
     if not found:
@@ -70,11 +70,11 @@ def _checks(runs: list[Run]) -> Markup | None:
 def _method(runs: list[Run]) -> str:
     good = [run for run in runs if run.outcome == "ok"]
     dropped = [run.warmup.get("clean", 0) for run in good]
-    drifted = sum(run.drift is not None and abs(run.drift) > 0.05 for run in runs)
+    drifted = sum(run.drifted for run in runs)
     warm = f"{min(dropped)} to {max(dropped)} steps of each launch were dropped as warm-up. " if dropped else ""
     return (
         f"{len(runs)} launches, {len(runs) - len(good)} of them failed. {warm}Throughput is the median over launches "
         "of all samples over all time, with a bootstrap interval; a step is as long as its slowest rank. Phases are "
         "differences between passes that each add one part of the step. "
-        f"The machine's own speed was more than 5 % off its median before {drifted} launches."
+        f"The machine's own speed was off its median by more than the asked width before {drifted} launches."
     )

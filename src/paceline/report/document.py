@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.explain.explanation import CaseExplanation, Explanation
-from paceline.explain.residual import Series
+from paceline.explain.predicted import ScalingSeries
 
 __all__ = ["explanation_document"]
 
@@ -41,7 +41,7 @@ def _case(case: CaseExplanation) -> dict[str, Any]:
     }
 
 
-def _series(item: Series) -> dict[str, Any]:
+def _series(item: ScalingSeries) -> dict[str, Any]:
     return {
         "label": item.label,
         "curve": item.curve.as_dict() if item.curve else None,

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.explain.breakdown import Breakdown
+from paceline.explain.cases.breakdown import Breakdown
+from paceline.explain.cases.step import Sensitivity
 from paceline.explain.gap import Gap
-from paceline.explain.residual import Series
-from paceline.explain.whatif import Sensitivity
+from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.run import PHASES, Span
 from paceline.report.markup import plot_text
 from paceline.report.tables import shown_phases
@@ -29,7 +29,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
 
 
-def scaling(series: Sequence[Series]) -> Figure:
+def scaling(series: Sequence[ScalingSeries]) -> Figure:
     """Samples per second over ranks: measured with intervals, ideal, predicted with its band."""
     traces: list[Figure] = []
     for number, item in enumerate(_scaled(series)):
@@ -39,14 +39,14 @@ def scaling(series: Sequence[Series]) -> Figure:
     return _figure(traces, x="ranks", y="samples per second", log=True)
 
 
-def _scaled(series: Sequence[Series]) -> list[Series]:
+def _scaled(series: Sequence[ScalingSeries]) -> list[ScalingSeries]:
     """Curves with more than one point, measured or predicted; the fastest if there are too many."""
     chosen = [s for s in series if _points(s) and (len(_points(s)) > 1 or s.curve)]
     chosen.sort(key=lambda s: -max(value for _, value, _, _ in _points(s)))
     return chosen[:MOST_SERIES]
 
 
-def _points(item: Series) -> list[tuple[int, float, float, float]]:
+def _points(item: ScalingSeries) -> list[tuple[int, float, float, float]]:
     """Ranks, throughput, and the distances to the ends of its interval."""
     found = []
     for case in item.cases:
@@ -61,7 +61,7 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _measured(item: Series, number: int) -> Figure:
+def _measured(item: ScalingSeries, number: int) -> Figure:
     points = _points(item)
     return {
         "type": "scatter",
@@ -82,7 +82,7 @@ def _measured(item: Series, number: int) -> Figure:
     }
 
 
-def _ideal(item: Series, number: int) -> Figure:
+def _ideal(item: ScalingSeries, number: int) -> Figure:
     ranks, rate = _points(item)[0][:2]
     last = max(
         [point[0] for point in _points(item)] + [p.devices for p in item.curve.predictions]
@@ -101,7 +101,7 @@ def _ideal(item: Series, number: int) -> Figure:
     }
 
 
-def _predicted(item: Series, number: int) -> list[Figure]:
+def _predicted(item: ScalingSeries, number: int) -> list[Figure]:
     if item.curve is None:
         return []
     found = item.curve.predictions
@@ -131,7 +131,7 @@ def _predicted(item: Series, number: int) -> list[Figure]:
     return [band, line]
 
 
-def efficiency(series: Sequence[Series]) -> Figure:
+def efficiency(series: Sequence[ScalingSeries]) -> Figure:
     """Efficiency over ranks, against each curve's own base."""
     traces = []
     for number, item in enumerate(_scaled(series)):
@@ -296,7 +296,7 @@ def tornado(items: Sequence[Sensitivity]) -> Figure:
     return figure
 
 
-def residual_bars(series: Sequence[Series]) -> Figure:
+def residual_bars(series: Sequence[ScalingSeries]) -> Figure:
     """Measured and predicted seconds of every phase, for the largest case of each series."""
     shown = [item.residuals[-1] for item in series if item.residuals][:4]
     names = shown_phases(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paceline.explain.advice.finding import Finding
+from paceline.explain.findings.finding import Finding
 from paceline.measurements.summary import Interval
 from paceline.report.markup import Markup, element, join
 from paceline.units import format_share

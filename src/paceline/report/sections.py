@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.explain.breakdown import Breakdown
+from paceline.explain.cases.breakdown import Breakdown
+from paceline.explain.cases.step import measured_step, predicted_step
 from paceline.explain.explanation import CaseExplanation, Explanation
-from paceline.explain.residual import Residual, Series
-from paceline.explain.timeline import measured_step, predicted_step
+from paceline.explain.predicted import Residual, ScalingSeries
 from paceline.report import figures
 from paceline.report.details import settings_section
 from paceline.report.findings import findings_section
@@ -120,7 +120,7 @@ def _scaling(page: Page) -> Markup | None:
     return join(element("p", words, class_="quiet"), plots, note)
 
 
-def _calibrated(series: Sequence[Series]) -> str:
+def _calibrated(series: Sequence[ScalingSeries]) -> str:
     """What the drawn curves were calibrated with."""
     found = sorted({item.basis for item in series if item.basis})
     return f", calibrated with {' or '.join(found)}" if found else ""

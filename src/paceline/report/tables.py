@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paceline.explain.breakdown import Breakdown
+from paceline.explain.cases.breakdown import Breakdown
+from paceline.explain.cases.stragglers import Straggler
 from paceline.explain.explanation import CaseExplanation
 from paceline.explain.gap import Gap
-from paceline.explain.residual import Residual
-from paceline.explain.stragglers import Straggler
+from paceline.explain.predicted import Residual
 from paceline.measurements.run import PHASES
 from paceline.measurements.summary import Interval
 from paceline.report.markup import Markup, element

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from paceline.explain.explanation import Explanation
-from paceline.explain.waterfall import Bar
+from paceline.explain.gap import Bar
 from paceline.measurements.summary import Interval
 from paceline.report.findings import gain_words, unsure_words
 from paceline.units import SECONDS, format_share

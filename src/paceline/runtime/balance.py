@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.cost.split import Cost, proportional_split, split_batch
 from paceline.runtime.cost import Estimate
-from paceline.spec.split import Cost, proportional_split, split_batch
 
 __all__ = ["Balance"]
 

@@ -11,7 +11,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.spec.split import Cost
+from paceline.cost.split import Cost
 
 __all__ = ["Estimate"]
 

@@ -5,7 +5,6 @@ A job has a folder for its secret's lifetime: logs of all ranks, and the roster 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -14,16 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.bench.job import Launch, Launcher, MeetingPoint, Process
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.site import Process, Rendezvous, Site
 from paceline.errors import InputError
 from paceline.spec.cluster import Cluster, Placed, place
-from paceline.spec.layers import Flatten
-from paceline.spec.network import ImageInput, Network
-from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case
 
-__all__ = ["Ended", "Grouping", "TrainingJob", "meeting_of", "processes_of", "reduced", "watch"]
+__all__ = ["Ended", "Grouping", "TrainingJob", "num_ports", "processes_of", "reduced", "watch"]
 
 POLL_S = 0.1
 
@@ -49,8 +43,8 @@ class TrainingJob:
     python: Path
     folder: Path
     placement: tuple[Placed, ...]
-    meet: MeetingPoint
-    """Free ports: one for rank 0, then one for each group's first rank, then one for each shard."""
+    rendezvous: Rendezvous
+    """With as many free ports as `num_ports` says."""
     threads: int = 1
     path: Path | None = None
     """Directory to import Paceline from, where the interpreter does not have it installed."""
@@ -117,7 +111,7 @@ def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
 def _shard_place(job: TrainingJob, grouping: Grouping, index: int) -> tuple[str, int]:
     """Each shard is on the host of its group's first rank, so that no single host is a hot spot."""
     host = job.placement[grouping.groups[index][0]].host
-    return job.meet.address_of(host), job.meet.ports[1 + len(grouping.groups) + index]
+    return job.rendezvous.address_of(host), job.rendezvous.ports[1 + len(grouping.groups) + index]
 
 
 def _path(job: TrainingJob) -> dict[str, str]:
@@ -129,9 +123,9 @@ def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str
     index = next(number for number, group in enumerate(grouping.groups) if rank in group)
     group = grouping.groups[index]
     places = [_shard_place(job, grouping, number) for number in range(len(grouping.groups))]
-    first = job.meet.address_of(job.placement[group[0]].host)
+    first = job.rendezvous.address_of(job.placement[group[0]].host)
     return {
-        "PACELINE_JOIN": f"{first}:{job.meet.ports[1 + index]}",
+        "PACELINE_JOIN": f"{first}:{job.rendezvous.ports[1 + index]}",
         "PACELINE_ROSTER": str(job.folder / f"roster-{index}.json"),
         "PACELINE_RANK": str(group.index(rank)),
         "PACELINE_SIZE": str(len(group)),
@@ -146,7 +140,7 @@ def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str
 def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     env = {
         "PYTHONUNBUFFERED": "1",
-        "PACELINE_JOIN": f"{job.meet.address}:{job.meet.ports[0]}",
+        "PACELINE_JOIN": f"{job.rendezvous.address}:{job.rendezvous.ports[0]}",
         "PACELINE_SECRET": job.secret,
         "PACELINE_ROSTER": str(job.folder / "roster.json"),
         "PACELINE_RANK": str(placed.rank),
@@ -159,7 +153,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
         env |= _group_env(job, job.grouping, placed.rank)
     if placed.device.emulation is not None:
         emulation = placed.device.emulation.model_dump(mode="json")
-        emulation["speed"] /= job.meet.dilation
+        emulation["speed"] /= job.rendezvous.dilation
         env["PACELINE_EMULATION"] = json.dumps(emulation)
     return env
 
@@ -176,55 +170,35 @@ def reduced(cluster: Cluster, chosen: Sequence[int]) -> Cluster:
     return cluster.model_copy(update={"hosts": tuple(hosts)})
 
 
-def meeting_of(launcher: Launcher, cluster: Cluster, *, groups: int, threads: int) -> MeetingPoint:
-    """Where all ranks of a cluster meet by this launcher, with as many ports as the groups need."""
-    nothing = Network(name="script", input=ImageInput(channels=1, height=1, width=1), layers=(Flatten(name="flat"),))
-    case = Case(
-        network=nothing,
-        cluster=cluster,
-        framework="paceline/group",
-        strategy=Strategy(),
-        ranks=cluster.num_devices,
-        batch=1,
-        scaling="weak",
-        placement="packed",
-        input="resident",
-        threads=threads,
-    )
-    meet = launcher.meeting_point(case)
-    needed = 1 + 2 * groups
-    local = launcher.name == "local"
-    return replace(meet, ports=free_ports(needed) if local else tuple(range(meet.ports[0], meet.ports[0] + needed)))
+def num_ports(grouping: Grouping | None) -> int:
+    """Ports that a job needs: one for rank 0, then one for each group's first rank, then one for each shard."""
+    return 1 + (2 * len(grouping.groups) if grouping is not None else 0)
 
 
-def watch(launcher: Launcher, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | Ended]:
+def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | Ended]:
     """Start the ranks and tell their lines as they come; the last value says how it ended.
 
     A rank that is killed is started again while restarts are left; it joins the others where they are.
     """
-    together = launcher.start(processes)
+    together = site.start(processes)
     launches = {process.name: together for process in processes}
     followed = {process.name: _Tail(process.log) for process in processes}
     used = 0
-    try:
-        while True:
-            codes = {name: launch.poll()[name] for name, launch in launches.items()}
-            training = any(codes[process.name] is None for process in processes if process.rank is not None)
-            for process in processes:
-                yield from (f"[{process.name}] {line}" for line in followed[process.name].lines())
-                if training and _comes_back(process, codes[process.name], used < restarts):
-                    used += process.rank is not None
-                    yield f"[{process.name}] ended with {codes[process.name]}; started again"
-                    launches[process.name] = launcher.start([_late(process)])
-                    codes[process.name] = None
-            if not training:
-                ended = {p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None}
-                yield Ended(ended, used)
-                return
-            time.sleep(POLL_S)
-    finally:
-        for launch in {id(launch): launch for launch in (together, *launches.values())}.values():
-            _stop(launch)
+    while True:
+        codes = {name: launch.poll()[name] for name, launch in launches.items()}
+        training = any(codes[process.name] is None for process in processes if process.rank is not None)
+        for process in processes:
+            yield from (f"[{process.name}] {line}" for line in followed[process.name].lines())
+            if training and _comes_back(process, codes[process.name], used < restarts):
+                used += process.rank is not None
+                yield f"[{process.name}] ended with {codes[process.name]}; started again"
+                launches[process.name] = site.start([_late(process)])
+                codes[process.name] = None
+        if not training:
+            ended = {p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None}
+            yield Ended(ended, used)
+            return
+        time.sleep(POLL_S)
 
 
 def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
@@ -237,11 +211,6 @@ def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
 def _late(process: Process) -> Process:
     """A rank that comes back finds the others by the roster."""
     return replace(process, env={**process.env, "PACELINE_LATE": "1"})
-
-
-def _stop(launch: Launch) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        launch.stop()
 
 
 class _Tail:

@@ -1,1 +1,1 @@
-"""What is asked: frozen data, no framework, no clock."""
+"""Input data: networks, clusters, strategies and studies as frozen models, independent of any framework."""

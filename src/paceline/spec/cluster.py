@@ -1,4 +1,4 @@
-"""Devices, hosts, links. Unequal devices and links are the normal case: a cluster is a list of hosts."""
+"""Devices, hosts, links and clusters; devices and links of a cluster may differ."""
 
 from __future__ import annotations
 
@@ -8,84 +8,104 @@ from pydantic import Field, model_validator
 
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
 
-__all__ = ["Cluster", "Device", "DeviceKind", "Emulation", "Host", "Link", "Placed", "Precision", "place"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "DeviceKind",
+    "Emulation",
+    "Host",
+    "LayerClass",
+    "Link",
+    "Placed",
+    "Precision",
+    "ReachShare",
+    "place",
+]
 
 DeviceKind = Literal["gpu", "cpu", "manycore", "other"]
 Precision = Literal["float64", "float32", "tf32", "float16", "bfloat16", "float8"]
+LayerClass = Literal["convolution", "linear", "attention", "elementwise"]
+"""Kinds of layer that reach different shares of a device's rates."""
+ReachShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class Emulation(Noun):
-    """How a rank pretends to be this device: compute becomes timed waits, gradients stay real."""
+    """How a rank emulates this device: compute is a timed wait, gradients are real."""
 
     forward: Seconds | None = None
-    """Seconds of one forward pass of the case; none given means the model's estimate for the device."""
+    """Time of one forward pass of the case; by default the model's estimate for the device."""
     backward: Seconds | None = None
-    """Seconds of one backward pass; none given means twice the forward."""
+    """Time of one backward pass; by default twice the forward pass."""
+    batch: Count | None = None
+    """Number of samples of the stated forward and backward times; by default the batch of the case."""
     profile: Name | None = None
-    """Path of a profile whose times, layer by layer, the device takes, scaled to the case's batch."""
+    """Path of a profile with the times of each layer, which are scaled to the batch of the case."""
     speed: Annotated[float, Field(gt=0)] = 1.0
-    """How many times faster than stated the device is."""
+    """Factor by which the device is faster than the stated times."""
     jitter: Share = 0.0
-    """Standard deviation of a step's compute time, as a share of it."""
+    """Standard deviation of the compute time of a step, relative to its mean."""
     straggle: Share = 0.0
     """Probability that a step is slowed down."""
     straggle_factor: Annotated[float, Field(ge=1)] = 10.0
-    """How many times longer such a step takes."""
+    """Factor by which such a step takes longer."""
 
 
 class Device(Noun):
-    """One accelerator or one processor that computes; an unknown figure is absent, never guessed."""
+    """One accelerator or processor; unknown figures are absent, never guessed."""
 
     name: Name
     kind: DeviceKind = "gpu"
     peak: dict[Precision, Flops] = Field(default_factory=dict)
     """Peak dense compute rate by precision, as the vendor states it."""
     memory: Bytes | None = None
-    """Size of its own memory."""
+    """Memory size."""
     memory_bandwidth: Bandwidth | None = None
-    """Rate of its own memory, as the vendor states it."""
+    """Memory bandwidth, as the vendor states it."""
     launch_overhead: Seconds | None = None
-    """Time that starting one kernel takes when nothing hides it."""
+    """Time to launch one kernel when the launch is not hidden by other work."""
+    reach: dict[LayerClass, ReachShare] = Field(default_factory=dict)
+    """Share of peak compute that convolution, linear and attention layers reach, and share of memory bandwidth that
+    elementwise layers reach; by default the catalog's share for the kind of device."""
     price: Price | None = None
-    """Rent of one device."""
+    """Price of one device."""
     emulation: Emulation | None = None
-    """Given if a rank only pretends to be this device."""
+    """Present if ranks emulate this device."""
     quota: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of its compute it may really use; below 1 the launcher throttles the rank."""
+    """Share of the device that the rank may use; below 1 the launcher throttles the rank."""
 
 
 class Link(Noun):
-    """One way between two points; the rate is per direction."""
+    """A connection between two devices or hosts."""
 
     name: Name
     bandwidth: Bandwidth
-    """Rate of one direction."""
+    """Rate per direction."""
     latency: Seconds = 0.0
-    """One-way time of an empty message."""
+    """One-way latency of an empty message."""
     jitter: Seconds = 0.0
     """Standard deviation of the latency."""
     loss: Share = 0.0
-    """Share of packets that are lost."""
+    """Packet loss rate."""
 
 
 class Host(Noun):
-    """A machine: its devices, how they reach each other, and how it reaches other hosts."""
+    """A machine: its devices, the link between them, and the link to other hosts."""
 
     name: Name
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
-    """In the order in which ranks are placed on them."""
+    """Devices, in the order in which ranks are placed on them."""
     inside: Link
-    """Between two devices of this host."""
+    """Link between two devices of this host."""
     link: Link
-    """From this host to the others."""
+    """Link from this host to the other hosts."""
     nics: Count = 1
-    """Network ports that its devices share."""
+    """Number of network ports, shared by the devices."""
     address: str | None = None
-    """Where ssh, mpirun or a scheduler finds it; its name if absent."""
+    """Host name or address for ssh, mpirun or a scheduler; by default `name`."""
     disk: Bandwidth | None = None
-    """Rate at which it reads training data; all its devices share it."""
+    """Rate at which the host reads training data, shared by its devices."""
     cores: Count | None = None
-    """Processor cores that its ranks share."""
+    """Number of processor cores, shared by the ranks."""
 
 
 class Cluster(Noun):
@@ -104,12 +124,12 @@ class Cluster(Noun):
 
     @property
     def num_devices(self) -> int:
-        """Devices of all hosts."""
+        """Number of devices of all hosts."""
         return sum(len(host.devices) for host in self.hosts)
 
 
 class Placed(Noun):
-    """One rank: where it runs and on what."""
+    """The host and device of one rank."""
 
     rank: int
     host: int
@@ -119,7 +139,7 @@ class Placed(Noun):
 
 
 def place(cluster: Cluster, ranks: int, *, spread: bool = False) -> tuple[Placed, ...]:
-    """Ranks on devices: host after host, or with `spread` one device of each host in turn."""
+    """Assign ranks to devices: host after host, or with `spread` round robin over the hosts."""
     if ranks > cluster.num_devices:
         raise ValueError(f"{ranks} ranks on {cluster.num_devices} devices of cluster {cluster.name!r}")
     slots = [(host, index) for host, item in enumerate(cluster.hosts) for index in range(len(item.devices))]

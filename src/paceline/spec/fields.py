@@ -1,4 +1,4 @@
-"""The kinds of field that spec nouns are made of: quantities with units, counts, names."""
+"""Field types of spec models: quantities with units, counts, names."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 TEXT = {"quantities": "text"}
-"""The serialisation context in which quantities are written with their units."""
+"""The serialization context in which quantities are written with their units."""
 
 
 class Noun(BaseModel):
-    """Frozen data: unknown fields are refused, types are not coerced, the string beneath a field documents it."""
+    """Base class of spec models: frozen, strict types, no unknown fields; the string beneath a field documents it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -52,19 +52,19 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 LABEL_WORDS = "letters, digits, dots, dashes and underscores, at most 100, the first a letter or digit"
-"""What a label may hold, for people; labels become names of directories."""
+"""The syntax of a label, for error messages; labels become directory names."""
 Pair = tuple[int, int]
 
 
 def as_text(noun: Noun) -> dict[str, Any]:
-    """The noun as plain data for a text file: quantities with units, defaults left out, kinds kept."""
+    """The model as plain data for a text file: quantities with units, without default values, with kinds."""
     data: dict[str, Any] = noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)
     _keep_kinds(noun, data)
     return data
 
 
 def _keep_kinds(value: Any, data: Any) -> None:
-    """A `kind` tells a union its member, so it is written although it is the member's default."""
+    """Add every `kind`: it selects the member of a union, so it is written although it has its default value."""
     if isinstance(value, Noun):
         if "kind" in type(value).model_fields:
             data["kind"] = dict(value)["kind"]

@@ -1,4 +1,4 @@
-"""The kinds of layer a network is made of, as framework-free data.
+"""The kinds of layer of a network, independent of any framework.
 
 Shapes exclude the batch: an image is (channels, height, width), text is (length,), a sequence (length, width).
 """
@@ -41,9 +41,9 @@ Padding = Annotated[int, Field(ge=0)]
 
 class _Layer(Noun):
     name: Name
-    """Unique in its network; parameters are called `name.weight`, `name.bias`, ..."""
+    """Unique in its network; the parameters are `name.weight`, `name.bias`, ..."""
     inputs: tuple[Name, ...] = ()
-    """Names of the layers it reads, `input` for the network's input; none given means the layer before it."""
+    """Names of its input layers, `input` for the network's input; by default the previous layer."""
 
 
 class Conv2d(_Layer):
@@ -55,13 +55,13 @@ class Conv2d(_Layer):
     kernel: tuple[Count, Count]
     """Height and width of the window."""
     stride: tuple[Count, Count] = (1, 1)
-    """Steps of the window, down and across."""
+    """Vertical and horizontal stride of the window."""
     padding: tuple[Padding, Padding] = (0, 0)
-    """Zeros on both sides, above and below, left and right."""
+    """Vertical and horizontal zero padding on each side."""
     groups: Count = 1
-    """Groups of channels that do not see each other."""
+    """Number of independent groups of channels."""
     bias: bool = True
-    """Whether a trainable number is added to each channel."""
+    """Whether each channel has a trainable bias."""
 
 
 class Linear(_Layer):
@@ -71,13 +71,13 @@ class Linear(_Layer):
     features: Count
     """Size of the output's last axis."""
     bias: bool = True
-    """Whether a trainable number is added to each feature."""
+    """Whether each feature has a trainable bias."""
     tied_to: Name | None = None
-    """The embedding whose table is this layer's weight; it then has no weight of its own."""
+    """Name of the embedding whose table is the weight of this layer."""
 
 
 class BatchNorm(_Layer):
-    """Normalisation over the batch per channel, with scale and shift; statistics of the batch while training."""
+    """Batch normalization per channel, with scale and shift; training uses the statistics of the batch."""
 
     kind: Literal["batch_norm"] = "batch_norm"
     eps: float = 1e-5
@@ -85,7 +85,7 @@ class BatchNorm(_Layer):
 
 
 class LayerNorm(_Layer):
-    """Normalisation over the last axis, with scale and shift."""
+    """Layer normalization over the last axis, with scale and shift."""
 
     kind: Literal["layer_norm"] = "layer_norm"
     eps: float = 1e-5
@@ -93,11 +93,11 @@ class LayerNorm(_Layer):
 
 
 class LocalResponseNorm(_Layer):
-    """Normalisation across neighbouring channels: x / (k + alpha / size * sum of squares) ** beta."""
+    """Normalization across neighbouring channels: x / (k + alpha / size * sum of squares) ** beta."""
 
     kind: Literal["local_response_norm"] = "local_response_norm"
     size: Count = 5
-    """Channels that are summed over."""
+    """Number of channels in the sum."""
     alpha: float = 1e-4
     """Weight of the sum."""
     beta: float = 0.75
@@ -130,9 +130,9 @@ class _Pool(_Layer):
     kernel: tuple[Count, Count]
     """Height and width of the window."""
     stride: tuple[Count, Count]
-    """Steps of the window, down and across."""
+    """Vertical and horizontal stride of the window."""
     padding: tuple[Padding, Padding] = (0, 0)
-    """Added on both sides, above and below, left and right."""
+    """Vertical and horizontal padding on each side."""
     ceil: bool = False
     """Round the output size up; a window must still start inside the image or its left padding."""
 
@@ -156,11 +156,11 @@ class GlobalAvgPool(_Layer):
 
 
 class Dropout(_Layer):
-    """Zeroes a share of the elements while training."""
+    """Sets a random share of the elements to zero during training."""
 
     kind: Literal["dropout"] = "dropout"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of the elements."""
+    """Share of the elements that are set to zero."""
 
 
 class Flatten(_Layer):
@@ -176,7 +176,7 @@ class Add(_Layer):
 
 
 class Concat(_Layer):
-    """Its inputs side by side along the channels."""
+    """Concatenation of its inputs along the channels."""
 
     kind: Literal["concat"] = "concat"
 
@@ -188,17 +188,17 @@ class PadShortcut(_Layer):
     channels: Count
     """Channels of the output."""
     stride: Count = 2
-    """Every how manyth pixel is kept."""
+    """Distance between the pixels that are kept."""
 
 
 class Embedding(_Layer):
-    """A row of its table for each token; weight (rows, width)."""
+    """Embedding table with one row per token; weight (rows, width)."""
 
     kind: Literal["embedding"] = "embedding"
     rows: Count
     """Size of the vocabulary."""
     width: Count
-    """Numbers of each row."""
+    """Size of each row."""
 
 
 class PositionEmbedding(_Layer):
@@ -206,7 +206,7 @@ class PositionEmbedding(_Layer):
 
     kind: Literal["position_embedding"] = "position_embedding"
     rows: Count
-    """Longest text."""
+    """Maximum number of positions."""
 
 
 class TypeEmbedding(_Layer):
@@ -214,7 +214,7 @@ class TypeEmbedding(_Layer):
 
     kind: Literal["type_embedding"] = "type_embedding"
     rows: Count = 2
-    """Kinds of segment."""
+    """Number of segment types."""
 
 
 class Attention(_Layer):
@@ -222,9 +222,9 @@ class Attention(_Layer):
 
     kind: Literal["attention"] = "attention"
     heads: Count
-    """Parts into which the width is split."""
+    """Number of heads."""
     causal: bool = False
-    """Each position sees only those before it and itself."""
+    """Whether a position attends only to itself and earlier positions."""
 
 
 class FirstToken(_Layer):

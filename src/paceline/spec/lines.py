@@ -1,7 +1,7 @@
-"""Where in a TOML file each field stands, so that an error can name its line.
+"""Line numbers of the fields of a TOML file, for error messages.
 
-The standard parser keeps no positions. This one reads only what is needed for them: table headers, keys, and the
-extent of values that span lines. What it cannot place falls back to the enclosing field.
+The standard parser keeps no positions. This module parses only what positions need: table headers, keys, and the
+extent of multi-line values. A field without a position gets the line of the enclosing field.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _TOKEN = re.compile(r"""\"{3}|'{3}|"(?:[^"\\]|\\.)*"|'[^']*'|\#.*|[\[\]{}]""")
 
 
 def locate(text: str) -> dict[Path, int]:
-    """Line number of every table and key, by path; the numbers of arrays of tables are part of the path."""
-    found: dict[Path, int] = {}
+    """Line number of every table and key, by path; indices of arrays of tables are part of the path."""
+    lines: dict[Path, int] = {}
     counts: dict[Path, int] = {}
     table: Path = ()
     for number, line in _logical_lines(text):
         header = _HEADER.match(line)
         if header:
             table = _table_path(_parts(header.group(2)), header.group(1) == "[[", counts)
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
             continue
         key = _KEY.match(line)
         if key:
-            found.setdefault((*table, *_parts(key.group(1))), number)
-    return found
+            lines.setdefault((*table, *_parts(key.group(1))), number)
+    return lines
 
 
-def line_of(path: Path, found: dict[Path, int]) -> int | None:
-    """Line of the field, or of the nearest field around it that was placed."""
+def line_of(path: Path, lines: dict[Path, int]) -> int | None:
+    """Line of the field, or of the innermost enclosing field that has a line."""
     for end in range(len(path), 0, -1):
-        if path[:end] in found:
-            return found[path[:end]]
+        if path[:end] in lines:
+            return lines[path[:end]]
     return None
 
 
@@ -52,7 +52,7 @@ def _parts(dotted: str) -> Path:
 
 
 def _table_path(parts: Path, is_array: bool, counts: dict[Path, int]) -> Path:
-    """A header's path with the index of each array of tables it passes through."""
+    """The path of a header with the index of each enclosing array of tables."""
     path: Path = ()
     for position, part in enumerate(parts):
         path = (*path, part)
@@ -65,7 +65,7 @@ def _table_path(parts: Path, is_array: bool, counts: dict[Path, int]) -> Path:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, those that continue a value left out."""
+    """Lines with their numbers, without the continuation lines of values."""
     lines = text.split("\n")
     at = 0
     while at < len(lines):
@@ -74,7 +74,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _value_end(lines: list[str], at: int) -> int:
-    """The line after a key's value, found by brackets and quotes that are still open."""
+    """The line after the value of a key, determined by open brackets and quotes."""
     depth, quote = 0, ""
     for number in range(at, len(lines)):
         depth, quote = _after(lines[number], depth, quote)
@@ -84,7 +84,7 @@ def _value_end(lines: list[str], at: int) -> int:
 
 
 def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
-    """Open brackets and the open long quote after a line."""
+    """Number of open brackets and the open multi-line quote after a line."""
     at = 0
     while True:
         if quote:

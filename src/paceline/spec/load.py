@@ -1,45 +1,79 @@
-"""TOML to spec nouns and back; every wrong field is reported at once, with file, line, given, expected and a hint."""
+"""Conversion of TOML to spec models and back; all invalid fields are reported at once, with file, line and hint.
+
+Three steps: text to plain data, plain data to models, and pydantic's errors to problems. The allowed fields and kinds
+are derived from the models.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from paceline.errors import InputError, Problem, SpecError, UnknownName
+from paceline.errors import InputError, Problem, SpecError, UnitError, UnknownName, nearest
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import Noun, as_text
+from paceline.spec.fields import LABEL_WORDS, Noun, as_text
 from paceline.spec.lines import line_of, locate
 from paceline.spec.network import Network
-from paceline.spec.problems import problems
-from paceline.spec.study import Case, Known, Study, expand, misfits
+from paceline.spec.study import Case, Catalog, Study, conflicts, expand
 
-__all__ = ["dump", "load_cases", "load_noun", "load_study", "parse_noun", "read_text"]
+__all__ = ["dump", "load_cases", "load_noun", "load_study", "models_of", "parse_noun", "read_text"]
 
 N = TypeVar("N", bound=Noun)
 MAX_BYTES = 4 * 2**20
-"""Larger files are refused: no study is that long."""
+"""Larger files are refused."""
+
+Place = tuple[str | int, ...]
+Context = dict[str, Any]
+
+WORDS: dict[str, Callable[[Context], str]] = {
+    "bool_type": lambda ctx: "true or false",
+    "dict_type": lambda ctx: "a table",
+    "finite_number": lambda ctx: "a finite number",
+    "float_type": lambda ctx: "a number",
+    "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
+    "int_from_float": lambda ctx: "a whole number",
+    "int_parsing_size": lambda ctx: "a smaller number",
+    "int_type": lambda ctx: "a whole number",
+    "less_than": lambda ctx: f"less than {ctx['lt']:g}",
+    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
+    "model_attributes_type": lambda ctx: "a table",
+    "model_type": lambda ctx: "a table",
+    "string_pattern_mismatch": lambda ctx: LABEL_WORDS,
+    "string_too_long": lambda ctx: f"at most {ctx['max_length']} characters",
+    "string_too_short": lambda ctx: f"at least {ctx['min_length']} character",
+    "string_type": lambda ctx: "text in quotes",
+    "too_long": lambda ctx: f"at most {ctx['max_length']} items",
+    "too_short": lambda ctx: f"at least {ctx['min_length']} item",
+    "tuple_type": lambda ctx: "a list in square brackets",
+}
+"""The expected value in words, by pydantic's error type; other types keep pydantic's message."""
 
 
 def load_noun(path: Path, kind: type[N]) -> N:
-    """The noun that a TOML file describes."""
+    """Load a model from a TOML file."""
     return parse_noun(read_text(path), kind, str(path))
 
 
 def parse_noun(text: str, kind: type[N], file: str) -> N:
-    """The noun that TOML text describes; `file` names it in errors."""
+    """Load a model from TOML text; errors name `file`."""
     return validate(parse_toml(text, file), kind, text=text, file=file)
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
-    """Plain data of TOML text; a syntax error becomes a SpecError with its line."""
+    """Parse TOML text to plain data; a syntax error becomes a SpecError with its line."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
@@ -50,20 +84,20 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
 
 
 def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str) -> N:
-    """The noun that plain data describes, or every problem of it."""
+    """Load a model from plain data; raise all its problems at once."""
     try:
         return kind.model_validate_json(json.dumps(data, default=_date))
     except ValidationError as error:
-        raise SpecError(file, problems(error, kind, text=text, file=file)) from None
+        raise SpecError(file, _problems(error, kind, text=text, file=file)) from None
 
 
 def _date(value: datetime.date | datetime.time) -> dict[str, str]:
-    """TOML has dates, no noun has: wrapped, so that none passes as text."""
+    """Wrap a TOML date, because no model has dates and a date must not be accepted as text."""
     return {"date": str(value)}
 
 
 def read_text(path: Path) -> str:
-    """The file's text, or one clear error."""
+    """The text of a file; an unreadable file is an InputError."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: not a file", hint="give the path of a TOML file")
@@ -86,39 +120,39 @@ def _decoded(data: bytes, file: str) -> str:
         raise SpecError(file, [problem]) from None
 
 
-def load_study(path: Path, known: Known) -> Study:
-    """A study whose every name is known; problems of fields and of names are reported together."""
+def load_study(path: Path, catalog: Catalog) -> Study:
+    """Load a study and check its names; problems of fields and of names are reported together."""
     text = read_text(path)
     data = parse_toml(text, str(path))
-    found = _unknown_names(data, _with_files(known, path.parent), str(path), locate(text))
+    unknown = _unknown_names(data, _with_files(catalog, path.parent), str(path), locate(text))
     try:
         study = validate(data, Study, text=text, file=str(path))
     except SpecError as error:
-        both = [*error.problems, *found]
+        both = [*error.problems, *unknown]
         raise SpecError(path, sorted(both, key=lambda problem: problem.line or 0)) from None
-    if found:
-        raise SpecError(path, found)
+    if unknown:
+        raise SpecError(path, unknown)
     return study
 
 
-def load_cases(path: Path, known: Known) -> tuple[Study, tuple[Case, ...]]:
+def load_cases(path: Path, catalog: Catalog) -> tuple[Study, tuple[Case, ...]]:
     """A study and the cases it expands into."""
-    study = load_study(path, known)
-    known = _with_files(known, path.parent)
-    found = misfits(study, known)
-    if found:
+    study = load_study(path, catalog)
+    catalog = _with_files(catalog, path.parent)
+    conflicting = conflicts(study, catalog)
+    if conflicting:
         places = locate(read_text(path))
-        lines = [line_of((misfit.field,), places) for misfit in found]
+        lines = [line_of((conflict.field,), places) for conflict in conflicting]
         wrong = [
-            Problem(str(path), line, misfit.field, misfit.given, misfit.expected, misfit.hint)
-            for line, misfit in zip(lines, found, strict=True)
+            Problem(str(path), line, conflict.field, conflict.given, conflict.expected, conflict.hint)
+            for line, conflict in zip(lines, conflicting, strict=True)
         ]
         raise SpecError(path, wrong)
-    return study, expand(study, known)
+    return study, expand(study, catalog)
 
 
 def dump(noun: Noun) -> str:
-    """TOML text that loads back to an equal noun."""
+    """TOML text that loads as an equal model."""
     return tomli_w.dumps(_without_none(as_text(noun)))
 
 
@@ -128,22 +162,22 @@ def _without_none(data: Any) -> Any:
     return [_without_none(value) for value in data] if isinstance(data, list) else data
 
 
-def _with_files(known: Known, folder: Path) -> Known:
-    """The same names, and paths of TOML files relative to the study's folder."""
+def _with_files(catalog: Catalog, folder: Path) -> Catalog:
+    """The catalog, extended by paths of TOML files relative to the folder of the study."""
 
     def network(name: str) -> Network:
-        return load_noun(folder / name, Network) if name.endswith(".toml") else known.network(name)
+        return load_noun(folder / name, Network) if name.endswith(".toml") else catalog.network(name)
 
     def cluster(name: str) -> Cluster:
-        return known.cluster(str(folder / name)) if name.endswith(".toml") else known.cluster(name)
+        return catalog.cluster(str(folder / name)) if name.endswith(".toml") else catalog.cluster(name)
 
-    return replace(known, network=network, cluster=cluster)
+    return replace(catalog, network=network, cluster=cluster)
 
 
-def _unknown_names(data: dict[str, Any], known: Known, file: str, places: dict[Any, int]) -> list[Problem]:
-    """Names in the file that mean nothing, whatever else is wrong with it."""
-    lookups = {"networks": known.network, "clusters": known.cluster, "frameworks": known.framework}
-    found: list[Problem] = []
+def _unknown_names(data: dict[str, Any], catalog: Catalog, file: str, places: dict[Any, int]) -> list[Problem]:
+    """Problems with unknown names in the file, independent of its other problems."""
+    lookups = {"networks": catalog.network, "clusters": catalog.cluster, "frameworks": catalog.framework}
+    problems: list[Problem] = []
     for field, lookup in lookups.items():
         given = data.get(field)
         for index, name in enumerate(given if isinstance(given, list) else []):
@@ -153,11 +187,141 @@ def _unknown_names(data: dict[str, Any], known: Known, file: str, places: dict[A
             try:
                 lookup(name)
             except UnknownName as error:
-                found.append(Problem(file, line, place, repr(name), f"a known {field[:-1]}", error.hint))
+                problems.append(Problem(file, line, place, repr(name), f"a known {field[:-1]}", error.hint))
             except SpecError as error:
-                found.extend(error.problems)
+                problems.extend(error.problems)
             except InputError as error:
-                found.append(
+                problems.append(
                     Problem(file, line, place, repr(name), "a readable file", f"{error.message}: {error.hint}")
                 )
-    return found
+    return problems
+
+
+def _problems(error: ValidationError, kind: type[Noun], *, text: str, file: str) -> list[Problem]:
+    """All problems, in the order of the file."""
+    places = locate(text)
+    problems = [_problem(detail, kind, file, places) for detail in error.errors() if not _follows(detail)]
+    return sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
+
+
+def _field_name(place: Place) -> str:
+    """The path of a field, such as `strategy[1].bucket`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "file"
+
+
+def _follows(detail: ErrorDetails) -> bool:
+    """Whether a list is only too short because its invalid items, which are reported already, were dropped."""
+    given = detail["input"]
+    return detail["type"] == "too_short" and isinstance(given, list) and len(given) >= detail["ctx"]["min_length"]
+
+
+def _problem(detail: ErrorDetails, kind: type[Noun], file: str, places: dict[Any, int]) -> Problem:
+    loc = tuple(part for part in detail["loc"] if part not in ("[key]", "function-after", "function-before"))
+    place = _without_tags(loc, kind)
+    if detail["type"].startswith("union_tag"):
+        return _wrong_kind(detail, (*place, "kind"), file, places)
+    line, field = line_of(place, places), _field_name(place)
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(kind, loc[:-1])
+        close = nearest(str(loc[-1]), known)
+        hint = f"did you mean {close!r}?" if close else f"fields: {', '.join(sorted(known))}"
+        return Problem(file, line, field, "an unknown field", "a field of the specification", hint)
+    if detail["type"] == "missing":
+        return Problem(file, line, field, "nothing", "a value (the field is required)", None)
+    return Problem(file, line, field, _shown(detail["input"]), *_expected(detail))
+
+
+def _wrong_kind(detail: ErrorDetails, place: Place, file: str, places: dict[Any, int]) -> Problem:
+    context: Context = detail["ctx"]
+    tag = context.get("tag")
+    known = re.findall(r"'([^']+)'", context.get("expected_tags", ""))
+    close = nearest(str(tag), known) if tag is not None else None
+    hint = f"did you mean {close!r}?" if close else f"kinds: {', '.join(known)}" if known else None
+    given = "nothing" if tag is None else _shown(tag)
+    return Problem(file, line_of(place, places), _field_name(place), given, "a known kind", hint)
+
+
+def _expected(detail: ErrorDetails) -> tuple[str, str | None]:
+    context: Context = detail.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, UnitError):
+        return cause.expected, cause.hint
+    if isinstance(cause, InputError):
+        return cause.message, cause.hint
+    if isinstance(cause, ValueError):
+        return str(cause), None
+    if detail["type"] in WORDS:
+        return WORDS[detail["type"]](context), None
+    message = detail["msg"].removeprefix("Input should be ")
+    close = nearest(str(detail["input"]), re.findall(r"'([^']+)'", message))
+    return message, f"did you mean {close!r}?" if detail["type"] == "literal_error" and close else None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = json.dumps(value, default=str, ensure_ascii=True)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _without_tags(loc: Place, kind: type[Noun]) -> Place:
+    """The path as in the file, without the tags that pydantic adds for union members."""
+    tags = _tags_of(kind)
+    place: Place = ()
+    for index, part in enumerate(loc):
+        before = loc[index - 1] if index else None
+        if isinstance(part, str) and (isinstance(before, int) or before == "input") and part in tags:
+            continue
+        place = (*place, part)
+    return place
+
+
+@cache
+def _tags_of(kind: type[BaseModel]) -> frozenset[str]:
+    """Every allowed value of a `kind` field of the model or of a nested model."""
+    return frozenset(tag for model in models_of(kind) for tag in _kinds_of(model))
+
+
+def _kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The allowed values of the `kind` field of a model."""
+    field = model.model_fields.get("kind")
+    return tuple(str(arg) for arg in get_args(field.annotation)) if field else ()
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The model and all models nested in it, each once."""
+    models: dict[type[BaseModel], None] = {}
+    _collect(annotation, models)
+    return list(models)
+
+
+def _collect(annotation: Any, models: dict[type[BaseModel], None]) -> None:
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        for arg in get_args(annotation):
+            _collect(arg, models)
+    elif annotation not in models:
+        models[annotation] = None
+        for field in annotation.model_fields.values():
+            _collect(field.annotation, models)
+
+
+def _fields_at(kind: type[BaseModel], loc: tuple[str | int, ...]) -> set[str]:
+    """Names of the fields that are allowed at a path."""
+    models: set[type[BaseModel]] = {kind}
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        tagged = {model for model in models if part in _kinds_of(model)}
+        models = tagged or _beneath(models, part) or models
+    return {name for model in models for name in model.model_fields}
+
+
+def _beneath(models: set[type[BaseModel]], name: str) -> set[type[BaseModel]]:
+    fields = [model.model_fields[name] for model in models if name in model.model_fields]
+    return {model for field in fields for model in _direct(field.annotation)}
+
+
+def _direct(annotation: Any) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {model for arg in get_args(annotation) for model in _direct(arg)}

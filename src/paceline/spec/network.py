@@ -1,4 +1,4 @@
-"""A network as a graph of layers, and what each layer holds and costs per sample.
+"""A network as a graph of layers, with the parameters and costs of each layer per sample.
 
 Costs come from the definition alone: parameters, multiply-adds of the forward pass, elements of the output and of
 what the backward pass keeps. A multiply-add is counted once (2 flop); only matrix products and convolutions count.
@@ -21,7 +21,7 @@ __all__ = ["ImageInput", "LayerCost", "Network", "ParameterTensor", "TokenInput"
 
 
 class ImageInput(Noun):
-    """Images of one size."""
+    """Images of a fixed size."""
 
     kind: Literal["image"] = "image"
     channels: Count = 3
@@ -35,13 +35,13 @@ class ImageInput(Noun):
 
 
 class TokenInput(Noun):
-    """Text of one length."""
+    """Text of a fixed length."""
 
     kind: Literal["tokens"] = "tokens"
     length: Count
-    """Tokens of one sample."""
+    """Number of tokens of a sample."""
     vocabulary: Count
-    """Different tokens."""
+    """Number of different tokens."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,13 +58,13 @@ class ParameterTensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return shapes.elements(self.shape)
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer holds and costs, per sample, whatever the framework."""
+    """Parameters and costs of one layer per sample, independent of the framework."""
 
     name: str
     kind: str
@@ -77,19 +77,19 @@ class LayerCost:
     input_elements: int
     output_elements: int
     kept_elements: int
-    """Elements kept for the backward pass beside the output (attention's projections and probabilities)."""
+    """Elements kept for the backward pass in addition to the output (attention's projections and probabilities)."""
 
     @property
     def parameters(self) -> int:
-        """Trainable numbers."""
+        """Number of trainable parameters."""
         return sum(tensor.elements for tensor in self.tensors)
 
     def activation_bytes(self, batch: int, bytes_per_element: int = 4) -> int:
-        """Memory that the output and what is kept for backward take."""
+        """Memory for the output and for the elements kept for the backward pass."""
         return (self.output_elements + self.kept_elements) * batch * bytes_per_element
 
     def gradient_bytes(self, bytes_per_element: int = 4) -> int:
-        """Bytes to exchange for this layer; the batch does not matter."""
+        """Bytes to exchange for this layer, independent of the batch."""
         return self.parameters * bytes_per_element
 
 
@@ -98,7 +98,7 @@ class Network(Noun):
 
     name: Name
     input: Annotated[ImageInput | TokenInput, Field(discriminator="kind")]
-    """What one sample is."""
+    """Shape of one sample."""
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     """Each `[[layers]]` of the file, in order of execution."""
 
@@ -114,13 +114,13 @@ class Network(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Network:
-        """Names are unique, inputs come before, shapes fit."""
+        """Check that names are unique, that inputs precede their layer, and that shapes fit."""
         layer_costs(self)
         return self
 
     @property
     def parameters(self) -> int:
-        """Trainable numbers of the whole network."""
+        """Number of trainable parameters of the network."""
         return sum(cost.parameters for cost in layer_costs(self))
 
     @property
@@ -130,12 +130,12 @@ class Network(Noun):
 
     @property
     def classes(self) -> int:
-        """Size of the last output's last axis, over which the loss is taken."""
+        """Size of the last axis of the last output, over which the loss is computed."""
         return layer_costs(self)[-1].shape[-1]
 
     @property
     def digest(self) -> str:
-        """Identifies the definition, whatever its name."""
+        """Hash of the definition without its name."""
         text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -163,7 +163,7 @@ def _cost(layer: Layer, inputs: list[tuple[int, ...]], tables: dict[str, tuple[i
     try:
         shape = shapes.output_shape(layer, inputs)
         tensors = shapes.parameter_shapes(layer, inputs[0], tables)
-    except shapes.Misfit as error:
+    except shapes.ShapeError as error:
         raise ValueError(f"layer {layer.name!r} ({layer.kind}): {error}") from None
     return LayerCost(
         name=layer.name,

@@ -1,4 +1,4 @@
-"""How a case is measured: launches, warm-up, steps, and when to stop."""
+"""The measurement protocol: launches, warm-up, steps, stopping rule."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ __all__ = ["Protocol"]
 
 
 class Protocol(Noun):
-    """Launches are the sample: steps within one launch are correlated, launches are not."""
+    """The measurement protocol of a study. Launches are independent samples; steps within a launch are correlated."""
 
     launches: Count = 5
-    """Separate launches of each case before it may stop."""
+    """Minimum number of launches of a case."""
     max_launches: Count = 20
-    """Launches after which a case stops even if its interval is still too wide."""
+    """Maximum number of launches of a case, even if its interval is still wider than `width`."""
     warmup: Annotated[int, Field(ge=1)] = 10
-    """Fewest steps dropped before timing; more are dropped until a window's spread settles."""
+    """Minimum number of warm-up steps; warm-up continues until the spread of step times is stable."""
     steps: Count = 100
     """Timed steps of the clean pass of a launch."""
     launch_budget: Seconds = 20.0
-    """Time for the clean pass of a launch; it ends with fewer steps if they do not fit (never fewer than 5)."""
+    """Time limit of the clean pass of a launch; the pass ends with fewer steps at the limit (at least 5)."""
     width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Full relative width of the throughput's confidence interval at which a case stops."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    """Probability with which intervals hold the true value."""
+    """Confidence level of intervals."""
     phases: bool = True
-    """Run the instrumented passes, which split the step into phases."""
+    """Whether to run the instrumented passes, which divide the step into phases."""
     phase_steps: Count = 20
     """Timed steps of each instrumented pass of a launch."""
     budget: Seconds | None = None
-    """Time for the whole study; cases stop early when it ends, and the results say so."""
+    """Time limit of the whole study; cases stop early at the limit, and the results say so."""
     timeout: Seconds = 600.0
-    """A launch that takes longer is ended and stored as a failure."""
+    """Time limit of a launch; a launch that takes longer is stopped and stored as a failure."""
     threads: Count | None = None
-    """Compute threads of each rank; none given shares the host's cores evenly."""
+    """Compute threads of each rank; by default the cores of the host, divided evenly."""
     seed: int = 0
-    """Orders launches and draws weights and data."""
+    """Random seed of the order of launches, the weights and the data."""
 
     @model_validator(mode="after")
     def _order(self) -> Protocol:

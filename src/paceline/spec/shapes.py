@@ -1,4 +1,4 @@
-"""Shape inference and cost of each kind of layer; one function per question, one branch per kind."""
+"""Shape inference and cost of each kind of layer: one function per quantity, one branch per kind."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from paceline.spec.layers import (
     TypeEmbedding,
 )
 
-__all__ = ["Misfit", "elements", "kept_elements", "multiply_adds", "output_shape", "parameter_shapes"]
+__all__ = ["ShapeError", "elements", "kept_elements", "multiply_adds", "output_shape", "parameter_shapes"]
 
 Shape = tuple[int, ...]
 
 
-class Misfit(ValueError):
-    """A layer that cannot read what it is given."""
+class ShapeError(ValueError):
+    """The shape of an input does not fit the layer."""
 
 
 def elements(shape: Shape) -> int:
-    """Numbers in a tensor of this shape."""
+    """Number of elements of a tensor of this shape."""
     return math.prod(shape)
 
 
@@ -37,7 +37,7 @@ def output_shape(layer: Layer, inputs: list[Shape]) -> Shape:
     if layer.kind in ("add", "concat"):
         return _joined(layer, inputs)
     if len(inputs) != 1:
-        raise Misfit(f"reads {len(inputs)} layers, expected one")
+        raise ShapeError(f"reads {len(inputs)} layers, expected one")
     shape = inputs[0]
     if layer.kind == "conv2d":
         return (layer.channels, *_windows(shape, layer.kernel, layer.stride, layer.padding))
@@ -62,9 +62,9 @@ def _same(layer: Layer, shape: Shape) -> Shape:
     if layer.kind in ("batch_norm", "local_response_norm"):
         _image(shape)
     if isinstance(layer, PositionEmbedding) and layer.rows < _ranked(shape, 2)[0]:
-        raise Misfit(f"has {layer.rows} rows for {shape[0]} positions")
+        raise ShapeError(f"has {layer.rows} rows for {shape[0]} positions")
     if isinstance(layer, Attention) and _ranked(shape, 2)[1] % layer.heads:
-        raise Misfit(f"width {shape[1]} does not divide into {layer.heads} heads")
+        raise ShapeError(f"width {shape[1]} does not divide into {layer.heads} heads")
     return shape
 
 
@@ -72,10 +72,10 @@ def _joined(layer: Layer, inputs: list[Shape]) -> Shape:
     first = inputs[0]
     if isinstance(layer, Concat):
         if any(shape[1:] != first[1:] or len(shape) != len(first) for shape in inputs):
-            raise Misfit(f"cannot put {inputs} side by side: sizes beyond the channels differ")
+            raise ShapeError(f"cannot put {inputs} side by side: sizes beyond the channels differ")
         return (sum(shape[0] for shape in inputs), *first[1:])
     if len(inputs) < 2 or any(shape != first for shape in inputs):
-        raise Misfit(f"cannot add {inputs}: two or more inputs of one shape are needed")
+        raise ShapeError(f"cannot add {inputs}: two or more inputs of one shape are needed")
     return first
 
 
@@ -87,7 +87,7 @@ def _pooled(layer: MaxPool | AvgPool, shape: Shape) -> Shape:
 def _shortcut(layer: PadShortcut, shape: Shape) -> Shape:
     channels, height, width = _image(shape)
     if layer.channels < channels or (layer.channels - channels) % 2:
-        raise Misfit(f"cannot widen {channels} channels to {layer.channels} evenly on both sides")
+        raise ShapeError(f"cannot widen {channels} channels to {layer.channels} evenly on both sides")
     return (layer.channels, -(-height // layer.stride), -(-width // layer.stride))
 
 
@@ -95,7 +95,7 @@ def _windows(shape: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil
     sides = _image(shape)[1:]
     size = tuple(_side(*args, ceil=ceil) for args in zip(sides, kernel, stride, padding, strict=True))
     if min(size) < 1:
-        raise Misfit(f"a window of {kernel} does not fit into {shape}")
+        raise ShapeError(f"a window of {kernel} does not fit into {shape}")
     return size
 
 
@@ -114,7 +114,7 @@ def _image(shape: Shape) -> Shape:
 def _ranked(shape: Shape, rank: int) -> Shape:
     if len(shape) != rank:
         wanted = {1: "tokens (length)", 2: "a sequence (length, width)", 3: "an image (channels, height, width)"}[rank]
-        raise Misfit(f"reads a tensor of shape {shape}, expected {wanted}")
+        raise ShapeError(f"reads a tensor of shape {shape}, expected {wanted}")
     return shape
 
 
@@ -141,7 +141,7 @@ def parameter_shapes(layer: Layer, shape: Shape, tables: dict[str, Shape]) -> li
 
 def _conv_shapes(layer: Conv2d, shape: Shape) -> list[tuple[str, Shape]]:
     if shape[0] % layer.groups or layer.channels % layer.groups:
-        raise Misfit(f"{shape[0]} -> {layer.channels} channels do not divide into {layer.groups} groups")
+        raise ShapeError(f"{shape[0]} -> {layer.channels} channels do not divide into {layer.groups} groups")
     weight = ("weight", (layer.channels, shape[0] // layer.groups, *layer.kernel))
     return [weight, ("bias", (layer.channels,))] if layer.bias else [weight]
 
@@ -149,7 +149,7 @@ def _conv_shapes(layer: Conv2d, shape: Shape) -> list[tuple[str, Shape]]:
 def _linear_shapes(layer: Linear, shape: Shape, tables: dict[str, Shape]) -> list[tuple[str, Shape]]:
     weight = (layer.features, shape[-1])
     if layer.tied_to is not None and tables.get(layer.tied_to) != weight:
-        raise Misfit(f"is tied to {layer.tied_to!r}, which is no embedding of shape {weight} before it")
+        raise ShapeError(f"is tied to {layer.tied_to!r}, which is no embedding of shape {weight} before it")
     own = [] if layer.tied_to is not None else [("weight", weight)]
     return [*own, ("bias", (layer.features,))] if layer.bias else list(own)
 
@@ -167,7 +167,7 @@ def multiply_adds(layer: Layer, shape: Shape, output: Shape) -> int:
 
 
 def kept_elements(layer: Layer, shape: Shape) -> int:
-    """Elements that the backward pass needs beside inputs and output."""
+    """Number of elements that the backward pass needs in addition to inputs and output."""
     if isinstance(layer, Attention):
         length, width = shape
         return 4 * length * width + layer.heads * length * length

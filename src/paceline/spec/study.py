@@ -19,59 +19,59 @@ from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Case", "InputMode", "Known", "Misfit", "Script", "Study", "expand", "misfits"]
+__all__ = ["Case", "Catalog", "Conflict", "InputMode", "Script", "Study", "case_label", "conflicts", "expand"]
 
 MAX_CASES = 100_000
-"""More is taken for a slip of the pen."""
+"""A study with more cases is refused as a probable mistake."""
 
 InputMode = Literal["resident", "copied", "files"]
 
 
 class Script(Noun):
-    """A user's own training command and how its speed is read from what it prints."""
+    """A user's training command and how to extract the speed from its output."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Program and arguments; `{ranks}`, `{batch}`, `{threads}`, `{python}`, `{bin}` and `{here}` are filled in."""
+    """Program and arguments; `{ranks}`, `{batch}`, `{threads}`, `{python}`, `{bin}` and `{here}` are substituted."""
     pattern: str | None = None
     """Regular expression with a group `throughput` (samples/s of all ranks), `per_rank` (samples/s of one) or
-    `seconds` (of a step); each match is one reading. None given: lines of Paceline's own protocol."""
+    `seconds` (of a step); each match is one measurement. By default, lines of Paceline's own format."""
     environment: Name | None = None
-    """The framework environment whose interpreter and programs `{python}` and `{bin}` mean."""
+    """The framework environment whose interpreter and programs replace `{python}` and `{bin}`."""
 
 
 class Study(Noun):
-    """What is asked, as the file says it; networks and clusters are catalog names or paths ending in .toml."""
+    """The content of a study file; networks and clusters are catalog names or paths that end in .toml."""
 
     name: Label
-    """Letters, digits, dots, dashes; runs of one study are found by it."""
+    """Letters, digits, dots, dashes; commands select the runs of a study by its name."""
     title: str = ""
-    """A sentence for people."""
+    """Description for reports."""
     networks: Annotated[tuple[Name, ...], Field(min_length=1)]
     """`paceline networks` lists them; a path is relative to the study's file."""
     frameworks: Annotated[tuple[Name, ...], Field(min_length=1)]
-    """`pytorch` for the framework's usual way to run, or `pytorch/fsdp2` to name one."""
+    """`pytorch` for the default mode of the framework, or `pytorch/fsdp2` for another mode."""
     clusters: Annotated[tuple[Name, ...], Field(min_length=1)] = ("local",)
     """`paceline catalog clusters` lists them; a path is relative to the study's file."""
     devices: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
     """Numbers of ranks, one per device."""
     batch: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """Samples of a step: per device if scaling is weak, of all devices together if it is strong."""
+    """Samples per step: per device if scaling is weak, of all devices if scaling is strong."""
     scaling: Literal["weak", "strong"] = "weak"
-    """Whether work grows with the devices or is shared by them."""
+    """Whether the batch grows with the number of devices or is divided among them."""
     placement: Literal["packed", "spread"] = "packed"
-    """Fill host after host, or take one device of each host in turn."""
+    """Fill host after host, or distribute ranks over the hosts round robin."""
     input: Annotated[tuple[InputMode, ...], Field(min_length=1)] = ("resident",)
-    """Where batches come from: already on the device, copied from host memory, or read from files."""
+    """Source of the batches: already on the device, copied from host memory, or read from files."""
     strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy(),)
-    """Ways to aggregate gradients that are compared."""
+    """Aggregation strategies to compare."""
     script: Script | None = None
-    """What the framework `script` runs."""
+    """Command of the framework `script`."""
     protocol: Protocol = Protocol()
-    """How every case is measured."""
+    """Measurement protocol of every case."""
 
 
 class Case(Noun):
-    """One point of a study: everything that decides how fast it is, apart from the machine's mood."""
+    """One point of a study: all parameters that determine its speed on a given machine."""
 
     network: Network
     cluster: Cluster
@@ -85,7 +85,7 @@ class Case(Noun):
     input: InputMode
     threads: Count | None
     script: Script | None = None
-    """What the framework `script` runs."""
+    """Command of the framework `script`."""
 
     @property
     def canonical(self) -> dict[str, Any]:
@@ -105,15 +105,21 @@ class Case(Noun):
 
     @property
     def label(self) -> str:
-        """A short name for people."""
-        plural = "rank" if self.ranks == 1 else "ranks"
+        """A short label for tables, see `case_label`."""
         named = "" if self.strategy.name == "default" else f" {self.strategy.name}"
-        return f"{self.network.name} {self.framework}{named} batch {self.batch} x {self.ranks} {plural}"
+        return case_label(self.network.name, self.framework + named, self.batch, self.ranks, self.cluster.name)
+
+
+def case_label(network: str, framework: str, batch: int, ranks: int, cluster: str) -> str:
+    """The label of a case; `framework` includes the name of the strategy; the local cluster is not named."""
+    plural = "rank" if ranks == 1 else "ranks"
+    where = "" if cluster == "local" else f", {cluster}"
+    return f"{network} {framework}, batch {batch} x {ranks} {plural}{where}"
 
 
 @dataclass(frozen=True)
-class Known:
-    """What names mean: the catalog's networks, clusters and frameworks, as the loader needs them."""
+class Catalog:
+    """Lookup of the names in a study: networks, clusters, frameworks."""
 
     network: Callable[[str], Network]
     cluster: Callable[[str], Cluster]
@@ -123,8 +129,8 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Misfit:
-    """A field of a study whose values are right by themselves but not together with the others."""
+class Conflict:
+    """A field of a study whose value is valid alone but conflicts with other fields."""
 
     field: str
     given: str
@@ -132,57 +138,57 @@ class Misfit:
     hint: str | None = None
 
 
-def misfits(study: Study, known: Known) -> tuple[Misfit, ...]:
-    """What keeps the study from becoming cases."""
+def conflicts(study: Study, catalog: Catalog) -> tuple[Conflict, ...]:
+    """The conflicts that prevent the expansion of a study."""
     lists = (study.networks, study.clusters, study.frameworks, study.strategy, study.batch, study.input, study.devices)
     total = math.prod(len(values) for values in lists)
     if total > MAX_CASES:
-        return (Misfit("devices", f"lists that make {total} cases", f"at most {MAX_CASES}", "split the study"),)
-    return (*_too_few_devices(study, known), *_uneven_batches(study))
+        return (Conflict("devices", f"lists that make {total} cases", f"at most {MAX_CASES}", "split the study"),)
+    return (*_too_few_devices(study, catalog), *_uneven_batches(study))
 
 
-def _too_few_devices(study: Study, known: Known) -> list[Misfit]:
-    found = []
+def _too_few_devices(study: Study, catalog: Catalog) -> list[Conflict]:
+    too_few = []
     for name in study.clusters:
-        have = known.cluster(name).num_devices
+        have = catalog.cluster(name).num_devices
         if max(study.devices) > have:
             expected = f"at most {have}, which cluster {name!r} has"
-            found.append(Misfit("devices", str(max(study.devices)), expected, "or name a larger cluster"))
-    return found
+            too_few.append(Conflict("devices", str(max(study.devices)), expected, "or name a larger cluster"))
+    return too_few
 
 
-def _uneven_batches(study: Study) -> list[Misfit]:
+def _uneven_batches(study: Study) -> list[Conflict]:
     if study.scaling == "weak":
         return []
     pairs = itertools.product(study.batch, study.devices)
     uneven = [(batch, ranks) for batch, ranks in pairs if batch % ranks]
     return [
-        Misfit("batch", str(batch), f"a multiple of {ranks} devices", "strong scaling splits the batch evenly")
+        Conflict("batch", str(batch), f"a multiple of {ranks} devices", "strong scaling splits the batch evenly")
         for batch, ranks in uneven[:10]
     ]
 
 
-def expand(study: Study, known: Known) -> tuple[Case, ...]:
-    """Every case of the study, each once, in the order of its lists."""
-    for misfit in misfits(study, known):
-        raise InputError(f"{misfit.field}: got {misfit.given}, expected {misfit.expected}", hint=misfit.hint)
+def expand(study: Study, catalog: Catalog) -> tuple[Case, ...]:
+    """All cases of the study without duplicates, in the order of its lists."""
+    for conflict in conflicts(study, catalog):
+        raise InputError(f"{conflict.field}: got {conflict.given}, expected {conflict.expected}", hint=conflict.hint)
     cases = [
         first.model_copy(
             update={"strategy": strategy, "batch": _per_device(study, batch, ranks), "input": source, "ranks": ranks}
         )
-        for first in _first_cases(study, known)
+        for first in _first_cases(study, catalog)
         for strategy, batch, source, ranks in itertools.product(study.strategy, study.batch, study.input, study.devices)
     ]
     return tuple({case.id: case for case in cases}.values())
 
 
-def _first_cases(study: Study, known: Known) -> list[Case]:
-    """One case for each network, cluster and framework; the others differ from it in values checked already."""
+def _first_cases(study: Study, catalog: Catalog) -> list[Case]:
+    """One case for each network, cluster and framework; the others differ from it in values that are checked."""
     return [
         Case(
-            network=known.network(network),
-            cluster=known.cluster(cluster),
-            framework=known.framework(framework),
+            network=catalog.network(network),
+            cluster=catalog.cluster(cluster),
+            framework=catalog.framework(framework),
             strategy=study.strategy[0],
             ranks=study.devices[0],
             batch=study.batch[0],

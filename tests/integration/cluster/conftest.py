@@ -1,4 +1,4 @@
-"""A virtual cluster of three hosts with sshd, Slurm and Ray on them, once for all tests of launchers."""
+"""A virtual cluster of three hosts with sshd, Slurm and Ray on them, once for all tests of sites."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from statistics import median
 
 import pytest
 
-from paceline.bench.launch import Ticket, launch_case
-from paceline.bench.launchers.virtual import VirtualLauncher
+from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import describe_machine
+from paceline.bench.sites.virtual import VirtualLauncher
 from paceline.measurements.run import RunData
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.protocol import Protocol
@@ -27,7 +26,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, pytorch: Path) -> Iterato
     """One for all, so that its hosts are made once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        with contextlib.closing(VirtualLauncher()) as made:
+        with VirtualLauncher() as made:
             yield made
 
 
@@ -57,7 +56,7 @@ def accelerator(**changes: float) -> Device:
 
 def run(launcher: VirtualLauncher, asked: Case, *, steps: int = 6, budget: float = 1.0) -> RunData:
     protocol = Protocol(launches=1, warmup=2, steps=steps, launch_budget=budget, phases=False, timeout=120.0)
-    return launch_case(Ticket("test", "emulation", asked, 0), protocol, launcher, describe_machine(()))
+    return launch_case(LaunchKey("test", "emulation", asked, 0), protocol, launcher, describe_machine(()))
 
 
 def step_times(data: RunData) -> list[float]:
@@ -98,7 +97,7 @@ def test_what_the_machine_cannot_sustain_is_no_result(tmp_path: Path, monkeypatc
     """Four ranks that compute for half a millisecond, undilated on this machine, cannot be right, and it is said."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     fast = Device(name="d", emulation=Emulation(forward=2e-4, backward=4e-4))
-    with contextlib.closing(VirtualLauncher(dilation=1.0)) as launcher:
+    with VirtualLauncher(dilation=1.0) as launcher:
         data = run(launcher, case(*[fast] * 4))
     assert data.run.outcome == "failed"
     assert data.run.failure is not None

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.bench.virtual.hosts.enter import on_host
 from tests.integration.cluster.conftest import Grounds
-from tests.integration.cluster.test_launchers import CLUSTER
+from tests.integration.cluster.test_sites import CLUSTER
 
 SCRIPT = """
 import os

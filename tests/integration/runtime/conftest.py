@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.environments import environment_python, prepare, worker_path
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 
 WORKER = Path(__file__).with_name("worker.py")
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.environments import worker_path
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down

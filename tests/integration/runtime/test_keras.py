@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 
 WORKER = Path(__file__).with_name("keras_worker.py")
 

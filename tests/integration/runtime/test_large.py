@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.bench.environments import worker_path
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 from tests.integration.runtime.large_worker_facts import BIAS, DIMENSIONS, GRADIENTS, SIGMA, WEIGHTS
 
 WORKER = Path(__file__).with_name("large_worker.py")

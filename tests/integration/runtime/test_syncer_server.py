@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench.launchers.local import free_ports
+from paceline.bench.sites.local import free_ports
 from paceline.errors import TrainingLost
 from paceline.runtime.syncer.client import LeftBehind, SyncerClient, as_received
 

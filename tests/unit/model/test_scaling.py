@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from paceline import catalog
+from paceline.cost.memory import memory_of
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
-from paceline.model.calibration import CATALOG_ONLY, Known, read_calibration, write_calibration
+from paceline.model.calibration import CATALOG_ONLY, Uncertain, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
-from paceline.model.memory import memory_of
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.cluster import Cluster, Device
@@ -172,7 +172,7 @@ def test_changes_are_checked_like_files():
 
 def test_a_calibration_is_written_and_read(tmp_path):
     path = tmp_path / "c.json"
-    known = replace(CATALOG_ONLY, slowdown=Known(0.2, 0.1), crowding=0.1)
+    known = replace(CATALOG_ONLY, slowdown=Uncertain(0.2, 0.1), crowding=0.1)
     write_calibration(known, path)
     assert read_calibration(path) == known
     path.write_text('{"schema": "other"}')
@@ -191,8 +191,8 @@ def test_neighbours_of_the_profile_are_not_counted_twice():
 
 def test_exchange_and_compute_slow_each_other():
     asked = ask(network=None, profile=profile(), cluster=catalog.cluster("local"))
-    free = replace(CATALOG_ONLY, slowdown=Known(0.0, 0.1))
-    shared = replace(free, slowdown=Known(0.5, 0.1), overlap_rate=0.5)
+    free = replace(CATALOG_ONLY, slowdown=Uncertain(0.0, 0.1))
+    shared = replace(free, slowdown=Uncertain(0.5, 0.1), overlap_rate=0.5)
     calm, busy = (predict_curve(asked, (2,), calibration=one).predictions[0] for one in (free, shared))
     assert busy.terms["slowdown"] > calm.terms["slowdown"] == 0
     assert busy.step_s.value > calm.step_s.value

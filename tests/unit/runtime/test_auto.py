@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.cost.split import Cost
 from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
 from paceline.runtime.auto.links import LARGE, SMALL, Links, links_from, pairs_of
-from paceline.spec.split import Cost
 
 FAST, SLOW = (2e9, 5e-5), (1e7, 1e-3)
 

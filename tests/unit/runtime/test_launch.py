@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.job import MeetingPoint
-from paceline.bench.launchers.local import LocalLauncher
-from paceline.bench.launchers.remote.launcher import RemoteLauncher
-from paceline.bench.launchers.ssh import Ssh
+from paceline.bench.sites.engines import SshEngine
+from paceline.bench.sites.local import LocalLauncher
+from paceline.bench.sites.remote import RemoteLauncher
+from paceline.bench.sites.site import Rendezvous
 from paceline.errors import InputError
-from paceline.runtime.launch import Grouping, TrainingJob, meeting_of, processes_of, reduced
+from paceline.runtime.launch import Grouping, TrainingJob, num_ports, processes_of, reduced
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 
 
@@ -22,13 +22,19 @@ def cluster(*counts: int) -> Cluster:
     return Cluster(name="some", hosts=tuple(hosts))
 
 
-def job_on(some: Cluster, meet: MeetingPoint, folder: Path, grouping: Grouping | None = None) -> TrainingJob:
+def job_on(some: Cluster, rendezvous: Rendezvous, folder: Path, grouping: Grouping | None = None) -> TrainingJob:
     script = folder / "train.py"
     script.touch()
     python = Path("/usr/bin/python3")
     placement = place(some, some.num_devices)
     return TrainingJob(
-        script=script, arguments=(), python=python, folder=folder, placement=placement, meet=meet, grouping=grouping
+        script=script,
+        arguments=(),
+        python=python,
+        folder=folder,
+        placement=placement,
+        rendezvous=rendezvous,
+        grouping=grouping,
     )
 
 
@@ -39,16 +45,18 @@ def test_only_devices_that_take_part_are_left_and_hosts_keep_their_numbers() -> 
 
 
 def test_one_machine_offers_as_many_free_ports_as_groups_need() -> None:
-    meet = meeting_of(LocalLauncher(), cluster(2), groups=3, threads=1)
-    assert len(set(meet.ports)) == 7
-    assert meet.address_of(0) == "127.0.0.1"
+    grouping = Grouping(groups=((0,), (1,), (2,)), samples=(1, 1, 1), local_steps=1, quorum=1)
+    with LocalLauncher().open(cluster(3), 3, num_ports=num_ports(grouping)) as site:
+        assert len(set(site.rendezvous.ports)) == 7
+        assert site.rendezvous.address_of(0) == "127.0.0.1"
+    assert num_ports(None) == 1
 
 
 def test_groups_meet_and_shards_serve_on_the_hosts_where_they_are(tmp_path: Path) -> None:
     some = cluster(2, 2)
     grouping = Grouping(groups=((0, 1), (2, 3)), samples=(10, 30), local_steps=4, quorum=2)
-    meet = MeetingPoint("10.0.0.1", tuple(range(100, 105)), dilation=4.0, hosts=("10.0.0.1", "10.0.0.2"))
-    processes = {process.name: process for process in processes_of(job_on(some, meet, tmp_path, grouping))}
+    rendezvous = Rendezvous("10.0.0.1", tuple(range(100, 105)), dilation=4.0, hosts=("10.0.0.1", "10.0.0.2"))
+    processes = {process.name: process for process in processes_of(job_on(some, rendezvous, tmp_path, grouping))}
     assert processes["shard 0"].argv[-1] == "10.0.0.1"
     assert (processes["shard 1"].argv[-1], processes["shard 1"].host) == ("10.0.0.2", 1)
     told = processes["rank 3"].env
@@ -59,13 +67,13 @@ def test_groups_meet_and_shards_serve_on_the_hosts_where_they_are(tmp_path: Path
 
 
 def test_on_other_hosts_addresses_are_filled_in_when_they_are_known() -> None:
-    meet = meeting_of(RemoteLauncher(Ssh()), cluster(1, 1), groups=2, threads=1)
-    assert len(meet.ports) == 5
-    assert meet.address_of(1) not in ("", meet.address_of(0), meet.address)
+    rendezvous = RemoteLauncher(SshEngine()).open(cluster(1, 1), 2, num_ports=5).rendezvous
+    assert len(rendezvous.ports) == 5
+    assert rendezvous.address_of(1) not in ("", rendezvous.address_of(0), rendezvous.address)
 
 
 def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    job = job_on(cluster(1), MeetingPoint("127.0.0.1", (1,)), tmp_path)
+    job = job_on(cluster(1), Rendezvous("127.0.0.1", (1,)), tmp_path)
     job.script.unlink()
     with pytest.raises(InputError, match="is not a file"):
         processes_of(job)

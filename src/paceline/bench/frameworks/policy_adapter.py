@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from paceline.bench.job import Order, Process, rank_processes, shared_env
+from paceline.bench.job import CaseLaunch, rank_processes, shared_env
+from paceline.bench.sites.site import Process
 from paceline.catalog.frameworks import policy
 from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
@@ -74,40 +75,40 @@ class PolicyAdapter:
     def _may_choose(self, field: str, asked: object) -> bool:
         return field in self.choices and (not self.choices[field] or asked in self.choices[field])
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank."""
-        return rank_processes(order, self.module, lambda placed: self.rank_env(order, placed))
+        return rank_processes(launch, self.module, lambda placed: self.rank_env(launch, placed))
 
-    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+    def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
         """Variables by which this framework's ranks find each other."""
         return {}
 
 
-def rank_endpoint(order: Order, placed: Placed) -> str:
+def rank_endpoint(launch: CaseLaunch, placed: Placed) -> str:
     """Address and port where a rank may listen: a port of its own, or one at a distance on a host of its own."""
-    ports, host = order.meet.ports, order.case.cluster.hosts[placed.host]
+    ports, host = launch.rendezvous.ports, launch.case.cluster.hosts[placed.host]
     own = ports[RANK_PORTS + placed.rank] if len(ports) > RANK_PORTS else ports[-1] + 100 + placed.local_rank
-    at_first = placed.host == order.placement[0].host
-    return f"{order.meet.address if at_first else host.address or host.name}:{own}"
+    at_first = placed.host == launch.placement[0].host
+    return f"{launch.rendezvous.address if at_first else host.address or host.name}:{own}"
 
 
 def mpi_processes(
-    order: Order, module: str, *, python: str | None = None, env: Mapping[str, str] | None = None
+    launch: CaseLaunch, module: str, *, python: str | None = None, env: Mapping[str, str] | None = None
 ) -> list[Process]:
     """The ranks under one mpirun, each with its own variables; a single rank runs without MPI."""
-    command = (python or str(order.python), "-m", module)
-    if order.case.ranks == 1:
-        single = rank_processes(order, module, lambda placed: dict(env or {}))
+    command = (python or str(launch.python), "-m", module)
+    if launch.case.ranks == 1:
+        single = rank_processes(launch, module, lambda placed: dict(env or {}))
         return [_with_argv(process, command) for process in single]
-    argv = [str(order.python.parent / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    for placed in order.placement:
-        own = {**shared_env(order, placed), **order.env, **(env or {})}
+    argv = [str(launch.python.parent / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    for placed in launch.placement:
+        own = {**shared_env(launch, placed), **launch.env, **(env or {})}
         pairs = [f"{name}={value}" for name, value in sorted(own.items())]
         argv += [":"] if placed.rank else []
         argv += ["-n", "1", "/usr/bin/env", "-u", "PACELINE_PARENT", *pairs, *command]
-    first = order.placement[0]
-    log = order.folder / "rank-0.log"
-    return [Process(name="rank 0", rank=0, host=first.host, argv=tuple(argv), env=dict(order.env), log=log)]
+    first = launch.placement[0]
+    log = launch.folder / "rank-0.log"
+    return [Process(name="rank 0", rank=0, host=first.host, argv=tuple(argv), env=dict(launch.env), log=log)]
 
 
 def _with_argv(process: Process, argv: tuple[str, ...]) -> Process:

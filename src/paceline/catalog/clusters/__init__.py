@@ -1,6 +1,6 @@
-"""Clusters by name, and the files in which users describe their own.
+"""Clusters of the catalog by name, and cluster files of users.
 
-A file lists hosts; devices and links are catalog names, or tables that change or replace what the catalog says.
+A file lists hosts; devices and links are catalog names, or tables that change or replace catalog entries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 
 def cluster_names() -> tuple[str, ...]:
-    """Every cluster of the catalog."""
+    """Names of all clusters of the catalog."""
     return tuple(path.stem for path in sorted(FOLDER.glob("*.toml")))
 
 

@@ -1,4 +1,4 @@
-"""A cluster as its file says it: hosts that may repeat, devices and links by name or with changes."""
+"""The content of a cluster file: hosts with a count, devices and links by name or as tables."""
 
 from __future__ import annotations
 
@@ -6,53 +6,55 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.spec.cluster import DeviceKind, Emulation, Precision
+from paceline.spec.cluster import DeviceKind, Emulation, LayerClass, Precision, ReachShare
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
 
 __all__ = ["ClusterFile", "DeviceEntry", "HostEntry", "LinkEntry"]
 
 
 def _named(given: Any) -> Any:
-    """A bare name is a table with nothing but a name."""
+    """Convert a name to a table with that name."""
     return {"name": given} if isinstance(given, str) else given
 
 
 class DeviceEntry(Noun):
-    """A device of the catalog with changes, or one of one's own if `kind` is given."""
+    """A catalog device with changed fields, or a user-defined device if `kind` is given."""
 
     name: Name
     count: Annotated[int, Field(ge=1, le=1024)] = 1
-    """How many of them the host has."""
+    """Number of these devices in the host."""
     kind: DeviceKind | None = None
-    """Needed if the catalog does not know the name."""
+    """Required if the name is not in the catalog."""
     peak: dict[Precision, Flops] | None = None
     """Peak dense compute rate by precision."""
     memory: Bytes | None = None
-    """Size of its own memory."""
+    """Memory size."""
     memory_bandwidth: Bandwidth | None = None
-    """Rate of its own memory."""
+    """Memory bandwidth."""
     launch_overhead: Seconds | None = None
-    """Time that starting one kernel takes when nothing hides it."""
+    """Time to launch one kernel when the launch is not hidden by other work."""
+    reach: dict[LayerClass, ReachShare] | None = None
+    """Share of peak compute (of memory bandwidth for elementwise layers) that each kind of layer reaches."""
     price: Price | None = None
-    """Rent of one device."""
+    """Price of one device."""
     emulation: Emulation | None = None
-    """Given if a rank only pretends to be this device."""
+    """Present if ranks emulate this device."""
     quota: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of its compute it may really use; below 1 the launcher throttles the rank."""
+    """Share of the device that the rank may use; below 1 the launcher throttles the rank."""
 
 
 class LinkEntry(Noun):
-    """A link of the catalog with changes, or one of one's own if `bandwidth` is given."""
+    """A catalog link with changed fields, or a user-defined link if `bandwidth` is given."""
 
     name: Name
     bandwidth: Bandwidth | None = None
-    """Rate of one direction; needed if the catalog does not know the name."""
+    """Rate per direction; required if the name is not in the catalog."""
     latency: Seconds | None = None
-    """One-way time of an empty message."""
+    """One-way latency of an empty message."""
     jitter: Seconds | None = None
     """Standard deviation of the latency."""
     loss: Share | None = None
-    """Share of packets that are lost."""
+    """Packet loss rate."""
 
 
 class HostEntry(Noun):
@@ -60,21 +62,21 @@ class HostEntry(Noun):
 
     name: Name
     count: Annotated[int, Field(ge=1, le=65536)] = 1
-    """How many equal hosts there are."""
+    """Number of equal hosts."""
     devices: Annotated[tuple[Annotated[DeviceEntry, BeforeValidator(_named)], ...], Field(min_length=1)]
     """Names or tables; ranks are placed on them in this order."""
     inside: Annotated[LinkEntry, BeforeValidator(_named)]
-    """Between two devices of this host."""
+    """Link between two devices of this host."""
     link: Annotated[LinkEntry, BeforeValidator(_named)]
-    """From this host to the others."""
+    """Link from this host to the other hosts."""
     nics: Count = 1
-    """Network ports that its devices share."""
+    """Number of network ports, shared by the devices."""
     address: str | None = None
-    """Where ssh, mpirun or a scheduler finds it; its name if absent."""
+    """Host name or address for ssh, mpirun or a scheduler; by default `name`."""
     disk: Bandwidth | None = None
-    """Rate at which it reads training data."""
+    """Rate at which the host reads training data."""
     cores: Count | None = None
-    """Processor cores that its ranks share."""
+    """Number of processor cores, shared by the ranks."""
 
     @model_validator(mode="after")
     def _one_address(self) -> HostEntry:
@@ -84,12 +86,12 @@ class HostEntry(Noun):
 
 
 class ClusterFile(Noun):
-    """The whole file."""
+    """The content of a cluster file."""
 
     name: Name
     title: str = ""
-    """A sentence for people."""
+    """Description for reports."""
     source: str = ""
-    """The document that describes it; the catalog's own clusters must have one."""
+    """The document that describes the cluster; required for clusters of the catalog."""
     host: Annotated[tuple[HostEntry, ...], Field(min_length=1)]
     """Each `[[host]]` of the file, in the order in which ranks are placed."""

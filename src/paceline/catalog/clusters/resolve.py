@@ -1,4 +1,4 @@
-"""From what a cluster's file says to the hosts, devices and links it means; every unknown name is reported at once."""
+"""Resolution of a cluster file to hosts, devices and links; all unknown names are reported at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.spec.lines import line_of, locate
 __all__ = ["resolved"]
 
 MAX_DEVICES = 1_000_000
-"""More is taken for a slip of the pen."""
+"""A cluster with more devices is refused as a probable mistake."""
 
 
 def resolved(given: ClusterFile, *, text: str, file: str) -> Cluster:
-    """The cluster that a file means."""
+    """The cluster that a file describes."""
     problems = _problems(given, text, file)
     if problems:
         raise SpecError(file, problems)
@@ -28,7 +28,7 @@ def resolved(given: ClusterFile, *, text: str, file: str) -> Cluster:
 
 def _problems(given: ClusterFile, text: str, file: str) -> list[Problem]:
     places = locate(text)
-    found = []
+    problems = []
     for index, host in enumerate(given.host):
         named: list[tuple[str, DeviceEntry | LinkEntry]] = [("inside", host.inside), ("link", host.link)]
         named += [(f"devices[{number}]", entry) for number, entry in enumerate(host.devices)]
@@ -38,8 +38,8 @@ def _problems(given: ClusterFile, text: str, file: str) -> list[Problem]:
                 line = line_of(("host", index, field.partition("[")[0]), places)
                 what = "a link" if isinstance(entry, LinkEntry) else "a device"
                 place = f"host[{index}].{field}"
-                found.append(Problem(file, line, place, repr(entry.name), f"{what} of the catalog", error.hint))
-    return found + _too_many(given, file) + _twice(given, file, places)
+                problems.append(Problem(file, line, place, repr(entry.name), f"{what} of the catalog", error.hint))
+    return problems + _too_many(given, file) + _twice(given, file, places)
 
 
 def _error(entry: DeviceEntry | LinkEntry) -> InputError | None:
@@ -59,16 +59,16 @@ def _too_many(given: ClusterFile, file: str) -> list[Problem]:
 
 def _twice(given: ClusterFile, file: str, places: dict[Any, int]) -> list[Problem]:
     seen: set[str] = set()
-    found = []
+    problems = []
     for index, entry in enumerate(given.host):
         names = _names(entry)
         twice = seen.intersection(names)
         if twice:
             line = line_of(("host", index, "name"), places)
             place = f"host[{index}].name"
-            found.append(Problem(file, line, place, repr(min(twice)), "a name that no other host has", None))
+            problems.append(Problem(file, line, place, repr(min(twice)), "a unique host name", None))
         seen.update(names)
-    return found
+    return problems
 
 
 def _names(entry: HostEntry) -> list[str]:
@@ -76,7 +76,7 @@ def _names(entry: HostEntry) -> list[str]:
 
 
 def _hosts(entry: HostEntry) -> list[Host]:
-    devices = tuple(found for item in entry.devices for found in [_device(item)] * item.count)
+    devices = tuple(device for item in entry.devices for device in [_device(item)] * item.count)
     first = Host(
         name=entry.name,
         devices=devices,
@@ -105,6 +105,6 @@ def _link(entry: LinkEntry) -> Link:
 
 
 def _given(entry: DeviceEntry | LinkEntry, *without: str) -> dict[str, Any]:
-    """What the entry says, as values; what it leaves out is not there."""
+    """The fields that the entry sets, with their values."""
     fields = [name for name in type(entry).model_fields if name not in without]
     return {name: value for name in fields if (value := getattr(entry, name)) is not None}

@@ -7,47 +7,65 @@ from pathlib import Path
 
 from pydantic import Field
 
-from paceline.catalog.figures import Figure
+from paceline.catalog.figures import Figure, ShareFigure
 from paceline.errors import UnknownName
-from paceline.spec.cluster import Device, DeviceKind, Precision
+from paceline.spec.cluster import Device, DeviceKind, LayerClass, Precision
 from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds
 from paceline.spec.load import load_noun
 
-__all__ = ["DeviceFigures", "DeviceRecord", "device", "device_names", "device_record"]
+__all__ = ["DeviceFigures", "DeviceRecord", "device", "device_names", "device_record", "reach_figures", "reach_of"]
 
 FOLDER = Path(__file__).parent
 
+ReachFigures = dict[LayerClass, ShareFigure]
+
 
 class DeviceFigures(Noun):
-    """What is known of a device."""
+    """Figures of a device."""
 
     peak: dict[Precision, Figure[Flops]] = Field(default_factory=dict)
     """Peak dense compute rate by precision, without structured sparsity."""
     memory: Figure[Bytes] | None = None
     memory_bandwidth: Figure[Bandwidth] | None = None
     launch_overhead: Figure[Seconds] | None = None
+    reach: ReachFigures = Field(default_factory=dict)
+    """Share of a rate that a kind of layer reaches, where it differs from the share of the device kind."""
     price: Figure[Price] | None = None
 
 
 class DeviceRecord(Noun):
-    """A device and where each of its figures comes from."""
+    """A device with its figures and their sources."""
 
     name: Name
     title: Name
     kind: DeviceKind
     year: int | None = None
-    """Year in which it was announced."""
+    """Year of announcement."""
     figure: DeviceFigures = DeviceFigures()
+
+
+class UsualReach(Noun):
+    """Default reach of every kind of device."""
+
+    gpu: ReachFigures
+    cpu: ReachFigures
+    manycore: ReachFigures
+    other: ReachFigures
+
+
+@cache
+def _usual_reach() -> dict[str, ReachFigures]:
+    return dict(load_noun(FOLDER.parent / "reach.toml", UsualReach))
 
 
 @cache
 def _records() -> dict[str, DeviceRecord]:
-    found = [load_noun(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
-    return {record.name: record for record in found}
+    records = [load_noun(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    return {record.name: record for record in records}
 
 
 def device_names() -> tuple[str, ...]:
-    """Every device."""
+    """Names of all devices."""
     return tuple(_records())
 
 
@@ -59,7 +77,7 @@ def device_record(name: str) -> DeviceRecord:
 
 
 def device(name: str) -> Device:
-    """The device of this name, as a study's cluster holds it."""
+    """The device of this name, as a spec model."""
     record = device_record(name)
     figures = record.figure
     return Device(
@@ -69,5 +87,17 @@ def device(name: str) -> Device:
         memory=figures.memory.value if figures.memory else None,
         memory_bandwidth=figures.memory_bandwidth.value if figures.memory_bandwidth else None,
         launch_overhead=figures.launch_overhead.value if figures.launch_overhead else None,
+        reach={kind: figure.value for kind, figure in figures.reach.items()},
         price=figures.price.value if figures.price else None,
     )
+
+
+def reach_figures(record: DeviceRecord) -> ReachFigures:
+    """The reach of every kind of layer on a device, with sources: its own, else that of its kind of device."""
+    return {**_usual_reach()[record.kind], **record.figure.reach}
+
+
+def reach_of(device: Device) -> dict[LayerClass, float]:
+    """The reach of every kind of layer on a device; the device need not be in the catalog."""
+    usual = {kind: figure.value for kind, figure in _usual_reach()[device.kind].items()}
+    return {**usual, **device.reach}

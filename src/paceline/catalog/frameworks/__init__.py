@@ -1,6 +1,6 @@
-"""Frameworks as small records: what each mode overlaps, fuses, and where it aggregates, unless told otherwise.
+"""Framework records: the default overlap, fusion and aggregation of each mode.
 
-One rank of any mode is the plain single-process loop: no aggregation, whatever the policy says.
+On one rank every mode is the plain single-process loop without aggregation.
 """
 
 from __future__ import annotations
@@ -31,44 +31,45 @@ FOLDER = Path(__file__).parent
 
 
 class Policy(Noun):
-    """What one way of running a framework does by default with its gradients and its input."""
+    """The defaults of one mode of a framework for gradients and input."""
 
     aggregation: Literal["none", "allreduce", "parameter_server", "sharded"]
-    """Whole gradients on every rank, on servers, or sharded over the ranks; `none`: it runs on one rank only."""
+    """Gradients on every rank, on servers, or sharded over the ranks; `none`: one rank only."""
     algorithm: (
         Literal["ring", "halving_doubling", "recursive_doubling", "tree", "double_tree", "hierarchical"] | None
     ) = None
     """Algorithm of the collective; absent if the transport chooses by size and topology."""
     transport: Literal["gloo", "nccl", "mpi", "grpc", "zmq"] | None = None
-    """Transport on processors without accelerator, where Paceline runs it first."""
+    """Transport on processors without accelerator, which Paceline tries first."""
     overlap: bool = False
-    """Gradients are exchanged while the backward pass still runs."""
-    fusion: Literal["tensor", "layer", "module", "bytes", "all"]
-    """What is exchanged at once: one tensor, one layer, one wrapped module, up to `bucket` bytes, or everything."""
+    """Whether gradients are exchanged during the backward pass."""
+    fusion: Literal["tensor", "layer", "module", "bytes", "all", "optimal"]
+    """The unit of exchange: one tensor, one layer, one wrapped module, up to `bucket` bytes, everything, or the
+    buckets that end earliest."""
     bucket: Bytes | None = None
     """Size up to which gradients are fused; given exactly if fusion is `bytes`."""
     first_bucket: Bytes | None = None
     """Size of the bucket that is ready first, if it differs."""
     order: Literal["reverse", "ready", "priority"] = "reverse"
-    """Gradients leave in reverse order of declaration, as they become ready, or input layers first."""
+    """Order in which gradients are sent: reverse declaration order, order of readiness, or input layers first."""
     cycle: Seconds | None = None
-    """A background thread looks for ready gradients this often."""
+    """Interval at which a background thread checks for ready gradients."""
     synchrony: Literal["synchronous", "asynchronous"] = "synchronous"
     compression: Literal["none", "float16", "powersgd", "1bit"] = "none"
     block_samples: Count | None = None
-    """Samples each rank trains by itself between two exchanges of the model; absent: it exchanges every step."""
+    """Samples that each rank trains between two exchanges of the model; by default one step."""
     servers: Annotated[int, Field(ge=0)] | None = None
-    """Parameter servers; 0 means one beside every worker."""
+    """Number of parameter servers; 0 means one on every worker."""
     shard_stage: Annotated[int, Field(ge=0, le=3)] | None = None
-    """ZeRO stage: 1 optimiser state, 2 also gradients, 3 also parameters."""
+    """ZeRO stage: 1 optimizer state, 2 also gradients, 3 also parameters."""
     input_overlap: bool
-    """The next batch is read while this one trains."""
+    """Whether the next batch is read during the current step."""
     version: Name
-    """Version of the framework whose defaults these are."""
+    """Version of the framework to which these defaults apply."""
     source: Name
-    """Where the defaults are stated."""
+    """The document that states the defaults."""
     note: str = ""
-    """What the fields cannot say."""
+    """Further notes."""
 
     @model_validator(mode="after")
     def _bucket(self) -> Policy:
@@ -78,14 +79,14 @@ class Policy(Noun):
 
 
 class FrameworkRecord(Noun):
-    """A framework and the ways to run it."""
+    """A framework and its modes."""
 
     name: Name
     title: Name
     about: Name
-    """One sentence for people who have not met it."""
+    """One-sentence description."""
     default: Name
-    """The mode that its bare name means."""
+    """The mode that the name of the framework alone selects."""
     mode: Annotated[dict[Name, Policy], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -97,29 +98,29 @@ class FrameworkRecord(Noun):
 
 @cache
 def _records() -> dict[str, FrameworkRecord]:
-    found = [load_noun(path, FrameworkRecord) for path in sorted(FOLDER.glob("*.toml"))]
-    return {record.name: record for record in found}
+    records = [load_noun(path, FrameworkRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    return {record.name: record for record in records}
 
 
 def framework_names() -> tuple[str, ...]:
-    """Every framework with its mode, as `framework` returns it."""
+    """Names of all frameworks with their modes, as `framework` returns them."""
     return tuple(f"{record.name}/{mode}" for record in _records().values() for mode in record.mode)
 
 
 def record_names() -> tuple[str, ...]:
-    """Every framework, without modes."""
+    """Names of all frameworks, without modes."""
     return tuple(_records())
 
 
 def framework_record(name: str) -> FrameworkRecord:
-    """The record of a framework, without mode."""
+    """The record of a framework; the name has no mode."""
     if name not in _records():
         raise UnknownName("framework", name, _records())
     return _records()[name]
 
 
 def framework(name: str) -> str:
-    """The full name: `pytorch` becomes `pytorch/ddp`, `pytorch/fsdp2` stays, a wrong one is UnknownName."""
+    """The full name: `pytorch` becomes `pytorch/ddp`, `pytorch/fsdp2` is unchanged, another name raises UnknownName."""
     short, slash, mode = name.partition("/")
     record = framework_record(short)
     if not slash:
@@ -130,20 +131,20 @@ def framework(name: str) -> str:
 
 
 def policy(name: str) -> Policy:
-    """What this framework and mode do by default."""
+    """The default policy of a framework and mode."""
     short, _, mode = framework(name).partition("/")
     return framework_record(short).mode[mode]
 
 
 def resolve(name: str, strategy: Strategy) -> Policy:
-    """The policy that applies: what the strategy asks for, else the framework's default."""
+    """The policy of a strategy: its own fields, else the defaults of the framework."""
     default = policy(name)
     fields = ("aggregation", "algorithm", "transport", "overlap", "synchrony", "servers", "shard_stage")
-    asked: dict[str, Any] = {field: value for field in fields if (value := getattr(strategy, field)) is not None}
+    changes: dict[str, Any] = {field: value for field in fields if (value := getattr(strategy, field)) is not None}
     if strategy.compression != "none":
-        asked["compression"] = strategy.compression
+        changes["compression"] = strategy.compression
     if strategy.bucket is not None:
         fused = strategy.bucket > 0
-        asked |= {"fusion": "bytes" if fused else "tensor", "bucket": strategy.bucket if fused else None}
-        asked["first_bucket"] = None
-    return default.model_copy(update=asked)
+        changes |= {"fusion": "bytes" if fused else "tensor", "bucket": strategy.bucket if fused else None}
+        changes["first_bucket"] = None
+    return default.model_copy(update=changes)

@@ -17,16 +17,16 @@ FOLDER = Path(__file__).parent
 
 
 class LinkFigures(Noun):
-    """What is known of a link."""
+    """Figures of a link."""
 
     bandwidth: Figure[Bandwidth]
-    """Rate of one direction, as stated; what programs reach is lower."""
+    """Nominal rate per direction; programs reach less."""
     latency: Figure[Seconds] | None = None
-    """One-way time of an empty message; absent counts as zero until it is measured."""
+    """One-way latency of an empty message; by default zero."""
 
 
 class LinkRecord(Noun):
-    """A link and where each of its figures comes from."""
+    """A link with its figures and their sources."""
 
     name: Name
     title: Name
@@ -35,12 +35,12 @@ class LinkRecord(Noun):
 
 @cache
 def _records() -> dict[str, LinkRecord]:
-    found = [load_noun(path, LinkRecord) for path in sorted(FOLDER.glob("*.toml"))]
-    return {record.name: record for record in found}
+    records = [load_noun(path, LinkRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    return {record.name: record for record in records}
 
 
 def link_names() -> tuple[str, ...]:
-    """Every link."""
+    """Names of all links."""
     return tuple(_records())
 
 
@@ -52,7 +52,7 @@ def link_record(name: str) -> LinkRecord:
 
 
 def link(name: str) -> Link:
-    """The link of this name, as a study's cluster holds it."""
+    """The link of this name, as a spec model."""
     figures = link_record(name).figure
     latency = figures.latency.value if figures.latency else 0.0
     return Link(name=name, bandwidth=figures.bandwidth.value, latency=latency)

@@ -1,4 +1,4 @@
-"""The networks that ship with Paceline, by name; a table of functions that write them down."""
+"""The networks of the catalog by name, with the functions that build them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NETWORKS: dict[str, Callable[[str], Network]] = {
     "bert-base": partial(bert, size=BERT_BASE, length=128),
     "bert-base-512": partial(bert, size=BERT_BASE, length=512),
 }
-"""Name and builder. The `-64px` siblings read 64 x 64 images, so that a few processor cores train them; the
+"""Name and builder. The `-64px` variants read 64 x 64 images, so that a few processor cores train them; the
 parameters of resnet50-64px and googlenet-64px stay those of the full network, alexnet-64px has a smaller fc6."""
 
 
@@ -54,5 +54,5 @@ def _named(name: str) -> Network:
 
 
 def network_names() -> tuple[str, ...]:
-    """Every network, smaller relatives beside the full ones."""
+    """Names of all networks, including the smaller variants."""
     return tuple(NETWORKS)

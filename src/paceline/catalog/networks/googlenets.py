@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.catalog.networks.graph import Graph
+from paceline.catalog.networks.builder import NetworkBuilder
 from paceline.spec.layers import LocalResponseNorm
 from paceline.spec.network import Network
 
@@ -29,72 +29,72 @@ BLOCKS = {
 
 def googlenet(name: str, size: int = 224) -> Network:
     """The batch-norm form that torchvision ships; its third branch is 3 x 3 where the paper has 5 x 5."""
-    graph = Graph()
-    conv = _normed(graph)
+    net = NetworkBuilder()
+    conv = _normed(net)
     conv("conv1", 64, 7, stride=2, padding=3)
-    graph.max_pool("pool1", 3, 2, ceil=True)
+    net.max_pool("pool1", 3, 2, ceil=True)
     conv("conv2_reduce", 64, 1)
     conv("conv2", 192, 3, padding=1)
-    graph.max_pool("pool2", 3, 2, ceil=True)
-    _blocks(graph, conv, third=3, last_pool=2)
-    graph.global_avg_pool()
-    graph.dropout("drop", 0.2)
-    graph.linear("fc", 1000)
-    return graph.images(name, size)
+    net.max_pool("pool2", 3, 2, ceil=True)
+    _blocks(net, conv, third=3, last_pool=2)
+    net.global_avg_pool()
+    net.dropout("drop", 0.2)
+    net.linear("fc", 1000)
+    return net.images(name, size)
 
 
 def googlenet_bvlc(name: str) -> Network:
-    """The form of the 2014 paper as Caffe ships it: biases, response normalisation, no batch normalisation."""
-    graph = Graph()
-    conv = _plain(graph)
+    """The form of the 2014 paper as Caffe ships it: biases, response normalization, no batch normalization."""
+    net = NetworkBuilder()
+    conv = _plain(net)
     conv("conv1", 64, 7, stride=2, padding=3)
-    graph.max_pool("pool1", 3, 2, ceil=True)
-    graph.add(LocalResponseNorm(name="norm1"))
+    net.max_pool("pool1", 3, 2, ceil=True)
+    net.add(LocalResponseNorm(name="norm1"))
     conv("conv2_reduce", 64, 1)
     conv("conv2", 192, 3, padding=1)
-    graph.add(LocalResponseNorm(name="norm2"))
-    graph.max_pool("pool2", 3, 2, ceil=True)
-    _blocks(graph, conv, third=5, last_pool=3)
-    graph.global_avg_pool()
-    graph.dropout("drop", 0.4)
-    graph.linear("fc", 1000)
-    return graph.images(name, 224)
+    net.add(LocalResponseNorm(name="norm2"))
+    net.max_pool("pool2", 3, 2, ceil=True)
+    _blocks(net, conv, third=5, last_pool=3)
+    net.global_avg_pool()
+    net.dropout("drop", 0.4)
+    net.linear("fc", 1000)
+    return net.images(name, 224)
 
 
-def _blocks(graph: Graph, conv: Conv, *, third: int, last_pool: int) -> None:
+def _blocks(net: NetworkBuilder, conv: Conv, *, third: int, last_pool: int) -> None:
     for name, channels in BLOCKS.items():
         if name == "4a":
-            graph.max_pool("pool3", 3, 2, ceil=True)
+            net.max_pool("pool3", 3, 2, ceil=True)
         if name == "5a":
-            graph.max_pool("pool4", last_pool, 2, ceil=True)
-        _block(graph, conv, f"inception_{name}", channels, third=third)
+            net.max_pool("pool4", last_pool, 2, ceil=True)
+        _block(net, conv, f"inception_{name}", channels, third=third)
 
 
-def _block(graph: Graph, conv: Conv, name: str, channels: tuple[int, ...], *, third: int) -> None:
-    before = graph.last
+def _block(net: NetworkBuilder, conv: Conv, name: str, channels: tuple[int, ...], *, third: int) -> None:
+    before = net.last
     one, three_reduce, three, five_reduce, five, projected = channels
     first = conv(f"{name}_1x1", one, 1, reads=before)
     conv(f"{name}_3x3_reduce", three_reduce, 1, reads=before)
     second = conv(f"{name}_3x3", three, 3, padding=1)
     conv(f"{name}_5x5_reduce", five_reduce, 1, reads=before)
     wide = conv(f"{name}_5x5", five, third, padding=third // 2)
-    graph.max_pool(f"{name}_pool", 3, 1, padding=1, reads=before)
+    net.max_pool(f"{name}_pool", 3, 1, padding=1, reads=before)
     pooled = conv(f"{name}_pool_proj", projected, 1)
-    graph.concat(f"{name}_output", first, second, wide, pooled)
+    net.concat(f"{name}_output", first, second, wide, pooled)
 
 
-def _normed(graph: Graph) -> Conv:
+def _normed(net: NetworkBuilder) -> Conv:
     def conv(name: str, channels: int, kernel: int, **options: Any) -> str:
-        graph.conv(name, channels, kernel, bias=False, **options)
-        graph.batch_norm(f"{name}_bn", eps=0.001)
-        return graph.relu(f"{name}_relu")
+        net.conv(name, channels, kernel, bias=False, **options)
+        net.batch_norm(f"{name}_bn", eps=0.001)
+        return net.relu(f"{name}_relu")
 
     return conv
 
 
-def _plain(graph: Graph) -> Conv:
+def _plain(net: NetworkBuilder) -> Conv:
     def conv(name: str, channels: int, kernel: int, **options: Any) -> str:
-        graph.conv(name, channels, kernel, **options)
-        return graph.relu(f"{name}_relu")
+        net.conv(name, channels, kernel, **options)
+        return net.relu(f"{name}_relu")
 
     return conv

@@ -1,17 +1,20 @@
-"""Figures that others published, with their sources; the catalog's networks are compared with them by a test."""
+"""Published figures with their sources: totals of networks, throughputs, GPT iteration times, collective
+sweeps. Tests compare the catalog's networks and the model's predictions with them.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from paceline.spec.fields import Count, Name, Noun, Share
 from paceline.spec.load import load_noun
 
-__all__ = ["PublishedNetwork", "published_networks"]
+__all__ = ["PublishedNetwork", "campaign_names", "published", "published_networks", "published_parameters"]
 
 FOLDER = Path(__file__).parent
 
@@ -25,7 +28,7 @@ class PublishedNetwork(Noun):
     parameters_within: Share = 0.0
     """Relative difference that the source's own rounding allows."""
     multiply_adds: Annotated[int, Field(ge=1)] | None = None
-    """Of one forward pass of one sample."""
+    """Multiply-adds of one forward pass of one sample."""
     multiply_adds_source: Name | None = None
     multiply_adds_within: Share = 0.0
 
@@ -44,3 +47,21 @@ class _Networks(Noun):
 def published_networks() -> dict[str, PublishedNetwork]:
     """Published totals by the catalog's name of the network."""
     return {item.name: item for item in load_noun(FOLDER / "networks.toml", _Networks).network}
+
+
+@cache
+def published(name: str) -> dict[str, Any]:
+    """The content of one file of published figures."""
+    with (FOLDER / f"{name}.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def campaign_names() -> tuple[str, ...]:
+    """Names of the throughput files, one per published campaign."""
+    return tuple(path.stem for path in sorted(FOLDER.glob("throughput-*.toml")))
+
+
+@cache
+def published_parameters() -> dict[str, float]:
+    """Parameters of well-known networks by normalized name, beyond those the catalog defines."""
+    return {name: float(entry["parameters"]) for name, entry in published("parameters")["network"].items()}

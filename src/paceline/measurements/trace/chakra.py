@@ -1,7 +1,7 @@
 """Chakra execution traces (MLCommons): length-delimited protocol buffers, a metadata message, then nodes.
 
-Compute becomes COMP_NODE, exchange COMM_COLL_NODE with its bytes as `comm_size`; a node depends on the one before it in
-its phase's own order. Times in microseconds are whole numbers there; exact ones travel as attributes.
+Compute becomes COMP_NODE, exchange COMM_COLL_NODE with its bytes as `comm_size`; a node depends on the previous node
+of its phase. Times are whole microseconds in this format; attributes hold the exact times.
 Schema: mlcommons/chakra, schema/protobuf/et_def.proto.
 """
 
@@ -92,21 +92,21 @@ def _messages(data: bytes) -> Iterator[bytes]:
     while at < len(data):
         size, at = wire.read_varint(data, at)
         if at + size > len(data):
-            raise ValueError("cut off in the middle of a node")
+            raise ValueError("truncated inside a node")
         yield data[at : at + size]
         at += size
 
 
 def _attributes(content: bytes, field: int) -> dict[str, int | float | str]:
-    found: dict[str, int | float | str] = {}
+    attributes: dict[str, int | float | str] = {}
     for number, value in wire.fields(content):
         if number == field and isinstance(value, bytes):
             parts = dict(wire.fields(value))
             name = parts.pop(1, b"")
             kept = next((item for key, item in parts.items() if key != 2), 0)
             key = name.decode() if isinstance(name, bytes) else str(name)
-            found[key] = kept.decode() if isinstance(kept, bytes) else kept
-    return found
+            attributes[key] = kept.decode() if isinstance(kept, bytes) else kept
+    return attributes
 
 
 def _span(content: bytes, rank: int) -> Span:

@@ -1,6 +1,6 @@
 """Chrome's trace event format, which Perfetto and chrome://tracing open: complete events, a process for each rank.
 
-Times are microseconds with fractions; what they round away is kept in `args`, so that reading back gives equal spans.
+Times are microseconds with fractions; `args` keeps the exact values, so that reading a written trace gives equal spans.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _span(event: dict[str, Any]) -> Span:
 
 
 def load_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace file: a document, a list, or a list that was cut off at its end."""
+    """The events of a trace file: a document, a list, or a list without its end."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
@@ -92,7 +92,7 @@ def load_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _repaired(text: str, path: Path) -> Any:
-    """A list whose end is missing, as a timeline is while its program still runs."""
+    """Parse a list without its end, such as a timeline whose program still runs."""
     try:
         return json.loads(text.rstrip().rstrip(",") + "]")
     except json.JSONDecodeError as error:

@@ -1,7 +1,7 @@
-"""The PyTorch profiler's export (Kineto): Chrome events whose names tell the phase; the rank is in the document.
+"""The PyTorch profiler's export (Kineto): Chrome events whose names determine the phase; the rank is in the document.
 
 Phases by name: `gloo:`, `nccl:`, `c10d::` and all-reduce kernels aggregate; autograd's evaluation is backward;
-optimiser steps update; data loaders read; copies to the device are h2d; what else an operator does is forward.
+optimizer steps update; data loaders read; copies to the device are h2d; other operators are forward.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _KEPT = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "python_function")
 
 
 def phase_of(name: str) -> str:
-    """The phase that an operator's name tells."""
+    """The phase of an operator, by its name."""
     lowered = name.lower()
     return next((phase for phase, words in _WORDS if any(word.lower() in lowered for word in words)), "forward")
 
 
 def read_kineto(path: Path) -> tuple[Span, ...]:
-    """Operators of a profile as spans, in seconds since its first event; steps by the profiler's own marks."""
+    """Operators of a profile as spans, in seconds since its first event; steps are the profiler's step marks."""
     events = [event for event in load_events(path) if event.get("ph") == "X" and event.get("cat") in _KEPT]
     if not events:
         return ()
@@ -72,7 +72,7 @@ def _span(event: dict[str, Any], rank: int, origin: float, step: int) -> Span:
 
 
 def to_kineto(spans: Iterable[Span], *, rank: int) -> dict[str, Any]:
-    """One rank's spans as a document that readers of the profiler's export take."""
+    """One rank's spans as a document in the format of the profiler's export."""
     events = [
         {
             "ph": "X",

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as far as traces and event files need it: fields of four kinds, and varints."""
+"""The subset of the protocol-buffer wire format that traces and event files need: four kinds of field, and varints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text(field: int, value: str) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place after it."""
+    """The number at an offset, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from paceline import catalog
-from paceline.catalog.published.tables import published_parameters
+from paceline.catalog.published import published_parameters
 from paceline.spec.network import layer_costs
 
 __all__ = ["LinkKind", "StrategyKind", "device_called", "link_kind", "normal", "parameters_of", "strategy_kind"]

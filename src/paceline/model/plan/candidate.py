@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.spec.split import Cost, split_batch
+from paceline.cost.split import Cost, split_batch
 
 __all__ = ["Candidate", "Member", "grouped", "synchronous"]
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.cost.roofline import DEFAULT_LAUNCH
+from paceline.cost.split import Cost
 from paceline.errors import Unsupported
-from paceline.model.compute import COMPUTE_REACH, DEFAULT_LAUNCH, roofline
+from paceline.model.compute import roofline
 from paceline.spec.cluster import Device
 from paceline.spec.network import Network, layer_costs
-from paceline.spec.split import Cost
 
 __all__ = ["Workload", "device_cost", "workload"]
 
+COMPUTE_REACH = 0.7
 USABLE = 0.9
 """Share of the memory that tensors may take; the rest is the framework's."""
 COPIES = 4

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import InputError
 
-__all__ = ["FairLink", "Server", "Simulation"]
+__all__ = ["FairLink", "FifoServer", "Simulation"]
 
 
 class Simulation:
@@ -40,7 +40,7 @@ class Simulation:
         self.num_events += count
 
 
-class Server:
+class FifoServer:
     """Serves one request after the other, in the order of arrival."""
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from paceline.catalog import Policy, resolve
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
-from paceline.model.iteration.terms import Factors, Ranks, exchange_seconds, step_terms
 from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.model.simulate.training import AsyncRun, Job, SyncRun, simulate_async, simulate_jobs, simulate_sync
+from paceline.model.step import NOMINAL, Ranks, exchange_seconds, step_terms
 
 __all__ = ["Simulated", "Trouble", "simulate_question"]
 
@@ -123,10 +123,7 @@ def _check(trouble: Trouble) -> None:
 def _setting(question: Question, devices: int, policy: Policy, calibration: Calibration) -> _Setting:
     works = works_of(question)
     ranks = ranks_of(question, devices, calibration, works)
-    terms = {
-        name: float(values[0])
-        for name, values in step_terms(ranks, policy, calibration, Factors(*(np.ones(1) for _ in range(5)))).items()
-    }
+    terms = {name: float(values[0]) for name, values in step_terms(ranks, policy, calibration, NOMINAL).items()}
     compute = np.repeat([work.compute * ranks.accumulate for work in ranks.works], ranks.counts)
     other = sum(value for name, value in terms.items() if name not in ("forward", "backward", "waiting"))
     jitter = calibration.jitter if calibration.jitter is not None else max(work.jitter for work in ranks.works)
@@ -239,7 +236,7 @@ def _server_times(ranks: Ranks, policy: Policy, calibration: Calibration) -> tup
     size = max(work.total_bytes for work in ranks.works) * ranks.element_share
     many = fabric.hosts > 1
     per_byte, latency = (
-        (fabric.ports_per_byte, fabric.between_latency) if many else (fabric.inside_per_byte, fabric.inside_latency)
+        (fabric.between_per_byte, fabric.between_latency) if many else (fabric.inside_per_byte, fabric.inside_latency)
     )
     servers = policy.servers or fabric.hosts
     service = 2 * size * per_byte / servers

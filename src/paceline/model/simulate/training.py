@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InputError
-from paceline.model.simulate.events import FairLink, Server, Simulation
+from paceline.model.simulate.events import FairLink, FifoServer, Simulation
 
 __all__ = [
     "AsyncResult", "AsyncRun", "Job", "SyncRun", "simulate_async", "simulate_jobs", "simulate_step", "simulate_sync",
@@ -71,7 +71,7 @@ def simulate_async(run: AsyncRun, *, seed: int = 0) -> AsyncResult:
         drawn = np.where(rng.random(shape) < run.straggle, run.straggle_factor, 1.0) * drawn
     times = drawn.tolist()
     leave = run.leave_at.tolist() if run.leave_at is not None else [float("inf")] * len(run.compute)
-    simulation, server = Simulation(), Server()
+    simulation, server = Simulation(), FifoServer()
     done = [0] * len(run.compute)
     pulled = [0] * len(run.compute)
     count = stale = 0
@@ -102,7 +102,7 @@ def simulate_async(run: AsyncRun, *, seed: int = 0) -> AsyncResult:
 
 def simulate_step(ready: Floats, exchange: Floats) -> float:
     """End of the last exchange of one synchronous step: ready (devices, buckets), exchange seconds per bucket."""
-    simulation, link = Simulation(), Server()
+    simulation, link = Simulation(), FifoServer()
     waiting = [ready.shape[0]] * ready.shape[1]
     state = {"next": 0, "end": 0.0}
 

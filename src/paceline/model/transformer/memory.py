@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.cost.memory import state_bytes
 from paceline.errors import InputError
 from paceline.model.transformer.shape import Parallel, TransformerShape
 from paceline.units import BYTES
@@ -38,11 +39,11 @@ def transformer_memory(shape: TransformerShape, parallel: Parallel) -> Transform
     blocks = shape.layers / parallel.pipeline
     embedding = (shape.vocabulary + shape.sequence) * shape.hidden
     held = (blocks * shape.block_parameters + embedding) / parallel.tensor
-    optimizer, gradients, weights = (parallel.data if parallel.zero_stage >= at else 1 for at in (1, 2, 3))
+    state = state_bytes(2, moments=2, shards=(parallel.zero_stage, parallel.data))
     return TransformerMemory(
-        weights=2.0 * held / weights,
-        gradients=2.0 * held / gradients,
-        optimizer=12.0 * held / optimizer,
+        weights=state.weights * held,
+        gradients=state.gradients * held,
+        optimizer=state.optimizer * held,
         activations=_activations(shape, parallel, blocks),
     )
 

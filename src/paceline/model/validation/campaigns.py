@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.catalog.published.tables import campaign_names, published
+from paceline.catalog.published import campaign_names, published
 from paceline.errors import InputError
 from paceline.model.measured.points import Series, series_of_rows
 from paceline.spec.load import read_text

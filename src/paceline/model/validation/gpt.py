@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.catalog.published.tables import published
+from paceline.catalog.published import published
 from paceline.model.prediction import Estimate
 from paceline.model.transformer.fit import Rates, fit_rates, predict_iteration, refit_beyond
 from paceline.model.transformer.shape import Parallel, TransformerShape

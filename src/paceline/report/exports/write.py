@@ -12,11 +12,11 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from paceline.errors import InputError, StoreError, UnknownName
+from paceline.explain.cases.step import measured_step, predicted_step
 from paceline.explain.explanation import CaseExplanation, Explanation
-from paceline.explain.timeline import measured_step, predicted_step
-from paceline.measurements.frame import load_runs
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
+from paceline.measurements.tables import launch_table
 from paceline.measurements.trace.chakra import to_chakra
 from paceline.measurements.trace.chrome import to_chrome
 from paceline.measurements.trace.horovod import to_horovod
@@ -91,7 +91,7 @@ def _write_by_rank(
 
 
 def _table(explanation: Explanation, store: Store) -> Any:
-    return load_runs(store.root, campaign=explanation.campaign)
+    return launch_table(store.root, campaign=explanation.campaign)
 
 
 def _write_scalars(explanation: Explanation, store: Store, path: Path) -> None:

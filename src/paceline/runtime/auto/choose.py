@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.cost.split import Cost
 from paceline.model.plan.candidate import Candidate, Member
 from paceline.model.plan.ways import ranked_ways
 from paceline.runtime.auto.links import Links
-from paceline.spec.split import Cost
 
 __all__ = ["Choice", "Measured", "choose", "one_group"]
 

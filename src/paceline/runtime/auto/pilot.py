@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.cost.split import Cost
 from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
 from paceline.runtime.auto.links import Links
 from paceline.runtime.auto.probe import measure_links
 from paceline.runtime.auto.regroup import NAME, Door, open_door
 from paceline.runtime.syncer.between import Between
-from paceline.spec.split import Cost
 
 __all__ = ["Pilot"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.runtime.group.schedule import buckets_from
+from paceline.cost.buckets import bucket_members, fill_buckets
 from paceline.runtime.group.wire import Wire
 
 __all__ = ["Reducer"]
@@ -62,7 +62,7 @@ class Reducer:
         self.ready_seconds = [0.0] * len(self._parameters)
         """When each gradient was last ready, since the step began."""
         self._limits = tuple(limits)
-        self.arrange(list(reversed(buckets_from(self.sizes, self._limits))))
+        self.arrange(list(reversed(bucket_members(fill_buckets(self.sizes, self._limits)))))
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(self._parameters)
@@ -76,8 +76,8 @@ class Reducer:
     def arrange_as_ready(self, ready: Sequence[float]) -> None:
         """The same bucket sizes, filled in the order in which gradients were ready."""
         order = sorted(range(len(ready)), key=lambda index: (ready[index], -index))
-        filled = buckets_from([self._size(index) for index in order], self._limits)
-        self.arrange([[order[i] for i in bucket] for bucket in filled])
+        last = fill_buckets([self._size(index) for index in order], self._limits)
+        self.arrange([[order[i] for i in bucket] for bucket in bucket_members(last)])
 
     def arrange(self, buckets: Sequence[Sequence[int]]) -> None:
         """Exchange in these buckets from now on; gradients of different type never share one."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from paceline.cost.buckets import LinkCost, bucket_members, schedule_buckets
 from paceline.errors import InputError
 from paceline.runtime.balance import Balance
 from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.reducer import Reducer
-from paceline.runtime.group.schedule import LinkCost, schedule_buckets
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.members.board import BoardStore
 from paceline.runtime.members.member import Member
@@ -175,9 +174,10 @@ class GroupSession:
         *seconds, busy = (seen / self.size).tolist()
         order = sorted(range(len(seconds)), key=lambda index: (seconds[index], -index))
         sizes = [self.reducer.sizes[index] for index in order]
-        felt = replace(link, effort=link.effort * busy)
-        buckets = schedule_buckets(sizes, [seconds[index] for index in order], felt)
-        self.reducer.arrange([[order[i] for i in bucket] for bucket in buckets])
+        last = schedule_buckets(
+            sizes, [seconds[index] for index in order], lambda many: map(link.seconds, many), effort=link.effort * busy
+        )
+        self.reducer.arrange([[order[i] for i in bucket] for bucket in bucket_members(last)])
 
     def _busy(self) -> float:
         """The share of the time that this process computed on a processor, of which messages then take their part."""

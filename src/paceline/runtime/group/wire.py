@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.group.schedule import LinkCost, fit_link
+from paceline.cost.buckets import LinkCost, fit_link
 
 __all__ = ["Broken", "Wire"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
-from paceline.bench.job import Order, Process
+from paceline.bench.job import CaseLaunch
+from paceline.bench.sites.site import Process
 
 __all__ = ["Caffe", "CaffeMpi"]
 
@@ -22,9 +23,9 @@ class Caffe(PolicyAdapter):
         """Caffe and the scheme on it share one."""
         return "caffe"
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """The ranks under one mpirun; one rank by itself."""
-        return mpi_processes(order, self.module, python=str(order.python.parent / "caffe-python"))
+        return mpi_processes(launch, self.module, python=str(launch.python.parent / "caffe-python"))
 
 
 class CaffeMpi(Caffe):

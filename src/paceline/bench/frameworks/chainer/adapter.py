@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
-from paceline.bench.job import Order, Process
+from paceline.bench.job import CaseLaunch
+from paceline.bench.sites.site import Process
 
 __all__ = ["Chainer"]
 
@@ -14,6 +15,6 @@ class Chainer(PolicyAdapter):
     name = "chainer"
     module = "paceline.bench.frameworks.chainer.worker"
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """The ranks under one mpirun."""
-        return mpi_processes(order, self.module)
+        return mpi_processes(launch, self.module)

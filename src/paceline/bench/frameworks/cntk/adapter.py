@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
-from paceline.bench.job import Order, Process
+from paceline.bench.job import CaseLaunch
+from paceline.bench.sites.site import Process
 
 __all__ = ["Cntk"]
 
@@ -21,6 +22,6 @@ class Cntk(PolicyAdapter):
     }
     labels = ("unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11",)
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """The ranks under one mpirun."""
-        return mpi_processes(order, self.module)
+        return mpi_processes(launch, self.module)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
-from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
 
 __all__ = ["Horovod"]
@@ -24,21 +25,21 @@ class Horovod(PolicyAdapter):
         """One per framework that it is built for."""
         return f"horovod-{mode}"
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank, by the transport that is asked for."""
-        worker = f"{FOLDER}.worker_{order.case.framework.split('/')[1]}"
-        if order.case.strategy.transport == "mpi":
-            return mpi_processes(order, worker, env={**self._tuning(order), "HOROVOD_CONTROLLER": "mpi"})
-        ranks = rank_processes(order, worker, lambda placed: self.rank_env(order, placed))
-        return [_rendezvous(order), *ranks]
+        worker = f"{FOLDER}.worker_{launch.case.framework.split('/')[1]}"
+        if launch.case.strategy.transport == "mpi":
+            return mpi_processes(launch, worker, env={**self._tuning(launch), "HOROVOD_CONTROLLER": "mpi"})
+        ranks = rank_processes(launch, worker, lambda placed: self.rank_env(launch, placed))
+        return [_rendezvous(launch), *ranks]
 
-    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+    def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
         """What horovodrun would set."""
-        mates = [other for other in order.placement if other.host == placed.host]
-        hosts = len({other.host for other in order.placement})
+        mates = [other for other in launch.placement if other.host == placed.host]
+        hosts = len({other.host for other in launch.placement})
         env = {
             "HOROVOD_RANK": str(placed.rank),
-            "HOROVOD_SIZE": str(order.case.ranks),
+            "HOROVOD_SIZE": str(launch.case.ranks),
             "HOROVOD_LOCAL_RANK": str(mates.index(placed)),
             "HOROVOD_LOCAL_SIZE": str(len(mates)),
             "HOROVOD_CROSS_RANK": str(placed.host),
@@ -46,26 +47,26 @@ class Horovod(PolicyAdapter):
             "HOROVOD_HOSTNAME": f"host-{placed.host}",
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": order.meet.address,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(order.meet.ports[1]),
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": launch.rendezvous.address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(launch.rendezvous.ports[1]),
         }
-        if order.meet.interface:
-            env["HOROVOD_GLOO_IFACE"] = order.meet.interface
-        return {**env, **self._tuning(order)}
+        if launch.rendezvous.interface:
+            env["HOROVOD_GLOO_IFACE"] = launch.rendezvous.interface
+        return {**env, **self._tuning(launch)}
 
-    def _tuning(self, order: Order) -> dict[str, str]:
-        bucket = order.case.strategy.bucket
+    def _tuning(self, launch: CaseLaunch) -> dict[str, str]:
+        bucket = launch.case.strategy.bucket
         return {} if bucket is None else {"HOROVOD_FUSION_THRESHOLD": str(int(bucket))}
 
 
-def _rendezvous(order: Order) -> Process:
+def _rendezvous(launch: CaseLaunch) -> Process:
     """Horovod's own key-value server, by which Gloo's ranks find each other; ends with them."""
-    argv = (str(order.python), "-m", f"{FOLDER}.worker_rendezvous")
+    argv = (str(launch.python), "-m", f"{FOLDER}.worker_rendezvous")
     sizes: dict[int, int] = {}
-    for placed in order.placement:
+    for placed in launch.placement:
         sizes[placed.host] = sizes.get(placed.host, 0) + 1
     hosts = ",".join(f"host-{host}:{count}" for host, count in sizes.items())
-    env = {**order.env, "PYTHONPATH": str(order.worker_path), "PACELINE_HOSTS": hosts}
-    env.update({"PACELINE_ADDRESS": order.meet.address, "PACELINE_PORT": str(order.meet.ports[1])})
-    first = order.placement[0]
-    return Process(name="rendezvous", host=first.host, argv=argv, env=env, log=order.folder / "rendezvous.log")
+    env = {**launch.env, "PYTHONPATH": str(launch.worker_path), "PACELINE_HOSTS": hosts}
+    env.update({"PACELINE_ADDRESS": launch.rendezvous.address, "PACELINE_PORT": str(launch.rendezvous.ports[1])})
+    first = launch.placement[0]
+    return Process(name="rendezvous", host=first.host, argv=argv, env=env, log=launch.folder / "rendezvous.log")

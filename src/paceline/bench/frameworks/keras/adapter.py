@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter
 from paceline.bench.frameworks.tensorflow.adapter import cluster_config
-from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
 
@@ -26,15 +27,15 @@ class Keras(PolicyAdapter):
             return 'TensorFlow says: "Gradients for grouped convolutions are not supported on CPU"'
         return super()._refused_network(case)
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank, of the backend's own kind."""
-        backend = order.case.framework.split("/")[1]
+        backend = launch.case.framework.split("/")[1]
         module = f"paceline.bench.frameworks.keras.worker_{backend}"
-        return rank_processes(order, module, lambda placed: self.rank_env(order, placed))
+        return rank_processes(launch, module, lambda placed: self.rank_env(launch, placed))
 
-    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+    def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
         """The backend, and what it needs to find the other ranks."""
-        backend = order.case.framework.split("/")[1]
+        backend = launch.case.framework.split("/")[1]
         env = {"KERAS_BACKEND": backend}
-        several = order.case.ranks > 1 and backend == "tensorflow"
-        return {**env, **cluster_config(order, placed)} if several else env
+        several = launch.case.ranks > 1 and backend == "tensorflow"
+        return {**env, **cluster_config(launch, placed)} if several else env

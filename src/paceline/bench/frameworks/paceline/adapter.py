@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
 
@@ -42,38 +43,38 @@ class Paceline:
             return f"input {case.input!r} is not offered; the runtime loads its own batches"
         return None
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank, and the syncer if there is one; the launch's token is the job's secret."""
-        if order.case.framework.endswith("/hybrid") and order.case.ranks > 1:
-            return [_syncer(order), *rank_processes(order, WORKER, lambda placed: _own_group(order, placed))]
-        place = f"{order.meet.address}:{order.meet.ports[1]}"
-        meet = {"PACELINE_JOIN": place, "PACELINE_SECRET": order.token, "PACELINE_SIZE": str(order.case.ranks)}
-        return rank_processes(order, WORKER, lambda placed: meet)
+        if launch.case.framework.endswith("/hybrid") and launch.case.ranks > 1:
+            return [_syncer(launch), *rank_processes(launch, WORKER, lambda placed: _own_group(launch, placed))]
+        place = f"{launch.rendezvous.address}:{launch.rendezvous.ports[1]}"
+        meet = {"PACELINE_JOIN": place, "PACELINE_SECRET": launch.token, "PACELINE_SIZE": str(launch.case.ranks)}
+        return rank_processes(launch, WORKER, lambda placed: meet)
 
 
-def _own_group(order: Order, placed: Placed) -> dict[str, str]:
+def _own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
     """Every rank is a group of one that takes an equal share of the batch and more of the queue if it is fast."""
     return {
         "PACELINE_SIZE": "1",
         "PACELINE_GROUP": f"rank{placed.rank}",
-        "PACELINE_GROUP_SHARE": repr(1 / order.case.ranks),
-        "PACELINE_SYNCER": f"{order.meet.address}:{order.meet.ports[2]}",
-        "PACELINE_SYNCER_SECRET": order.token,
+        "PACELINE_GROUP_SHARE": repr(1 / launch.case.ranks),
+        "PACELINE_SYNCER": f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}",
+        "PACELINE_SYNCER_SECRET": launch.token,
     }
 
 
-def _syncer(order: Order) -> Process:
+def _syncer(launch: CaseLaunch) -> Process:
     """One shard beside rank 0, with a quorum of one."""
     settings = {
         "index": 0,
-        "folder": str(order.folder),
-        "address": order.meet.address,
-        "port": order.meet.ports[2],
-        "groups": order.case.ranks,
+        "folder": str(launch.folder),
+        "address": launch.rendezvous.address,
+        "port": launch.rendezvous.ports[2],
+        "groups": launch.case.ranks,
         "quorum": 1,
     }
-    path = order.folder / "syncer.json"
+    path = launch.folder / "syncer.json"
     path.write_text(json.dumps(settings), encoding="utf-8")
-    env = {"PYTHONPATH": str(order.worker_path), "PYTHONUNBUFFERED": "1", "PACELINE_SECRET": order.token}
-    argv = (str(order.python), "-m", SYNCER, str(path))
-    return Process("syncer", order.placement[0].host, argv, env, order.folder / "syncer.log")
+    env = {"PYTHONPATH": str(launch.worker_path), "PYTHONUNBUFFERED": "1", "PACELINE_SECRET": launch.token}
+    argv = (str(launch.python), "-m", SYNCER, str(path))
+    return Process("syncer", launch.placement[0].host, argv, env, launch.folder / "syncer.log")

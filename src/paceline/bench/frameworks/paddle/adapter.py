@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, rank_endpoint
-from paceline.bench.job import Order
+from paceline.bench.job import CaseLaunch
 from paceline.spec.cluster import Placed
 
 __all__ = ["Paddle"]
@@ -15,21 +15,21 @@ class Paddle(PolicyAdapter):
     name = "paddle"
     module = "paceline.bench.frameworks.paddle.worker"
 
-    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+    def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
         """Its place among the trainers."""
-        if order.case.ranks == 1:
+        if launch.case.ranks == 1:
             return {}
-        meet = order.meet
-        endpoints = [rank_endpoint(order, other) for other in order.placement]
+        meet = launch.rendezvous
+        endpoints = [rank_endpoint(launch, other) for other in launch.placement]
         return {
             "PADDLE_MASTER": f"{meet.address}:{meet.ports[1]}",
             "PADDLE_DISTRI_BACKEND": "gloo",
             "PADDLE_TRAINER_ID": str(placed.rank),
-            "PADDLE_TRAINERS_NUM": str(order.case.ranks),
+            "PADDLE_TRAINERS_NUM": str(launch.case.ranks),
             "PADDLE_LOCAL_RANK": str(placed.local_rank),
-            "PADDLE_LOCAL_SIZE": str(order.case.ranks),
+            "PADDLE_LOCAL_SIZE": str(launch.case.ranks),
             "PADDLE_GLOBAL_RANK": str(placed.rank),
-            "PADDLE_GLOBAL_SIZE": str(order.case.ranks),
+            "PADDLE_GLOBAL_SIZE": str(launch.case.ranks),
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
             "PADDLE_CURRENT_ENDPOINT": endpoints[placed.rank],
             "PADDLE_NNODES": "1",

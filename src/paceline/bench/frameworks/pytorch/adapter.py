@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 
@@ -33,9 +34,9 @@ class PyTorch:
             return "DDP is synchronous"
         return None
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank."""
-        return rank_processes(order, "paceline.bench.frameworks.pytorch.worker")
+        return rank_processes(launch, "paceline.bench.frameworks.pytorch.worker")
 
 
 def _refused_by_fsdp(strategy: Strategy) -> str | None:

@@ -19,6 +19,7 @@ from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import Graph
 from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
+from paceline.cost.buckets import bucket_members, fill_buckets
 
 __all__ = ["TorchSession"]
 
@@ -267,15 +268,8 @@ def _size(tensor: Tensor) -> int:
 
 
 def _buckets(gradients: list[Tensor], limit: float) -> list[list[Tensor]]:
-    buckets: list[list[Tensor]] = []
-    filled = float("inf")
-    for gradient in gradients:
-        if filled + _size(gradient) > limit:
-            buckets.append([])
-            filled = 0.0
-        buckets[-1].append(gradient)
-        filled += _size(gradient)
-    return buckets
+    last = fill_buckets([_size(gradient) for gradient in gradients], [limit])
+    return [[gradients[index] for index in bucket] for bucket in bucket_members(last)]
 
 
 def _device(job: Job) -> torch.device:

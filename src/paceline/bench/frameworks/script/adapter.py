@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from paceline.bench.environments import environment_variables, find_environment
-from paceline.bench.job import Order, Process, rank_processes
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
 from paceline.spec.study import Case
 
 __all__ = ["OwnScript"]
@@ -38,13 +39,13 @@ class OwnScript:
             return f"script.pattern is no regular expression: {error}"
         return None if groups & set(GROUPS) else f"script.pattern needs one of the groups {', '.join(GROUPS)}"
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One process, which runs the command and watches its output."""
-        script = order.case.script
+        script = launch.case.script
         assert script is not None
         env = {"PACELINE_HERE": str(Path.cwd())}
         if script.environment:
             folder = find_environment(script.environment)
             env |= {**environment_variables(script.environment), "PACELINE_BIN": str(folder / "bin") if folder else ""}
         module = "paceline.bench.frameworks.script.worker"
-        return [rank_processes(order, module, lambda placed: env)[0]]
+        return [rank_processes(launch, module, lambda placed: env)[0]]

@@ -6,7 +6,8 @@ import json
 from typing import ClassVar
 
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, rank_endpoint
-from paceline.bench.job import Order, Process, rank_processes, shared_env
+from paceline.bench.job import CaseLaunch, rank_processes, shared_env
+from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
 
 __all__ = ["TensorFlow", "cluster_config"]
@@ -21,44 +22,44 @@ class TensorFlow(PolicyAdapter):
     module = f"{FOLDER}.worker"
     choices: ClassVar = {"transport": ("grpc", "nccl"), "algorithm": ("ring",), "bucket": ()}
 
-    def processes(self, order: Order) -> list[Process]:
+    def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank; with a parameter server, that too."""
-        if order.case.framework.endswith("/parameter_server"):
-            ranks = rank_processes(order, f"{FOLDER}.worker_ps", lambda placed: _server_cluster(order))
-            return [*_servers(order), *ranks]
-        return super().processes(order)
+        if launch.case.framework.endswith("/parameter_server"):
+            ranks = rank_processes(launch, f"{FOLDER}.worker_ps", lambda placed: _server_cluster(launch))
+            return [*_servers(launch), *ranks]
+        return super().processes(launch)
 
-    def rank_env(self, order: Order, placed: Placed) -> dict[str, str]:
+    def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
         """The cluster as TensorFlow wants to read it."""
-        return cluster_config(order, placed) if order.case.ranks > 1 else {}
+        return cluster_config(launch, placed) if launch.case.ranks > 1 else {}
 
 
-def _servers(order: Order) -> list[Process]:
+def _servers(launch: CaseLaunch) -> list[Process]:
     """The parameter server, and the worker of each rank."""
-    tasks = [("ps 0", order.placement[0]), *((f"worker {placed.rank}", placed) for placed in order.placement)]
+    tasks = [("ps 0", launch.placement[0]), *((f"worker {placed.rank}", placed) for placed in launch.placement)]
     return [
         Process(
             name=task,
             host=placed.host,
-            argv=(str(order.python), "-m", f"{FOLDER}.worker_server"),
-            env={**shared_env(order, placed), **order.env, **_server_cluster(order), "PACELINE_TASK": task},
-            log=order.folder / f"{task.replace(' ', '-')}.log",
+            argv=(str(launch.python), "-m", f"{FOLDER}.worker_server"),
+            env={**shared_env(launch, placed), **launch.env, **_server_cluster(launch), "PACELINE_TASK": task},
+            log=launch.folder / f"{task.replace(' ', '-')}.log",
         )
         for task, placed in tasks
     ]
 
 
-def _server_cluster(order: Order) -> dict[str, str]:
+def _server_cluster(launch: CaseLaunch) -> dict[str, str]:
     """The chief, one parameter server beside it, and a worker in every rank."""
-    workers = [rank_endpoint(order, placed) for placed in order.placement]
-    servers = [f"{order.meet.address}:{order.meet.ports[3]}"]
-    chief = [f"{order.meet.address}:{order.meet.ports[2]}"]
+    workers = [rank_endpoint(launch, placed) for placed in launch.placement]
+    servers = [f"{launch.rendezvous.address}:{launch.rendezvous.ports[3]}"]
+    chief = [f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}"]
     cluster = {"chief": chief, "ps": servers, "worker": workers}
     return {"PACELINE_CLUSTER": json.dumps(cluster), "GRPC_FAIL_FAST": "use_caller"}
 
 
-def cluster_config(order: Order, placed: Placed) -> dict[str, str]:
+def cluster_config(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
     """TF_CONFIG of a rank."""
-    workers = [rank_endpoint(order, other) for other in order.placement]
+    workers = [rank_endpoint(launch, other) for other in launch.placement]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": placed.rank}}
     return {"TF_CONFIG": json.dumps(config), "GRPC_FAIL_FAST": "use_caller"}

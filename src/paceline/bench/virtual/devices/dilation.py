@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from paceline.bench.virtual.links.delay import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
 
-__all__ = ["Exchange", "Faithfulness", "choose_dilation", "judge"]
+__all__ = ["ExchangeLoad", "Faithfulness", "choose_dilation", "judge"]
 
 MOVED_PER_CORE = 300e6
 """Bytes per second of gradients, summed over all ranks, that one core moves without disturbing anything."""
@@ -33,7 +33,7 @@ LARGEST_ERROR = 0.03
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeLoad:
     """What one step of a case asks of the machine, in emulated time."""
 
     ranks: int
@@ -86,21 +86,21 @@ class Faithfulness:
         )
 
 
-def choose_dilation(exchange: Exchange, *, cores: int | None = None, slower: float = 1.0) -> float:
-    """The smallest round factor at which this machine plays the exchange faithfully; `slower` multiplies it."""
-    if exchange.ranks < 2 or exchange.step_s <= 0:
+def choose_dilation(load: ExchangeLoad, *, cores: int | None = None, slower: float = 1.0) -> float:
+    """The smallest round factor at which this machine plays the load faithfully; `slower` multiplies it."""
+    if load.ranks < 2 or load.step_s <= 0:
         return 1.0
     moved = (cores or os.cpu_count() or 1) * MOVED_PER_CORE
-    ring = 2 * (exchange.ranks - 1) / exchange.ranks
-    cost = [ring * size * exchange.ranks / moved + _hops(exchange.ranks) for size in exchange.buckets]
-    keep_rate = sum(exchange.rates) / moved
-    hide = max(2 * sum(cost) / max(exchange.backward_s, 1e-9), max(cost) / (DISTURBANCE * exchange.step_s))
-    copies = COPIES * max(exchange.buckets) / COPIED_PER_S
-    fixed = (STEP_S + _hops(exchange.ranks) + copies) / (DISTURBANCE * exchange.step_s)
-    found = _round_up(slower * max(1.0, fixed, min(keep_rate, hide)))
-    if LEAST_LATENCY_S <= found * exchange.latency < PLAYABLE_LATENCY_S:
-        return _round_up(PLAYABLE_LATENCY_S / exchange.latency)
-    return found
+    ring = 2 * (load.ranks - 1) / load.ranks
+    cost = [ring * size * load.ranks / moved + _hops(load.ranks) for size in load.buckets]
+    keep_rate = sum(load.rates) / moved
+    hide = max(2 * sum(cost) / max(load.backward_s, 1e-9), max(cost) / (DISTURBANCE * load.step_s))
+    copies = COPIES * max(load.buckets) / COPIED_PER_S
+    fixed = (STEP_S + _hops(load.ranks) + copies) / (DISTURBANCE * load.step_s)
+    factor = _round_up(slower * max(1.0, fixed, min(keep_rate, hide)))
+    if LEAST_LATENCY_S <= factor * load.latency < PLAYABLE_LATENCY_S:
+        return _round_up(PLAYABLE_LATENCY_S / load.latency)
+    return factor
 
 
 def _hops(ranks: int) -> float:

@@ -1,1 +1,0 @@
-"""Where processes are started: this machine, and through engines that exist elsewhere."""

@@ -1,0 +1,90 @@
+"""Measure cases, the one way for every caller: launcher, campaign, checks of the machine, environments, launches.
+
+    with measure(study, cases, store) as measurement:
+        for event in measurement.events:
+            ...
+
+Every launch leaves a run in the store as soon as it ends; an interruption keeps what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from paceline.bench.adapters import adapter_of
+from paceline.bench.campaign import Campaign, CampaignEvent, open_campaign, run_campaign
+from paceline.bench.doctor import diagnose
+from paceline.bench.environments import find_environment, prepare
+from paceline.bench.machine import describe_machine
+from paceline.bench.recipes import Progress
+from paceline.bench.sites.site import Launcher
+from paceline.bench.sites.target import LaunchTarget, make_launcher
+from paceline.measurements.run import Check
+from paceline.measurements.store import Store
+from paceline.spec.cluster import place
+from paceline.spec.study import Case, Study
+
+__all__ = ["Measurement", "measure", "prepare_environments"]
+
+Installing = Callable[[str], AbstractContextManager[Progress]]
+"""Shows how the environment of a name is made: a context that receives pip's output line by line."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A campaign that is open: what the machine's checks say, and the launches, which run as they are iterated."""
+
+    campaign: str
+    checks: tuple[Check, ...]
+    events: Iterator[CampaignEvent]
+
+
+@contextlib.contextmanager
+def _silent(name: str) -> Iterator[Progress]:
+    yield lambda line: None
+
+
+@contextlib.contextmanager
+def measure(
+    study: Study,
+    cases: tuple[Case, ...],
+    store: Store,
+    *,
+    target: LaunchTarget | None = None,
+    resume: bool = False,
+    installing: Installing = _silent,
+) -> Iterator[Measurement]:
+    """Open all that the cases need at the target, this machine if none is given; released at the end of the block."""
+    with (
+        make_launcher(target or LaunchTarget()) as launcher,
+        open_campaign(study, cases, store, resume=resume, launcher=launcher.name) as name,
+    ):
+        ranks = max(_ranks_here(case, launcher) for case in cases)
+        threads = max(case.threads or 0 for case in cases) or None
+        checks = diagnose(store.root, ranks=ranks, threads=threads)
+        campaign = Campaign(name, study, cases, launcher, describe_machine(checks))
+        yield Measurement(name, checks, _events(campaign, store, installing))
+
+
+def _events(campaign: Campaign, store: Store, installing: Installing) -> Iterator[CampaignEvent]:
+    prepare_environments(campaign.cases, installing)
+    yield from run_campaign(campaign, store)
+
+
+def prepare_environments(cases: tuple[Case, ...], installing: Installing = _silent) -> None:
+    """Make the environments that these cases need and that are not there yet."""
+    names = {adapter_of(case.framework).environment(case.framework.split("/")[1]) for case in cases}
+    for name in sorted(names):
+        if find_environment(name) is None:
+            with installing(name) as progress:
+                prepare(name, progress)
+
+
+def _ranks_here(case: Case, launcher: Launcher) -> int:
+    """Ranks that compute on this machine at the same time; emulated devices only wait."""
+    placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
+    computing = sum(item.device.emulation is None for item in placed)
+    return max(1, computing) if launcher.one_machine else 1

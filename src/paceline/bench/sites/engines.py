@@ -1,0 +1,162 @@
+"""Engines that start agents on hosts: ssh, mpirun and Ray; Slurm and Kubernetes have modules of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol
+
+from paceline.errors import InputError, Unsupported
+
+__all__ = ["Agents", "Engine", "MpiEngine", "RayEngine", "SshEngine", "Submission"]
+
+
+@dataclass(frozen=True)
+class Agents:
+    """What an engine is asked to start: one agent for each entry of `hosts`."""
+
+    hosts: tuple[str, ...]
+    """Host of each agent, empty names if any will do."""
+    command: tuple[str, ...]
+    folder: Path
+
+    @property
+    def named(self) -> bool:
+        """Whether it matters which hosts they are."""
+        return all(self.hosts)
+
+    @property
+    def shell_command(self) -> str:
+        """The agent's command as one line for a shell."""
+        return shlex.join(self.command)
+
+    @property
+    def num_by_host(self) -> dict[str, int]:
+        """How many agents each host gets, in order of first mention."""
+        return dict(Counter(self.hosts))
+
+    def log(self, name: str) -> Path:
+        """The log of one of the engine's commands."""
+        return self.folder / f"engine-{name.replace(' ', '-')}.log"
+
+
+def _nothing() -> None:
+    """Most engines end when their agents do."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How an engine starts agents: commands to run here, by name, and what tells a scheduler to drop the job again."""
+
+    commands: dict[str, list[str]]
+    cancel: Callable[[], None] = _nothing
+
+
+class Engine(Protocol):
+    """Starts agents on hosts."""
+
+    name: str
+    timeout_s: float
+    """How long its agents may take to connect."""
+
+    def submission(self, agents: Agents) -> Submission:
+        """What starts the agents."""
+        ...
+
+
+class SshEngine:
+    """OpenSSH's client with the user's own configuration and keys; asks for nothing, gives up in ten seconds."""
+
+    name = "ssh"
+    timeout_s = 60.0
+
+    def __init__(self, options: tuple[str, ...] = ()) -> None:
+        self._options = options
+
+    def submission(self, agents: Agents) -> Submission:
+        """One ssh for each agent; agents end by themselves when their connection breaks."""
+        if not agents.named:
+            raise InputError("ssh needs to know the hosts", hint="name them: --on ssh --hosts a,b, or a cluster file")
+        ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", *self._options]
+        commands = {f"ssh {number}": [*ssh, host, agents.shell_command] for number, host in enumerate(agents.hosts)}
+        return Submission(commands)
+
+
+class MpiEngine:
+    """mpirun, OpenMPI's or MPICH's, whichever is installed; the agents use no MPI themselves."""
+
+    name = "mpi"
+    timeout_s = 60.0
+
+    def __init__(self, options: tuple[str, ...] = (), *, program: str = "mpirun") -> None:
+        self._options, self._program = options, program
+
+    def submission(self, agents: Agents) -> Submission:
+        """One mpirun for all agents; it ends when they do."""
+        program = shutil.which(self._program)
+        if program is None:
+            raise Unsupported(f"{self._program} is not installed", hint="apt install openmpi-bin, or mpich")
+        version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        words = self._open_mpi(agents) if "Open MPI" in version else self._mpich(agents)
+        return Submission({"mpirun": [program, *words, *self._options, *agents.command]})
+
+    def _open_mpi(self, agents: Agents) -> list[str]:
+        words = ["--allow-run-as-root", "--oversubscribe", "-np", str(len(agents.hosts)), "--bind-to", "none"]
+        if agents.named:
+            slots = ",".join(f"{host}:{count}" for host, count in agents.num_by_host.items())
+            words += ["--host", slots, "--map-by", "slot"]
+        return words
+
+    def _mpich(self, agents: Agents) -> list[str]:
+        words = ["-n", str(len(agents.hosts)), "-bind-to", "none"]
+        if agents.named:
+            machines = agents.folder / "machines"
+            machines.write_text("".join(f"{host}:{count}\n" for host, count in agents.num_by_host.items()))
+            words += ["-f", str(machines)]
+        return words
+
+
+class RayEngine:
+    """A small driver connects to a Ray cluster that is up and starts the agents as its tasks, each on its node."""
+
+    name = "ray"
+    timeout_s = 300.0
+
+    def __init__(self, options: tuple[str, ...] = (), *, python: str | None = None) -> None:
+        self._address = next(
+            (word for word in options if not word.startswith("-")), os.environ.get("RAY_ADDRESS", "auto")
+        )
+        self._python = python or os.environ.get("PACELINE_RAY_PYTHON") or _python_of_ray()
+
+    def submission(self, agents: Agents) -> Submission:
+        """One driver for all agents, which end with it."""
+        request = agents.folder / "ray.json"
+        document = {"address": self._address, "hosts": agents.hosts, "agent": agents.command}
+        request.write_text(json.dumps(document), encoding="utf-8")
+        # A copy, because the modules beside the original would hide packages of the same names.
+        driver = agents.folder / "driver.py"
+        driver.write_text(files("paceline.bench.sites").joinpath("ray_driver.py").read_text(encoding="utf-8"))
+        return Submission({"ray": [self._python, str(driver), str(request)]})
+
+
+def _python_of_ray() -> str:
+    """The interpreter that has Ray: beside the `ray` command, or this one."""
+    command = shutil.which("ray")
+    if command is not None:
+        return str(Path(command).parent / "python")
+    beside = Path(sys.executable).parent / "ray"
+    if not beside.exists():
+        raise Unsupported(
+            "Ray is not installed here",
+            hint="pip install 'ray[default]', or set PACELINE_RAY_PYTHON to a Python with it",
+        )
+    return sys.executable

@@ -1,0 +1,128 @@
+"""Processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
+from paceline.errors import LaunchFailed
+from paceline.spec.cluster import Cluster
+from paceline.spec.study import Case
+
+__all__ = ["LocalLauncher", "LocalSite", "Spawned", "free_ports", "inherited", "spawn"]
+
+DROPPED_VARIABLES = (
+    "PYTHON",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "VIRTUAL_ENV",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "LOCAL_RANK",
+)
+"""First letters of variables that change what is imported or how many threads run; no rank inherits them."""
+GRACE_S = 2.0
+"""How long a process may take to end by itself before it is killed."""
+
+
+class LocalLauncher(Launcher):
+    """Ranks as processes of this machine, connected over loopback."""
+
+    name = "local"
+    one_machine = True
+
+    def open(
+        self,
+        cluster: Cluster,
+        ranks: int,
+        *,
+        spread: bool = False,
+        num_ports: int | None = None,
+        workload: Case | None = None,
+    ) -> Site:
+        """Free ports on loopback; nothing else needs to be ready."""
+        return LocalSite(Rendezvous("127.0.0.1", free_ports(num_ports_for(ranks, num_ports)), "lo"))
+
+
+class LocalSite(Site):
+    """This machine."""
+
+    def _start(self, processes: Sequence[Process]) -> Launch:
+        parent = {"PACELINE_PARENT": str(os.getpid())}
+        return spawn({p.name: (p.argv, {**inherited(), **p.env, **parent}, p.log) for p in processes})
+
+
+Command = tuple[Sequence[str], dict[str, str], Path]
+"""What to run, its whole environment, and the file for its output."""
+
+
+def spawn(commands: Mapping[str, Command]) -> Spawned:
+    """Start commands by name, each in a session of its own, so that it can be ended with all its children."""
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    launch = Spawned(started)
+    try:
+        for name, command in commands.items():
+            started[name] = _popen(*command)
+    except OSError as error:
+        launch.stop()
+        raise LaunchFailed(f"cannot start {name}: {error}") from error
+    return launch
+
+
+def _popen(argv: Sequence[str], env: dict[str, str], path: Path) -> subprocess.Popen[bytes]:
+    with path.open("ab") as log:
+        return subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=path.parent,
+        )
+
+
+def inherited() -> dict[str, str]:
+    """The user's variables without those that would change what is imported or how many threads run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(DROPPED_VARIABLES)}
+
+
+class Spawned:
+    """Processes of this machine that were started together."""
+
+    def __init__(self, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+
+    def poll(self) -> dict[str, int | None]:
+        """Exit code by name."""
+        return {name: process.poll() for name, process in self._processes.items()}
+
+    def stop(self) -> None:
+        """Ask all to end, then make them."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._processes.values():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+            deadline = time.monotonic() + GRACE_S
+            while any(p.poll() is None for p in self._processes.values()) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        for process in self._processes.values():
+            process.wait()
+
+
+def free_ports(count: int, address: str = "127.0.0.1") -> tuple[int, ...]:
+    """Ports that nobody listens on at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind((address, 0))
+        return tuple(item.getsockname()[1] for item in sockets)

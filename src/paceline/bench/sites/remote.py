@@ -1,0 +1,186 @@
+"""Ranks on other hosts through an engine that exists: the engine starts agents, everything else is the same for all."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from paceline.bench.sites.connection import AgentConnection, accept, own_addresses
+from paceline.bench.sites.engines import Agents, Engine, Submission
+from paceline.bench.sites.local import Spawned, inherited, spawn
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
+from paceline.errors import LaunchFailed
+from paceline.spec.cluster import Cluster
+from paceline.spec.study import Case
+
+__all__ = ["RemoteLauncher", "RemoteSite"]
+
+PLACEHOLDER = "address-of-rank-0"
+FIRST_PORT, LAST_PORT, PORT_STEP = 20000, 32000, 16
+GRACE_S = 8.0
+
+
+class RemoteLauncher(Launcher):
+    """Starts processes through an engine and holds each by the connection of its agent."""
+
+    def __init__(self, engine: Engine, *, hosts: tuple[str, ...] = ()) -> None:
+        self.name = engine.name
+        self._engine, self._hosts = engine, hosts
+
+    def open(
+        self,
+        cluster: Cluster,
+        ranks: int,
+        *,
+        spread: bool = False,
+        num_ports: int | None = None,
+        workload: Case | None = None,
+    ) -> Site:
+        """Addresses are known once agents have connected from there; until then placeholders stand for them."""
+        first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT, PORT_STEP)
+        ports = tuple(range(first, first + num_ports_for(ranks, num_ports)))
+        hosts = tuple(_placeholder(host) for host in range(len(cluster.hosts)))
+        return RemoteSite(Rendezvous(PLACEHOLDER, ports, hosts=hosts), self._engine, self._hosts or _names(cluster))
+
+
+class RemoteSite(Site):
+    """Hosts that an engine reaches under these names."""
+
+    def __init__(self, rendezvous: Rendezvous, engine: Engine, hosts: tuple[str, ...]) -> None:
+        super().__init__(rendezvous)
+        self._engine, self._hosts = engine, hosts
+        self._addresses: dict[str, str] = {}
+        """By the placeholders that stand for them, as agents of this site connected from there."""
+
+    def _start(self, processes: Sequence[Process]) -> Launch:
+        """Have the engine start an agent for each process, then send each agent its process."""
+        token = secrets.token_hex(16)
+        with socket.create_server(("", 0), backlog=len(processes)) as server:
+            command = _agent_command(own_addresses(), server.getsockname()[1], token)
+            hosts = tuple(self._host(process) for process in processes)
+            agents = Agents(hosts, command, processes[0].log.parent)
+            launch = _RemoteLaunch(self._engine.submission(agents), agents)
+            try:
+                connections = _accept_all(server, token, launch, timeout_s=self._engine.timeout_s)
+                launch.connections = _assign(processes, hosts, connections)
+                self._learn(processes, launch.connections)
+                _send_out(processes, launch.connections, self._addresses)
+            except BaseException:
+                launch.stop()
+                raise
+        return launch
+
+    def _learn(self, processes: Sequence[Process], connections: dict[str, AgentConnection]) -> None:
+        """A process that is started later at this site receives the same addresses."""
+        self._addresses.setdefault(PLACEHOLDER, connections[processes[0].name].address)
+        for process in processes:
+            self._addresses.setdefault(_placeholder(process.host), connections[process.name].address)
+
+    def _host(self, process: Process) -> str:
+        if process.host >= len(self._hosts):
+            raise LaunchFailed(f"{process.name} needs host number {process.host + 1}, --hosts names fewer")
+        return self._hosts[process.host]
+
+
+def _names(cluster: Cluster) -> tuple[str, ...]:
+    """The names by which an engine knows the hosts; any host will do for this machine's own."""
+    return tuple("" if host.name == "localhost" else host.address or host.name for host in cluster.hosts)
+
+
+def _placeholder(host: int) -> str:
+    return f"host-{host}-address"
+
+
+def _agent_command(addresses: list[str], port: int, token: str) -> tuple[str, ...]:
+    """The agent, its source packed into an argument, so that hosts need nothing but Python."""
+    source = files("paceline.bench.sites").joinpath("agent.py").read_bytes()
+    packed = base64.b64encode(zlib.compress(source, 9)).decode()
+    loader = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+    return ("python3", "-c", loader, ",".join(addresses), str(port), token)
+
+
+def _accept_all(server: socket.socket, token: str, launch: _RemoteLaunch, *, timeout_s: float) -> list[AgentConnection]:
+    """All agents; an engine that gives up before they connected is a failed launch, with its own words."""
+    connections: list[AgentConnection] = []
+    expected, deadline = len(launch.agents.hosts), time.monotonic() + timeout_s
+    while len(connections) < expected:
+        connection = accept(server, token, timeout_s=0.2)
+        if connection is not None:
+            connections.append(connection)
+            continue
+        gone = [name for name, code in launch.engine.poll().items() if code]
+        if gone or time.monotonic() > deadline:
+            for connection in connections:
+                connection.release()
+                connection.close(0)
+            reason = f"{gone[0]} gave up" if gone else f"only {len(connections)} of {expected} hosts answered"
+            words = launch.last_words(gone) or "it said nothing"
+            raise LaunchFailed(f"{reason}: {words}", hint="are the hosts up and reachable?")
+    return connections
+
+
+def _assign(
+    processes: Sequence[Process], hosts: tuple[str, ...], connections: list[AgentConnection]
+) -> dict[str, AgentConnection]:
+    """An agent for each process, on its host if that matters."""
+    free = sorted(connections, key=lambda connection: (connection.address, connection.pid))
+    assigned: dict[str, AgentConnection] = {}
+    for process, host in zip(processes, hosts, strict=True):
+        chosen = next((connection for connection in free if not host or _is_on(connection, host)), None)
+        if chosen is None:
+            there = ", ".join(sorted({connection.host for connection in connections}))
+            raise LaunchFailed(f"no agent came from host {host!r} for {process.name}; they came from {there}")
+        free.remove(chosen)
+        assigned[process.name] = chosen
+    return assigned
+
+
+def _is_on(connection: AgentConnection, host: str) -> bool:
+    name = host.rpartition("@")[2]
+    if name in (connection.host, connection.address, connection.host.partition(".")[0]):
+        return True
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(name) == connection.address
+    return False
+
+
+def _send_out(processes: Sequence[Process], connections: dict[str, AgentConnection], addresses: dict[str, str]) -> None:
+    for process in processes:
+        package = Path(process.env["PYTHONPATH"]) / "paceline" if "PYTHONPATH" in process.env else None
+        needed = [Path(process.argv[0]).parent.parent, *([package.parent, package.resolve()] if package else [])]
+        connections[process.name].run(process, addresses=addresses, needed=needed)
+
+
+class _RemoteLaunch:
+    def __init__(self, submission: Submission, agents: Agents) -> None:
+        self._cancel, self.agents = submission.cancel, agents
+        commands = {name: (argv, inherited(), agents.log(name)) for name, argv in submission.commands.items()}
+        self.engine: Spawned = spawn(commands)
+        self.connections: dict[str, AgentConnection] = {}
+
+    def last_words(self, names: Sequence[str]) -> str:
+        """The ends of the logs of the engine's commands, of all if none is named."""
+        logs = [self.agents.log(name) for name in names or self.engine.poll()]
+        return "\n".join(log.read_text(errors="replace")[-400:] for log in logs).strip()
+
+    def poll(self) -> dict[str, int | None]:
+        return {name: connection.code for name, connection in self.connections.items()}
+
+    def stop(self) -> None:
+        for connection in self.connections.values():
+            connection.release()
+        deadline = time.monotonic() + GRACE_S
+        for connection in self.connections.values():
+            connection.close(max(0.0, deadline - time.monotonic()))
+        while any(code is None for code in self.engine.poll().values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._cancel()
+        self.engine.stop()

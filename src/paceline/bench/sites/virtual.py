@@ -1,0 +1,154 @@
+"""Ranks on the hosts of a virtual cluster: made for the study and gone with it, or one that is already up."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import IO
+
+from paceline.bench.sites.local import inherited, spawn
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
+from paceline.bench.virtual.devices.dilation import choose_dilation
+from paceline.bench.virtual.devices.emulation import exchange_load
+from paceline.bench.virtual.hosts import state
+from paceline.bench.virtual.hosts.enter import on_host
+from paceline.bench.virtual.hosts.throttle import group_for, join_group
+from paceline.bench.virtual.layout import INTERFACE
+from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, check_machine, opened, reshape, take_down
+from paceline.errors import LaunchFailed
+from paceline.spec.cluster import Cluster, Device, Placed, place
+from paceline.spec.study import Case
+
+__all__ = ["VirtualLauncher", "VirtualSite"]
+
+FIRST_PORT, LAST_PORT = 20000, 40000
+_SLOWER = 2.5
+
+
+class VirtualLauncher(Launcher):
+    """Each host a namespace of this machine, each link shaped; time dilated as far as a case needs."""
+
+    name = "virtual"
+    one_machine = True
+
+    def __init__(self, *, dilation: float | None = None) -> None:
+        check_machine()
+        self._asked = dilation
+        self._slowed: dict[str, float] = {}
+        self._up: VirtualCluster | None = None
+        self._borrowed: IO[str] | None = None
+        self._open: VirtualSite | None = None
+        self._port = FIRST_PORT
+
+    def open(
+        self,
+        cluster: Cluster,
+        ranks: int,
+        *,
+        spread: bool = False,
+        num_ports: int | None = None,
+        workload: Case | None = None,
+    ) -> Site:
+        """A cluster that is made, reshaped or reused; the next site may reshape it, so that one is open at a time."""
+        if self._open is not None and not self._open.closed:
+            raise LaunchFailed("a site on this virtual cluster is open", hint="close it before another is opened")
+        placement = place(cluster, ranks, spread=spread)
+        used = sorted({placed.host for placed in placement})
+        needed = cluster.model_copy(update={"hosts": tuple(cluster.hosts[index] for index in used)})
+        dilation = self._dilation(workload)
+        up = self._ensure(needed, dilation, linked=ranks > 1)
+        addresses = {seat.name: seat.address for seat in up.layout.seats}
+        hosts = tuple(addresses.get(host.name, "") for host in cluster.hosts)
+        facts = {"virtual_cluster": up.name, "links": [asdict(check) for check in up.checks]}
+        ports = self._next_ports(num_ports_for(ranks, num_ports))
+        rendezvous = Rendezvous(hosts[placement[0].host], ports, INTERFACE, dilation, facts, hosts)
+        self._open = VirtualSite(rendezvous, up, cluster, placement)
+        return self._open
+
+    def _dilation(self, workload: Case | None) -> float:
+        if self._asked is not None:
+            return self._asked
+        load = exchange_load(workload) if workload is not None else None
+        if workload is None or load is None:
+            return 1.0
+        return choose_dilation(load, slower=self._slowed.get(workload.id, 1.0))
+
+    def _next_ports(self, count: int) -> tuple[int, ...]:
+        """Ports that the site before did not use: connections of its ranks may still be closing."""
+        first = self._port if self._port + count <= LAST_PORT else FIRST_PORT
+        self._port = first + count
+        return tuple(range(first, first + count))
+
+    def _ensure(self, cluster: Cluster, dilation: float, *, linked: bool) -> VirtualCluster:
+        """A cluster with these hosts; a rank alone uses no link, so that it does not matter how those are played."""
+        up = self._up
+        if up is not None and up.is_up and _serves(up, cluster):
+            self._up = up if up.layout.dilation == dilation or not linked else reshape(up, dilation=dilation)
+            return self._up
+        self.close()
+        self._up = self._borrow(cluster, dilation) or bring_up(cluster, dilation=dilation, owner=os.getpid())
+        return self._up
+
+    def _borrow(self, cluster: Cluster, dilation: float) -> VirtualCluster | None:
+        """A cluster that the user brought up, if it serves and no other study is on it."""
+        for home in state.listing():
+            up = opened(home.name)
+            if up is None or up.owned or not _serves(up, cluster):
+                continue
+            lock = (home / "in-use").open("a")
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._borrowed = lock
+                return up if up.layout.dilation == dilation else reshape(up, dilation=dilation)
+            lock.close()
+        return None
+
+    def slow_down(self, workload: Case) -> None:
+        """Dilate more the next time."""
+        self._slowed[workload.id] = self._slowed.get(workload.id, 1.0) * _SLOWER
+
+    def close(self) -> None:
+        """Take down what was made here; give back what was borrowed."""
+        up, self._up = self._up, None
+        if self._borrowed is not None:
+            self._borrowed.close()
+            self._borrowed = None
+        elif up is not None:
+            take_down(up.home)
+
+
+class VirtualSite(Site):
+    """Hosts of a virtual cluster that is up."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, up: VirtualCluster, cluster: Cluster, placement: Sequence[Placed]
+    ) -> None:
+        super().__init__(rendezvous)
+        self._up, self._cluster, self._placement = up, cluster, placement
+
+    def _start(self, processes: Sequence[Process]) -> Launch:
+        """Each process enters the namespaces of its host; it ends with this process and with its host."""
+        return spawn({p.name: (self._command(p), {**inherited(), **p.env}, p.log) for p in processes})
+
+    def _command(self, process: Process) -> list[str]:
+        host = self._cluster.hosts[process.host].name
+        argv = on_host(self._up.pid_of(host), process.argv, directory=process.log.parent)
+        device = None if process.rank is None else self._placement[process.rank].device
+        return argv if device is None or device.quota >= 1 else self._throttled(argv, process, device)
+
+    def _throttled(self, argv: list[str], process: Process, device: Device) -> list[str]:
+        group = group_for(self._up.name, process.name.replace(" ", "-"), share=device.quota)
+        if group is not None:
+            return join_group(group, argv)
+        module = "paceline.bench.virtual.hosts.throttle"
+        return [sys.executable, "-m", module, str(device.quota), *argv]
+
+
+def _serves(up: VirtualCluster, cluster: Cluster) -> bool:
+    """Whether all hosts of the cluster are there, with the same links."""
+    there = {host.name: (host.link, host.inside, host.nics) for host in up.cluster.hosts}
+    return all(there.get(host.name) == (host.link, host.inside, host.nics) for host in cluster.hosts)

@@ -1,0 +1,118 @@
+"""Memory of one device: weights, gradients, optimiser state, activations.
+
+State per parameter at w bytes a number: w of weight, w of gradient, one number of at least 4 bytes for each moment of
+the optimiser, and a float32 copy of the weight where w < 4. ZeRO stage 1 divides the optimiser's part by the ranks,
+stage 2 also the gradients, stage 3 also the weights. Rajbhandari et al., ZeRO, 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import InputError, Unsupported
+from paceline.spec.cluster import Device
+from paceline.spec.network import Network, layer_costs
+from paceline.units import BYTES
+
+__all__ = [
+    "WIDTHS",
+    "MemoryUse",
+    "StateBytes",
+    "check_fits",
+    "largest_batch",
+    "memory_limit",
+    "memory_of",
+    "state_bytes",
+]
+
+WIDTHS: dict[str, int] = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+"""Bytes of a number by precision."""
+RESERVED = 0.8e9
+"""Bytes that context, kernels and the allocator keep for themselves on an accelerator."""
+IN_PLACE = ("relu", "dropout", "flatten")
+"""Layers whose output takes the place of their input, so that nothing more is kept."""
+
+Shards = tuple[int, int]
+"""ZeRO stage, and the ranks over which it divides."""
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of training state per parameter on one device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+def state_bytes(width: int, *, moments: int = 1, shards: Shards = (0, 1)) -> StateBytes:
+    """State per parameter with SGD and momentum (one moment) or Adam (two)."""
+    stage, ranks = shards
+    weights, gradients, optimizer = (ranks if stage >= at else 1 for at in (3, 2, 1))
+    master = 4 if width < 4 else 0
+    return StateBytes(width / weights, width / gradients, (moments * max(4, width) + master) / optimizer)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes on one device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    reserved: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.reserved
+
+
+def memory_of(network: Network, batch: int, *, width: int = 4, shards: Shards = (0, 1)) -> MemoryUse:
+    """Memory with momentum SGD at `width` bytes a number."""
+    costs = layer_costs(network)
+    parameters, state = sum(cost.parameters for cost in costs), state_bytes(width, shards=shards)
+    return MemoryUse(
+        weights=parameters * state.weights,
+        gradients=parameters * state.gradients,
+        optimizer=parameters * state.optimizer,
+        activations=float(sum(cost.activation_bytes(batch, width) for cost in costs if cost.kind not in IN_PLACE)),
+        reserved=RESERVED,
+    )
+
+
+def memory_limit(device: Device) -> float | None:
+    """Bytes that training may take; None where they are not known, or where the host's memory is paged."""
+    return None if device.kind == "cpu" else device.memory
+
+
+def check_fits(network: Network, device: Device, batch: int, *, width: int = 4, shards: Shards = (0, 1)) -> None:
+    """One clear error if a batch exceeds the device's memory."""
+    limit, use = memory_limit(device), memory_of(network, batch, width=width, shards=shards)
+    if limit is None or use.total <= limit:
+        return
+    largest = _largest(use, batch, limit)
+    raise InputError(
+        f"a batch of {batch} of {network.name} needs {BYTES.format(use.total)}, "
+        f"{device.name} has {BYTES.format(limit)}: {BYTES.format(use.total - limit)} too much",
+        hint=f"the largest batch that fits is about {largest}" if largest >= 1 else "shard the model over devices",
+    )
+
+
+def largest_batch(network: Network, device: Device, *, width: int = 4, shards: Shards = (0, 1)) -> int | None:
+    """The most samples that fit at once; None where nothing limits them."""
+    limit = memory_limit(device)
+    if limit is None:
+        return None
+    largest = _largest(memory_of(network, 1, width=width, shards=shards), 1, limit)
+    if largest < 1:
+        raise Unsupported(
+            f"{network.name} does not fit into the memory of {device.name!r}, not even one sample",
+            hint="leave the device out, or choose a smaller network",
+        )
+    return largest
+
+
+def _largest(use: MemoryUse, batch: int, limit: float) -> int:
+    return int((limit - (use.total - use.activations)) // max(use.activations / batch, 1.0))

@@ -1,0 +1,141 @@
+"""Seconds of every layer of a network on a device, at any batch.
+
+Roofline of one forward pass of one layer, n samples (Williams, Waterman and Patterson, Roofline, 2009):
+
+    forward(n)  = max(flop * n / (peak * reach), (activations * n + parameters) / (bandwidth * reach)) + launch
+    backward(n) = 2 forward(n)
+
+flop is two per multiply-add; activations are the bytes of input, output and twice what backward keeps; reach is the
+catalog's share for the device and the kind of layer. An emulated device takes what its emulation states, spread over
+layers by multiply-adds. Measured layers grow with the batch beyond the start of their kernels. The optimiser's update
+only moves memory: weight, gradient and momentum are read, weight and momentum are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.catalog.devices import reach_of
+from paceline.cost.memory import WIDTHS
+from paceline.errors import Unsupported
+from paceline.spec.cluster import Device, LayerClass
+from paceline.spec.network import LayerCost, Network, layer_costs
+
+__all__ = ["DEFAULT_LAUNCH", "LayerTimes", "device_times", "measured_times", "update_seconds"]
+
+Floats = NDArray[np.float64]
+
+MeasuredLayer = tuple[str, float, float, tuple[float, ...]]
+"""Name, seconds of forward and of backward, bytes of each gradient in the order in which they become ready."""
+
+DEFAULT_LAUNCH = 8e-6
+"""Seconds to start a kernel, where the catalog says nothing."""
+UPDATE_TRAFFIC = 5
+"""Reads of weight, gradient and momentum, writes of weight and momentum."""
+CLASSES: dict[str, LayerClass] = {"conv2d": "convolution", "linear": "linear", "attention": "attention"}
+"""Kinds of layer that multiply matrices; all others are elementwise."""
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Seconds of the layers of one network on one device: max(compute n, memory n + fixed) + launch.
+
+    Arrays have a row for forward and a row for backward, and a column for each layer in order of execution.
+    """
+
+    names: tuple[str, ...]
+    gradients: tuple[tuple[float, ...], ...]
+    """Bytes of each gradient of each layer, in the order in which they become ready."""
+    compute: Floats
+    memory: Floats
+    fixed: Floats
+    launch: Floats
+
+    def at(self, batch: float) -> Floats:
+        """Forward and backward seconds of every layer at this batch."""
+        seconds: Floats = np.maximum(self.compute * batch, self.memory * batch + self.fixed) + self.launch
+        return seconds
+
+    def slowed(self, factor: float) -> LayerTimes:
+        """The same layers on a device this many times slower."""
+        parts = (part * factor for part in (self.compute, self.memory, self.fixed, self.launch))
+        return LayerTimes(self.names, self.gradients, *parts)
+
+
+def measured_times(layers: Sequence[MeasuredLayer], *, batch: int, launch: float = DEFAULT_LAUNCH) -> LayerTimes:
+    """Times of layers that were measured at one batch; the start of their kernels does not grow with it."""
+    names, forward, backward, gradients = zip(*layers, strict=True)
+    seconds = np.array([forward, backward], dtype=np.float64)
+    start = np.minimum(np.array([[launch], [2 * launch]]), seconds)
+    nothing = np.zeros_like(seconds)
+    return LayerTimes(names, gradients, (seconds - start) / batch, nothing, nothing, start)
+
+
+def device_times(
+    network: Network, device: Device, *, precision: str = "float32", stated_for: int | None = None
+) -> LayerTimes:
+    """Times as an emulation states them, or by the roofline; `stated_for` is the batch of a statement without one."""
+    costs, emulation = layer_costs(network), device.emulation
+    width = WIDTHS[precision]
+    if emulation is None:
+        return _roofline(costs, device, precision, width).slowed(1 / device.quota)
+    if emulation.forward is None:
+        return _roofline(costs, device, precision, width).slowed(1 / emulation.speed)
+    batch = emulation.batch or stated_for
+    backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
+    total = np.array([[emulation.forward], [backward]]) / emulation.speed
+    seconds, nothing = total * _shares(costs), np.zeros((2, len(costs)))
+    if batch is None:  # whatever the batch of the case, it takes as long as stated
+        return LayerTimes(*_layers(costs, width), nothing, nothing, nothing, seconds)
+    return LayerTimes(*_layers(costs, width), seconds / batch, nothing, nothing, nothing)
+
+
+def _layers(costs: Sequence[LayerCost], width: int) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
+    names = tuple(cost.name for cost in costs)
+    return names, tuple(tuple(float(t.elements * width) for t in reversed(cost.tensors)) for cost in costs)
+
+
+def _shares(costs: Sequence[LayerCost]) -> Floats:
+    """How a stated total spreads over layers: by multiply-adds, by elements where nothing is multiplied."""
+    macs = np.array([float(cost.macs) for cost in costs])
+    work = macs if macs.any() else np.array([float(cost.output_elements) for cost in costs])
+    shares: Floats = work / work.sum()
+    return shares
+
+
+def _roofline(costs: Sequence[LayerCost], device: Device, precision: str, width: int) -> LayerTimes:
+    bandwidth = device.memory_bandwidth
+    peak = next((rate for name, rate in device.peak.items() if name == precision), None)
+    if peak is None or bandwidth is None:
+        missing = f"peak rate in {precision}" if peak is None else "memory bandwidth"
+        raise Unsupported(
+            f"nothing tells how fast {device.name!r} computes: no {missing} is known for it",
+            hint="state it in the cluster file, give a profile of one step, or `emulation.forward` for an emulated one",
+        )
+    reach = reach_of(device)
+    memory = bandwidth * reach["elementwise"]
+    compute = np.array([2.0 * c.macs / peak / reach[CLASSES.get(c.kind, "elementwise")] for c in costs])
+    moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
+    fixed = np.array([float(c.parameters) for c in costs])
+    both = np.array([[1.0], [2.0]])
+    start = both * np.full(len(costs), _launch(device))
+    return LayerTimes(
+        *_layers(costs, width), both * compute, both * moved * width / memory, both * fixed * width / memory, start
+    )
+
+
+def _launch(device: Device) -> float:
+    return DEFAULT_LAUNCH if device.launch_overhead is None else device.launch_overhead
+
+
+def update_seconds(parameters: float, device: Device, *, precision: str = "float32") -> float:
+    """Seconds of the optimiser's update, on float32 copies at least; nothing where the bandwidth is not known."""
+    if device.memory_bandwidth is None:
+        return 0.0
+    traffic = UPDATE_TRAFFIC * parameters * max(4, WIDTHS[precision])
+    seconds = traffic / (device.memory_bandwidth * reach_of(device)["elementwise"]) + _launch(device)
+    return seconds / device.quota if device.emulation is None else seconds

@@ -1,0 +1,106 @@
+"""How a batch is split over unequal devices so that all finish at the same time.
+
+A device takes a + b * n seconds for n samples; where its memory holds only c samples at once, it takes them in chunks
+and pays a for each:
+
+    t(n) = a * ceil(n / c) + b * n            minimise  max_i t_i(n_i)   with   sum_i n_i = N,  n_i whole
+
+Every t is increasing, so the best finish time T is the smallest for which the devices can take N samples together.
+Standard library only: training processes import this module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import InputError
+
+__all__ = ["Cost", "Split", "proportional_split", "split_batch"]
+
+HALVINGS = 64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step costs one device."""
+
+    a: float
+    """Seconds of a chunk of any size: launches, input, whatever does not grow with the batch."""
+    b: float
+    """Seconds per sample."""
+    chunk: int | None = None
+    """Samples that fit into its memory at once."""
+    least: int = 0
+    """Samples it must have, for instance because a layer needs every rank to take part."""
+
+    def seconds(self, samples: int) -> float:
+        """Time of a step with this many samples; none cost nothing."""
+        if samples <= 0:
+            return 0.0
+        chunks = 1 if self.chunk is None else -(-samples // self.chunk)
+        return self.a * chunks + self.b * samples
+
+    def samples_within(self, seconds: float) -> int:
+        """The most samples it finishes in this time."""
+        if self.chunk is None:
+            return max(self.least, math.floor((seconds - self.a) / self.b))
+        whole = self.a + self.b * self.chunk
+        chunks = max(0, math.floor(seconds / whole))
+        rest = math.floor((seconds - chunks * whole - self.a) / self.b)
+        return max(self.least, chunks * self.chunk + min(max(rest, 0), self.chunk))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples of each device, and when the last of them is done."""
+
+    samples: tuple[int, ...]
+    seconds: float
+
+
+def split_batch(costs: Sequence[Cost], total: int) -> Split:
+    """The split of `total` samples whose last device finishes first."""
+    least = sum(cost.least for cost in costs)
+    if least > total:
+        raise InputError(
+            f"a global batch of {total} is too small for {len(costs)} devices that need at least {least} samples",
+            hint=f"use a global batch of {least} or more, or fewer devices",
+        )
+    finish = _finish_time(costs, total)
+    samples = [min(cost.samples_within(finish), total) for cost in costs]
+    _give_back(samples, costs, sum(samples) - total)
+    return Split(tuple(samples), max(cost.seconds(n) for cost, n in zip(costs, samples, strict=True)))
+
+
+def proportional_split(weights: Sequence[float], total: int) -> tuple[int, ...]:
+    """Whole shares of `total` nearest to the weights; the largest remainders get what is left."""
+    scale = total / sum(weights)
+    samples = [math.floor(weight * scale) for weight in weights]
+    order = sorted(range(len(weights)), key=lambda i: samples[i] - weights[i] * scale)
+    for index in order[: total - sum(samples)]:
+        samples[index] += 1
+    return tuple(samples)
+
+
+def _finish_time(costs: Sequence[Cost], total: int) -> float:
+    low, high = 0.0, min(cost.seconds(total) for cost in costs)
+    high = max(high, *(cost.seconds(cost.least) for cost in costs)) if len(costs) > 1 else high
+    high *= 1 + 1e-12
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if sum(cost.samples_within(middle) for cost in costs) >= total:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _give_back(samples: list[int], costs: Sequence[Cost], surplus: int) -> None:
+    """Take the few samples too many from those that finish last."""
+    while surplus > 0:
+        movable = [i for i, cost in enumerate(costs) if samples[i] > cost.least]
+        last = max(movable, key=lambda i: costs[i].seconds(samples[i]))
+        samples[last] -= 1
+        surplus -= 1

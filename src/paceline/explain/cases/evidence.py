@@ -1,0 +1,158 @@
+"""What a campaign left behind, as the explanations need it: launches by case, each rank's own times, spans, policy."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from statistics import median
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from pydantic import ValidationError
+
+from paceline.catalog.frameworks import Policy, resolve
+from paceline.errors import UnknownName
+from paceline.measurements.results import CaseResult, Launches, load_launches, results_of
+from paceline.measurements.run import Run, Span
+from paceline.measurements.store import Store
+from paceline.measurements.tables import RankPass, rank_passes, read_spans
+from paceline.spec.cluster import Cluster, Placed, place
+from paceline.spec.strategy import Strategy
+
+__all__ = ["CaseEvidence", "load_evidence", "once_per_case"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class CaseEvidence:
+    """One case of a campaign with everything that was measured of it; equal to itself alone."""
+
+    result: CaseResult
+    launches: Launches
+    rank_passes: tuple[RankPass, ...]
+    """Every pass of every rank and launch; with steps where nothing is exchanged and a rank's time is its own."""
+    spans: tuple[Span, ...]
+    """Layers, gradients and exchanges inside the traced steps of one launch."""
+
+    @property
+    def run(self) -> Run:
+        """A run of the case, for everything that was asked."""
+        return self.result.run
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        return self.run.label
+
+    @cached_property
+    def policy(self) -> Policy | None:
+        """What the framework does with its gradients under this strategy; None for one the catalog does not know."""
+        try:
+            return resolve(self.run.framework, self.strategy)
+        except (UnknownName, ValidationError):
+            return None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that was asked for."""
+        return Strategy.model_validate_json(json.dumps(self.run.case.get("strategy", {})))
+
+    @cached_property
+    def cluster(self) -> Cluster | None:
+        """The cluster it was asked to run on."""
+        try:
+            return Cluster.model_validate_json(json.dumps(self.run.case.get("cluster", {})))
+        except ValidationError:
+            return None
+
+    @cached_property
+    def placed(self) -> tuple[Placed, ...]:
+        """Where each rank ran; empty if the run does not say."""
+        if self.cluster is None or self.cluster.num_devices < self.run.ranks:
+            return ()
+        return place(self.cluster, self.run.ranks, spread=self.run.case.get("placement") == "spread")
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether compute is only timed waiting, which needs no core."""
+        return any(item.device.emulation is not None for item in self.placed)
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on the fullest host; hosts of a virtual cluster are all the same machine."""
+        hosts = [item.host for item in self.placed] if self.run.launcher != "virtual" else []
+        return max((hosts.count(host) for host in hosts), default=self.run.ranks)
+
+    @cached_property
+    def shares_cores(self) -> bool:
+        """Whether exchanges need the very cores that compute: ranks on processors that fill every core of a host."""
+        if self.is_emulated or any(item.device.kind != "cpu" for item in self.placed):
+            return False
+        return (self.run.machine.threads or 1) * self.ranks_per_host >= self.run.machine.cores
+
+    def host_of(self, rank: int) -> str:
+        """Name of the rank's host."""
+        if self.cluster is None or not self.placed:
+            return self.run.machine.host
+        named = self.cluster.hosts[self.placed[rank].host].name
+        return self.run.machine.host if self.run.launcher == "local" and len(self.cluster.hosts) == 1 else named
+
+    @cached_property
+    def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
+        """Seconds by pass, rank and launch."""
+        found: dict[str, dict[int, dict[str, list[float]]]] = {}
+        for item in self.rank_passes:
+            if item.steps:
+                found.setdefault(item.pass_name, {}).setdefault(item.rank, {})[item.run] = item.steps
+        return found
+
+    def rank_median(self, pass_name: str) -> dict[int, float]:
+        """Each rank's median of one pass, all launches together."""
+        times = self.rank_times.get(pass_name, {})
+        return {rank: median(s for found in times[rank].values() for s in found) for rank in sorted(times)}
+
+    def pass_medians(self) -> dict[int, dict[str, float]]:
+        """Median seconds of every pass by rank, over launches."""
+        found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for item in self.rank_passes:
+            found[item.rank][item.pass_name].append(item.median_s)
+        return {rank: {name: median(seconds) for name, seconds in found[rank].items()} for rank in sorted(found)}
+
+
+def once_per_case(function: Callable[[CaseEvidence], T]) -> Callable[[CaseEvidence], T]:
+    """Compute once for each case; the result is dropped together with the case."""
+    known: WeakKeyDictionary[CaseEvidence, T] = WeakKeyDictionary()
+
+    @wraps(function)
+    def once(evidence: CaseEvidence) -> T:
+        if evidence not in known:
+            known[evidence] = function(evidence)
+        return known[evidence]
+
+    return once
+
+
+def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
+    """Every case of a campaign, in the order of its results."""
+    launches = load_launches(store, campaign)
+    results = {result.run.case_id: result for result in results_of(launches)}
+    by_case = {item.first.case_id: item for item in launches}
+    good = [run.id for case in launches for run in case.runs if run.outcome == "ok"]
+    passes: dict[str, list[RankPass]] = defaultdict(list)
+    for item in rank_passes(store, good, steps_of=("forward", "compute")):
+        passes[item.run].append(item)
+    traced = [next((r.id for r in item.runs if r.outcome == "ok"), None) for item in launches]
+    spans = read_spans(store, [name for name in traced if name])
+    return tuple(
+        CaseEvidence(
+            result=result,
+            launches=by_case[case_id],
+            rank_passes=tuple(item for run in by_case[case_id].runs for item in passes.get(run.id, ())),
+            spans=spans.get(result.run.id, ()),
+        )
+        for case_id, result in results.items()
+    )

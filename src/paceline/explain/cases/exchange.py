@@ -1,0 +1,210 @@
+"""What a case's gradient exchange costs, seen through the model: two numbers that agree with what was measured.
+
+    cost of a bucket = startup + bytes x per_byte
+    exposed          = the model's recurrence over buckets, when they overlap with backward; their sum, when not,
+                       and where exchanges need the very cores that compute
+
+Gradients, their sizes and the order in which they are ready come from the traced steps. Start-up starts from the link's
+latency and the usual cost of one call; bytes account for what then is missing to the exposed time that was measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.cost.buckets import bucket_bytes, fill_buckets, optimal_buckets, policy_buckets
+from paceline.cost.recurrence import exposed_fifo, exposed_none
+from paceline.explain.cases.evidence import CaseEvidence, once_per_case
+from paceline.measurements.summary import phases_of
+
+__all__ = ["GradientExchange", "exchange_like", "exchanges_by_launch", "gradient_exchange", "gradients_of"]
+
+CALL_S = 150e-6
+"""Usual cost of one exchange beside the link's own latency: a call through Gloo or gRPC on a processor."""
+FASTEST_PER_BYTE = 1 / 2e9
+"""Moving and adding gradients through a processor's memory; no link makes an exchange faster than that here."""
+
+Floats = NDArray[np.float64]
+Gradients = tuple[tuple[float, ...], tuple[float, ...]]
+"""Sizes, and seconds after the start of backward at which each is ready, in that order."""
+
+
+@dataclass(frozen=True)
+class GradientExchange:
+    """Gradients of one step in the order in which they are ready, how they are bundled, and what that costs."""
+
+    sizes: tuple[float, ...]
+    ready: tuple[float, ...]
+    """Seconds after the start of backward."""
+    last: tuple[int, ...]
+    """Index of the last gradient of each bucket."""
+    overlap: bool
+    startup: float
+    per_byte: float
+    contended: bool = False
+    """Exchanges need the cores that compute, so that what runs beside backward takes as long from it: nothing hides."""
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges per step."""
+        return len(self.last)
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes of all gradients."""
+        return sum(self.sizes)
+
+    def cost(self, size: ArrayLike) -> Floats:
+        """Seconds of an exchange of each size."""
+        seconds: Floats = self.startup + np.asarray(size) * self.per_byte
+        return seconds
+
+    @property
+    def communication(self) -> float:
+        """Seconds of all exchanges, hidden or not."""
+        return float(self.cost(self.bucket_sizes).sum())
+
+    @property
+    def exposed(self) -> float:
+        """Seconds by which the exchanges outlast backward."""
+        costs = self.cost(self.bucket_sizes)
+        return float(exposed_fifo(self.bucket_ready, costs) if self.hides else exposed_none(costs))
+
+    @property
+    def hides(self) -> bool:
+        """Whether exchanges can hide behind backward."""
+        return self.overlap and not self.contended
+
+    @cached_property
+    def bucket_sizes(self) -> Floats:
+        """Bytes of each bucket."""
+        return np.asarray(bucket_bytes(self.sizes, self.last))
+
+    @cached_property
+    def bucket_ready(self) -> Floats:
+        """When each bucket is ready."""
+        return np.asarray(self.ready)[list(self.last)]
+
+    def rebucketed(self, limit: float) -> GradientExchange:
+        """The same gradients in buckets of up to this size."""
+        return replace(self, last=tuple(fill_buckets(self.sizes, [limit])))
+
+    def best_buckets(self) -> GradientExchange:
+        """The same gradients in the buckets that end first, as far as one size for all can come to it."""
+        candidates = [self.rebucketed(self.total_bytes / parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
+        return min(candidates, key=lambda item: item.exposed)
+
+    @property
+    def bucket_limit(self) -> float:
+        """Bytes of the largest bucket."""
+        return float(self.bucket_sizes.max())
+
+    def bound(self) -> float:
+        """Exposed seconds of the best possible bundling, whatever its sizes."""
+        return replace(self, last=tuple(optimal_buckets(self.sizes, self.ready, self.cost))).exposed
+
+
+@once_per_case
+def gradient_exchange(evidence: CaseEvidence) -> GradientExchange | None:
+    """The exchange of a case; None with one rank, without spans or with a policy that nobody knows."""
+    return _exchange(evidence, gradients_of(evidence), evidence.result.phases)
+
+
+def exchange_like(evidence: CaseEvidence, traced: CaseEvidence) -> GradientExchange | None:
+    """The exchange of a case that traced nothing, with the gradients of another case of the same network.
+
+    Their sizes are the network's; they are taken to be ready at the same shares of backward.
+    """
+    return gradient_exchange(evidence) or _exchange(evidence, gradients_of(traced), evidence.result.phases)
+
+
+@once_per_case
+def exchanges_by_launch(evidence: CaseEvidence) -> tuple[tuple[float, tuple[GradientExchange, ...]], ...]:
+    """For each launch its step and its exchange, fitted with a call that costs half and twice the usual."""
+    found = []
+    for passes in evidence.launches.passes:
+        fits = [
+            _exchange(evidence, gradients_of(evidence), phases_of(passes), call=CALL_S * factor)
+            for factor in (0.5, 1.0, 2.0)
+        ]
+        found.append((passes["clean"], tuple(fit for fit in fits if fit is not None)))
+    return tuple(item for item in found if item[1])
+
+
+def _exchange(
+    evidence: CaseEvidence, gradients: Gradients | None, phases: dict[str, float], *, call: float = CALL_S
+) -> GradientExchange | None:
+    policy = evidence.policy
+    if evidence.run.ranks < 2 or policy is None or not gradients or not phases:
+        return None
+    sizes, ready = gradients
+    total = phases["backward"]
+    scaled = tuple(time * total / ready[-1] for time in ready) if ready[-1] > 0 else ready
+    factor = 0.5 if policy.compression == "float16" else 1.0
+    plain = GradientExchange(
+        sizes=tuple(size * factor for size in sizes),
+        ready=scaled,
+        last=tuple(range(len(sizes))),
+        overlap=policy.overlap,
+        startup=call + _hops(evidence),
+        per_byte=FASTEST_PER_BYTE,
+        contended=evidence.shares_cores,
+    )
+    return _fitted(_bundled(plain, evidence), phases["aggregate"])
+
+
+@once_per_case
+def gradients_of(evidence: CaseEvidence) -> Gradients | None:
+    """Sizes and median ready times after the start of backward on rank 0, in the order of readiness."""
+    ends: dict[str, list[float]] = defaultdict(list)
+    sizes: dict[str, float] = {}
+    starts: dict[int, float] = {}
+    for span in evidence.spans:
+        if span.rank == 0 and span.phase == "backward":
+            starts[span.step] = min(span.start_s, starts.get(span.step, span.start_s))
+            ends[span.name].append(span.start_s + span.seconds - starts[span.step])
+            sizes[span.name] = float(span.size_bytes or 0)
+    if not ends:
+        return None
+    order = sorted(ends, key=lambda name: median(ends[name]))
+    return tuple(sizes[name] for name in order), tuple(median(ends[name]) for name in order)
+
+
+def _hops(evidence: CaseEvidence) -> float:
+    """Latency of every hop of a ring through the ranks."""
+    cluster, ranks = evidence.cluster, evidence.run.ranks
+    used = {item.host for item in evidence.placed}
+    if cluster is None or not used:
+        return 0.0
+    links = [cluster.hosts[index].link if len(used) > 1 else cluster.hosts[index].inside for index in used]
+    return 2 * (ranks - 1) * max(link.latency for link in links)
+
+
+def _bundled(exchange: GradientExchange, evidence: CaseEvidence) -> GradientExchange:
+    """In the buckets that the framework's policy makes of them."""
+    policy = evidence.policy
+    assert policy is not None
+    return replace(exchange, last=tuple(policy_buckets(policy, exchange.sizes, exchange.ready, exchange.cost)))
+
+
+def _fitted(exchange: GradientExchange, measured: float) -> GradientExchange:
+    """With seconds per byte such that the exposed time is the measured one; start-up shrinks if it alone exceeds it.
+
+    Exposed is the largest, over buckets k, of what is sent from k on and began only when k was ready: linear in
+    start-up and in seconds per byte, so each is found at once.
+    """
+    sizes, ready = exchange.bucket_sizes, exchange.bucket_ready
+    late, count, data = ready[-1] - ready, np.arange(len(sizes), 0, -1), np.cumsum(sizes[::-1])[::-1]
+    if not exchange.hides:
+        late, count, data = np.zeros(1), count[:1], data[:1]
+    if exchange.exposed >= measured:
+        startup = float(((measured + late - data * exchange.per_byte) / count).min())
+        return replace(exchange, startup=min(exchange.startup, max(0.0, startup)))
+    per_byte = float(((measured + late - count * exchange.startup) / np.maximum(data, 1.0)).min())
+    return replace(exchange, per_byte=max(per_byte, exchange.per_byte))

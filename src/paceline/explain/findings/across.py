@@ -1,0 +1,262 @@
+"""Findings that need more than one case: how the step depends on the batch and on the number of ranks.
+
+Threads that outnumber the cores wait for each other at the end of every kernel:
+
+    compute = fixed + batch * per_sample,    fixed = kernels * (start + waiting of threads)
+
+The waiting does not depend on the batch, so that two batches with the same threads separate it from work; the usual
+time to start kernels is left out. With one batch alone the cost is unknown, and no finding is shown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.findings.finding import Change, Finding, Trial, gain_of
+from paceline.explain.findings.rules import make
+from paceline.measurements.run import Run
+from paceline.measurements.summary import Interval, median_interval, speedup_interval
+from paceline.units import SECONDS, format_share
+
+__all__ = ["compare_cases"]
+
+TARGET_SHARE = 0.1
+"""A batch is large enough when at most this share of its step does not depend on it."""
+LARGEST_FACTOR = 16
+"""How much larger a suggested batch is at most: beyond that, the measurements say too little."""
+START_S = 60e-6
+"""Usual time to start the kernels of one layer, forward and backward, by one thread of a processor."""
+GUESS = 0.5
+"""Share of compute that crowding may cost where no measurement tells; its interval begins at zero."""
+DRAWS = 1000
+Floats = NDArray[np.float64]
+
+
+def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
+    """Too small batches, fixed overheads and too many devices, by what differs along one axis."""
+    good = [case for case in cases if case.result.step_s is not None]
+    findings = [_small_batch(case, group) for group in _along(good, "batch") for case in group]
+    findings += [_fixed_overhead(case) for case in good]
+    findings += [_oversubscribed(case, group) for group in _along(good, "batch", least=1) for case in group]
+    findings += [_fewer_devices(case, group) for group in _along(good, "ranks") for case in group]
+    return [finding for finding in findings if finding is not None]
+
+
+def _along(cases: list[CaseEvidence], axis: str, *, least: int = 2) -> list[list[CaseEvidence]]:
+    """Groups of at least this many cases that differ in one field only, in its order."""
+    groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
+    for case in cases:
+        groups[_others(case.run, axis)].append(case)
+    return [
+        sorted(group, key=lambda case: int(getattr(case.run, axis))) for group in groups.values() if len(group) >= least
+    ]
+
+
+def _others(run: Run, axis: str) -> tuple[object, ...]:
+    fields = ("network", "cluster", "framework", "strategy", "input", "launcher", "ranks", "batch")
+    return tuple(getattr(run, field) for field in fields if field != axis)
+
+
+def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
+    """Part of the step does not shrink with the batch: step = fixed + batch x per_sample.
+
+    Where threads crowd the cores, that part is theirs first.
+    """
+    if _crowding(case) > 1:
+        return None
+    batches = np.array([float(item.run.batch) for item in group])
+    assert case.result.step_s is not None
+    batch, step = case.run.batch, case.result.step_s.value
+    steps = np.array([item.result.step_s.value for item in group if item.result.step_s])
+    fixed, per_sample = (float(value) for value in _line_through(batches, steps))
+    wanted = _enough(batch, fixed / max(per_sample, 1e-12))
+    if fixed <= 0 or wanted <= batch:
+        return None
+    after = fixed / wanted + per_sample
+    return make(
+        case,
+        "small_batch",
+        f"A batch of {batch} is too small to fill the device",
+        evidence=(
+            f"{SECONDS.format(fixed)} of the {SECONDS.format(step)} step do not depend on the batch",
+            f"a sample takes {SECONDS.format(step / batch)}, at batch {wanted} about {SECONDS.format(after)}",
+            f"fitted through batches {', '.join(str(int(value)) for value in batches)}",
+        ),
+        gain=_batch_gain(case, group, wanted, after),
+        change=Change(
+            "setting",
+            f"batch = [{wanted}]",
+            warning="a larger global batch can cost accuracy: scale the learning rate with it, warm up, and check",
+        ),
+        trial=Trial(batch=wanted),
+    )
+
+
+def _batch_gain(case: CaseEvidence, group: list[CaseEvidence], wanted: int, after: float) -> Interval:
+    """The gain of a larger batch; its interval from lines through launches drawn at random."""
+    assert case.result.step_s is not None
+    value = 1 - after * case.run.batch / case.result.step_s.value
+    if any(len(item.launches.steps) < 2 for item in group):
+        return Interval(max(0.0, value), float("-inf"), float("inf"))
+    drawn = _draws([item.launches.steps for item in group])
+    fixed, slope = _line_through(np.array([float(item.run.batch) for item in group]), drawn)
+    mine = drawn[:, group.index(case)] / case.run.batch
+    low, high = np.quantile(1 - (fixed / wanted + slope) / mine, (0.025, 0.975))
+    return Interval(max(0.0, value), min(value, float(low)), max(value, float(high)))
+
+
+def _enough(batch: int, ratio: float) -> int:
+    """The batch, in doublings, at which the fixed part is small enough, or the largest that may be suggested."""
+    wanted = batch
+    while ratio / (ratio + wanted) > TARGET_SHARE and wanted < LARGEST_FACTOR * batch:
+        wanted *= 2
+    return wanted
+
+
+def _fixed_overhead(case: CaseEvidence) -> Finding | None:
+    """Time before the first layer begins: the same whatever the batch.
+
+    As a share of the traced step, because hooks make all of it longer. What no phase accounts for is none of it: every
+    pass runs the same loop, so that is how passes disagree.
+    """
+    shares = _shares_before(case)
+    if not shares or case.result.step_s is None:
+        return None
+    gain = median_interval(shares)
+    before = SECONDS.format(gain.value * case.result.step_s.value)
+    return make(
+        case,
+        "fixed_overhead",
+        "Part of every step passes before the network begins",
+        evidence=(
+            f"{format_share(gain.value)} of every traced step pass before its first layer, {before} of a clean one",
+        ),
+        gain=gain,
+        change=Change(
+            "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
+        ),
+    )
+
+
+def _shares_before(case: CaseEvidence) -> list[float]:
+    """Share of each traced step that its last rank to begin passes before its first span."""
+    steps: dict[tuple[int, int], tuple[float, float]] = {}
+    for span in case.spans:
+        key = (span.step, span.rank)
+        begin, end = steps.get(key, (span.start_s, 0.0))
+        steps[key] = min(begin, span.start_s), max(end, span.start_s + span.seconds)
+    found: dict[int, float] = {}
+    for (step, _), (begin, end) in steps.items():
+        found[step] = max(found.get(step, 0.0), begin / end if end > 0 else 0.0)
+    return list(found.values())
+
+
+def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
+    """More ranks than another case, and yet no more samples a second."""
+    mine = case.result.throughput
+    fewer = [item for item in group if item.run.ranks < case.run.ranks and item.result.throughput]
+    if mine is None or not fewer:
+        return None
+    best = max(fewer, key=lambda item: item.result.throughput.value if item.result.throughput else 0.0)
+    rate = best.result.throughput
+    assert rate is not None
+    if mine.value >= rate.value:
+        return None
+    return make(
+        case,
+        "too_many_devices",
+        f"{'1 rank is' if best.run.ranks == 1 else f'{best.run.ranks} ranks are'} as fast as {case.run.ranks}",
+        evidence=(
+            f"{mine.value:,.1f} samples/s with {case.run.ranks} ranks, {rate.value:,.1f} with {best.run.ranks}",
+            f"efficiency is {format_share(case.result.efficiency or 0.0)}",
+        ),
+        gain=_fewer_gain(case, best),
+        change=Change("setting", f"devices = [{best.run.ranks}]"),
+        trial=Trial(ranks=best.run.ranks),
+    )
+
+
+def _fewer_gain(case: CaseEvidence, best: CaseEvidence) -> Interval:
+    ratio = speedup_interval(case.launches.throughputs, best.launches.throughputs)
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+
+
+def _crowding(case: CaseEvidence) -> float:
+    """Compute threads for every core of the fullest host; 0 where nothing is known or compute needs no core."""
+    threads = case.run.machine.threads
+    return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.machine.cores
+
+
+def _oversubscribed(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Finding | None:
+    """Ranks of a host have more compute threads than it has cores; `batches` differ in the batch only."""
+    crowding = _crowding(case)
+    if crowding <= 1 or not case.launches.passes:
+        return None
+    threads, cores, crowd = case.run.machine.threads, case.run.machine.cores, case.ranks_per_host
+    fair = max(1, cores // crowd)
+    waiting = _waiting(case, batches)
+    plural = "rank" if crowd == 1 else "ranks"
+    return make(
+        case,
+        "oversubscribed_threads",
+        f"{crowd} {plural} x {threads} threads share {cores} cores",
+        evidence=(
+            f"{crowding:.3g} threads for every core: they wait for each other at the end of every kernel",
+            _batch_words(case, batches, waiting),
+        ),
+        gain=gain_of(case, waiting),
+        change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
+        trial=Trial(threads=fair),
+    )
+
+
+def _batch_words(case: CaseEvidence, batches: Sequence[CaseEvidence], waiting: Interval) -> str:
+    if len(batches) < 2:
+        return (
+            "one batch alone does not tell the cost: measure a second one, or try it with `paceline explain --confirm`"
+        )
+    sizes = ", ".join(str(item.run.batch) for item in batches)
+    usual = SECONDS.format(START_S * _num_layers(case))
+    return (
+        f"{SECONDS.format(waiting.value)} of compute do not depend on the batch ({sizes}), "
+        f"beyond the {usual} that starting kernels usually takes"
+    )
+
+
+def _waiting(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Interval:
+    """Seconds of compute that do not depend on the batch, beyond the usual."""
+    compute = float(np.median([passes["compute"] for passes in case.launches.passes]))
+    if len(batches) < 2 or not all(item.launches.passes for item in batches):
+        return Interval(GUESS * compute, 0.0, compute)
+    sizes = np.array([float(item.run.batch) for item in batches])
+    samples = [[passes["compute"] for passes in item.launches.passes] for item in batches]
+    usual = START_S * _num_layers(case)
+    fixed, _ = _line_through(sizes, np.array([float(np.median(sample)) for sample in samples]))
+    value = float(np.clip(fixed - usual, 0.0, compute))
+    if min(len(sample) for sample in samples) < 2:
+        return Interval(value, float("-inf"), float("inf"))
+    drawn, _ = _line_through(sizes, _draws(samples))
+    low, high = np.quantile(np.clip(drawn - usual, 0.0, compute), (0.025, 0.975))
+    return Interval(value, min(value, float(low)), max(value, float(high)))
+
+
+def _num_layers(case: CaseEvidence) -> int:
+    return len({span.name for span in case.spans if span.phase == "forward"})
+
+
+def _line_through(batches: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Fixed part and time of a sample, of each row of seconds; no sample is free."""
+    centred = batches - batches.mean()
+    slope = np.maximum(0.0, (seconds * centred).sum(axis=-1) / (centred**2).sum())
+    return seconds.mean(axis=-1) - slope * batches.mean(), slope
+
+
+def _draws(samples: Sequence[Sequence[float]]) -> Floats:
+    """One launch of each case drawn at random, again and again: a row for each draw."""
+    random = np.random.default_rng(0)
+    return np.stack([random.choice(np.asarray(sample), size=DRAWS) for sample in samples], axis=-1)

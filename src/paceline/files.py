@@ -1,0 +1,115 @@
+"""Atomic creation of files and directories: write under a temporary name, fsync, rename.
+
+A reader sees the old content or the new content, never a mixture; with `durable` that also holds after a
+power failure. Standard library and Python 3.9 only, as training processes import this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+__all__ = ["atomic_directory", "atomic_write", "remove_abandoned", "sync"]
+
+if TYPE_CHECKING:
+    Content = str | bytes | Callable[[IO[bytes]], object]
+
+_MARK = ".tmp-"
+_NUMBERS = itertools.count()
+"""A number for each temporary file of this process, so that two threads never share one."""
+
+
+def atomic_write(path: Path, content: Content, *, durable: bool = True, previous: Path | None = None) -> None:
+    """Replace a file by this content; the directory must exist.
+
+    Content is text (written as UTF-8), bytes, or a function that writes to the open file. A file that is replaced is
+    kept under the name `previous`, if one is given. `durable=False` skips fsync, for files that are not needed
+    after a reboot.
+    """
+    temporary = path.with_name(f"{path.name}{_MARK}{_owner()}-{next(_NUMBERS)}")
+    try:
+        with temporary.open("wb") as file:
+            _write(file, content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            path.replace(previous)
+        temporary.replace(path)
+        if durable:
+            sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(file: IO[bytes], content: Content) -> None:
+    if isinstance(content, (str, bytes)):
+        file.write(content.encode() if isinstance(content, str) else content)
+    else:
+        content(file)
+
+
+@contextlib.contextmanager
+def atomic_directory(target: Path, *, scratch: Path | None = None, durable: bool = True) -> Iterator[Path]:
+    """A temporary directory that becomes `target` when the block ends without an exception, and is removed otherwise.
+
+    If another process made `target` first, its directory is kept and this one dropped. The temporary directory is made
+    in `scratch`, which has to be on the same file system, else beside the target.
+    """
+    parent = scratch or target.parent
+    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}{_MARK}{_owner()}-", dir=parent))
+    try:
+        yield folder
+        if durable:
+            for item in (*folder.rglob("*"), folder):
+                if not item.is_symlink():
+                    sync(item)
+        with contextlib.suppress(OSError) if target.exists() else contextlib.nullcontext():
+            folder.rename(target)
+        if durable:
+            sync(target.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(scratch: Path) -> int:
+    """Remove the temporary entries of processes of this host that no longer run; return their number."""
+    entries = list(scratch.iterdir()) if scratch.is_dir() else []
+    gone = [path for path in entries if _owner_is_gone(path.name)]
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return len(gone)
+
+
+def sync(path: Path) -> None:
+    """Fsync a file, or the entries of a directory."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _owner_is_gone(name: str) -> bool:
+    """Whether a name such as `run.tmp-HOST-PID-RANDOM` belongs to a process of this host that no longer runs."""
+    host, _, rest = name.rpartition(_MARK)[2].rpartition("-")[0].rpartition("-")
+    if host != socket.gethostname() or not rest.isdigit():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,270 @@
+"""The terms of one data-parallel step on ranks placed on a cluster, for many draws of what is uncertain at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.catalog import Policy
+from paceline.cost import recurrence
+from paceline.cost.buckets import bucket_bytes, mgwfbp_buckets, optimal_buckets, policy_buckets
+from paceline.cost.collective import Fabric, allreduce, gather_or_scatter, parameter_server
+from paceline.errors import Unsupported
+from paceline.model.calibration import Calibration
+from paceline.model.compute import StepWork
+from paceline.model.prediction import TERMS
+from paceline.model.sweep import seconds_at
+
+__all__ = ["NOMINAL", "Factors", "Ranks", "exchange_seconds", "fusion_choices", "step_terms"]
+
+Floats = NDArray[np.float64]
+
+COMPRESSED = {"none": 1.0, "float16": 0.5, "1bit": 1 / 32, "powersgd": 1 / 16}
+"""Share of bytes that is left on the wire; PowerSGD at rank 4 on convolutional networks."""
+
+
+MOST_LOST = 0.97
+"""Of hidden exchange; what compute loses entirely was not hidden."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One draw per entry of what is uncertain; the first entry is 1, the nominal case."""
+
+    compute: Floats
+    bandwidth: Floats
+    latency: Floats
+    fixed: Floats
+    slowdown: Floats
+
+
+NOMINAL = Factors(*(np.ones(1) for _ in range(5)))
+"""Nothing is uncertain."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one case: distinct devices with their work, how many of each, and the fabric between them."""
+
+    works: tuple[StepWork, ...]
+    counts: tuple[int, ...]
+    fabric: Fabric
+    batch: int
+    memory_per_byte: float
+    """Seconds per byte of the slowest device's memory; 0 if not known."""
+    input_s: tuple[float, float] = (0.0, 0.0)
+    """io and h2d of one batch on the host where they take longest."""
+    accumulate: int = 1
+    element_share: float = 1.0
+    """Bytes on the wire per byte of the profile's gradients, from a reduced precision of the exchange."""
+    straggle: tuple[float, float] = (0.0, 1.0)
+    """Probability that some rank slows a step down, and by which factor."""
+
+    @property
+    def lead(self) -> StepWork:
+        """The work of the slowest device."""
+        return max(self.works, key=lambda work: work.compute)
+
+
+def _buckets(policy: Policy, work: StepWork, cost: Callable[[ArrayLike], Floats]) -> list[int]:
+    """Index of the last gradient of each bucket under a framework's policy; `cost` is that of one exchange."""
+    ready = np.cumsum(work.backward).tolist()
+    return policy_buckets(policy, work.gradients.tolist(), ready, cost, layers=work.layer.tolist())
+
+
+def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> dict[str, tuple[int, float]]:
+    """Number of exchanges and exposed seconds under the policy, under MG-WFBP's rule, and at the exact optimum.
+
+    Exposed as if backward were not slowed down by what is hidden, so that only the buckets differ.
+    Empty where fusion has no choice: one rank, no overlap, servers, shards, or gradients in order of priority.
+    """
+    whole = policy.aggregation == "allreduce" and policy.overlap and policy.order != "priority"
+    if ranks.fabric.ranks == 1 or not whole:
+        return {}
+    lead = ranks.lead
+    sizes = lead.gradients
+    ready = np.max([np.cumsum(work.backward) for work in ranks.works], axis=0)
+    pace, full = calibration.overlap_rate, _nominal(ranks, policy, calibration)
+
+    def cost(size: ArrayLike) -> Floats:
+        return full(size) / pace
+
+    small, large = cost(np.array([1.0, 1.0 + sizes.sum()]))
+    per_byte = float(large - small) / float(sizes.sum())
+    choices = {
+        "policy": _buckets(policy, lead, full),
+        "mgwfbp": mgwfbp_buckets(sizes.tolist(), ready.tolist(), startup=float(small), per_byte=per_byte),
+        "optimal": optimal_buckets(sizes, ready.tolist(), cost),
+    }
+    return {
+        name: (len(last), pace * float(recurrence.exposed_fifo(ready[last], cost(bucket_bytes(sizes, last)))))
+        for name, last in choices.items()
+    }
+
+
+def _share(ranks: Ranks, policy: Policy) -> float:
+    return COMPRESSED[policy.compression] * ranks.element_share
+
+
+def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable[[ArrayLike], Floats]:
+    """Seconds of one exchange by the bytes of its gradients, with nothing uncertain."""
+
+    def cost(size: ArrayLike) -> Floats:
+        sizes = np.asarray(size, dtype=np.float64) * _share(ranks, policy)
+        return np.asarray(_comm(ranks.fabric, policy, calibration, sizes=sizes, factors=NOMINAL)[0])
+
+    return cost
+
+
+def exchange_seconds(ranks: Ranks, policy: Policy, calibration: Calibration) -> float:
+    """Seconds of all exchanges of one step, hidden or not."""
+    cost = _nominal(ranks, policy, calibration)
+    return float(cost(bucket_bytes(ranks.lead.gradients, _buckets(policy, ranks.lead, cost))).sum())
+
+
+def _expected_slowest(ranks: int, jitter: float) -> float:
+    """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
+    return float(jitter * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)))
+
+
+def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: Factors) -> dict[str, Floats]:
+    """Seconds of every term, one entry per draw; they sum to the step."""
+    terms = {name: np.zeros_like(factors.compute) for name in TERMS}
+    easier = min(1.0, _crowding(ranks, calibration))
+    mean_forward, mean_backward, slowest = _compute(ranks, factors, easier=easier)
+    terms["forward"], terms["backward"] = mean_forward, mean_backward
+    terms["update"] = factors.compute * easier * max(work.update for work in ranks.works)
+    count = ranks.fabric.ranks
+    if count > 1:
+        if policy.aggregation == "none":
+            raise Unsupported(
+                "this framework's policy aggregates nothing, so it runs on one device only",
+                hint="choose another framework or mode; `paceline catalog` lists them",
+            )
+        _add_distributed(terms, ranks, policy, calibration=calibration, factors=factors)
+        if policy.synchrony == "asynchronous":
+            _without_barrier(terms, ranks)
+            _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
+            return terms
+    jitter = calibration.jitter if calibration.jitter is not None else max(w.jitter for w in ranks.works)
+    late = _expected_slowest(count, jitter) + ranks.straggle[0] * (ranks.straggle[1] - 1)
+    terms["waiting"] = np.maximum(slowest - mean_forward - mean_backward, 0.0) + slowest * late
+    _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
+    return terms
+
+
+def _without_barrier(terms: dict[str, Floats], ranks: Ranks) -> None:
+    """Asynchronous ranks do not wait: the mean step is the harmonic mean of the devices' own steps."""
+    weights = np.asarray(ranks.counts, dtype=np.float64) / sum(ranks.counts)
+    times = np.asarray([work.compute for work in ranks.works])
+    share = float(1 / (weights @ (1 / times)) / (weights @ times))
+    terms["forward"] = terms["forward"] * share
+    terms["backward"] = terms["backward"] * share
+
+
+def _compute(ranks: Ranks, factors: Factors, *, easier: float) -> tuple[Floats, Floats, Floats]:
+    """Mean forward and backward over the devices, and the compute of the slowest."""
+    weights = np.asarray(ranks.counts, dtype=np.float64) / sum(ranks.counts)
+    scale = factors.compute * ranks.accumulate * easier
+    forward = scale * float(weights @ [work.start for work in ranks.works])
+    backward = scale * float(weights @ [work.backward.sum() for work in ranks.works])
+    return forward, backward, scale * max(work.compute for work in ranks.works)
+
+
+def _add_distributed(
+    terms: dict[str, Floats], ranks: Ranks, policy: Policy, *, calibration: Calibration, factors: Factors
+) -> None:
+    lead = ranks.lead
+    last = _buckets(policy, lead, _nominal(ranks, policy, calibration))
+    sizes = np.asarray(bucket_bytes(lead.gradients, last)) * _share(ranks, policy)
+    comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
+    if policy.block_samples:
+        comm = comm / max(1.0, policy.block_samples / ranks.batch)
+    pace = calibration.overlap_rate if policy.overlap else 1.0
+    exposed = pace * _exposed(ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=np.ones(1))
+    share = np.minimum(calibration.slowdown.value * factors.slowdown, MOST_LOST)
+    lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
+    crowded = max(0.0, _crowding(ranks, calibration) - 1)
+    slower = 1 + crowded + lost / np.maximum(factors.compute * float(lead.backward.sum()), 1e-12)
+    # What slows backward down gives the exchange more time to hide. Beside compute it goes at `pace`; what is left when
+    # backward ends goes at full speed.
+    terms["aggregate"] = pace * _exposed(
+        ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=slower
+    )
+    work = ranks.accumulate * lead.compute + lead.update
+    terms["slowdown"] = lost + crowded * factors.compute * work
+    per_gradient = calibration.fixed_per_gradient.value * lead.num_gradients
+    per_byte = ranks.memory_per_byte if calibration.copy_per_byte is None else calibration.copy_per_byte
+    terms["fixed"] = factors.fixed * (per_gradient + calibration.fixed_copies.value * lead.total_bytes * per_byte)
+
+
+def _crowding(ranks: Ranks, calibration: Calibration) -> float:
+    """Compute beside this case's neighbours against compute beside those of the profile."""
+    crowd = max(work.crowd for work in ranks.works)
+    return (1 + calibration.crowding * (ranks.fabric.local - 1)) / (1 + calibration.crowding * (crowd - 1))
+
+
+def _exposed(
+    ranks: Ranks, policy: Policy, lead: StepWork, *, last: list[int], comm: Floats, factors: Factors, slower: Floats
+) -> Floats:
+    """Exposed aggregation: the time from the end of the slowest device's compute to the end of the last exchange."""
+    if not policy.overlap and policy.shard_stage != 3:
+        return recurrence.exposed_none(comm)
+    scale = (factors.compute * slower)[:, None]
+    if policy.shard_stage == 3 or policy.order == "priority":
+        ready = scale * np.max([recurrence.bucket_ready(work.backward, last) for work in ranks.works], axis=0)
+        forward = scale * np.add.reduceat(lead.forward, np.append(0, np.asarray(last[:-1], dtype=np.int64) + 1))
+        if policy.shard_stage != 3:
+            return recurrence.exposed_priority(ready, comm, forward)
+        third = comm / 3
+        ahead, behind = recurrence.exposed_sharded(forward, ready, gather=third, scatter=third, overlap=policy.overlap)
+        return ahead + behind
+    return recurrence.exposed_fifo(_ready(ranks, last, factors, slower), comm)
+
+
+def _ready(ranks: Ranks, last: list[int], factors: Factors, slower: Floats) -> Floats:
+    """When the slowest device has each bucket, since the step began; `slower` stretches backward."""
+    before = ranks.accumulate - 1
+    rows = [
+        before * work.compute + work.start + slower[:, None] * recurrence.bucket_ready(work.backward, last)
+        for work in ranks.works
+    ]
+    ready: Floats = factors.compute[:, None] * np.max(rows, axis=0)
+    return ready
+
+
+def _comm(fabric: Fabric, policy: Policy, calibration: Calibration, *, sizes: Floats, factors: Factors) -> Floats:
+    """Seconds of each bucket's exchange, draws first."""
+    if policy.aggregation != "parameter_server":
+        name = "reduce_scatter" if policy.shard_stage == 3 else "all_reduce"
+        swept = seconds_at(calibration.collectives, name, fabric.ranks, sizes)
+        if swept is not None:
+            times = 3.0 if policy.shard_stage == 3 else 1.0
+            return times * swept[0][None, :] * factors.bandwidth[:, None]
+    slow = fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
+    late = _formula(slow.slowed(1.0, 0.0), policy, sizes)
+    wide = _formula(slow.slowed(0.0, 1.0), policy, sizes)
+    return late[None, :] * factors.latency[:, None] + wide[None, :] * factors.bandwidth[:, None]
+
+
+def _formula(fabric: Fabric, policy: Policy, sizes: Floats) -> Floats:
+    if policy.aggregation == "parameter_server":
+        return parameter_server(fabric, sizes, servers=policy.servers or 0)
+    if policy.shard_stage == 3:
+        return 3 * gather_or_scatter(fabric, sizes)
+    return allreduce(fabric, sizes, policy.algorithm)
+
+
+def _add_input(terms: dict[str, Floats], input_s: tuple[float, float], *, overlapped: bool) -> None:
+    """Input is hidden behind the rest of the step if the next batch is read meanwhile."""
+    total = sum(input_s)
+    if total <= 0:
+        return
+    rest = sum(terms.values(), np.zeros_like(terms["forward"]))
+    exposed = np.maximum(total - rest, 0.0) if overlapped else np.full_like(rest, total)
+    terms["io"] = exposed * (input_s[0] / total)
+    terms["h2d"] = exposed * (input_s[1] / total)

@@ -1,0 +1,87 @@
+"""The project uses the terms of its glossary: replaced phrases do not return, and the glossary names existing code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.house.test_rules import MODULES, ROOT, SOURCE, tree
+
+GLOSSARY = ROOT / "docs" / "explanation" / "glossary.md"
+REPLACED = {
+    r"(fall|falls|fell|falling) silent": "misses the heartbeat timeout",
+    r"taken for dead": "declared failed",
+    r"strangers?": "unauthenticated peer",
+    r"asks? nobody who": "does not authenticate",
+    r"signs? of life": "heartbeat",
+    r"(come|comes|came|coming) late": "late joiner",
+    r"in peace": "exits cleanly",
+    r"at (the|one|its) door": "listener",
+    r"meeting[ _]points?": "rendezvous, endpoint",
+    r"leash": "connection",
+    r"so many": "num_steps in num_blocks",
+    r"from the computation": "CPU overhead of communication",
+    r"ways? of a plan": "candidate strategies",
+    r"one's own": "user-defined",
+}
+"""Phrases by the term that replaces them."""
+REPLACED_CLASSES = {"Between", "Door", "Launched", "Order", "Patience", "Ticket", "Wish"}
+NOT_YET = {
+    "docs/explanation/faults.md",
+    "docs/reference/commands.md",
+    "src/paceline/bench",
+    "src/paceline/cli",
+    "src/paceline/explain",
+    "src/paceline/model",
+    "src/paceline/report",
+    "src/paceline/runtime",
+}
+"""Files and folders that still have replaced phrases; this list only shrinks."""
+TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *MODULES, *(ROOT / "examples").rglob("*.toml")]
+
+
+def checked(paths: list[Path]) -> list[Path]:
+    """The paths outside NOT_YET."""
+    return [path for path in paths if not any(path.is_relative_to(ROOT / entry) for entry in NOT_YET)]
+
+
+@pytest.mark.parametrize("phrase", REPLACED)
+def test_replaced_phrases_do_not_return(phrase: str) -> None:
+    pattern = re.compile(r"\b" + phrase.replace(" ", r"\s+") + r"\b", flags=re.I)
+    hits = [str(path.relative_to(ROOT)) for path in checked(TEXTS) if pattern.search(_text(path))]
+    assert hits == [], f"write: {REPLACED[phrase]}"
+
+
+def _text(path: Path) -> str:
+    """The text of a file without the file names of links."""
+    return re.sub(r"\]\([^)]*\)", "]", path.read_text(encoding="utf-8"))
+
+
+def test_replaced_classes_do_not_return() -> None:
+    defined = {
+        node.name for path in checked(MODULES) for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+    }
+    assert defined & REPLACED_CLASSES == set()
+
+
+def test_the_glossary_names_existing_code() -> None:
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| (`.+) \|$", GLOSSARY.read_text(encoding="utf-8"), flags=re.M)
+    assert len(rows) > 50
+    classes = _classes_by_package()
+    for row in rows:
+        names = set(re.findall(r"`(\w+)`", row))
+        packages = names & set(classes)
+        assert packages, f"{row}: no such package"
+        assert names - packages <= {name for package in packages for name in classes[package]}, row
+
+
+def _classes_by_package() -> dict[str, set[str]]:
+    classes: dict[str, set[str]] = defaultdict(set)
+    for path in MODULES:
+        package = path.relative_to(SOURCE).parts[0]
+        classes[package] |= {node.name for node in tree(path).body if isinstance(node, ast.ClassDef)}
+    return classes

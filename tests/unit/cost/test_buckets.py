@@ -1,0 +1,108 @@
+"""The partition into buckets against all partitions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import catalog
+from paceline.cost.buckets import (
+    LinkCost,
+    bucket_bytes,
+    bucket_members,
+    cycle_buckets,
+    fill_buckets,
+    fit_link,
+    mgwfbp_buckets,
+    optimal_buckets,
+    policy_buckets,
+    schedule_buckets,
+)
+
+gradients = st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 0.1)), min_size=1, max_size=7)
+
+
+def partitions(count: int) -> list[list[int]]:
+    """Every way to cut gradients into buckets, by the last gradient of each."""
+    cuts = itertools.product([False, True], repeat=count - 1)
+    return [[index for index, cut in enumerate((*one, True)) if cut] for one in cuts]
+
+
+def exchange_end(last: list[int], sizes: list[float], ready: list[float], link: LinkCost) -> float:
+    """When the last bucket has arrived."""
+    end = 0.0
+    for sent, (index, size) in enumerate(zip(last, bucket_bytes(sizes, last), strict=True)):
+        end = max(end, ready[index] + sent * link.effort) + link.seconds(size)
+    return end
+
+
+def schedule(sizes: list[float], ready: list[float], link: LinkCost) -> list[list[int]]:
+    last = schedule_buckets(sizes, ready, lambda many: map(link.seconds, many), effort=link.effort)
+    return bucket_members(last)
+
+
+@given(gradients, st.floats(1e-6, 0.05), st.floats(1e-7, 1e-3), st.sampled_from([0.0]) | st.floats(0, 0.05))
+@settings(max_examples=150, deadline=None)
+def test_no_partition_ends_earlier(items: list[tuple[int, float]], alpha: float, beta: float, effort: float) -> None:
+    sizes = [float(size) for size, _ in items]
+    ready = list(itertools.accumulate(seconds for _, seconds in items))
+    link = LinkCost(alpha, beta, effort)
+    best = min(exchange_end(last, sizes, ready, link) for last in partitions(len(items)))
+    buckets = schedule(sizes, ready, link)
+    assert [index for bucket in buckets for index in bucket] == list(range(len(items)))
+    assert exchange_end([bucket[-1] for bucket in buckets], sizes, ready, link) == pytest.approx(best)
+    greedy = mgwfbp_buckets(sizes, ready, startup=alpha, per_byte=beta)
+    assert exchange_end(greedy, sizes, ready, link) >= best - 1e-12
+
+
+def test_an_expensive_message_makes_one_bucket() -> None:
+    assert schedule([10] * 5, [0.1 * i for i in range(5)], LinkCost(10.0, 1e-9)) == [[0, 1, 2, 3, 4]]
+
+
+def test_a_free_message_makes_more_buckets_than_one_that_stops_the_computation() -> None:
+    ready = [0.1 * i for i in range(5)]
+    assert len(schedule([10] * 5, ready, LinkCost(1e-6, 0.005))) > 2
+    assert schedule([10] * 5, ready, LinkCost(1e-6, 0.005, effort=0.5)) == [[0, 1, 2, 3, 4]]
+
+
+def test_many_gradients_are_scheduled_quickly() -> None:
+    buckets = schedule([100] * 2000, [0.001 * i for i in range(2000)], LinkCost(1e-4, 1e-6, effort=1e-6))
+    assert [index for bucket in buckets for index in bucket] == list(range(2000))
+
+
+def test_noise_never_makes_bytes_free() -> None:
+    assert fit_link((1000, 0.01), (100_000, 0.009)).beta > 0
+
+
+def test_buckets_close_when_they_are_full() -> None:
+    sizes = [1, 1, 1, 5, 1, 1]
+    assert fill_buckets(sizes, [2]) == [1, 3, 5]
+    assert fill_buckets(sizes, [0]) == [0, 1, 2, 3, 4, 5]
+    assert fill_buckets(sizes, [100]) == [5]
+    assert fill_buckets(sizes, [1, 6]) == [0, 3, 5]
+    assert bucket_bytes(sizes, [1, 3, 5]) == [2.0, 6.0, 2.0]
+    assert bucket_members([1, 3, 5]) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_cycle_sends_what_is_ready() -> None:
+    ready, sizes = [1.0, 1.1, 1.2, 5.0], [1.0] * 4
+
+    def cost(many: list[float]) -> list[float]:
+        return [1.0 for _ in many]
+
+    assert cycle_buckets(sizes, ready, 10.0, cycle=0.01, cost=cost) == [0, 2, 3]
+    assert cycle_buckets(sizes, ready, 1.0, cycle=0.01, cost=cost) == [0, 1, 2, 3]
+    assert cycle_buckets(sizes, ready, 10.0, cycle=2.0, cost=cost) == [2, 3]
+
+
+@pytest.mark.parametrize("name", catalog.framework_names())
+def test_every_policy_sends_every_gradient_once(name: str) -> None:
+    sizes, ready, layers = [4e6, 1e3, 9e6, 1e3, 3e7], [0.1, 0.1, 0.2, 0.2, 0.3], [0, 0, 1, 1, 2]
+    link, policy = LinkCost(1e-4, 1e-9), catalog.policy(name)
+    last = policy_buckets(policy, sizes, ready, lambda many: map(link.seconds, many), layers=layers)
+    assert sum(bucket_bytes(sizes, last)) == pytest.approx(sum(sizes))
+    best = optimal_buckets(sizes, ready, lambda many: map(link.seconds, many))
+    assert exchange_end(best, sizes, ready, link) <= exchange_end(last, sizes, ready, link) + 1e-12

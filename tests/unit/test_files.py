@@ -1,0 +1,96 @@
+"""A file or directory appears whole or not at all, and what a dead process left half-written is removed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.files import atomic_directory, atomic_write, remove_abandoned
+
+
+def test_text_bytes_and_what_a_function_writes(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for content in ("é", "é".encode(), lambda file: file.write("é".encode())):
+        path.unlink(missing_ok=True)
+        atomic_write(path, content)
+        assert path.read_text(encoding="utf-8") == "é"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    atomic_write(path, "before")
+
+    def fail(file: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        atomic_write(path, fail)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_that_is_replaced_is_kept_where_asked(tmp_path: Path) -> None:
+    path, before = tmp_path / "a", tmp_path / "a.before"
+    atomic_write(path, "1", previous=before)
+    assert not before.exists()
+    atomic_write(path, "2", previous=before)
+    assert (path.read_text(), before.read_text()) == ("2", "1")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_synchronised_before_its_name_appears(tmp_path: Path, monkeypatch, durable: bool) -> None:
+    path = tmp_path / "a"
+    seen = []
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: seen.append((os.readlink(f"/proc/self/fd/{handle}"), path.exists()))
+    )
+    atomic_write(path, "x", durable=durable)
+    assert [there for _, there in seen] == ([False, True] if durable else [])
+    assert path.read_text() == "x"
+
+
+def test_a_directory_appears_whole(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    with atomic_directory(target) as folder:
+        (folder / "a").write_text("1")
+        assert not target.exists()
+    assert [path.name for path in target.iterdir()] == ["a"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_directory_that_failed_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with atomic_directory(tmp_path / "run") as folder:
+            (folder / "a").write_text("1")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_of_two_directories_is_kept(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        with atomic_directory(tmp_path / "run") as folder:
+            (folder / "a").write_text(text)
+    assert (tmp_path / "run" / "a").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = socket.gethostname()
+    kept = [f"run.tmp-{host}-{os.getpid()}-x", f"run.tmp-other-{dead.pid}-x", "something"]
+    for name in (f"run.tmp-{host}-{dead.pid}-x", f"{host}-{dead.pid}-x", *kept):
+        (tmp_path / name).mkdir()
+    (tmp_path / f"file.tmp-{host}-{dead.pid}-0").write_text("half")
+    assert remove_abandoned(tmp_path) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
