@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, table
+from paceline.cli.output import emit, json_option, say, table
 from paceline.model.validation.report import LAWS, Row, failures, validate_file, validate_shipped
 from paceline.units import format_share
 
@@ -36,8 +37,9 @@ def command(data: Path | None, as_json: bool) -> None:
         columns = ["judged by", "", ">points", ">mean", ">median", ">bias", ">in 50 %", ">in 90 %", ">score",
                    *(f">{law}" for law in LAWS), ">worst"]  # fmt: skip
         table("predicted against published, campaign left out", columns, [_cells(row) for row in rows])
-    if failed:
-        raise ValidationFailed("; ".join(failed), hint="paceline calibrate --population learns the intervals anew")
+        for line in failed:
+            say(f"failed: {line}")
+    sys.exit(1 if failed else 0)
 
 
 def _cells(row: Row) -> list[object]:

@@ -99,8 +99,10 @@ def test_validate_reads_other_files(paceline, tmp_path):
     ]
     path.write_text("\n".join([head, *rows]) + "\n")
     found = paceline.json("validate", "--data", str(path))
-    assert json.dumps(found["rows"][0]["name"]) == '"mine"'
-    assert found["rows"][0]["mean_error"] < 0.1
+    (mine,) = [row for row in found["rows"] if row["name"] == "mine"]
+    assert mine["mean_error"] < 0.1
+    assert {"power law", "straight line", "Amdahl"} == set(mine["laws"])
+    assert found["failures"] == []
 
 
 def test_a_transformer_is_predicted_or_does_not_fit(paceline):

@@ -51,7 +51,7 @@ def measure_next(posterior: Posterior, made: Forecast, population: Population) -
     series = posterior.series
     if made.count <= series.devices[-1]:
         return []
-    ranked = [_count(posterior, made, population, count) for count in _candidates(posterior, made.count)]
+    ranked = [_count(posterior, made, population, count) for count in _candidates(posterior, made, population)]
     if made.doubt.situation == BATCH and np.ptp(np.nan_to_num(series.batches)) == 0:
         ranked.append(_batch(posterior, made, population))
     if not series.spread[-1]:
@@ -60,13 +60,14 @@ def measure_next(posterior: Posterior, made: Forecast, population: Population) -
     return sorted((one for one in ranked if one.narrows > 0.005), key=lambda one: -one.narrows)[:MOST]
 
 
-def _candidates(posterior: Posterior, target: float) -> list[float]:
-    """Doublings of the last count below the target, and the first count that crosses hosts."""
+def _candidates(posterior: Posterior, made: Forecast, population: Population) -> list[float]:
+    """Doublings of the last count within the supported distance, and the first count that crosses hosts."""
     series = posterior.series
-    counts = {series.devices[-1] * 2.0**k for k in range(1, 12)}
-    if not (series.hosts > 1).any() and series.hosts_at(target) > 1:
+    reach = int(population.supported[made.doubt.situation])
+    counts = {series.devices[-1] * 2.0**k for k in range(1, reach + 1)}
+    if not (series.hosts > 1).any() and series.hosts_at(made.count) > 1:
         counts.add(2 * series.per_host)
-    return sorted(count for count in counts if series.devices[-1] < count < target)
+    return sorted(count for count in counts if series.devices[-1] < count < made.count)
 
 
 def _width(population: Population, made: Forecast, **changes: Any) -> float:

@@ -42,7 +42,8 @@ def extrapolate(
     if not at or min(at) < 1:
         raise InputError("numbers of devices must be at least 1", hint="for example 32,64")
     _check_points(series, global_batch)
-    population = adapted(population, series)
+    alike = [one for one in series if one.has_one_batch]
+    population = adapted(population, alike) if alike else population
     fits = posteriors(series, population)
     shorter = posteriors([one.first(max(one.num_points - 1, 1)) for one in series], population)
     counts = tuple(sorted(set(at)))
@@ -113,7 +114,7 @@ def _distance(far: Forecast, series: Series, population: Population, *, force: b
 
 
 def _prediction(posterior: Posterior, made: Forecast, population: Population, *, supported: bool) -> Prediction:
-    series, step = posterior.series, float(np.exp(made.centre))
+    step = float(np.exp(made.centre))
     batch = 1.0 if np.isnan(made.batch) else made.batch
     bounds = [np.exp(np.array(interval(population.discrepancy, made.doubt, share))) for share in (0.5, 0.9)]
     low_high = [(step * float(low), step * float(high)) for low, high in bounds]

@@ -95,7 +95,7 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
     series = posterior.series
     forms, spread, situation = _forms(posterior, count, batch)
     missed, hindcast = _hindcast(series, before, situation)
-    weights = _weights(posterior.overlapped, situation, missed)
+    weights = _weights(posterior.overlapped, situation, missed, between=count <= series.devices[-1])
     centre = float(weights @ forms)
     y = series.log_seconds
     doubt = Doubt(
@@ -144,8 +144,11 @@ def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple
     return none, max(error - 2 * spread, 0.0)
 
 
-def _weights(overlapped: float, situation: int, missed: Floats) -> Floats:
+def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool = False) -> Floats:
+    """Shares of the forms; between measured counts, those that fit all points share everything."""
     weights = WEIGHTS[situation].copy()
+    if between:
+        weights[2:5] = 0.0
     weights[:2] *= 1 - overlapped, overlapped
     if not missed.any() and situation != BATCH:
         weights[4] = 0.0

@@ -46,7 +46,9 @@ RIDGE = 0.3
 
 def situation_of(series: Series, count: float, batch: float) -> int:
     """Index into SITUATIONS of a prediction from these points."""
-    if abs(np.log(series.shrink_of(batch) / series.shrink_of(series.batches[-1]))) > 0.05 or (series.num_points == 1 and series.siblings):
+    if abs(np.log(series.shrink_of(batch) / series.shrink_of(series.batches[-1]))) > 0.05 or (
+        series.num_points == 1 and series.siblings
+    ):
         return BATCH
     if series.hosts_at(count) == 1:
         return 0

@@ -18,7 +18,9 @@ _SERVER = re.compile(r"(?:^|[^a-z])ps(?:[^a-z]|$)|param\w*[ _-]?server|kvstore|d
 _NO_OVERLAP = re.compile(r"(?:^|[^a-z])bsp(?:[^a-z]|$)|no overlap|without overlap|cntk")
 _OVERLAP = re.compile(r"wfbp|overlap|ddp|horovod|bytescheduler|replicated|byteps|kvstore|server")
 _INSIDE = re.compile(r"nvlink|nvswitch|pcie|pci-e|xgmi|infinity fabric")
-_BETWEEN = re.compile(r"infiniband|ethernet|roce|rdma|tcp|slingshot|aries|omni|efa|ec2|between|\bib\b|gbe|gb ?ib|network")
+_BETWEEN = re.compile(
+    r"infiniband|ethernet|roce|rdma|tcp|slingshot|aries|omni|efa|ec2|between|\bib\b|gbe|gb ?ib|network"
+)
 _STATED = {"aries": 10e9, "nvlink": 100e9, "nvswitch": 200e9, "infiniband": 12e9, "ec2": 1.5e9, "pcie": 10e9}
 
 

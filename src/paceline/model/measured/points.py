@@ -89,7 +89,7 @@ class Series:
 
     def shrink_of(self, batches: Floats | float) -> Floats:
         """How many times smaller these batches are than the smallest count's; 1 where one of them is not known."""
-        return np.nan_to_num(self.batches[0] / np.asarray(batches, dtype=np.float64), nan=1.0)
+        return np.asarray(np.nan_to_num(self.batches[0] / np.asarray(batches, dtype=np.float64), nan=1.0))
 
     def batch_at(self, count: float, global_batch: float | None = None) -> float:
         """Samples per device and step at a count: the global batch's share; else as the points go on."""
@@ -240,7 +240,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
 
 def _full_host(rows: list[Row], counts: Floats, link: str) -> tuple[float, list[str]]:
     """Devices of a full host, and what had to be assumed about it."""
-    stated = sorted({float(row["devices_per_host"]) for row in rows if row.get("devices_per_host")})
+    stated = sorted({float(row.get("devices_per_host") or 0) for row in rows} - {0.0})
     if link_kind(link).inside:
         return max([*stated, counts[-1]]), []
     if not stated:

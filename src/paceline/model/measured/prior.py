@@ -109,9 +109,7 @@ def _features(series: Series, overlap: float) -> Floats:
     )
 
 
-def prior_of(
-    population: Population, series: Sequence[Series], overlap: Sequence[float]
-) -> tuple[Floats, Floats]:
+def prior_of(population: Population, series: Sequence[Series], overlap: Sequence[float]) -> tuple[Floats, Floats]:
     """Mean and precision of the parameters of each series before its points are seen."""
     none = np.zeros(NUM_PARAMETERS)
     mean = np.stack(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from paceline.model.validation.campaigns import published_series, read_campaigns
 from paceline.model.validation.gpt import Judged, gpt_points, judge_many_hosts, judge_one_host
 from paceline.model.validation.origins import LEAST_POINTS, Task, judge
 
-__all__ = ["Row", "failures", "validate_file", "validate_shipped"]
+__all__ = ["LAWS", "Row", "failures", "validate_file", "validate_shipped"]
 
 TOGETHER = ("hkbu-ddl2020", "dlperf-v1")
 """The campaigns that are also judged together."""
@@ -92,25 +92,21 @@ def validate_shipped() -> list[Row]:
 
 
 def _rows(tasks: Sequence[Task]) -> list[Row]:
-    chosen: list[tuple[str, str, Callable[[Task], bool]]] = [
-        ("situation", name, lambda task, k=k: task.forecast.doubt.situation == k) for k, name in enumerate(SITUATIONS)
+    groups = [
+        ("situation", name, [task for task in tasks if task.forecast.doubt.situation == place])
+        for place, name in enumerate(SITUATIONS)
     ]
-    chosen += [("distance", f"x{k}", lambda task, k=k: task.factor == k) for k in (2, 4, 8)]
-    chosen.append(("distance", "more than x8", lambda task: task.factor > 8))
-    chosen.append(("other", "all origins", lambda task: True))
-    names = sorted({task.series.campaign for task in tasks})
-    chosen += [
-        ("largest point", name, lambda task, name=name: task.largest and task.series.campaign == name)
-        for name in names
-    ]
+    groups += [("distance", f"x{factor}", [task for task in tasks if task.factor == factor]) for factor in (2, 4, 8)]
+    groups.append(("distance", "more than x8", [task for task in tasks if task.factor > 8]))
+    groups.append(("other", "all origins", list(tasks)))
+    largest = [task for task in tasks if task.largest]
+    names = sorted({task.series.campaign for task in largest})
+    chosen = {name: [task for task in largest if task.series.campaign == name] for name in names}
     if set(TOGETHER) <= set(names):
-        chosen.append(
-            ("largest point", "HKBU and DLPerf together",
-             lambda task: task.largest and task.series.campaign in TOGETHER)
-        )  # fmt: skip
-    chosen.append(("largest point", "all campaigns, batch constant", lambda task: task.largest and not _changes(task)))
-    chosen.append(("largest point", "all campaigns, batch changes", lambda task: task.largest and _changes(task)))
-    groups = [(group, name, [task for task in tasks if belongs(task)]) for group, name, belongs in chosen]
+        chosen["HKBU and DLPerf together"] = [task for name in TOGETHER for task in chosen[name]]
+    chosen["all campaigns, batch constant"] = [task for task in largest if not _changes(task)]
+    chosen["all campaigns, batch changes"] = [task for task in largest if _changes(task)]
+    groups += [("largest point", name, mine) for name, mine in chosen.items()]
     return [_row(group, name, mine) for group, name, mine in groups if mine]
 
 
