@@ -17,7 +17,7 @@ import statistics
 
 import numpy as np
 
-from paceline.runtime.syncer.rounds import Arrival, Policy, Shard
+from paceline.runtime.syncer.rounds import Arrival, RoundPolicy, ShardState
 
 FEATURES, HIDDEN, CLASSES, BATCH = 32, 32, 10, 64
 RATES = tuple(0.1 * 2 ** (power / 2) for power in range(9))
@@ -104,7 +104,7 @@ def gradient(theta: np.ndarray, data: tuple[np.ndarray, np.ndarray]) -> np.ndarr
 def samples_needed(seed: int, rate: float, *, groups: int, local_steps: int, quorum: int) -> float:
     """Samples until the loss is reached; infinite if it is not."""
     task = Task(seed)
-    shard = Shard(Policy(groups=groups, quorum=quorum))
+    shard = ShardState(RoundPolicy(groups=groups, quorum=quorum))
     shard.start(task.start)
     bases = [(0, task.start)] * groups
     share, steps, waiting = BATCH // groups, 0.0, list[int]()

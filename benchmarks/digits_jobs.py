@@ -81,7 +81,7 @@ def _groups(place: Place, argv: list[str], told: dict[str, Any], *, each: int, s
         path = Path(told["folder"]) / f"shard-{index}.json"
         path.write_text(json.dumps(policy))
         started.append(
-            place.start(index, [python_of("digits"), "-m", "paceline.runtime.syncer.server", str(path)], base)
+            place.start(index, [python_of("digits"), "-m", "paceline.runtime.syncer.shard", str(path)], base)
         )
     places = ",".join(f"{place.address(index)}:{port}" for index, port in enumerate(ports[:shards]))
     base |= {"PACELINE_SYNCER": places, "PACELINE_GROUP_SHARE": str(1 / groups)}

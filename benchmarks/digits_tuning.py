@@ -21,8 +21,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline.runtime.samples import epoch_order, even_part
 from paceline.runtime.syncer.leases import Lease, Leases
-from paceline.runtime.syncer.rounds import Arrival, Shard
-from paceline.runtime.syncer.server import policy_of
+from paceline.runtime.syncer.rounds import Arrival, ShardState
+from paceline.runtime.syncer.shard import round_policy
 
 Told = dict[str, Any]
 CLOCK = -1
@@ -64,7 +64,7 @@ class Swarm:
         groups = told["groups"]
         self.digits = [Digits(told["seed"], told["hidden"]) for _ in range(groups)]
         self.optimizers = [digits.optimizer(told) for digits in self.digits]
-        self.shard = Shard(policy_of({**told, "rule": {"name": told["rule"]}}))
+        self.shard = ShardState(round_policy({**told, "rule": {"name": told["rule"]}}))
         self.busy = set(range(groups))
         self.shard.start(parameters_to_vector(self.digits[0].model.parameters()).detach().numpy())
         self.leases = Leases(len(self.digits[0].labels), told["epochs"])

@@ -288,7 +288,7 @@ class SyncerJob(ForkedJob):
         self._env.pop("MASTER_PORT")
         for index, port in enumerate(self.ports):
             settings = {"index": index, "folder": str(folder), "address": "127.0.0.1", "port": port}
-            settings |= {"groups": 2, "quorum": self.quorum, "silence": SILENCE}
+            settings |= {"groups": 2, "quorum": self.quorum, "heartbeat_timeout": SILENCE}
             (folder / f"shard-{index}.json").write_text(json.dumps(settings))
 
     def begin(self) -> None:

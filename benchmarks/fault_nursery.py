@@ -21,7 +21,7 @@ def nursery() -> None:
     from torch.utils import data  # noqa: F401
 
     import paceline.runtime.emulate
-    import paceline.runtime.syncer.server  # noqa: F401
+    import paceline.runtime.syncer.shard  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while order := sys.stdin.readline():
@@ -42,7 +42,7 @@ def _become(order: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if "shard" in order:
-            from paceline.runtime.syncer.server import main
+            from paceline.runtime.syncer.shard import main
 
             logging.basicConfig(level=logging.INFO, format="%(created).3f %(message)s")
             sys.argv = ["shard", order["shard"]]

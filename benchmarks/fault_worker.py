@@ -24,7 +24,7 @@ def worker(folder: Path) -> None:
     from torch import nn
     from torch.utils.data import TensorDataset
 
-    from paceline.runtime import Patience, Settings, join
+    from paceline.runtime import Settings, Timeouts, join
     from paceline.runtime.emulate import Emulated, emulate
 
     logging.basicConfig(format="%(relativeCreated)d %(message)s", level=logging.INFO)
@@ -36,7 +36,7 @@ def worker(folder: Path) -> None:
     emulate(model, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = torch.randn(SAMPLES, 20, generator=torch.Generator().manual_seed(1))
-    settings = Settings(patience=Patience(beat=0.1, silence=1.0, linger=0.05))
+    settings = Settings(timeouts=Timeouts(heartbeat_interval=0.1, heartbeat_timeout=1.0, settle=0.05))
     _die_as_ordered(folder, name)
     with (folder / f"{name}.steps").open("a") as lines:
         lines.write("\n")  # whoever was killed may have left half a line

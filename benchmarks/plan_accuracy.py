@@ -22,10 +22,13 @@ from typing import Any
 
 import ranks
 
-from paceline.model.plan.candidate import Candidate
-from paceline.model.plan.cost import Workload
+from paceline import catalog
+from paceline.measurements.profile import Profile, ProfiledLayer
+from paceline.model.calibration import AS_STATED
 from paceline.model.plan.file import write_plan
-from paceline.model.plan.search import Plan, make_plan
+from paceline.model.plan.make import Plan, make_plan
+from paceline.model.plan.search import Candidate
+from paceline.model.question import Question
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.load import dump
 
@@ -75,8 +78,14 @@ class Place:
 
     def plan(self) -> Plan:
         """The best ways to train on it."""
-        work = Workload("emulated", macs=0, layers=LAYERS, gradient_bytes=GRADIENTS, activation_bytes=0)
-        return make_plan(self.cluster(), work, global_batch=self.batch)
+        part = PER_SAMPLE * self.batch / LAYERS
+        layers = tuple(
+            ProfiledLayer(name=f"l{n}", forward=part / 3, backward=part * 2 / 3, gradients=(GRADIENTS / LAYERS,))
+            for n in range(LAYERS)
+        )
+        profile = Profile(network="emulated", batch=self.batch, layers=layers)
+        question = Question(self.cluster(), "paceline", self.batch, profile=profile)
+        return make_plan(question, global_batch=self.batch, calibration=AS_STATED)
 
 
 PLACES = (
@@ -153,14 +162,15 @@ def num_steps(best: Candidate, place: Place) -> int:
 def seconds_for_a_thousand() -> float:
     """How long a plan for 125 hosts of eight devices of eleven kinds takes."""
     link = Link(name="fast", bandwidth=1e10, latency=1e-5)
-    kinds = [Device(name=f"kind-{n}", peak={"float32": 1e13 * (1 + n / 3)}) for n in range(11)]
+    kinds = [Device(name=f"kind-{n}", peak={"float32": 1e13 * (1 + n / 3)}, memory_bandwidth=9e11) for n in range(11)]
     hosts = [
         Host(name=f"h{i}", devices=tuple(kinds[(i * 7 + j) % 11] for j in range(8)), inside=link, link=link)
         for i in range(125)
     ]
-    work = Workload("toy", macs=1e9, layers=20, gradient_bytes=1e8, activation_bytes=1e6)
+    cluster = Cluster(name="thousand", hosts=tuple(hosts))
+    question = Question(cluster, "paceline", 64, network=catalog.network("resnet50"))
     begin = time.perf_counter()
-    make_plan(Cluster(name="thousand", hosts=tuple(hosts)), work, global_batch=65536)
+    make_plan(question, global_batch=65536)
     return time.perf_counter() - begin
 
 

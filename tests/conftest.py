@@ -12,6 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+pytest_plugins = ("tests.turns", "tests.summary")
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
+settings.register_profile("fresh", deadline=None, max_examples=200, print_blob=True)
+settings.load_profile("repeatable")  # --hypothesis-profile fresh draws other examples every time
 
 ROOT = Path(__file__).parent.parent
 QUICK = Path(__file__).parent / "integration" / "quick.py"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 from fields import model_section
+from python_page import python_lines
 
 from paceline import errors, variables
 from paceline.catalog import network, network_names
@@ -157,6 +158,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str
 
 PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "commands.md": ("Commands", _commands),
+    "python.md": ("Python", python_lines),
     "study.md": ("Study files", _study),
     "cluster.md": ("Cluster files", _cluster),
     "network.md": ("Networks and their layers", _network),

@@ -1,32 +1,68 @@
-"""Paceline: performance measurement, prediction and training for distributed deep learning."""
+"""Paceline: performance measurement, prediction and training for distributed deep learning.
+
+    import paceline
+
+    paceline.predict(network="resnet50", cluster="dgx-1", batch=64, devices=[1, 8])
+
+The names below are loaded on first use; `paceline.api` documents them.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from paceline.api import capture, explain, extrapolate, load_runs, load_trace, plan, predict
+    from paceline.runtime.pace import join
+    from paceline.runtime.settings import Settings
 
-    import pyarrow as pa
-
-    from paceline.runtime.capture import Capture
-
-__all__ = ["__version__", "capture", "load_runs"]
+__all__ = [
+    "Settings",
+    "__version__",
+    "capture",
+    "explain",
+    "extrapolate",
+    "join",
+    "load_runs",
+    "load_trace",
+    "plan",
+    "predict",
+]
 
 __version__ = "0.1.0"
 
-
-def load_runs(store: Path | str | None = None, *, study: str | None = None, campaign: str | None = None) -> pa.Table:
-    """One row per stored launch as an Arrow table; `.to_pandas()` makes a data frame. See `measurements.tables`."""
-    from paceline.measurements.tables import launch_table
-
-    return launch_table(store, study=study, campaign=campaign)
+_HOMES = {"Settings": "paceline.runtime.settings", "join": "paceline.runtime.pace"}
+"""The modules of names that are not in `paceline.api`."""
 
 
-def capture(
-    model: Any, optimizer: Any, *, path: Path | str | None = None, name: str | None = None, batch: int | None = None
-) -> Capture:
-    """Profile the steps of a `with` block of any PyTorch loop, for `paceline predict --profile`. Needs torch."""
-    from paceline.runtime.capture import Capture
+class _FrontDoor(ModuleType):
+    """This package, with `explain` bound to the function even after the subpackage of that name was imported."""
 
-    return Capture(model, optimizer, path=path, name=name, batch=batch)
+    @property
+    def explain(self) -> Any:
+        """The function of `paceline.api`."""
+        return _load("explain")
+
+    @explain.setter
+    def explain(self, module: ModuleType) -> None:
+        """An import of the subpackage binds its name here; `from paceline.explain import ...` does not need that."""
+
+
+sys.modules[__name__].__class__ = _FrontDoor
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return _load(name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _load(name: str) -> Any:
+    return getattr(importlib.import_module(_HOMES.get(name, "paceline.api")), name)

@@ -8,6 +8,7 @@
     │   └── Unsupported           a valid request for which there is no data
     ├── EnvironmentFailed         the environment of a framework could not be created (exit 1)
     ├── LaunchFailed              ranks could not be started on the requested hosts (exit 1)
+    ├── PluginError               a framework of another distribution cannot be used (exit 1)
     ├── StoreError                stored data cannot be read or written (exit 1)
     └── TrainingLost              a training process cannot rejoin its group (exit 1)
 
@@ -28,6 +29,7 @@ __all__ = [
     "InputError",
     "LaunchFailed",
     "PacelineError",
+    "PluginError",
     "Problem",
     "SpecError",
     "StoreError",
@@ -74,6 +76,10 @@ class Unsupported(InputError):
 
 class EnvironmentFailed(PacelineError):
     """The isolated environment of a framework could not be created; no partial environment remains."""
+
+
+class PluginError(PacelineError):
+    """A framework of another distribution cannot be used: a name clash, a missing record, or an error on import."""
 
 
 class LaunchFailed(PacelineError):

@@ -49,6 +49,13 @@ phase_steps = 3
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The browser comes from a Debian package."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.full)
+
+
 @dataclass(frozen=True)
 class Written:
     """A report page, the store it was generated from, and the output of the command."""

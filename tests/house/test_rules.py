@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,9 @@ FRAMEWORKS = {
 }
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
+    """The syntax tree of a module, parsed once for all rules."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -42,21 +46,35 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_is_short_and_has_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(tree(path)), "a module opens with a docstring"
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-    assert path.stem not in {"utils", "common", "helpers", "core", "misc", "manager", "base"}
+def complaints(rule: Callable[[Path], Iterator[str]]) -> list[str]:
+    """What a rule has against each module: one test reports all of them."""
+    return [f"{name_of(path)}: {complaint}" for path in MODULES for complaint in rule(path)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_functions_are_short(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
-            assert length <= 45, f"{node.name} has {length} lines"
-            assert not node.name.startswith("get_") or node.name == "get_command", node.name
+def test_a_module_is_short_and_has_a_docstring() -> None:
+    def rule(path: Path) -> Iterator[str]:
+        if not ast.get_docstring(tree(path)):
+            yield "a module opens with a docstring"
+        if (length := len(path.read_text(encoding="utf-8").splitlines())) > 400:
+            yield f"has {length} lines"
+        if path.stem in {"utils", "common", "helpers", "core", "misc", "manager", "base"}:
+            yield "the name says nothing"
+
+    assert complaints(rule) == []
+
+
+def test_functions_are_short() -> None:
+    def rule(path: Path) -> Iterator[str]:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+                if length > 45:
+                    yield f"{node.name} has {length} lines"
+                if node.name.startswith("get_") and node.name != "get_command":
+                    yield f"{node.name} starts with get_"
+
+    assert complaints(rule) == []
 
 
 def exports(path: Path) -> list[str] | None:
@@ -66,32 +84,46 @@ def exports(path: Path) -> list[str] | None:
     return None
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_exports_are_sorted_and_exist(path: Path) -> None:
-    names = exports(path)
-    if names is None:
-        assert path.name in {"__init__.py", "__main__.py"}, "a module lists its public names in __all__"
-        return
-    defined = {node.name for node in tree(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    assert len(names) == len(set(names))
-    for node in tree(path).body:
+def defined_in(path: Path) -> set[str]:
+    """Names that a module's own statements bind."""
+    names = {node.name for node in tree(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    lazy = [inner for node in tree(path).body if isinstance(node, ast.If) for inner in node.body]
+    for node in [*tree(path).body, *lazy]:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            defined |= {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}
+            names |= {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}
         if isinstance(node, ast.ImportFrom):
-            defined |= {alias.asname or alias.name for alias in node.names}
-    assert set(names) <= defined
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_frameworks_are_imported_only_in_workers_and_runtime(path: Path) -> None:
-    inside = path.relative_to(SOURCE).parts
-    if inside[:2] == ("bench", "frameworks") or inside[0] == "runtime":
-        return
-    for node in ast.walk(tree(path)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not {name.split(".")[0] for name in names} & FRAMEWORKS
+def test_exports_are_unique_and_exist() -> None:
+    def rule(path: Path) -> Iterator[str]:
+        names = exports(path)
+        if names is None:
+            if path.name not in {"__init__.py", "__main__.py"}:
+                yield "a module lists its public names in __all__"
+            return
+        if len(names) != len(set(names)):
+            yield "__all__ repeats a name"
+        if missing := set(names) - defined_in(path):
+            yield f"__all__ lists what is not defined: {sorted(missing)}"
+
+    assert complaints(rule) == []
+
+
+def test_frameworks_are_imported_only_in_workers_and_runtime() -> None:
+    def rule(path: Path) -> Iterator[str]:
+        inside = path.relative_to(SOURCE).parts
+        if inside[:2] == ("bench", "frameworks") or inside[0] == "runtime":
+            return
+        for node in ast.walk(tree(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if imported := {name.split(".")[0] for name in names} & FRAMEWORKS:
+                yield f"imports {sorted(imported)}"
+
+    assert complaints(rule) == []
 
 
 def test_help_imports_no_heavy_library() -> None:

@@ -31,7 +31,6 @@ steps = 5
 phase_steps = 1
 timeout = "{timeout}"
 """
-KILLS = 200
 
 
 def text(batch: str = "8, 16", launches: int = 3, timeout: str = "1 min") -> str:
@@ -51,12 +50,13 @@ def workers() -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(900)
-def test_two_hundred_kills(quick: Command, study_file: Callable[[str], Path]) -> None:
-    path = str(study_file(text(batch="8, 16, 24, 32, 40", launches=12)))
+@pytest.mark.parametrize(("kills", "launches"), [(8, 2), pytest.param(200, 12, marks=pytest.mark.full)])
+def test_kills_at_random_moments(quick: Command, study_file: Callable[[str], Path], kills: int, launches: int) -> None:
+    path = str(study_file(text(batch="8, 16, 24, 32, 40", launches=launches)))
     generator = random.Random(7)
     store = Store(quick.store)
     seen: dict[str, bytes] = {}
-    for _ in range(KILLS):
+    for _ in range(kills):
         process = quick.start("run", path, "--resume")
         time.sleep(generator.uniform(0.05, 1.2))
         kill_tree(process)
@@ -64,7 +64,7 @@ def test_two_hundred_kills(quick: Command, study_file: Callable[[str], Path]) ->
     quick("run", path, "--resume")
     runs = store.read_all()
     assert len({run.campaign for run in runs}) == 1
-    assert len(runs) == 10 * 12
+    assert len(runs) == 10 * launches
     assert {run.outcome for run in runs} == {"ok"}
     check_whole(store, seen)
     before = len(runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,13 +90,10 @@ def test_unsupported_strategy_is_a_stored_failure(
     assert {case["failure"]["reason"] for case in document["cases"]} == {"unsupported"}
 
 
+@pytest.mark.full  # mounting needs root
 def test_full_disk_is_one_clear_error(quick: Command, study_file: Callable[[str], Path]) -> None:
-    if shutil.which("mount") is None:
-        pytest.fail("mount is needed to make a full disk")
     path = study_file(STUDY.format(more=""))
     quick.store.mkdir()
-    import subprocess
-
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(quick.store)], check=True)
     try:
         message = quick("run", str(path), code=1)

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
-from paceline.model.measured.extrapolate import extrapolate
+from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
 from paceline.model.measured.prior import shipped_population
 
@@ -26,7 +26,7 @@ def test_any_points_file_is_read_or_refused(tmp_path, edits):
     path = tmp_path / "points.csv"
     path.write_text(text, encoding="utf-8")
     try:
-        curves = extrapolate(read_points(path), (1, 16), population=shipped_population())
+        curves = extrapolate_series(read_points(path), (1, 16), population=shipped_population())
     except PacelineError:
         return
     for curve in curves:

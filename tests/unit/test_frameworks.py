@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.bench import verify
-from paceline.bench.adapters import ADAPTERS
-from paceline.bench.availability import availability, environments_of
+from paceline.bench.adapters import ADAPTERS, availability, environments_of
 from paceline.bench.environments import RECIPES
 from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
 from paceline.bench.frameworks.caffe.prototxt import train_prototxt

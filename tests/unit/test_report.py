@@ -99,10 +99,10 @@ def test_words_hold_the_summary_and_the_gap(explained):
 
 def test_csv_parquet_and_load_runs_agree(explained, tmp_path):
     store, explanation = explained
-    table = paceline.load_runs(store.root, study="made")
+    table = paceline.load_runs(store.root, study="made").arrow
     assert table.num_rows == 9
-    assert paceline.load_runs(store.root).num_rows == 9
-    assert paceline.load_runs(store.root, campaign="other").num_rows == 0
+    assert len(paceline.load_runs(store.root)) == 9
+    assert len(paceline.load_runs(store.root, campaign="other")) == 0
     assert table["samples_per_s"][0].as_py() == pytest.approx(32 / 0.12, rel=0.01)
     assert table["backward_s"][0].as_py() == pytest.approx(0.08, rel=0.01)
     read = pq.read_table(export(explanation, store, "parquet", tmp_path / "t.parquet"))

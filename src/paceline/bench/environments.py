@@ -3,7 +3,7 @@
     HOME/environments/<name>-<digest>/      a virtual environment; the digest is of what was asked to be installed
     HOME/environments/<name>-<digest>.lock  held while it is made, so that two studies do not collide
     HOME/cache/<name>-<digest>/             downloads and built wheels that outlive a failed attempt
-    HOME/worker-path/<digest>/paceline      a link to this package: workers see Paceline and nothing else of ours
+    HOME/worker-path/<digest>/paceline      a link to this package: workers import Paceline, a plug-in, nothing else
 
 HOME is $PACELINE_HOME, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. An environment is made under a
 temporary name, tried out, and renamed: one that is there works, one that failed leaves nothing behind.
@@ -22,7 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import paceline
-from paceline.bench.recipes import RECIPES, Progress, Recipe, Workshop
+from paceline.bench.plugins import plugin_recipes
+from paceline.bench.recipes import Progress, Recipe, Workshop
+from paceline.bench.recipes.table import RECIPES
 from paceline.errors import EnvironmentFailed, UnknownName
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "home",
     "missing_programs",
     "prepare",
+    "recipe_of",
     "remove",
     "worker_path",
 ]
@@ -48,7 +51,7 @@ def home() -> Path:
 
 def find_environment(name: str) -> Path | None:
     """The environment's folder if it was made already."""
-    folder = _folder(_recipe(name))
+    folder = _folder(recipe_of(name))
     return folder if folder.is_dir() else None
 
 
@@ -59,7 +62,7 @@ def environment_python(folder: Path) -> Path:
 
 def prepare(name: str, progress: Progress = lambda line: None) -> Path:
     """The environment's folder, made now if it is not there."""
-    recipe = _recipe(name)
+    recipe = recipe_of(name)
     folder = _folder(recipe)
     if folder.is_dir():
         return folder
@@ -72,39 +75,42 @@ def prepare(name: str, progress: Progress = lambda line: None) -> Path:
 
 def environment_variables(name: str) -> dict[str, str]:
     """Variables that processes of an environment need."""
-    recipe = _recipe(name)
+    recipe = recipe_of(name)
     return recipe.variables(_folder(recipe))
 
 
 def missing_programs(name: str) -> list[str]:
     """Programs that making an environment needs and this machine lacks."""
-    return [program for program in _recipe(name).needs if shutil.which(program) is None]
+    return [program for program in recipe_of(name).needs if shutil.which(program) is None]
 
 
 def remove(name: str) -> bool:
     """Delete an environment; whether there was one."""
-    folder = _folder(_recipe(name))
+    folder = _folder(recipe_of(name))
     with _locked(folder.with_suffix(".lock"), lambda line: None, name) if folder.is_dir() else contextlib.nullcontext():
         there = folder.is_dir()
         shutil.rmtree(folder, ignore_errors=True)
     return there
 
 
-def worker_path() -> Path:
-    """A directory with nothing in it but this package, for the PYTHONPATH of workers."""
-    package = Path(paceline.__file__).resolve().parent
-    digest = hashlib.sha256(str(package).encode()).hexdigest()[:10]
+def worker_path(*packages: Path) -> Path:
+    """A directory with nothing in it but this package, and a plug-in's, for the PYTHONPATH of workers."""
+    linked = [Path(paceline.__file__).resolve().parent, *(package.resolve() for package in packages)]
+    digest = hashlib.sha256(":".join(str(package) for package in linked).encode()).hexdigest()[:10]
     folder = home() / "worker-path" / digest
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (folder / "paceline").symlink_to(package, target_is_directory=True)
+    for package in linked:
+        with contextlib.suppress(FileExistsError):
+            (folder / package.name).symlink_to(package, target_is_directory=True)
     return folder
 
 
-def _recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise UnknownName("environment", name, RECIPES)
-    return RECIPES[name]
+def recipe_of(name: str) -> Recipe:
+    """How an environment is made, by its name."""
+    recipes = RECIPES if name in RECIPES else {**RECIPES, **plugin_recipes()}
+    if name not in recipes:
+        raise UnknownName("environment", name, recipes)
+    return recipes[name]
 
 
 def _folder(recipe: Recipe) -> Path:

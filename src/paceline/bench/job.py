@@ -6,24 +6,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from paceline.bench.generated_data import data_set
 from paceline.bench.sites.site import Process, Rendezvous
-from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
-from paceline.spec.cluster import Device, Placed, place
-from paceline.spec.network import plain_network
-from paceline.spec.protocol import Protocol as MeasuringProtocol
+from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
 
 __all__ = [
     "Adapter",
     "CaseLaunch",
     "LaunchSpec",
-    "job_document",
-    "passes_of",
     "rank_processes",
-    "threads_of",
+    "shared_env",
 ]
 
 
@@ -79,60 +73,6 @@ class Adapter(Protocol):
     def processes(self, launch: CaseLaunch) -> list[Process]:
         """The processes of one launch."""
         ...
-
-
-def threads_of(case: Case, cores: int, *, one_machine: bool = True) -> int:
-    """Compute threads of each rank: what is asked, else an even share of the cores that its peers use too."""
-    if case.threads is not None:
-        return case.threads
-    placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
-    busiest = (
-        len(placed) if one_machine else max(sum(1 for other in placed if other.host == item.host) for item in placed)
-    )
-    return max(1, cores // busiest)
-
-
-def passes_of(case: Case) -> list[str]:
-    """The partial steps that split this case's step into phases, each adding one part to the one before."""
-    exchange = ["exchange"] if case.ranks > 1 else []
-    more = {"resident": [], "copied": ["copied"], "files": ["copied", "full"]}[case.input]
-    return ["forward", "compute", *exchange, "resident", *more]
-
-
-def job_document(launch: CaseLaunch, protocol: MeasuringProtocol) -> dict[str, Any]:
-    """Everything a worker needs to know, as JSON data."""
-    case = launch.case
-    framework, mode = case.framework.split("/")
-    devices = [item.device for item in launch.placement]
-    return {
-        "framework": framework,
-        "mode": mode,
-        "network": plain_network(case.network),
-        "strategy": case.strategy.model_dump(mode="json"),
-        "ranks": case.ranks,
-        "batch": case.batch,
-        "input": case.input,
-        "threads": launch.threads,
-        "accelerator": "cuda" if all(device.kind == "gpu" and not device.emulation for device in devices) else "none",
-        "devices": [device.model_dump(mode="json") for device in devices],
-        "emulation": _emulation(devices, case) if any(device.emulation for device in devices) else None,
-        "dilation": launch.rendezvous.dilation,
-        "data": data_set(case.network) if case.input == "files" else None,
-        "script": case.script.model_dump(mode="json") if case.script else None,
-        "passes": passes_of(case),
-        "phases": protocol.phases,
-        "warmup": protocol.warmup,
-        "steps": protocol.steps,
-        "launch_budget": protocol.launch_budget,
-        "phase_steps": protocol.phase_steps,
-        "timeout": protocol.timeout,
-        "seed": protocol.seed,
-    }
-
-
-def _emulation(devices: list[Device], case: Case) -> list[dict[str, Any]]:
-    documents = zip(emulation_document(devices, case), devices, strict=True)
-    return [{**document, "least_tail": least_tail(case, device)} for document, device in documents]
 
 
 def rank_processes(

@@ -13,15 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import Ending, RankReport, explain_failure, faithfulness_of, read_report, unfaithful
 from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
-from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec, job_document, threads_of
+from paceline.bench.generated_data import data_set
+from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec
+from paceline.bench.plugins import plugin_packages
 from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
+from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
-from paceline.spec.cluster import place
+from paceline.spec.cluster import Device, place
+from paceline.spec.network import plain_network
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case
 
@@ -104,7 +109,7 @@ def case_launch(
         placement=place(case.cluster, case.ranks, spread=case.placement == "spread"),
         folder=folder,
         python=environment_python(environment),
-        worker_path=worker_path(),
+        worker_path=worker_path(*plugin_packages(case.framework)),
         rendezvous=site.rendezvous,
         token=secrets.token_hex(16),
         threads=threads,
@@ -141,6 +146,60 @@ def read_reports(spec: LaunchSpec) -> list[RankReport]:
     """What every rank wrote, in undilated time."""
     dilation = spec.rendezvous.dilation
     return [read_report(spec.events_path(rank), rank, dilation=dilation) for rank in range(len(spec.placement))]
+
+
+def threads_of(case: Case, cores: int, *, one_machine: bool = True) -> int:
+    """Compute threads of each rank: what is asked, else an even share of the cores that its peers use too."""
+    if case.threads is not None:
+        return case.threads
+    placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
+    busiest = (
+        len(placed) if one_machine else max(sum(1 for other in placed if other.host == item.host) for item in placed)
+    )
+    return max(1, cores // busiest)
+
+
+def passes_of(case: Case) -> list[str]:
+    """The partial steps that split this case's step into phases, each adding one part to the one before."""
+    exchange = ["exchange"] if case.ranks > 1 else []
+    more = {"resident": [], "copied": ["copied"], "files": ["copied", "full"]}[case.input]
+    return ["forward", "compute", *exchange, "resident", *more]
+
+
+def job_document(launch: CaseLaunch, protocol: Protocol) -> dict[str, Any]:
+    """Everything a worker needs to know, as JSON data."""
+    case = launch.case
+    framework, mode = case.framework.split("/")
+    devices = [item.device for item in launch.placement]
+    return {
+        "framework": framework,
+        "mode": mode,
+        "network": plain_network(case.network),
+        "strategy": case.strategy.model_dump(mode="json"),
+        "ranks": case.ranks,
+        "batch": case.batch,
+        "input": case.input,
+        "threads": launch.threads,
+        "accelerator": "cuda" if all(device.kind == "gpu" and not device.emulation for device in devices) else "none",
+        "devices": [device.model_dump(mode="json") for device in devices],
+        "emulation": _emulation(devices, case) if any(device.emulation for device in devices) else None,
+        "dilation": launch.rendezvous.dilation,
+        "data": data_set(case.network) if case.input == "files" else None,
+        "script": case.script.model_dump(mode="json") if case.script else None,
+        "passes": passes_of(case),
+        "phases": protocol.phases,
+        "warmup": protocol.warmup,
+        "steps": protocol.steps,
+        "launch_budget": protocol.launch_budget,
+        "phase_steps": protocol.phase_steps,
+        "timeout": protocol.timeout,
+        "seed": protocol.seed,
+    }
+
+
+def _emulation(devices: list[Device], case: Case) -> list[dict[str, Any]]:
+    documents = zip(emulation_document(devices, case), devices, strict=True)
+    return [{**document, "least_tail": least_tail(case, device)} for document, device in documents]
 
 
 def wait_for_ranks(launch: Launch, processes: list[Process], timeout: float) -> Ending:

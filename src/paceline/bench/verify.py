@@ -24,8 +24,7 @@ import numpy as np
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import explain_failure
 from paceline.bench.frameworks.arrays import initial_tensors
-from paceline.bench.job import job_document
-from paceline.bench.launch import case_launch, open_case_site, read_reports, wait_for_ranks
+from paceline.bench.launch import case_launch, job_document, open_case_site, read_reports, wait_for_ranks
 from paceline.bench.proof_networks import PROOF_NETWORKS
 from paceline.bench.sites.local import LocalLauncher
 from paceline.catalog.clusters import cluster

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from paceline.bench.availability import availability, environments_of
+from paceline.bench.adapters import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
 from paceline.bench.verify import Proof, prove_framework
@@ -39,8 +39,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         emit({"frameworks": [dataclasses.asdict(item) for item in found]}, "frameworks")
         return
-    rows = [(item.name, item.status, ", ".join(item.modes), item.reason) for item in found]
-    table("", ["framework", "status", "modes", "note"], rows)
+    rows = [(item.name, item.status, item.origin, ", ".join(item.modes), item.reason) for item in found]
+    table("", ["framework", "status", "from", "modes", "note"], rows)
 
 
 @command.command()

@@ -6,78 +6,102 @@ from pathlib import Path
 
 import click
 
+from paceline.catalog import framework as framework_of
 from paceline.catalog import shipped_catalog
 from paceline.cli.output import emit, json_option, say, table
-from paceline.model.plan.cost import workload
-from paceline.model.plan.file import plain_plan, write_plan
-from paceline.model.plan.search import Plan, make_plan
+from paceline.cli.questions import calibration_of
+from paceline.errors import InputError
+from paceline.measurements.profile import read_profile
+from paceline.model.measured.points import read_points
+from paceline.model.plan.file import write_plan
+from paceline.model.plan.make import Plan, make_plan
+from paceline.model.question import Question
 from paceline.units import SECONDS, format_share
 
 __all__ = ["command"]
 
+FILE = click.Path(path_type=Path)
+
 
 @click.command()
-@click.option("--network", required=True, help="Catalog name, or a file ending in .toml.")
+@click.option("--network", help="Catalog name, or a file ending in .toml.")
+@click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
 @click.option("--cluster", required=True, help="Catalog name, or a file ending in .toml.")
-@click.option("--global-batch", required=True, type=click.IntRange(min=1), help="Samples of a step of all devices.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write the best plan there, as TOML.")
+@click.option(
+    "--global-batch",
+    type=click.IntRange(min=1),
+    help="Samples of a step of all devices; the profile's batch on every device if not given.",
+)
+@click.option("--framework", default="paceline", show_default=True, help="Framework, or framework/mode, of a group.")
+@click.option("--calibration", type=FILE, help="What `paceline calibrate` wrote.")
+@click.option("--measured", type=FILE, help="A CSV file of throughputs of this network on this cluster.")
+@click.option("--output", type=FILE, help="Write the best plan there, as TOML.")
 @json_option
-def command(network: str, cluster: str, global_batch: int, output: Path | None, as_json: bool) -> None:
+def command(
+    network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
+    calibration: Path | None, measured: Path | None, output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, and say why.
 
     Compared are one balanced synchronous group of all or some hosts, and groups along the seams of the cluster that
-    exchange every H steps. Throughput is predicted from the catalog's figures; candidates are ranked by throughput
-    times efficiency, which is what staleness and local steps leave of a sample's worth.
+    exchange every H steps. Throughput is predicted as `paceline predict` does it, from the catalog, a profile, a
+    calibration or measured points; candidates are ranked by throughput times efficiency, which is what staleness and
+    local steps leave of a sample's worth.
 
     \b
     Examples:
       paceline plan --network resnet50 --cluster mixed-lab --global-batch 512
+      paceline plan --profile my.profile --calibration c.json --cluster mine.toml
       paceline plan --network gpt2 --cluster my-cluster.toml --global-batch 256 --output plan.toml
     """
-    names = shipped_catalog()
-    plan = make_plan(names.cluster(cluster), workload(names.network(network)), global_batch=global_batch)
+    question = _question(network, profile, cluster, global_batch, framework)
+    points = read_points(measured) if measured else ()
+    plan = make_plan(question, global_batch=global_batch, calibration=calibration_of(calibration), measured=points)
     if output is not None:
         write_plan(plan, output)
     if as_json:
-        emit(plain_plan(plan), "plan")
+        emit(plan.as_dict(), "plan")
     else:
         _show(plan)
 
 
+def _question(
+    network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str
+) -> Question:
+    if (network is None) == (profile is None):
+        raise InputError("give either --network or --profile", hint="--network resnet50, or --profile FILE")
+    if profile is None and global_batch is None:
+        raise InputError("no global batch given", hint="--global-batch 512: samples of a step of all devices")
+    names, known = shipped_catalog(), read_profile(profile) if profile else None
+    where = names.cluster(cluster)
+    batch = known.batch if known else max(1, (global_batch or 0) // where.num_devices)
+    found = names.network(network) if network else None
+    return Question(where, framework_of(framework), batch, network=found, profile=known)
+
+
 def _show(plan: Plan) -> None:
-    columns = [
-        "way",
-        ">groups",
-        ">devices",
-        ">H",
-        ">K",
-        ">samples/s",
-        ">step",
-        ">utilisation",
-        ">staleness",
-        ">efficiency",
-    ]
+    columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
+               ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
     rows = [
         (
-            candidate.kind,
-            len(candidate.groups),
-            sum(1 for shares in candidate.shares for n in shares if n),
-            candidate.local_steps,
-            candidate.quorum,
-            f"{candidate.predicted_throughput:.1f}",
-            SECONDS.format(candidate.predicted_step),
-            format_share(candidate.predicted_utilisation),
-            f"{candidate.staleness:.2f}",
-            f"{candidate.efficiency:.2f}",
+            one.kind,
+            len(one.groups),
+            sum(1 for shares in one.shares for n in shares if n),
+            one.local_steps,
+            one.quorum,
+            f"{one.predicted_throughput:.1f}",
+            "{:.1f} .. {:.1f}".format(*one.interval_90) if one.interval_90 else "",
+            SECONDS.format(one.predicted_step),
+            format_share(one.predicted_utilisation),
+            f"{one.staleness:.2f}",
+            f"{one.efficiency:.2f}",
         )
-        for candidate in plan.ranked
+        for one in plan.ranked
     ]
     table(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
-    best = plan.best
-    say(f"best: {best.kind}, because {best.reason}")
-    split = {plan.members[i].host: 0 for group in best.groups for i in group}
-    for group, shares in zip(best.groups, best.shares, strict=True):
-        for i, n in zip(group, shares, strict=True):
-            split[plan.members[i].host] += n
+    say(f"best: {plan.best.kind}, because {plan.best.reason}")
+    split = plan.samples_by_host()
     if len(split) <= 16:
         say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
+    for line in plan.basis:
+        say(f"rests on: {line}")

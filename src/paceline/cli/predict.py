@@ -12,7 +12,7 @@ from paceline.cli.output import emit, json_option
 from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
-from paceline.model.measured.extrapolate import extrapolate
+from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
 from paceline.model.measured.prior import shipped_population
 from paceline.model.prediction import Curve
@@ -55,7 +55,7 @@ def command(
     if measured is not None:
         _only_measured(asked)
         counts = counts_of(at or devices, "--at")
-        curves = extrapolate(
+        curves = extrapolate_series(
             read_points(measured), counts, population=shipped_population(), global_batch=global_batch, force=force,
             knee_gain=knee,
         )  # fmt: skip

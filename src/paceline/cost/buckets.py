@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.catalog import Policy
@@ -129,14 +129,9 @@ def mgwfbp_buckets(sizes: Sequence[float], ready: Sequence[float], *, startup: f
     return last
 
 
-class _Partition(NamedTuple):
-    """How the first gradients can be exchanged."""
-
-    end: float
-    buckets: int
-    cut: int
-    """Where the last bucket begins."""
-    before: _Partition | None
+if TYPE_CHECKING:
+    Partition = tuple[float, int, int, "Partition | None"]
+    """How the first gradients are exchanged: end, number of buckets, where the last begins, what went before it."""
 
 
 def optimal_buckets(
@@ -151,29 +146,29 @@ def optimal_buckets(
         end(j, k) = min over i < j of  max(end(i, k-1), r_j + (k-1) * effort) + cost(s(i, j))
     """
     bounds = [0.0, *accumulate(float(size) for size in sizes)]
-    best: list[list[_Partition]] = [[_Partition(0.0, 0, 0, None)]]
+    best: list[list[Partition]] = [[(0.0, 0, 0, None)]]
     for count, moment in enumerate(ready, start=1):
         seconds = cost([bounds[count] - bound for bound in bounds[:count]])
-        options = [
-            _Partition(max(part.end, moment + part.buckets * effort) + took, part.buckets + 1, cut, part)
+        options: list[Partition] = [
+            (max(part[0], moment + part[1] * effort) + took, part[1] + 1, cut, part)
             for cut, took in enumerate(seconds)
             for part in best[cut]
         ]
-        best.append(_earliest(options) if effort else [min(options, key=lambda option: option[:2])])
+        best.append(_earliest(options) if effort else [min(options)])
     last: list[int] = []
-    part: _Partition | None = best[-1][0]
+    part: Partition | None = best[-1][0]
     count = len(best) - 1
     while part is not None and count > 0:
         last.append(count - 1)
-        count, part = part.cut, part.before
+        count, part = part[2:]
     return last[::-1]
 
 
-def _earliest(options: list[_Partition]) -> list[_Partition]:
+def _earliest(options: list[Partition]) -> list[Partition]:
     """The earliest first, then those that end later but with fewer buckets."""
-    kept: list[_Partition] = []
+    kept: list[Partition] = []
     for option in sorted(options, key=lambda option: option[:2]):
-        if not kept or option.buckets < kept[-1].buckets:
+        if not kept or option[1] < kept[-1][1]:
             kept.append(option)
     return kept
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from paceline.spec.cluster import Cluster, Host, Placed
@@ -32,6 +32,7 @@ __all__ = [
     "fabric_of",
     "gather_or_scatter",
     "parameter_server",
+    "syncer_round",
 ]
 
 Floats = NDArray[np.float64]
@@ -127,7 +128,7 @@ def fabric_of(cluster: Cluster, placed: Sequence[Placed]) -> Fabric:
     return fabric_between([endpoint_of(cluster.hosts[rank.host], rank.host) for rank in placed])
 
 
-def allreduce(fabric: Fabric, size: Floats, algorithm: str | None = None) -> Floats:
+def allreduce(fabric: Fabric, size: ArrayLike, algorithm: str | None = None) -> Floats:
     """Seconds of one all-reduce of each size; without algorithm, a flat ring as NCCL and Gloo run it."""
     n = np.asarray(size, dtype=np.float64)
     if fabric.ranks == 1:
@@ -197,3 +198,8 @@ def parameter_server(fabric: Fabric, size: Floats, *, servers: int) -> Floats:
     if servers == 0:
         return 2 * fabric.between_latency + 2 * (fabric.hosts - 1) / fabric.hosts * n * port * fabric.local
     return 2 * n * port * max(fabric.local, fabric.ranks / servers) + 2 * fabric.between_latency
+
+
+def syncer_round(size: float, *, bandwidth: float, latency: float, sharing: int = 1) -> float:
+    """Seconds in which a group hands all parameters to a sharded syncer and takes them back over a shared link."""
+    return 2 * size * sharing / bandwidth + 4 * latency

@@ -11,7 +11,9 @@ Standard library only: training processes import this module.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,23 +76,44 @@ def split_batch(costs: Sequence[Cost], total: int) -> Split:
     return Split(tuple(samples), max(cost.seconds(n) for cost, n in zip(costs, samples, strict=True)))
 
 
-def proportional_split(weights: Sequence[float], total: int) -> tuple[int, ...]:
-    """Whole shares of `total` nearest to the weights; the largest remainders get what is left."""
-    scale = total / sum(weights)
+def proportional_split(weights: Sequence[float], total: int, *, least: Sequence[int] = ()) -> tuple[int, ...]:
+    """Whole shares of `total` nearest to the weights, none below its least; they sum to the total exactly.
+
+    >>> proportional_split([90, 9, 1], 10, least=[1, 1, 1])
+    (8, 1, 1)
+    """
+    needed = list(least) or [0] * len(weights)
+    if sum(needed) > total:
+        raise InputError(f"{total} samples are too few for shares of at least {needed}", hint="raise the global batch")
+    raised = [False] * len(weights)
+    while True:
+        free = [weight for weight, high in zip(weights, raised, strict=True) if not high]
+        rest = iter(_nearest(free, total - sum(n for n, high in zip(needed, raised, strict=True) if high)))
+        samples = [n if high else next(rest) for n, high in zip(needed, raised, strict=True)]
+        low = [n < must for n, must in zip(samples, needed, strict=True)]
+        if not any(low):
+            return tuple(samples)
+        raised = [high or below for high, below in zip(raised, low, strict=True)]
+
+
+def _nearest(weights: Sequence[float], total: int) -> list[int]:
+    """Rounded shares; the largest remainders get what is left."""
+    scale = total / (sum(weights) or 1.0)
     samples = [math.floor(weight * scale) for weight in weights]
     order = sorted(range(len(weights)), key=lambda i: samples[i] - weights[i] * scale)
     for index in order[: total - sum(samples)]:
         samples[index] += 1
-    return tuple(samples)
+    return samples
 
 
 def _finish_time(costs: Sequence[Cost], total: int) -> float:
-    low, high = 0.0, min(cost.seconds(total) for cost in costs)
-    high = max(high, *(cost.seconds(cost.least) for cost in costs)) if len(costs) > 1 else high
+    counts = Counter(costs)  # many devices are alike
+    low, high = 0.0, min(cost.seconds(total) for cost in counts)
+    high = max(high, *(cost.seconds(cost.least) for cost in counts)) if len(costs) > 1 else high
     high *= 1 + 1e-12
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if sum(cost.samples_within(middle) for cost in costs) >= total:
+        if sum(cost.samples_within(middle) * count for cost, count in counts.items()) >= total:
             high = middle
         else:
             low = middle
@@ -99,8 +122,10 @@ def _finish_time(costs: Sequence[Cost], total: int) -> float:
 
 def _give_back(samples: list[int], costs: Sequence[Cost], surplus: int) -> None:
     """Take the few samples too many from those that finish last."""
-    while surplus > 0:
-        movable = [i for i, cost in enumerate(costs) if samples[i] > cost.least]
-        last = max(movable, key=lambda i: costs[i].seconds(samples[i]))
+    ends = [(-costs[i].seconds(n), i) for i, n in enumerate(samples) if n > costs[i].least]
+    heapq.heapify(ends)
+    for _ in range(surplus):
+        _, last = heapq.heappop(ends)
         samples[last] -= 1
-        surplus -= 1
+        if samples[last] > costs[last].least:
+            heapq.heappush(ends, (-costs[last].seconds(samples[last]), last))

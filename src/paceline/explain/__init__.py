@@ -1,1 +1,1 @@
-"""From measurements and predictions to findings: where the step goes, why it differs, what would help; data only."""
+"""Analysis of measurements: breakdowns, gaps, stragglers, findings and residuals, as data."""

@@ -1,4 +1,4 @@
-"""The whole explanation of a campaign as data, and the three sentences that sum it up."""
+"""The explanation of a campaign as data, with a summary of three sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 
 @dataclass(frozen=True)
 class CaseExplanation:
-    """One case: its evidence and what follows from it."""
+    """The evidence and analysis of one case."""
 
     evidence: CaseEvidence
     breakdown: Breakdown | None
@@ -32,18 +32,18 @@ class CaseExplanation:
 
     @cached_property
     def what_ifs(self) -> tuple[WhatIf, ...]:
-        """The changes that the model can predict; found when asked for."""
+        """The changes that the model can predict, computed on first use."""
         return what_if(self.evidence)
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:
-        """What halving and doubling each quantity does; found when asked for."""
+        """The sensitivity of the step to each quantity, computed on first use."""
         return sensitivities(self.evidence)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A campaign explained."""
+    """The explanation of a campaign."""
 
     campaign: str
     study: str
@@ -51,15 +51,15 @@ class Explanation:
     started_at: str
     launcher: str
     text: str
-    """The study as it was asked, in full."""
+    """Text of the study file."""
     cases: tuple[CaseExplanation, ...]
     series: tuple[ScalingSeries, ...]
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
     unsure: tuple[Finding, ...]
-    """What would be advised if the launches agreed on it: within their noise, so it is not."""
+    """Findings within the noise of the launches, without advice."""
     summary: tuple[str, ...]
-    """Three sentences: how fast, how it scales, what would help most."""
+    """Three sentences: speed, scaling, advice."""
 
     @property
     def good(self) -> tuple[CaseExplanation, ...]:
@@ -69,32 +69,32 @@ class Explanation:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """What is advised, and what would be if the launches agreed on it; the weightiest first."""
+    """Advised findings, and findings within the noise, largest gain first."""
 
     shown: tuple[Finding, ...]
     unsure: tuple[Finding, ...]
 
 
 def explain_campaign(store: Store, campaign: str) -> Explanation:
-    """Explain everything that a campaign measured."""
-    asked: dict[str, Any] = next(
+    """Explain a campaign."""
+    document: dict[str, Any] = next(
         (item for item in store.read_campaigns() if item["campaign"] == campaign), {"study": campaign}
     )
     evidence = load_evidence(store, campaign)
-    found = _rank_findings(evidence)
+    ranked = _rank_findings(evidence)
     return Explanation(
         campaign=campaign,
-        study=str(asked["study"]),
-        title=str(asked.get("title", "")),
-        started_at=str(asked.get("started_at", "")),
-        launcher=str(asked.get("launcher", "")),
-        text=str(asked.get("text", "")),
+        study=str(document["study"]),
+        title=str(document.get("title", "")),
+        started_at=str(document.get("started_at", "")),
+        launcher=str(document.get("launcher", "")),
+        text=str(document.get("text", "")),
         cases=tuple(_case(item) for item in evidence),
         series=predict_series(evidence, sweeps_of(store, evidence)),
         gaps=find_gaps(evidence),
-        findings=found.shown,
-        unsure=found.unsure,
-        summary=_summarise(evidence, found),
+        findings=ranked.shown,
+        unsure=ranked.unsure,
+        summary=_summarise(evidence, ranked),
     )
 
 
@@ -118,13 +118,13 @@ def _rank_findings(cases: Sequence[CaseEvidence]) -> _Ranked:
     )
 
 
-def _summarise(cases: tuple[CaseEvidence, ...], found: _Ranked) -> tuple[str, ...]:
-    """How fast, how it scales, what would help most: one sentence each."""
+def _summarise(cases: tuple[CaseEvidence, ...], ranked: _Ranked) -> tuple[str, ...]:
+    """One sentence each for speed, scaling and advice."""
     good = [case for case in cases if case.result.throughput is not None]
     if not good:
         failed = sum(case.result.num_failed for case in cases)
         return (f"None of the {len(cases)} cases has a result: all {failed} launches failed.",)
-    return (_speed_sentence(good), _scaling_sentence(good), _advice_sentence(good, found))
+    return (_speed_sentence(good), _scaling_sentence(good), _advice_sentence(good, ranked))
 
 
 def _speed_sentence(good: list[CaseEvidence]) -> str:
@@ -162,14 +162,14 @@ def _phase_sentence(case: CaseEvidence) -> str:
     return f"Of its {step} step, {largest} takes the largest part, {format_share(shares[largest])}."
 
 
-def _advice_sentence(good: list[CaseEvidence], found: _Ranked) -> str:
-    if found.shown:
-        first = found.shown[0]
+def _advice_sentence(good: list[CaseEvidence], ranked: _Ranked) -> str:
+    if ranked.shown:
+        first = ranked.shown[0]
         return (
             f"What would help most: {first.change.what} for {first.case}, predicted to save "
             f"{format_share(first.gain.value)} of the time per sample."
         )
     if max(len(case.launches.steps) for case in good) < 2:
         return "One launch of a case shows nothing that would help: measure at least two, so that noise can be told."
-    within = f"; {len(found.unsure)} that might are within the noise of these launches" if found.unsure else ""
+    within = f"; {len(ranked.unsure)} that might are within the noise of these launches" if ranked.unsure else ""
     return f"No single change is shown to save 5 % or more of the time per sample{within}."

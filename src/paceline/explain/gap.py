@@ -1,16 +1,16 @@
-"""Why one case is slower than another: a waterfall of named causes that sums exactly to the measured gap.
+"""The gap between two cases: a waterfall of named causes that sums exactly to the measured gap.
 
 From the slower step to the faster one, each bar is a difference between measured parts:
 
     input          io + h2d
     kernels        forward + backward alone, without exchange, as far as it grows with the batch
-    fixed overhead the part of it that does not, where a study has several batches; else it is among the kernels
-    fusion         exposed exchange: what the model says that another number of exchanges changes
-    overlap        exposed exchange: what the model says that overlap changes
+    fixed overhead the part of it that does not, if the study has several batch sizes; else part of the kernels
+    fusion         exposed exchange: effect of another number of exchanges, by the model
+    overlap        exposed exchange: effect of overlap, by the model
     server         exposed exchange, where one side uses parameter servers
-    link           what is left of the difference in exposed exchange
-    update         the optimiser
-    unexplained    what is left of the whole gap, with its interval
+    link           the rest of the difference in exposed exchange
+    update         the optimizer
+    unexplained    the rest of the gap, with its interval
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Bar:
 
     cause: str
     seconds: float
-    """How much of the slower step it takes; negative where the slower one is better."""
+    """Seconds of the slower step; negative if the slower case is better in this respect."""
     evidence: str
     interval: Interval | None = None
     trial: Trial | None = None
-    """A run of the slower side that changes only this cause."""
+    """A trial of the slower side that changes only this cause."""
     reverse: Trial | None = None
-    """A run of the faster side that has this cause, where the slower side cannot be without it."""
+    """A trial of the faster side that adds this cause, if the slower side cannot remove it."""
     measured_s: Interval | None = None
-    """What the cause really takes of the step, where a run showed it."""
+    """Measured seconds of the cause, if a trial was run."""
     tried: str = ""
-    """Which side was changed, or why none could be."""
+    """The side that was changed, or why none could be changed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Gap:
     slow_step_s: Interval
     fast_step_s: Interval
     bars: tuple[Bar, ...]
-    """They sum to the difference of the steps."""
+    """Bars that sum to the difference of the steps."""
 
     @property
     def seconds(self) -> float:
@@ -73,9 +73,9 @@ class Gap:
 
 
 def find_gaps(cases: Sequence[CaseEvidence], *, most: int = 50) -> tuple[Gap, ...]:
-    """For each network and size that several frameworks or strategies ran: slower ones against the fastest.
+    """For each network and size: gaps between the fastest framework or strategy and the slower ones.
 
-    The largest ratios first, so many at most.
+    Largest ratios first, at most `most`.
     """
     split = [case for case in cases if case.result.step_s is not None and case.result.phases]
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
@@ -97,12 +97,12 @@ def _step(case: CaseEvidence) -> float:
 
 
 def _differs(one: CaseEvidence, other: CaseEvidence) -> bool:
-    """One rank does not exchange: a strategy makes no difference there."""
+    """Whether strategies differ: with one rank there is no exchange."""
     return one.run.ranks > 1 or one.run.framework != other.run.framework or one.run.input != other.run.input
 
 
 def _explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, float] = NOTHING) -> Gap:
-    """The waterfall from the slower case to the faster one; `fixed` says what of a case's compute is so, by its id."""
+    """The waterfall from the slower case to the faster one; `fixed` has the fixed compute of cases by id."""
     assert slow.result.step_s is not None
     assert fast.result.step_s is not None
     bars = [bar for bar in _bars(slow, fast, fixed) if bar.seconds or bar.reverse is not None]
@@ -130,7 +130,7 @@ def _bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) ->
 
 
 def _compute_bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:
-    """Kernels, and apart from them what does not depend on the batch, where it is known of both."""
+    """The bar of kernels, and the bar of fixed overhead if it is known for both cases."""
     threads = fast.run.machine.threads
     trial = Trial(threads=threads) if threads != slow.run.machine.threads else None
     whole = _phase_bar("kernels", ("forward", "backward"), slow, fast, trial)
@@ -144,27 +144,29 @@ def _compute_bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, fl
 
 
 def _moved(interval: Interval | None, value: float) -> Interval | None:
-    """The same width about another value."""
+    """An interval of the same width around another value."""
     if interval is None:
         return None
     return Interval(value, value - (interval.value - interval.low), value + (interval.high - interval.value))
 
 
 def _fixed_compute(cases: Sequence[CaseEvidence]) -> dict[str, float]:
-    """Seconds of forward and backward that do not depend on the batch, by case, where a study has several batches."""
+    """Seconds of forward and backward that do not depend on the batch, by case, from cases at several batch sizes."""
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
         run = case.run
         key = (run.network, run.cluster, run.framework, run.strategy, run.input, run.launcher, run.ranks)
         groups[key].append(case)
-    found: dict[str, float] = {}
+    fixed_by_case: dict[str, float] = {}
     for group in groups.values():
         batches = [float(case.run.batch) for case in group]
         compute = [case.result.phases["forward"] + case.result.phases["backward"] for case in group]
         if len(set(batches)) > 1:
             fixed = float(np.polyfit(batches, compute, 1)[1])
-            found |= {case.run.case_id: min(max(0.0, fixed), own) for case, own in zip(group, compute, strict=True)}
-    return found
+            fixed_by_case |= {
+                case.run.case_id: min(max(0.0, fixed), own) for case, own in zip(group, compute, strict=True)
+            }
+    return fixed_by_case
 
 
 def _phase_bar(cause: str, names: tuple[str, ...], slow: CaseEvidence, fast: CaseEvidence, trial: Trial | None) -> Bar:
@@ -175,7 +177,7 @@ def _phase_bar(cause: str, names: tuple[str, ...], slow: CaseEvidence, fast: Cas
 
 
 def _rest_interval(slow: CaseEvidence, fast: CaseEvidence, value: float) -> Interval:
-    """How far two timings of the same whole step lay apart in each launch."""
+    """By launch, the difference between two timings of the complete step."""
     samples = [[_apart(passes) for passes in case.launches.passes] for case in (slow, fast)]
     return difference(samples[0], samples[1], value)
 
@@ -193,9 +195,9 @@ def difference(ours: list[float], theirs: list[float], value: float) -> Interval
 
 
 def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
-    """Fusion, overlap, and what is left: of servers where one side has them, else of link and start-up.
+    """Bars of fusion, overlap, and the rest: servers if one side has them, else link and start-up.
 
-    A side that traced no gradients is given those of the other: the network is the same.
+    A side without traced gradients uses those of the other side: the network is the same.
     """
     ours, theirs = slow.result.phases["aggregate"], fast.result.phases["aggregate"]
     samples = [[phases_of(passes)["aggregate"] for passes in case.launches.passes] for case in (slow, fast)]
@@ -214,7 +216,7 @@ def _exchange_bars(slow: CaseEvidence, fast: CaseEvidence) -> list[Bar]:
 
 
 def _walk(one: GradientExchange, other: GradientExchange) -> list[Bar]:
-    """From the slower side's exchange towards the faster side's: its buckets first, then its overlap."""
+    """Change the exchange of the slower side to that of the faster side: first buckets, then overlap."""
     bars, now = [], one
     if now.last != other.last and len(now.sizes) == len(other.sizes):
         then = replace(now, last=other.last)
@@ -248,7 +250,7 @@ def _changed(now: GradientExchange, then: GradientExchange, cause: str, words: s
 
 
 def _bucket(exchange: GradientExchange) -> int:
-    """The size to ask for: nothing where every gradient travels by itself."""
+    """The bucket size for a trial: 0 if every gradient is sent separately."""
     return 0 if exchange.num_exchanges == len(exchange.sizes) else round(exchange.bucket_limit)
 
 

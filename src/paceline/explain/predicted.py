@@ -1,9 +1,9 @@
-"""Measured against predicted: the curve that one device's profile predicts, and the residual of each term.
+"""Comparison with the model: the curve predicted from the profile of one device, and the residual of each term.
 
 The profile comes from the case with the fewest ranks of a series; the model predicts the others from it. The curve is
-calibrated with all cases of the campaign on several ranks; each residual with all but its own case, so that it stays a
-prediction, and with the catalog where there is no other. Where the measured step lies outside the predicted interval,
-the terms say which part of the model not to trust.
+calibrated with all cases of the campaign on several ranks; each residual with all but its own case, so that it is a
+prediction, or with the catalog if there is no other case. If the measured step is outside the predicted interval, the
+terms show which part of the model is unreliable.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from paceline.model.scaling import predict_curve
 __all__ = ["Residual", "ScalingSeries", "TermResidual", "predict_series", "sweeps_of"]
 
 JITTER = 0.01
-"""Spread of a step within a launch, as a share of it, where the prediction needs one."""
+"""Default relative spread of a step within a launch."""
 REACH = 4
-"""A curve is predicted up to this many times the largest number of ranks that was measured."""
+"""A curve is predicted up to this multiple of the largest measured number of ranks."""
 PHASE_TERMS = {
     "io": ("io",),
     "h2d": ("h2d",),
@@ -42,18 +42,18 @@ PHASE_TERMS = {
     "aggregate": ("aggregate", "fixed", "waiting"),
     "update": ("update",),
 }
-"""Which terms of the model a measured phase holds."""
+"""The terms of the model by measured phase."""
 Sweeps = Mapping[str, Calibration]
 NO_SWEEPS: Sweeps = MappingProxyType({})
 MOST_HELD_OUT = 24
-"""Cases of a group up to which each is predicted by a fit to the others; with more, the catalog says as much."""
+"""Largest group in which each case is predicted by a fit to the others; larger groups use the catalog."""
 MOST_FITTED = 48
-"""Cases that a calibration is fitted to, evenly taken from more."""
+"""Largest number of cases that a calibration is fitted to."""
 
 
 @dataclass(frozen=True)
 class TermResidual:
-    """One phase: what was measured and what the model's terms say."""
+    """Measured and predicted seconds of one phase."""
 
     phase: str
     measured_s: float
@@ -67,21 +67,21 @@ class TermResidual:
 
 @dataclass(frozen=True)
 class Residual:
-    """One case against its prediction."""
+    """Measured and predicted step of one case."""
 
     case: str
     ranks: int
     measured_step_s: float
     predicted_step_s: float
     predicted_interval: tuple[float, float]
-    """90 %."""
+    """Interval of 90 %."""
     terms: tuple[TermResidual, ...]
     basis: str
-    """What the prediction was calibrated with; never this case itself."""
+    """Data of the calibration, without this case."""
 
     @property
     def inside(self) -> bool:
-        """Whether the measurement lies in the predicted interval."""
+        """Whether the measured step is in the predicted interval."""
         low, high = self.predicted_interval
         return low <= self.measured_step_s <= high
 
@@ -93,18 +93,18 @@ class ScalingSeries:
     label: str
     cases: tuple[CaseEvidence, ...]
     curve: Curve | None
-    """None where the model has nothing to predict from."""
+    """None without data for a prediction."""
     why_not: str
-    """Why there is no curve, if there is none."""
+    """Why there is no curve."""
     residuals: tuple[Residual, ...]
     basis: str
-    """What the curve was calibrated with."""
+    """Data of the calibration."""
 
 
 def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) -> tuple[ScalingSeries, ...]:
-    """Every series of a campaign, predicted from its own smallest case, with the campaign's own calibration if it can.
+    """All series of a campaign, each predicted from its smallest case, calibrated with the campaign if possible.
 
-    `sweeps` holds the fits of stored collective sweeps by cluster.
+    `sweeps` has the fits of stored collective sweeps by cluster.
     """
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
@@ -133,7 +133,7 @@ def _reason(error: PacelineError | ValidationError) -> str:
 
 
 def _profile(cases: list[CaseEvidence]) -> Profile | str:
-    """The profile of the series' one-rank case, or why there is none."""
+    """The profile of the one-rank case of a series, or why there is none."""
     smallest = cases[0]
     if smallest.run.ranks != 1 or smallest.cluster is None or smallest.run.scaling == "strong":
         return "a curve needs a case with one rank, and weak scaling"
@@ -161,22 +161,22 @@ def _curve(cases: list[CaseEvidence], profile: Profile, calibration: Calibration
 
 
 def _rows(evidence: CaseEvidence) -> list[Row]:
-    """Phase, name, median seconds and start, and bytes of everything that rank 0 traced."""
-    found: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    """Phase, name, median seconds, median start and bytes of all spans of rank 0."""
+    by_name: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in evidence.spans:
         if span.rank == 0 and span.phase in ("forward", "backward"):
-            found[span.phase, span.name].append(span)
+            by_name[span.phase, span.name].append(span)
     return [
         (phase, name, median(s.seconds for s in spans), median(s.start_s for s in spans), spans[0].size_bytes)
-        for (phase, name), spans in found.items()
+        for (phase, name), spans in by_name.items()
     ]
 
 
 def _residuals(
     cases: list[CaseEvidence], profile: Profile, calibrations: _Calibrations, *, known: dict[Calibration, Curve]
 ) -> tuple[Residual, ...]:
-    """Each case beside what is predicted of it without having seen it; `known` curves are not drawn again."""
-    found = []
+    """The residual of each case, predicted without the case itself; `known` curves are reused."""
+    residuals = []
     for case in cases:
         if not case.result.phases:
             continue
@@ -185,8 +185,8 @@ def _residuals(
             known[calibration] = _curve(cases, profile, calibration, reach=1)
         predictions = known[calibration].predictions
         predicted = next(item for item in predictions if item.devices == case.run.ranks)
-        found.append(_residual(case, predicted, calibration.source))
-    return tuple(found)
+        residuals.append(_residual(case, predicted, calibration.source))
+    return tuple(residuals)
 
 
 def _residual(case: CaseEvidence, prediction: Prediction, basis: str) -> Residual:
@@ -208,14 +208,14 @@ def _residual(case: CaseEvidence, prediction: Prediction, basis: str) -> Residua
 
 @dataclass(frozen=True)
 class _Group:
-    """Cases of one cluster and framework on several ranks, and the profiles that they start from."""
+    """Cases of one cluster and framework on several ranks, with their profiles."""
 
     many: tuple[CaseEvidence, ...]
     profiles: dict[str, Profile]
     swept: Calibration
 
     def fitted(self, cases: Sequence[CaseEvidence], words: str) -> Calibration:
-        """Calibrated with these cases; the catalog where there is none."""
+        """The calibration with these cases; the catalog without cases."""
         if not cases:
             return self.swept
         collectives = len(self.swept.collectives)
@@ -226,13 +226,13 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Calibrations:
-    """Calibrations by what they may know."""
+    """Calibrations of the series of a campaign."""
 
     groups: dict[tuple[object, ...], _Group]
     whole: dict[tuple[object, ...], Calibration] = field(default_factory=dict)
 
     def everything(self, case: CaseEvidence) -> Calibration:
-        """With every case of its group on several ranks."""
+        """Calibration with all cases of its group on several ranks."""
         key = _key(case)
         if key not in self.whole:
             every = self.groups[key].many
@@ -243,7 +243,7 @@ class _Calibrations:
         return self.whole[key]
 
     def without(self, case: CaseEvidence) -> Calibration:
-        """Without the case itself."""
+        """Calibration without the case itself."""
         group = self.groups[_key(case)]
         if case not in group.many:
             return self.everything(case)
@@ -253,7 +253,7 @@ class _Calibrations:
 
 
 def _own_calibrations(series: Sequence[tuple[Sequence[CaseEvidence], Profile | str]], sweeps: Sweeps) -> _Calibrations:
-    """What each series of a campaign, with its profile, can be calibrated with."""
+    """The calibration data of each series of a campaign."""
     many: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     profiles: dict[tuple[object, ...], dict[str, Profile]] = defaultdict(dict)
     for cases, profile in series:
@@ -271,8 +271,8 @@ def _key(case: CaseEvidence) -> tuple[object, ...]:
 
 
 def sweeps_of(store: Store, cases: Sequence[CaseEvidence]) -> Sweeps:
-    """What the collective sweeps that the store holds tell of the clusters of these cases."""
+    """Calibrations from the stored collective sweeps, by cluster of these cases."""
     if not store.read_campaigns("collectives"):
         return NO_SWEEPS
-    found = {name: swept_calibration(store, name) for name in {case.run.cluster for case in cases}}
-    return {name: swept for name, swept in found.items() if swept.collectives}
+    calibrations = {name: swept_calibration(store, name) for name in {case.run.cluster for case in cases}}
+    return {name: swept for name, swept in calibrations.items() if swept.collectives}

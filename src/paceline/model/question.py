@@ -30,7 +30,16 @@ from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Question", "check_question", "device_key", "largest_batches", "ranks_of", "ranks_with", "works_of"]
+__all__ = [
+    "Question",
+    "check_question",
+    "check_workload",
+    "device_key",
+    "largest_batches",
+    "ranks_of",
+    "ranks_with",
+    "works_of",
+]
 
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""
@@ -51,9 +60,14 @@ class Question:
     """Where batches come from: `resident`, `copied` or `files`."""
 
     @property
+    def subject(self) -> str:
+        """Name of the network."""
+        return self.network.name if self.network else self.profile.network if self.profile else "nothing"
+
+    @property
     def label(self) -> str:
         """A short name for people."""
-        what = self.network.name if self.network else self.profile.network if self.profile else "nothing"
+        what = self.subject
         return (
             f"{what}, {catalog.framework(self.framework)}, batch {self.batch} per device, cluster {self.cluster.name}"
         )

@@ -7,25 +7,30 @@ recurrence runs over all draws at once. Fixing one input at a time tells which m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
+from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork
-from paceline.model.measured.names import device_called
+from paceline.model.measured.names import device_called, normal
+from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, estimate, knee_of
 from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.model.step import Factors, Ranks, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
 
-__all__ = ["basis_of", "draw_factors", "predict_curve", "spreads_of"]
+__all__ = ["basis_of", "draw_factors", "met_by_points", "predict_curve", "spreads_of"]
 
 Floats = NDArray[np.float64]
 
 NUM_DRAWS = 400
+POINT_NOISE = 0.05
+"""Standard deviation of the log of a measured throughput."""
 ADVICE = {
     "compute": "profile one step on one device (a capture, or `paceline run` with one rank) and give it with --profile",
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
@@ -67,7 +72,7 @@ def predict_curve(
         knee=_knee(predictions, knee_gain),
         knee_gain=knee_gain,
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
-        basis=basis_of(question, policy, calibration, every),
+        basis=basis_of(question, calibration, every),
         detail={
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
@@ -97,6 +102,54 @@ def draw_factors(spreads: dict[str, float], seed: int) -> Factors:
     for values in draws.values():
         values[0] = 1.0
     return Factors(**draws)
+
+
+def met_by_points(
+    question: Question, series: Sequence[Series], spreads: dict[str, float], *, calibration: Calibration, seed: int
+) -> tuple[Factors, str]:
+    """Draws moved towards measured throughputs of the question's network on its cluster, and one line about it.
+
+    Evensen's ensemble Kalman update of the logarithms: x + C_xy (C_yy + R)^-1 (measured + noise - predicted).
+    """
+    points = _points_of(question, series)
+    prior, policy, works = (
+        draw_factors(spreads, seed),
+        resolve(question.framework, question.strategy),
+        works_of(question),
+    )
+    steps, measured = [], []
+    for count, batch, rate in points:
+        ranks = ranks_of(replace(question, batch=batch), count, calibration, works)
+        steps.append(np.log(sum(step_terms(ranks, policy, calibration, prior).values(), np.zeros(NUM_DRAWS))))
+        measured.append(np.log(batch * question.strategy.accumulate * count / rate))
+    x, y = np.log(np.array(list(vars(prior).values()))), np.array(steps)
+    noise = POINT_NOISE * np.random.default_rng(seed + 1).standard_normal(y.shape)
+    noise[:, 0] = 0.0
+    both = np.cov(np.vstack([x, y]))
+    gain = both[: len(x), len(x) :] @ np.linalg.inv(both[len(x) :, len(x) :] + POINT_NOISE**2 * np.eye(len(y)))
+    moved = np.exp(x + gain @ (np.array(measured)[:, None] + noise - y))
+    ratio = float(np.exp(np.median(np.array(measured) - y[:, 0])))
+    note = f"{len(points)} measured points: a step takes {ratio:.2f} of what was predicted without them"
+    return Factors(**dict(zip(vars(prior), moved, strict=True))), note
+
+
+def _points_of(question: Question, series: Sequence[Series]) -> list[tuple[int, int, float]]:
+    """Number of devices, samples per device and samples per second of every point that the question can have."""
+    alike = [one for one in series if normal(one.network) == normal(question.subject)]
+    most = question.cluster.num_devices
+    points = [
+        (round(count), round(one.batch or question.batch), float(rate))
+        for one in alike
+        for count, rate in zip(one.devices, one.samples_per_s, strict=True)
+        if count <= most
+    ]
+    if not points:
+        names = ", ".join(sorted({one.network for one in series}))
+        raise InputError(
+            f"no measured point is of {question.subject} on at most {most} devices: the points are of {names}",
+            hint="give points of this network, measured on this cluster",
+        )
+    return points
 
 
 def _prediction(question: Question, count: int, steps: dict[int, dict[str, Floats]]) -> Prediction:
@@ -151,10 +204,9 @@ def _is_measured(question: Question, calibration: Calibration, name: str) -> boo
     return name in ("bandwidth", "latency") and bool(calibration.collectives)
 
 
-def basis_of(
-    question: Question, policy: Policy, calibration: Calibration, works: Sequence[StepWork]
-) -> tuple[str, ...]:
+def basis_of(question: Question, calibration: Calibration, works: Sequence[StepWork]) -> tuple[str, ...]:
     """What a prediction rests on, one line each."""
+    policy = resolve(question.framework, question.strategy)
     overlap = "overlapped with backward" if policy.overlap else "after backward"
     usual = "the buckets that end earliest" if policy.fusion == "optimal" else f"one exchange per {policy.fusion}"
     fused = f"buckets of {policy.bucket / 2**20:.3g} MiB" if policy.bucket else usual

@@ -1,6 +1,6 @@
 """Train on unequal machines: a group that steps together at the pace its members can hold together.
 
-The names below need torch and are loaded on first use; the rest of the package (costs, schedules, launching) does not.
+The names below need torch and are loaded on first use; the rest of the package (protocol, costs, launching) does not.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.runtime.members.view import Patience as Patience
+    from paceline.runtime.members.view import Timeouts as Timeouts
     from paceline.runtime.pace import Pace as Pace
     from paceline.runtime.pace import StepRecord as StepRecord
     from paceline.runtime.pace import join as join
     from paceline.runtime.settings import Settings as Settings
+    from paceline.runtime.syncer.rounds import OuterOptimizer as OuterOptimizer
+    from paceline.runtime.syncer.rounds import StalenessRule as StalenessRule
 
 _HOMES = {
+    "OuterOptimizer": "paceline.runtime.syncer.rounds",
     "Pace": "paceline.runtime.pace",
-    "Patience": "paceline.runtime.members.view",
     "Settings": "paceline.runtime.settings",
+    "StalenessRule": "paceline.runtime.syncer.rounds",
     "StepRecord": "paceline.runtime.pace",
+    "Timeouts": "paceline.runtime.members.view",
     "join": "paceline.runtime.pace",
 }
 

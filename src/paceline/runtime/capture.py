@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline import variables
 from paceline.errors import InputError
 
 __all__ = ["Capture"]
@@ -226,4 +227,4 @@ def _device_name(device: torch.device) -> str:
     """As the driver calls it; processors are the catalog's `host-cpu`."""
     if device.type != "cuda":
         return "host-cpu"
-    return os.environ.get("PACELINE_DEVICE") or str(torch.cuda.get_device_name(device))
+    return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))

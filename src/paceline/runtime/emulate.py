@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline import variables
+
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
 FORGIVEN = 0.002
@@ -47,7 +49,7 @@ class Emulated:
         ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1, 0, 0, 0)
 
     def begin(self, samples: int) -> None:
-        """A forward pass of so many samples begins."""
+        """A forward pass of `samples` samples begins."""
         factor = self.straggle_factor if self._random.random() < self.straggle else 1.0
         self._step_seconds = (self.constant + self.per_sample * samples) * factor / self.speed
 
@@ -60,7 +62,7 @@ class Emulated:
 
 
 class _Pause(torch.autograd.Function):
-    """Passes a tensor through; takes a layer's share of the backward pass on the way back."""
+    """Passes a tensor through; takes a layer's share of the backward pass in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, device: Emulated, share: float) -> Tensor:
@@ -92,7 +94,7 @@ def emulate(model: nn.Module, device: Emulated) -> None:
 
 
 def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emulated | None:
-    """The device that a cluster file describes, its times stated for so many samples; None if it states no times."""
+    """The device that a cluster file describes, its times stated for `batch` samples; None if it states no times."""
     forward = emulation["forward"]
     if forward is None:
         return None
@@ -109,7 +111,7 @@ def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emul
 
 def emulate_as_told(model: nn.Module, global_batch: int) -> None:
     """Pretend to be the device that the launcher names, if it does; its times are stated for the global batch."""
-    told = os.environ.get("PACELINE_EMULATION")
-    device = emulated_device(json.loads(told), global_batch, seed=os.getpid()) if told else None
+    text = os.environ.get(variables.EMULATION)
+    device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
     if device is not None:
         emulate(model, device)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from paceline.errors import InputError
-from paceline.runtime.loading import Batch
 from paceline.runtime.pace import Pace, join
 from paceline.runtime.settings import Settings
+from paceline.runtime.training import Batch
 
 __all__ = ["KerasPace", "join_keras"]
 
@@ -107,8 +107,8 @@ class KerasPace:
             inputs, targets = tf.convert_to_tensor(batch.inputs.numpy()), tf.convert_to_tensor(batch.targets.numpy())
             predicted = self._model(inputs, training=True)
             loss = self._model.compute_loss(x=inputs, y=targets, y_pred=predicted)
-        found = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
-        gradients = [_handed_over(gradient) for gradient in found]
+        computed = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        gradients = [_handed_over(gradient) for gradient in computed]
         self.pace.step(_Handover.apply(gradients, *self._shadow.values))
         return float(loss)
 

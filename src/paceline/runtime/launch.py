@@ -1,6 +1,6 @@
-"""Starts a training script on the devices of a cluster and stays until it is done; ranks that die may come back.
+"""Starts a training script on the devices of a cluster and stays until it is done; ranks that fail may be restarted.
 
-A job has a folder for its secret's lifetime: logs of all ranks, and the roster that tells late ranks where to ask.
+A job has a folder for its secret's lifetime: logs of all ranks, and the roster in which late joiners find the members.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from paceline import variables
 from paceline.bench.sites.site import Process, Rendezvous, Site
 from paceline.errors import InputError
 from paceline.spec.cluster import Cluster, Placed, place
@@ -20,6 +21,7 @@ from paceline.spec.cluster import Cluster, Placed, place
 __all__ = ["Ended", "Grouping", "TrainingJob", "num_ports", "processes_of", "reduced", "watch"]
 
 POLL_S = 0.1
+"""Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +91,26 @@ def processes_of(job: TrainingJob) -> list[Process]:
 
 def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
     """One process per shard; what it commits is kept in the job's folder, so that it can be started again."""
-    found = []
+    shards = []
     for index, group in enumerate(grouping.groups):
         settings = {
             "index": index,
             "folder": str(job.folder),
-            "port": _shard_place(job, grouping, index)[1],
+            "port": _shard_endpoint(job, grouping, index)[1],
             "groups": len(grouping.groups),
             "quorum": grouping.quorum,
         }
         path = job.folder / f"shard-{index}.json"
         path.write_text(json.dumps(settings), encoding="utf-8")
-        env = {"PACELINE_SECRET": job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
+        env = {variables.SECRET: job.secret, "PYTHONUNBUFFERED": "1", **_path(job)}
         host = job.placement[group[0]].host
-        address = _shard_place(job, grouping, index)[0]
-        argv = (str(job.python), "-m", "paceline.runtime.syncer.server", str(path), address)
-        found.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
-    return found
+        address = _shard_endpoint(job, grouping, index)[0]
+        argv = (str(job.python), "-m", "paceline.runtime.syncer.shard", str(path), address)
+        shards.append(Process(f"shard {index}", host, argv, env, job.folder / f"shard-{index}.log"))
+    return shards
 
 
-def _shard_place(job: TrainingJob, grouping: Grouping, index: int) -> tuple[str, int]:
+def _shard_endpoint(job: TrainingJob, grouping: Grouping, index: int) -> tuple[str, int]:
     """Each shard is on the host of its group's first rank, so that no single host is a hot spot."""
     host = job.placement[grouping.groups[index][0]].host
     return job.rendezvous.address_of(host), job.rendezvous.ports[1 + len(grouping.groups) + index]
@@ -119,32 +121,32 @@ def _path(job: TrainingJob) -> dict[str, str]:
 
 
 def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str]:
-    """What a rank of one of several groups is told in place of the whole job's numbers."""
+    """Variables of a rank of one of several groups, in place of the whole job's."""
     index = next(number for number, group in enumerate(grouping.groups) if rank in group)
     group = grouping.groups[index]
-    places = [_shard_place(job, grouping, number) for number in range(len(grouping.groups))]
+    shards = [_shard_endpoint(job, grouping, number) for number in range(len(grouping.groups))]
     first = job.rendezvous.address_of(job.placement[group[0]].host)
     return {
-        "PACELINE_JOIN": f"{first}:{job.rendezvous.ports[1 + index]}",
-        "PACELINE_ROSTER": str(job.folder / f"roster-{index}.json"),
-        "PACELINE_RANK": str(group.index(rank)),
-        "PACELINE_SIZE": str(len(group)),
-        "PACELINE_GROUP": f"group{index}",
-        "PACELINE_GROUP_SHARE": repr(grouping.samples[index] / sum(grouping.samples)),
-        "PACELINE_LOCAL_STEPS": str(grouping.local_steps),
-        "PACELINE_SYNCER": ",".join(f"{address}:{port}" for address, port in places),
-        "PACELINE_SYNCER_SECRET": job.secret,
+        variables.JOIN: f"{first}:{job.rendezvous.ports[1 + index]}",
+        variables.ROSTER: str(job.folder / f"roster-{index}.json"),
+        variables.RANK: str(group.index(rank)),
+        variables.SIZE: str(len(group)),
+        variables.GROUP: f"group{index}",
+        variables.GROUP_SHARE: repr(grouping.samples[index] / sum(grouping.samples)),
+        variables.LOCAL_STEPS: str(grouping.local_steps),
+        variables.SYNCER: ",".join(f"{address}:{port}" for address, port in shards),
+        variables.SYNCER_SECRET: job.secret,
     }
 
 
 def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     env = {
         "PYTHONUNBUFFERED": "1",
-        "PACELINE_JOIN": f"{job.rendezvous.address}:{job.rendezvous.ports[0]}",
-        "PACELINE_SECRET": job.secret,
-        "PACELINE_ROSTER": str(job.folder / "roster.json"),
-        "PACELINE_RANK": str(placed.rank),
-        "PACELINE_SIZE": str(len(job.placement)),
+        variables.JOIN: f"{job.rendezvous.address}:{job.rendezvous.ports[0]}",
+        variables.SECRET: job.secret,
+        variables.ROSTER: str(job.folder / "roster.json"),
+        variables.RANK: str(placed.rank),
+        variables.SIZE: str(len(job.placement)),
         "LOCAL_RANK": str(placed.local_rank),
         "OMP_NUM_THREADS": str(job.threads),
     }
@@ -154,7 +156,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
     if placed.device.emulation is not None:
         emulation = placed.device.emulation.model_dump(mode="json")
         emulation["speed"] /= job.rendezvous.dilation
-        env["PACELINE_EMULATION"] = json.dumps(emulation)
+        env[variables.EMULATION] = json.dumps(emulation)
     return env
 
 
@@ -210,7 +212,7 @@ def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
 
 def _late(process: Process) -> Process:
     """A rank that comes back finds the others by the roster."""
-    return replace(process, env={**process.env, "PACELINE_LATE": "1"})
+    return replace(process, env={**process.env, variables.LATE: "1"})
 
 
 class _Tail:

@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import Graph
 from paceline.runtime.emulate import emulate, emulated_device
-from paceline.runtime.loading import Batch
 from paceline.runtime.pace import join
 from paceline.runtime.settings import Settings
+from paceline.runtime.training import Batch
 
 __all__ = ["PacelineSession"]
 
@@ -62,15 +62,7 @@ class PacelineSession(Session):
 
     def facts(self) -> dict[str, Any]:
         """What the balance and the exchange came to."""
-        session = self.pace._live
-        return {
-            **self.pace.syncer_facts(),
-            "loss": float(self.loss),
-            "shares": list(self.pace.shares),
-            "costs": session.balance.plain(),
-            "link": session.link_plain(),
-            "buckets": len(session.reducer.layout),
-        }
+        return {**self.pace.facts(), "loss": float(self.loss)}
 
     def close(self) -> None:
         """Leave the group."""

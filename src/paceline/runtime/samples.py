@@ -1,7 +1,7 @@
 """Which rank takes which samples: a shuffled epoch, a cursor that only committed steps move, shares cut from it.
 
 Every rank computes the same answer from the same few numbers, so nothing is sent, and every sample of an epoch is used
-exactly once however the shares change and whoever dies: a step that did not commit did not move the cursor.
+exactly once however the shares change and whoever fails: a step that did not commit did not move the cursor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-__all__ = ["Position", "advance", "epoch_order", "even_part", "share_of", "step_size"]
+__all__ = [
+    "Attempt",
+    "Position",
+    "StepRecord",
+    "advance",
+    "chunked",
+    "epoch_order",
+    "even_part",
+    "share_of",
+    "step_size",
+]
 
 
 @dataclass(frozen=True)
@@ -51,8 +61,41 @@ def share_of(order: np.ndarray, position: Position, shares: Sequence[int], rank:
 
 
 def advance(position: Position, size: int, *, num_samples: int) -> Position:
-    """The position after a committed step of so many samples."""
+    """The position after a committed step of `size` samples."""
     cursor = position.cursor + size
     if cursor >= num_samples:
         return Position(step=position.step + 1, epoch=position.epoch + 1, cursor=0)
     return replace(position, step=position.step + 1, cursor=cursor)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one committed step was like on this rank."""
+
+    step: int
+    view: int
+    samples: int
+    """Of all ranks together."""
+    shares: tuple[int, ...]
+    measured_seconds: float
+    """From the end of the step before to the end of this one."""
+    measured_compute: float
+    """Until this rank's gradients were computed."""
+
+
+@dataclass
+class Attempt:
+    """A step that is being tried."""
+
+    size: int
+    shares: tuple[int, ...]
+    chunks: list[np.ndarray]
+    began: float
+    done: int = 0
+
+
+def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:
+    """A rank's samples in parts that fit into its memory."""
+    if len(indices) == 0:
+        return []
+    return [indices] if chunk is None else np.array_split(indices, -(-len(indices) // chunk))

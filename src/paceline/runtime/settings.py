@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.errors import InputError
-from paceline.runtime.members.view import Patience
-from paceline.runtime.state import Stateful
+from paceline.runtime.checkpoint import Stateful
+from paceline.runtime.members.view import Timeouts
 from paceline.runtime.syncer.packing import Packing, check_packing
+from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
 
-__all__ = ["Settings", "Transport"]
+__all__ = ["Scheme", "Settings", "Transport"]
 
+Scheme = Literal["group", "auto"]
 Transport = Literal["auto", "gloo", "nccl", "mpi"]
+BatchNormMode = Literal["warn", "sync"]
+Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -23,21 +27,28 @@ class Settings:
 
     seed: int = 0
     """Decides the order of samples in every epoch."""
-    strategy: Literal["group", "auto"] = "group"
-    """'group': all that were launched step together. 'auto': measure, then decide between one group and several that
-    exchange through a syncer; decide again when devices or links change."""
+    scheme: Scheme = "group"
+    """'group': all ranks that were launched step together. 'auto': measure, then decide between one group and several
+    that exchange through a syncer; decide again when devices or links change."""
     balance: bool = True
     """Split batches so that all ranks finish together; otherwise equally."""
     chunk: int | None = None
     """Samples that fit into this rank's memory at once; larger shares are taken in several passes."""
     bucket: float | None = None
     """Bytes of gradients that travel together; chosen from measured times if absent."""
-    batchnorm: Literal["warn", "sync"] = "warn"
+    batchnorm: BatchNormMode = "warn"
     """Plain BatchNorm normalises over a rank's share: warn about it, or replace it by one over the whole batch."""
-    reduction: Literal["mean", "sum"] = "mean"
+    reduction: Reduction = "mean"
     """What the loss function does with the losses of its samples."""
     compress: Packing = "none"
     """How progress travels between groups: 'none', 'half', or 'int8' with what was rounded off sent later."""
+    staleness: StalenessRule | None = None
+    """How progress of a group counts if other groups have moved the common parameters since it started: a
+    `StalenessRule` named 'divide' (by 1 + staleness), 'gap', 'compensate', 'discard' or 'keep'. None: 'divide', or as
+    the syncer was started with. The first group that starts decides for all groups."""
+    outer: OuterOptimizer | None = None
+    """Rate and delayed Nesterov momentum with which the syncer applies progress. None: applied as it is, or as the
+    syncer was started with. The first group that starts decides for all groups."""
     transport: Transport = "auto"
     """What carries gradients inside the group: 'gloo', 'nccl', 'mpi' (needs mpi4py), or as the device needs."""
     clip: float | None = None
@@ -52,31 +63,34 @@ class Settings:
     """Further objects whose state is kept and shared, such as a learning rate schedule."""
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Puts samples together into a batch; torch's default if absent."""
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    """How long ranks wait for each other, and after how long one without heartbeats is declared failed."""
 
     def __post_init__(self) -> None:
-        if self.strategy not in ("group", "auto"):
-            raise InputError(f"strategy is {self.strategy!r}, expected 'group' or 'auto'")
+        _check_choice("scheme", self.scheme, Scheme)
+        _check_choice("batchnorm", self.batchnorm, BatchNormMode)
+        _check_choice("reduction", self.reduction, Reduction)
+        _check_choice("transport", self.transport, Transport)
+        check_packing(self.compress)
         if self.chunk is not None and self.chunk < 1:
             raise InputError(f"chunk is {self.chunk}, expected at least 1 sample")
         if self.checkpoint_every < 1:
             raise InputError(f"checkpoint_every is {self.checkpoint_every}, expected at least 1 step")
         if self.bucket is not None and self.bucket <= 0:
             raise InputError(f"bucket is {self.bucket} bytes, expected more than 0")
-        if self.batchnorm not in ("warn", "sync"):
-            raise InputError(f"batchnorm is {self.batchnorm!r}, expected 'warn' or 'sync'")
         if self.batchnorm == "sync" and self.chunk is not None:
             raise InputError(
                 "batchnorm='sync' normalises a rank's share in one pass, chunk takes it in several",
                 hint="leave one of them out, or use GroupNorm",
             )
-        check_packing(self.compress)
-        if self.transport not in ("auto", "gloo", "nccl", "mpi"):
-            raise InputError(f"transport is {self.transport!r}, expected auto, gloo, nccl or mpi")
-        if self.strategy == "auto" and self.transport == "mpi":
+        if self.scheme == "auto" and self.transport == "mpi":
             raise InputError(
-                "strategy='auto' regroups running processes, which MPI cannot",
-                hint="leave transport out, or take strategy='group'",
+                "scheme='auto' regroups running processes, which MPI cannot",
+                hint="leave transport out, or take scheme='group'",
             )
-        if self.reduction not in ("mean", "sum"):
-            raise InputError(f"reduction is {self.reduction!r}, expected 'mean' or 'sum'")
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        expected = ", ".join(repr(choice) for choice in get_args(choices))
+        raise InputError(f"{name} is {value!r}, expected one of {expected}")

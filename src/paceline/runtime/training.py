@@ -1,21 +1,24 @@
-"""What is trained: the model, its optimiser and how far they have come; shared with late ranks, kept in checkpoints."""
+"""What is trained: the model, its optimizer, their position, their batches; what late joiners and checkpoints get."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset, default_collate
 
 from paceline.errors import InputError
+from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
-from paceline.runtime.state import Stateful, load_checkpoint, pack, save_checkpoint, unpack
 
-__all__ = ["Training"]
+__all__ = ["Batch", "Samples", "Training", "load"]
 
 
 class Training:
@@ -38,8 +41,9 @@ class Training:
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
-        """Names this state: ranks whose marks are equal hold equal parameters."""
+        """Names this state: ranks whose marks are equal hold equal parameters, so that nothing has to be sent."""
         self.costs: dict[str, Any] = {}
+        """What samples cost each rank, from a checkpoint or from the group before."""
         self.noise = NoiseScale()
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
@@ -52,12 +56,12 @@ class Training:
         alike = all(parameter.dtype == torch.float32 for parameter in self.parameters)
         return alike and self.settings.checkpoint is None
 
-    def join_others(self, between: Stateful | None, *, global_batch: int) -> None:
-        """From now on this group is one of several, whose common state it keeps as well, or the only one."""
-        self._also = (*self.settings.also, *((between,) if between is not None else ()))
+    def share_with(self, others: tuple[Stateful, ...], *, global_batch: int) -> None:
+        """From now on this group steps with this batch, and keeps this state of other groups as well."""
+        self._also = (*self.settings.also, *others)
         self.global_batch = global_batch
 
-    def report(self, session: Any) -> dict[str, Any]:
+    def report(self, costs: dict[str, Any], link: Sequence[float] | None) -> dict[str, Any]:
         """What this rank says when a view is formed; the structure of its state is in it, the tensors are not."""
         return {
             "step": self.position.step,
@@ -65,21 +69,21 @@ class Training:
             "position": asdict(self.position),
             "chunk": self.settings.chunk,
             "identity": self._identity,
-            "costs": session.balance.plain() if session is not None else self.costs,
-            "link": session.link_plain() if session is not None else None,
-            "state": pack(self._state(), []),
+            "costs": costs,
+            "link": link,
+            "state": pack_state(self._state(), []),
         }
 
     def tensors(self) -> list[Tensor]:
-        """The tensors whose places the report's state names."""
-        found: list[Tensor] = []
-        pack(self._state(), found)
-        return found
+        """The tensors whose indices the report's state names."""
+        tensors: list[Tensor] = []
+        pack_state(self._state(), tensors)
+        return tensors
 
     def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
         """Become what another rank is."""
         self.check(report["identity"])
-        for part, state in zip(self._parts(), unpack(report["state"], tensors), strict=True):
+        for part, state in zip(self._parts(), unpack_state(report["state"], tensors), strict=True):
             part.load_state_dict(state)
         self.position = Position(**report["position"])
         self.mark = report["mark"]
@@ -116,11 +120,11 @@ class Training:
         self.position = Position(**content["position"])
         self.mark, self.costs = content["mark"], content["costs"]
 
-    def save_if_due(self, session: Any) -> None:
-        """Rank 0 writes a checkpoint every so many steps."""
+    def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
+        """Rank 0 writes a checkpoint every `checkpoint_every` steps."""
         if self.settings.checkpoint is not None and self.position.step % self.settings.checkpoint_every == 0:
-            self.costs = session.balance.plain()
-            self.save_last(session.rank)
+            self.costs = costs
+            self.save_last(rank)
 
     def save_last(self, rank: int) -> None:
         """Rank 0 writes a checkpoint now."""
@@ -140,3 +144,47 @@ class Training:
 
     def _state(self) -> list[dict[str, Any]]:
         return [dict(part.state_dict()) for part in self._parts()]
+
+
+class Samples(Sized, Protocol):
+    """A dataset: how many samples, and one by its index."""
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a rank computes on next."""
+
+    inputs: Any
+    targets: Any
+    """None where a sample is not a pair."""
+    indices: np.ndarray
+    """Which samples of the dataset these are."""
+
+
+def load(
+    dataset: Samples, indices: np.ndarray, *, device: torch.device, collate: Callable[[Sequence[Any]], Any] | None
+) -> Batch:
+    """Fetch samples and put them together."""
+    if collate is None and isinstance(dataset, TensorDataset):
+        chosen = torch.from_numpy(indices)
+        content: Any = [tensor[chosen] for tensor in dataset.tensors]
+    else:
+        content = (collate or default_collate)([dataset[int(index)] for index in indices])
+    content = _moved(content, device)
+    if isinstance(content, list | tuple) and len(content) == 2:
+        return Batch(content[0], content[1], indices)
+    return Batch(content[0] if isinstance(content, list | tuple) and len(content) == 1 else content, None, indices)
+
+
+def _moved(content: Any, device: torch.device) -> Any:
+    if isinstance(content, torch.Tensor):
+        return content.to(device)
+    if isinstance(content, dict):
+        return {key: _moved(value, device) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_moved(value, device) for value in content]
+    return content

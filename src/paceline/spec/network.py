@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -140,6 +141,7 @@ class Network(Noun):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@lru_cache(maxsize=32)
 def layer_costs(network: Network) -> tuple[LayerCost, ...]:
     """Shapes, parameters and costs of every layer, in order; a layer that does not fit raises ValueError."""
     known: dict[str, tuple[int, ...]] = {"input": network.input.shape}

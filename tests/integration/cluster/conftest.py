@@ -25,17 +25,18 @@ RATE = 2.5e7
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without root or the engines these tests cannot run; `make test-cluster` brings both and fails without."""
-    reason = "needs root" if os.geteuid() else ""
-    missing = missing_programs()
-    reason = reason or (f"not installed: {', '.join(missing)} (make test-cluster installs them)" if missing else "")
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
-    if reason and os.environ.get("PACELINE_TEST_CLUSTER"):
-        pytest.exit(f"make test-cluster cannot run: {reason}", returncode=1)
-    for item in here:
-        item.add_marker(pytest.mark.alone)
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    """These tests need root, the engines and the machine for themselves: `make test-all` brings all three."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.full)
+            item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engines() -> None:
+    """Root and every program that a test of this folder starts; an error that says what is missing."""
+    assert os.geteuid() == 0, "virtual clusters need root: make test-all"
+    assert not (missing := missing_programs()), f"not installed: {', '.join(missing)} (make engines installs them)"
 
 
 def equal_hosts(names: tuple[str, ...], *, name: str = "grounds", bandwidth: float = RATE, **link: float) -> Cluster:
@@ -100,8 +101,7 @@ def _furnished(up: VirtualCluster, folder: Path) -> Grounds:
 def ray_grounds(grounds: Grounds) -> Grounds:
     """The same with Ray on it, which takes a while to start and is started only where it is needed."""
     python = os.environ.get("PACELINE_RAY_PYTHON")
-    if not python:
-        pytest.skip("PACELINE_RAY_PYTHON names no interpreter with Ray (make test-cluster makes one)")
+    assert python, "PACELINE_RAY_PYTHON names no interpreter with Ray: make test-all makes one"
     return replace(grounds, env={**grounds.env, "RAY_ADDRESS": start_ray(grounds.up, Path(python))})
 
 

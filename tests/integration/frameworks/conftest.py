@@ -1,8 +1,7 @@
-"""The fast set runs always; the others when PACELINE_TEST_FRAMEWORKS is set (`make test-frameworks`)."""
+"""PyTorch is proved by `make test`, the other frameworks of the fast set by `make test-all`, the rest on request."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ FAST = {"pytorch/ddp", "jax/data_parallel", "mxnet/dist_sync", "tensorflow/multi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A framework that is not in the fast set says why it does not run."""
-    if os.environ.get("PACELINE_TEST_FRAMEWORKS"):
-        return
+    """A test of a framework outside the fast set is marked `frameworks`, of another one than PyTorch `full`."""
     for item in items:
-        if HERE not in item.path.parents:
-            continue
         callspec = getattr(item, "callspec", None)
-        name = callspec.params.get("framework") if callspec else None
-        if name is not None and name not in FAST:
-            item.add_marker(pytest.mark.skip(reason="not in the fast set: make test-frameworks runs it"))
+        if HERE not in item.path.parents or callspec is None or "framework" not in callspec.params:
+            continue
+        name = callspec.params["framework"]
+        if name not in FAST:
+            item.add_marker(pytest.mark.frameworks)
+        elif name != "pytorch/ddp":
+            item.add_marker(pytest.mark.full)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from paceline.bench.availability import environments_of
+from paceline.bench.adapters import environments_of
 from paceline.bench.environments import prepare
 from paceline.bench.proof_networks import PROOF_NETWORKS
 from paceline.bench.verify import UNKNOWN, UNPROVABLE, prove_framework
@@ -20,11 +19,7 @@ from paceline.spec.network import Network
 from tests.conftest import Command
 
 FRAMEWORKS = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
-OFFLINE = [
-    "unshare",
-    *([] if os.geteuid() == 0 else ["--map-root-user"]),
-    *("--net", "sh", "-c", 'ip link set lo up && exec "$@"', "offline"),
-]
+OFFLINE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "offline"]
 """Runs a command in a network namespace that has loopback and nothing else."""
 
 
@@ -110,6 +105,7 @@ features = 10
 """
 
 
+@pytest.mark.full  # a network namespace needs root
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("files", ["folder", "cifar"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -1,4 +1,4 @@
-"""One rank that trains with strategy="auto" on an emulated device whose speed may change; writes what it saw."""
+"""One rank that trains with scheme="auto" on an emulated device whose speed may change; writes what it saw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.runtime import Patience, Settings, join
+from paceline.runtime import Settings, Timeouts, join
 from paceline.runtime.auto.choose import one_group
 from paceline.runtime.auto.pilot import Pilot
 from paceline.runtime.emulate import Emulated, emulate
@@ -21,21 +21,21 @@ from paceline.runtime.emulate import Emulated, emulate
 RANK = int(os.environ["RANK"])
 
 
-def gather_after(exchanges: int) -> None:
+def merge_after(exchanges: int) -> None:
     """Make the first group want one group again after so many exchanges."""
     seen = iter(range(exchanges))
 
-    def listen(self: Pilot, told: dict[str, Any]) -> Any:
+    def better_choice(self: Pilot, statuses: dict[str, Any]) -> Any:
         return one_group(2, 24) if next(seen, None) is None else None
 
-    Pilot.listen = listen  # type: ignore[method-assign]
+    Pilot.better_choice = better_choice  # type: ignore[method-assign]
 
 
 def train(options: dict[str, Any]) -> dict[str, Any]:
     """Every sample used, the groups over time and why."""
     torch.manual_seed(0)
-    if "gather_after" in options:
-        gather_after(options["gather_after"])
+    if "merge_after" in options:
+        merge_after(options["merge_after"])
     samples, batch = options.get("samples", 240), options.get("batch", 24)
     width = options.get("width", 64)
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
@@ -48,7 +48,7 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
     emulate(model, device)
     data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    settings = Settings(strategy="auto", patience=Patience(join=60.0, linger=0.05))
+    settings = Settings(scheme="auto", timeouts=Timeouts(join=60.0, settle=0.05))
     used: list[tuple[int, int]] = []
     seen: list[tuple[int, int, int, float]] = []
     with join(model, optimizer, data, global_batch=batch, settings=settings) as pace:

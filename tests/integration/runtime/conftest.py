@@ -121,7 +121,7 @@ class Syncers:
             self.start(index)
 
     def start(self, index: int) -> None:
-        argv = [str(self._python), "-m", "paceline.runtime.syncer.server", str(self.folder / f"shard-{index}.json")]
+        argv = [str(self._python), "-m", "paceline.runtime.syncer.shard", str(self.folder / f"shard-{index}.json")]
         env = {**os.environ, "PYTHONPATH": str(worker_path()), "PACELINE_SECRET": self.secret}
         with (self.folder / f"shard-{index}.log").open("ab") as log:
             self.processes[index] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)

@@ -14,7 +14,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras
 import numpy as np
 
-from paceline.runtime.balance import Balance
+from paceline.runtime.group.balance import Balance
 from paceline.runtime.keras_binding import join_keras
 
 

@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.errors import InputError
 from paceline.runtime import Settings, join
-from paceline.runtime.large.layerwise import Lamb, Lars
-from paceline.runtime.large.rates import LinearScaling
+from paceline.runtime.large.optimizers import Lamb, Lars, LinearScaling
 
 
 def two_steps(kind: type[torch.optim.Optimizer], scale: float = 1.0, **options: Any) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""strategy="auto" on real processes: what it picks where the answer is clear, why, and what it does under drift."""
+"""scheme="auto" on real processes: what it picks where the answer is clear, why, and what it does under drift."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def test_unequal_devices_on_one_machine_stay_one_balanced_group(start: Any) -> N
 
 @pytest.fixture(scope="module")
 def slow_link() -> Iterator[VirtualCluster]:
-    """Two hosts of one device each, 100 Mbit/s apart."""
-    if os.geteuid():
-        pytest.skip("namespaces need root")
+    """Two hosts of one device each, 100 Mbit/s apart; its tests are marked full, since namespaces need root."""
     link, bus = Link(name="way", bandwidth=12.5e6), Link(name="bus", bandwidth=1e11)
     devices = (Device(name="cpu", kind="cpu"),)
     hosts = tuple(Host(name=f"a{n}", devices=devices, inside=bus, link=link) for n in range(2))
@@ -126,6 +124,7 @@ def slow_link() -> Iterator[VirtualCluster]:
     take_down(up.home)
 
 
+@pytest.mark.full
 def test_a_slow_link_makes_two_groups_that_exchange_rarely(start: Any, slow_link: VirtualCluster) -> None:
     job = start(slow_link, speeds=[1.0, 1.0], epochs=8, width=700)
     found = job.wait()
@@ -138,8 +137,9 @@ def test_a_slow_link_makes_two_groups_that_exchange_rarely(start: Any, slow_link
     assert found[0]["parameters"] == found[1]["parameters"], "the last common parameters are everybody's"
 
 
+@pytest.mark.full
 def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow_link: VirtualCluster) -> None:
-    found = start(slow_link, speeds=[2.0, 1.0], epochs=30, width=700, gather_after=2).wait()
+    found = start(slow_link, speeds=[2.0, 1.0], epochs=30, width=700, merge_after=2).wait()
     check_samples(found, epochs=30, samples=240)
     for rank in found:
         sizes = [size for _, size, _, _ in rank["seen"]]
@@ -148,6 +148,7 @@ def test_groups_come_together_again_with_every_sample_used_once(start: Any, slow
     assert found[0]["parameters"] == found[1]["parameters"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("ranks", "killed"), [(2, 1), (4, 3)], ids=["the-whole-group", "one-of-its-group"])
 def test_a_rank_killed_after_the_split_comes_back_to_its_group(
     start: Any, slow_link: VirtualCluster, ranks: int, killed: int
@@ -165,6 +166,7 @@ def test_a_rank_killed_after_the_split_comes_back_to_its_group(
     assert not {use for use in missing if use[0] >= 12}, "only what the killed rank did before is not in the books"
 
 
+@pytest.mark.full
 def test_a_link_that_becomes_slow_splits_the_group(start: Any, slow_link: VirtualCluster) -> None:
     """Gradients are small enough for the link at first; then it becomes thirty times slower."""
     job = start(slow_link, speeds=[1.0, 1.0], epochs=16, per_sample=0.004, width=120)

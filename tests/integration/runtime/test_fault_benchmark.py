@@ -13,6 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_a_kill_and_the_death_of_a_group_are_survived(tmp_path: Path) -> None:
     argv = [sys.executable, str(BENCHMARKS / "faults.py"), "--fault", "kill,group", "--times", "1", "--json"]

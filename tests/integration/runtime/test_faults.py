@@ -115,7 +115,7 @@ def test_a_stranger_is_refused_and_logged(ranks: StartRanks) -> None:
     until(job, 0, 2)
     with socket.create_connection(("127.0.0.1", job.port), timeout=5) as stranger:
         stranger.recv(1000)
-        text = b'{"nonce":"00","proof":"00"}'
+        text = b'{"kind":"response","nonce":"00","proof":"00"}'
         stranger.sendall(struct.pack(">I", len(text)) + text)
         assert stranger.recv(1000) == b""
     with socket.create_connection(("127.0.0.1", job.port), timeout=5) as stranger:
@@ -135,7 +135,7 @@ def test_a_meeting_point_that_somebody_else_holds_is_an_error_not_a_training_alo
     assert f"the ranks are to meet at 127.0.0.1:{port}, where this process cannot listen" in job.log(0)
 
 
-def test_a_rank_that_is_started_again_when_training_is_over_ends_in_peace(ranks: StartRanks) -> None:
+def test_a_rank_that_is_started_again_when_training_is_over_exits_cleanly(ranks: StartRanks) -> None:
     job = ranks("epochs", 2, **{**OPTIONS, "epochs": 1})
     job.wait()
     assert job.start(1, late=True).wait(60) == 0

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
+from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.sites.local import free_ports
+from tests.conftest import ROOT
 
 WORKER = Path(__file__).with_name("keras_worker.py")
 
@@ -46,10 +47,22 @@ def train(folder: Path, size: int, shares: list[int] | None) -> list[dict[str, A
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-@pytest.mark.skipif("keras" not in RECIPES, reason="the keras environment comes with the Keras framework")
+@pytest.mark.full  # needs the TensorFlow environment
 def test_an_uneven_split_trains_what_one_process_trains(tmp_path: Path) -> None:
     (alone,) = train(tmp_path / "one", 1, None)
     first, second = train(tmp_path / "two", 2, [22, 8])
     assert first["hash"] == second["hash"]
     assert np.allclose(first["values"], alone["values"], atol=2e-6)
     assert alone["losses"][-1] < alone["losses"][0]
+
+
+@pytest.mark.full  # needs the TensorFlow environment
+def test_the_keras_example_trains_under_torchrun() -> None:
+    python, script = environment_python(prepare("keras")), ROOT / "examples" / "training" / "train_keras.py"
+    argv = [str(python), "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--epochs", "6"]
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    accuracy = float(result.stdout.split("accuracy ")[1].split()[0])
+    assert accuracy > 0.9
+    assert "after 96 steps on 2 ranks" in result.stdout

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.bench.environments import worker_path
 from tests.conftest import ROOT, Command
 
 STUDY = """
@@ -53,10 +56,10 @@ def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, p
     script.write_text(
         "import os, signal, torch\n"
         "from torch.utils.data import TensorDataset\n"
-        "from paceline.runtime import Patience, Settings, join\n"
+        "from paceline.runtime import Timeouts, Settings, join\n"
         "model = torch.nn.Linear(4, 1)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
-        "settings = Settings(patience=Patience(silence=2.0))\n"
+        "settings = Settings(timeouts=Timeouts(heartbeat_timeout=2.0))\n"
         "with join(model, optimizer, TensorDataset(torch.randn(64, 4)), global_batch=8, settings=settings) as pace:\n"
         "    for batch in pace.batches(epochs=12):\n"
         "        first_life = os.environ['PACELINE_RANK'] == '1' and 'PACELINE_LATE' not in os.environ\n"
@@ -69,6 +72,18 @@ def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, p
     text = paceline("train", str(script), "--ranks", "2", "--restarts", "1")
     assert text.count("ended at step 96") == 2
     assert "started again" in text
+
+
+def test_an_example_trains_under_torchrun(torch_python: Path) -> None:
+    script = ROOT / "examples" / "training" / "train_gpt.py"
+    argv = [str(torch_python), "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
+    argv += ["--epochs", "1", "--samples", "512"]
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "after 4 steps" in result.stdout
+    shares = result.stdout.split("shares (")[1].split(")")[0]
+    assert len(shares.split(",")) == 2, "torchrun's store brought both ranks together"
 
 
 def test_the_examples_train(paceline: Command, pytorch: Path) -> None:

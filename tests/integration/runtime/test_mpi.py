@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from paceline.bench.environments import home, worker_path
 from tests.integration.runtime.conftest import WORKER, StartRanks
 
 MPI4PY = "mpi4py==4.1.2"
-pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (apt install mpich)")
+pytestmark = pytest.mark.full  # mpirun comes from a Debian package
 
 
 @pytest.fixture(scope="module")

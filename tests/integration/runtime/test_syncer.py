@@ -52,6 +52,20 @@ def test_two_groups_use_every_sample_once(
         assert taken > 1.5 * left, "a group that is four times as fast takes more of the queue"
 
 
+@pytest.mark.parametrize(("rule", "drops"), [({"name": "discard", "limit": 0}, True), ({"name": "keep"}, False)])
+def test_the_staleness_rule_of_the_settings_holds(
+    ranks: StartRanks, syncers: StartSyncers, rule: dict[str, Any], drops: bool
+) -> None:
+    syncer = syncers(1, groups=2, quorum=1)
+    options = {**OPTIONS, "staleness": rule}
+    env = {"PACELINE_GROUP_SHARE": 0.5}
+    fast = ranks("epochs", 1, env=syncer.env("fast", **env), **{**options, "speeds": [4.0]})
+    slow = ranks("epochs", 1, env=syncer.env("slow", **env), **{**options, "speeds": [1.0]})
+    facts = [job.wait()[0]["syncer"] for job in (fast, slow)]
+    assert any(fact["dropped"] > 0 for fact in facts) == drops
+    assert any(fact["largest_staleness"] > 0 for fact in facts) != drops
+
+
 def test_a_killed_shard_comes_back_without_loss(ranks: StartRanks, syncers: StartSyncers) -> None:
     syncer = syncers(2, groups=2, quorum=1)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
@@ -79,7 +93,7 @@ def test_a_group_survives_the_death_of_the_rank_that_speaks(ranks: StartRanks, s
 
 
 def test_a_dead_group_gives_its_samples_back(ranks: StartRanks, syncers: StartSyncers) -> None:
-    syncer = syncers(1, groups=2, quorum=1, silence=1.0)
+    syncer = syncers(1, groups=2, quorum=1, heartbeat_timeout=1.0)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
     jobs = [ranks("epochs", 1, env=syncer.env(name, **more), **OPTIONS) for name in ("a", "b")]
     until(jobs[0], 0, 3)
@@ -90,7 +104,7 @@ def test_a_dead_group_gives_its_samples_back(ranks: StartRanks, syncers: StartSy
 
 
 def test_a_group_that_hangs_is_not_waited_for_and_comes_back(ranks: StartRanks, syncers: StartSyncers) -> None:
-    syncer = syncers(2, groups=2, quorum=2, silence=1.0)
+    syncer = syncers(2, groups=2, quorum=2, heartbeat_timeout=1.0)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
     options = {**OPTIONS, "epochs": 12}
     stays, hangs = (ranks("epochs", 1, env=syncer.env(name, **more), **options) for name in ("stays", "hangs"))
@@ -101,6 +115,6 @@ def test_a_group_that_hangs_is_not_waited_for_and_comes_back(ranks: StartRanks, 
     hangs.processes[0].send_signal(signal.SIGCONT)
     found = [job.wait()[0] for job in (stays, hangs)]
     assert found[0]["hash"] == found[1]["hash"], "both end with the common parameters"
-    assert "others do the samples that it had" in hangs.log(0)
+    assert "other groups have its samples" in hangs.log(0)
     used = {(r["epoch"], sample) for job in (stays, hangs) for r in job.steps(0) for sample in r["samples"]}
     assert used == {(epoch, sample) for epoch in range(12) for sample in range(SAMPLES)}

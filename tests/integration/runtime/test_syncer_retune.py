@@ -33,10 +33,10 @@ def test_another_quorum_and_number_of_local_steps_reach_all_and_survive_a_kill(s
     one, other = made.client("one"), made.client("other")
     versions = begin(one)
     begin(other)
-    one.retune(local_steps=16, quorum=1, meet=None)
+    one.retune(local_steps=16, quorum=1, merge_at=None)
     made.restart()
     other.lease(1, 10)
-    assert other.news["local_steps"] == 16
+    assert other.last_reply.local_steps == 16
     theta, _ = one.exchange(ONES, sequence=1, versions=versions, samples=10)
     assert theta != pytest.approx(np.zeros(4)), "the quorum of one does not wait"
     for client in (one, other):
@@ -52,7 +52,7 @@ def test_an_appointment_ends_leases_and_says_where_and_from_where_on(syncer: Any
     versions = begin(other)
     assert one.lease(1, 25) is not None
     assert other.lease(1, 25) is not None
-    one.retune(local_steps=1, quorum=1, meet=("10.0.0.1", 5))
+    one.retune(local_steps=1, quorum=1, merge_at=("10.0.0.1", 5))
     if killed:
         made.restart()
     other.exchange(ONES, sequence=1, versions=versions, samples=25)
@@ -65,15 +65,15 @@ def test_an_appointment_ends_leases_and_says_where_and_from_where_on(syncer: Any
     waiting.join(5)
     assert found == [None, None]
     for client in (one, other):
-        assert client.news["meet"] == ["10.0.0.1", 5]
-        assert client.news["at"] == [0, 50]
+        assert client.last_reply.merge_at == ("10.0.0.1", 5)
+        assert client.last_reply.position == (0, 50)
     assert one.common()[0] == pytest.approx(other.common()[0])
     for client in (one, other):
         client.close()
 
 
 def test_a_syncer_of_the_groups_own_ends_when_they_have_left(syncer: Any) -> None:
-    made = syncer(1, groups=1, quorum=1, silence=0.3, ends=True)
+    made = syncer(1, groups=1, quorum=1, heartbeat_timeout=0.3, ends=True)
     client = made.client("a")
     begin(client)
     client.leave()

@@ -20,7 +20,8 @@ import pytest
 
 from paceline.bench.sites.local import free_ports
 from paceline.errors import TrainingLost
-from paceline.runtime.syncer.client import LeftBehind, SyncerClient, as_received
+from paceline.runtime.syncer.connections import LeaseRevoked, ShardConnections, as_received
+from paceline.runtime.syncer.rounds import StalenessRule
 
 SECRET = secrets.token_hex(8)
 
@@ -35,7 +36,7 @@ class Syncer:
             self.processes.append(self.start(index))
 
     def start(self, index: int) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "paceline.runtime.syncer.server", str(self.folder / f"settings-{index}.json")]
+        argv = [sys.executable, "-m", "paceline.runtime.syncer.shard", str(self.folder / f"settings-{index}.json")]
         with (self.folder / f"{index}.log").open("ab") as log:
             return subprocess.Popen(argv, env={**os.environ, "PACELINE_SECRET": SECRET}, stdout=log, stderr=log)
 
@@ -45,9 +46,9 @@ class Syncer:
             self.processes[index].wait()
             self.processes[index] = self.start(index)
 
-    def client(self, group: str, patience: float = 20.0) -> SyncerClient:
-        return SyncerClient(
-            [("127.0.0.1", port) for port in self.ports], SECRET.encode(), group=group, patience=patience
+    def client(self, group: str, timeout: float = 20.0) -> ShardConnections:
+        return ShardConnections(
+            [("127.0.0.1", port) for port in self.ports], SECRET.encode(), group=group, timeout=timeout
         )
 
     def stop(self) -> None:
@@ -69,11 +70,11 @@ def syncer(tmp_path: Path) -> Iterator[Any]:
         item.stop()
 
 
-def start(client: SyncerClient, size: int = 10) -> tuple[np.ndarray, list[int]]:
-    return client.start(np.zeros(size, dtype=np.float32), num_samples=100, epochs=1)
+def start(client: ShardConnections, size: int = 10, rule: StalenessRule | None = None) -> tuple[np.ndarray, list[int]]:
+    return client.start(np.zeros(size, dtype=np.float32), num_samples=100, epochs=1, rules=(rule, None))
 
 
-def exchanged_once(made: Syncer) -> tuple[SyncerClient, np.ndarray, list[int]]:
+def exchanged_once(made: Syncer) -> tuple[ShardConnections, np.ndarray, list[int]]:
     """A client whose first progress, of ones, has been acknowledged; the ones and the versions."""
     client, ones = made.client("a"), np.ones(10, dtype=np.float32)
     _, versions = start(client)
@@ -87,7 +88,7 @@ def test_progress_moves_the_common_parameters_over_all_shards(syncer: Any) -> No
     moved, versions = client.exchange(np.arange(10, dtype=np.float32), sequence=1, versions=versions, samples=10)
     assert moved == pytest.approx(-np.arange(10))
     assert versions == [1, 1, 1]
-    assert client.facts()["mean_staleness"] == 0
+    assert client.facts().mean_staleness == 0
     client.close()
 
 
@@ -186,12 +187,15 @@ def test_no_acknowledged_progress_is_lost_or_counted_twice_by_kills_at_random_mo
     ],
     ids=["keep", "divide", "gap", "compensate", "discarded", "not-discarded"],
 )
+@pytest.mark.parametrize("by", ["shard", "group"])
 def test_progress_that_is_two_versions_late_counts_as_the_rule_says(
-    syncer: Any, rule: dict[str, Any], expected: float
+    syncer: Any, rule: dict[str, Any], expected: float, by: str
 ) -> None:
-    made = syncer(1, groups=2, quorum=1, rule=rule)
+    """The rule is in the file that the shard is started with, or in the settings of the first group."""
+    made = syncer(1, groups=2, quorum=1, **({"rule": rule} if by == "shard" else {}))
     quick, late = made.client("quick"), made.client("late")
-    versions, old = start(quick)[1], start(late)[1]
+    versions = start(quick, rule=StalenessRule(**rule) if by == "group" else None)[1]
+    old = start(late)[1]
     ones = np.ones(10, dtype=np.float32)
     for sequence in (1, 2):
         _, versions = quick.exchange(ones / 2, sequence=sequence, versions=versions, samples=10)
@@ -199,8 +203,8 @@ def test_progress_that_is_two_versions_late_counts_as_the_rule_says(
     facts = late.facts()
     # With two groups of equal samples each moves the parameters by half of its progress once both are known.
     assert theta == pytest.approx(np.full(10, -1.0 + (expected + 1.0) / 2), abs=1e-6)
-    assert facts["dropped"] == (1 if expected == -1.0 else 0)
-    assert facts["largest_staleness"] == (0 if expected == -1.0 else 2)
+    assert facts.dropped == (1 if expected == -1.0 else 0)
+    assert facts.largest_staleness == (0 if expected == -1.0 else 2)
     quick.close()
     late.close()
 
@@ -223,7 +227,7 @@ def test_packed_progress_arrives_in_full_with_time(syncer: Any) -> None:
 
 
 def test_a_group_that_left_before_a_restart_is_not_waited_for(syncer: Any) -> None:
-    made = syncer(1, groups=2, quorum=2, silence=0.5)
+    made = syncer(1, groups=2, quorum=2, heartbeat_timeout=0.5)
     left, stays = made.client("left"), made.client("stays")
     start(left)
     _, versions = start(stays)
@@ -235,7 +239,7 @@ def test_a_group_that_left_before_a_restart_is_not_waited_for(syncer: Any) -> No
 
 
 def test_samples_of_a_group_that_is_gone_are_handed_out_again(syncer: Any) -> None:
-    made = syncer(1, groups=2, quorum=1, silence=0.3)
+    made = syncer(1, groups=2, quorum=1, heartbeat_timeout=0.3)
     gone, stays = made.client("gone"), made.client("stays")
     start(gone)
     start(stays)
@@ -248,7 +252,7 @@ def test_samples_of_a_group_that_is_gone_are_handed_out_again(syncer: Any) -> No
 
 
 def test_what_a_group_handed_in_before_it_died_is_not_done_again(syncer: Any) -> None:
-    made = syncer(1, groups=2, quorum=1, silence=0.3)
+    made = syncer(1, groups=2, quorum=1, heartbeat_timeout=0.3)
     gone, stays = made.client("gone"), made.client("stays")
     versions = start(gone)[1]
     start(stays)
@@ -263,7 +267,7 @@ def test_what_a_group_handed_in_before_it_died_is_not_done_again(syncer: Any) ->
 
 
 def test_samples_of_a_group_that_died_before_a_restart_are_handed_out_again(syncer: Any) -> None:
-    made = syncer(1, groups=2, quorum=1, silence=0.5)
+    made = syncer(1, groups=2, quorum=1, heartbeat_timeout=0.5)
     gone, stays = made.client("gone"), made.client("stays")
     start(gone)
     start(stays)
@@ -277,18 +281,18 @@ def test_samples_of_a_group_that_died_before_a_restart_are_handed_out_again(sync
 
 
 def test_a_group_that_hangs_is_not_waited_for_and_may_come_back(syncer: Any) -> None:
-    made = syncer(2, groups=2, quorum=2, silence=0.5)
+    made = syncer(2, groups=2, quorum=2, heartbeat_timeout=0.5)
     hung, stays = made.client("hung"), made.client("stays")
     old, versions = start(hung)[1], start(stays)[1]
     ones = np.ones(10, dtype=np.float32)
     lost, mine = hung.lease(1, 25), stays.lease(1, 25)
-    hung._beats.stop()  # connected, but as silent as a process that was stopped
+    hung._heartbeats.stop()  # connected, but as silent as a process that was stopped
     begun = time.monotonic()
     theta, versions = stays.exchange(ones, sequence=1, versions=versions, samples=25)
     assert time.monotonic() - begun < 2.0
     assert theta == pytest.approx(-ones)
     assert stays.lease(2, 25) == lost != mine
-    with pytest.raises(LeftBehind):
+    with pytest.raises(LeaseRevoked):
         hung.exchange(100 * ones, sequence=1, versions=old, samples=25)
     theta, versions = hung.come_back()
     assert theta == pytest.approx(-ones), "what others do now it has not done"
@@ -319,7 +323,7 @@ def test_a_group_that_died_and_begins_anew_counts_again_and_its_samples_are_free
 
 def test_a_syncer_that_is_not_there_is_an_error_not_a_hang(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    client = SyncerClient([("127.0.0.1", port)], b"x", group="a", patience=0.3)
+    client = ShardConnections([("127.0.0.1", port)], b"x", group="a", timeout=0.3)
     with pytest.raises(TrainingLost, match="does not answer"):
         start(client)
     client.close()
@@ -330,7 +334,7 @@ def test_a_stranger_is_refused_and_logged_and_changes_nothing(syncer: Any) -> No
     client = made.client("a")
     _, versions = start(client)
     places = [("127.0.0.1", made.ports[0])]
-    stranger = SyncerClient(places, b"a guess", group="a", patience=0.3)
+    stranger = ShardConnections(places, b"a guess", group="a", timeout=0.3)
     with pytest.raises(TrainingLost, match="does not answer"):
         stranger.exchange(np.ones(10, dtype=np.float32), sequence=1, versions=[0], samples=10)
     stranger.close()

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.runtime import Patience, Settings, join
-from paceline.runtime.balance import Balance
+from paceline.runtime import Settings, StalenessRule, Timeouts, join
 from paceline.runtime.emulate import Emulated, emulate
+from paceline.runtime.group.balance import Balance
 
 RANK = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-QUICK = Patience(beat=0.1, silence=1.0, join=60.0, linger=0.05)
+QUICK = Timeouts(heartbeat_interval=0.1, heartbeat_timeout=1.0, join=60.0, settle=0.05)
 
 
 def digest(model: nn.Module) -> str:
@@ -108,10 +108,11 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     checkpoint = Path(options["checkpoint"]) if "checkpoint" in options else None
     settings = Settings(
-        patience=QUICK,
+        timeouts=QUICK,
         checkpoint=checkpoint,
         checkpoint_every=options.get("every", 5),
         compress=options.get("compress", "none"),
+        staleness=StalenessRule(**options["staleness"]) if "staleness" in options else None,
     )
     used: list[dict[str, Any]] = []
     progress = Path(sys.argv[3]).with_suffix(".steps").open("a")
@@ -129,8 +130,9 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
                 used.append(record)
                 progress.write(json.dumps({**record, "at": time.monotonic(), "size": pace.size}) + "\n")
                 progress.flush()
-        shares, views = pace.shares, pace.views
-    return {"used": used, "hash": digest(model), "shares": shares, "views": views, "steps": pace.position.step}
+        shares, views, facts = pace.shares, pace.views, pace.syncer_facts()
+    seen = {"shares": shares, "views": views, "steps": pace.position.step, **facts}
+    return {"used": used, "hash": digest(model), **seen}
 
 
 if __name__ == "__main__":

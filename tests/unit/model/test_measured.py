@@ -5,7 +5,7 @@ import pytest
 
 from paceline.errors import InputError, Unsupported
 from paceline.model.measured.discrepancy import PRIOR, Doubt, fit_discrepancy, interval
-from paceline.model.measured.extrapolate import extrapolate
+from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.names import link_kind, parameters_of, strategy_kind
 from paceline.model.measured.points import read_points
 from paceline.model.measured.prior import shipped_population
@@ -22,7 +22,7 @@ def write(tmp_path, rows, head=HEAD):
 
 
 def predict(path, at=(32,)):
-    return extrapolate(read_points(path), at, population=shipped_population())
+    return extrapolate_series(read_points(path), at, population=shipped_population())
 
 
 def test_names_are_what_people_write():
@@ -159,7 +159,7 @@ def test_a_fixed_global_batch_is_one_series_and_is_extrapolated(tmp_path):
     path, truth = strong_scaling(tmp_path)
     (series,) = read_points(path)
     assert series.batches.tolist() == [512, 256, 128, 64, 32]
-    (curve,) = extrapolate([series], (32,), population=shipped_population(), global_batch=512)
+    (curve,) = extrapolate_series([series], (32,), population=shipped_population(), global_batch=512)
     assert curve.predictions[0].batch_per_device == 16
     assert curve.predictions[0].samples_per_s.value == pytest.approx(truth, rel=0.05)
     (same,) = predict(path)
@@ -169,7 +169,7 @@ def test_a_fixed_global_batch_is_one_series_and_is_extrapolated(tmp_path):
 def test_a_global_batch_needs_batches(tmp_path):
     path = write(tmp_path, ["1,100\n", "2,196\n"], head="devices,samples_per_s\n")
     with pytest.raises(InputError, match="batch_per_device or global_batch"):
-        extrapolate(read_points(path), (8,), population=shipped_population(), global_batch=64)
+        extrapolate_series(read_points(path), (8,), population=shipped_population(), global_batch=64)
 
 
 def test_series_that_differ_in_batch_alone_support_each_other(tmp_path):
@@ -177,7 +177,7 @@ def test_series_that_differ_in_batch_alone_support_each_other(tmp_path):
     rows = [f"N,DDP,D,10GbE,8,{p},{b},{v},\n" for (p, b), v in rates.items() if (p, b) in rates and (b == 16 or p == 1)]
     small, large = read_points(write(tmp_path, rows))
     assert (small.num_points, large.num_points) == (3, 1)
-    curve = extrapolate([small, large], (4,), population=shipped_population())[1]
+    curve = extrapolate_series([small, large], (4,), population=shipped_population())[1]
     assert curve.predictions[0].samples_per_s.value == pytest.approx(rates[4, 64], rel=0.05)
 
 
@@ -186,7 +186,7 @@ def test_far_beyond_the_points_is_refused_with_a_measurement_that_helps(tmp_path
     with pytest.raises(Unsupported, match=r"refused: 1024 devices are 64 times.*up to 16 times") as refusal:
         predict(path, (1024,))
     assert "measure 256 devices (64 hosts)" in refusal.value.hint
-    (curve,) = extrapolate(read_points(path), (1024,), population=shipped_population(), force=True)
+    (curve,) = extrapolate_series(read_points(path), (1024,), population=shipped_population(), force=True)
     assert curve.predictions[0].as_dict()["support"] == "unsupported"
     assert curve.basis[0].startswith("unsupported: 1024 devices")
 

@@ -154,8 +154,9 @@ def _is_on(connection: AgentConnection, host: str) -> bool:
 
 def _send_out(processes: Sequence[Process], connections: dict[str, AgentConnection], addresses: dict[str, str]) -> None:
     for process in processes:
-        package = Path(process.env["PYTHONPATH"]) / "paceline" if "PYTHONPATH" in process.env else None
-        needed = [Path(process.argv[0]).parent.parent, *([package.parent, package.resolve()] if package else [])]
+        folder = Path(process.env["PYTHONPATH"]) if "PYTHONPATH" in process.env else None
+        packages = [link.resolve() for link in sorted(folder.iterdir())] if folder and folder.is_dir() else []
+        needed = [Path(process.argv[0]).parent.parent, *([folder, *packages] if folder else [])]
         connections[process.name].run(process, addresses=addresses, needed=needed)
 
 

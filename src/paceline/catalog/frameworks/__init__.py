@@ -5,13 +5,15 @@ On one rank every mode is the plain single-process loop without aggregation.
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.errors import UnknownName
+from paceline.catalog.plugins import plugin_entries, plugin_entry
+from paceline.errors import InputError, PluginError, UnknownName
 from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
 from paceline.spec.load import load_noun
 from paceline.spec.strategy import Strategy
@@ -22,6 +24,7 @@ __all__ = [
     "framework",
     "framework_names",
     "framework_record",
+    "is_built_in",
     "policy",
     "record_names",
     "resolve",
@@ -98,8 +101,35 @@ class FrameworkRecord(Noun):
 
 @cache
 def _records() -> dict[str, FrameworkRecord]:
+    """Every record: those of this package, then those of other distributions; a broken one is left out."""
+    records = _built_in_records()
+    for name in plugin_entries():
+        with contextlib.suppress(PluginError):
+            records.setdefault(name, _plugin_record(name))
+    return records
+
+
+def _built_in_records() -> dict[str, FrameworkRecord]:
     records = [load_noun(path, FrameworkRecord) for path in sorted(FOLDER.glob("*.toml"))]
     return {record.name: record for record in records}
+
+
+def _plugin_record(name: str) -> FrameworkRecord:
+    entry = plugin_entry(name, built_in=is_built_in(name))
+    if entry is None:
+        raise UnknownName("framework", name, _records())
+    try:
+        record = load_noun(entry.record_path, FrameworkRecord)
+    except InputError as error:
+        raise entry.broken(f"its record is wrong: {error}", hint=f"correct {name}.toml in the package") from error
+    if record.name != name:
+        raise entry.broken(f"its record is called {record.name!r}", hint=f"write name = {name!r} in {name}.toml")
+    return record
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a framework belongs to Paceline itself."""
+    return (FOLDER / f"{name}.toml").is_file()
 
 
 def framework_names() -> tuple[str, ...]:
@@ -114,9 +144,7 @@ def record_names() -> tuple[str, ...]:
 
 def framework_record(name: str) -> FrameworkRecord:
     """The record of a framework; the name has no mode."""
-    if name not in _records():
-        raise UnknownName("framework", name, _records())
-    return _records()[name]
+    return _records()[name] if name in _records() else _plugin_record(name)
 
 
 def framework(name: str) -> str:

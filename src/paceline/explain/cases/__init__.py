@@ -1,1 +1,1 @@
-"""What one case shows: its evidence, its breakdown, its gradient exchange, its stragglers, one step of it."""
+"""Analysis of one case: evidence, breakdown, gradient exchange, stragglers, timeline of one step."""

@@ -1,7 +1,7 @@
-"""Where a step goes: exposed phases that sum to it, communication hidden beside it, rank by rank and layer by layer.
+"""The breakdown of a step: exposed phases, hidden communication, by rank and by layer.
 
-Shares sum to one: `other` is the difference between the step and its phases, shown and never hidden. It is negative
-when the passes that split the step were slower than the clean pass.
+Shares sum to one: `other` is the difference between the step and its phases. It is negative when the instrumented
+passes were slower than the clean pass.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class Part:
     seconds: float
     share: float
     interval: Interval
-    """Of the seconds, over launches."""
+    """Interval of the seconds over launches."""
 
 
 @dataclass(frozen=True)
 class RankPhases:
-    """One rank's phases; its exposed exchange holds the time for which it waits for slower ranks."""
+    """The phases of one rank; its exposed exchange includes the time that it waits for slower ranks."""
 
     rank: int
     host: str
     seconds: dict[str, float]
-    """By phase, and `other`; they sum to the rank's step."""
+    """Seconds by phase, with `other`; they sum to the step of the rank."""
     hidden_s: float | None
-    """Its exchanges beside backward, where they were traced."""
+    """Exchange time hidden behind the backward pass, if traced."""
 
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """One layer: median seconds of its forward, of its gradients, and their bytes."""
+    """The median times of one layer, and the bytes of its gradients."""
 
     name: str
     forward_s: float
@@ -57,7 +57,7 @@ class TracedLayer:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """One case taken apart."""
+    """The breakdown of one case."""
 
     case_id: str
     label: str
@@ -65,9 +65,9 @@ class Breakdown:
     step_s: Interval
     parts: tuple[Part, ...]
     hidden_s: float | None
-    """Communication that ran beside the backward pass; None if nobody can tell."""
+    """Communication that overlapped with the backward pass; None if unknown."""
     hidden_source: HiddenSource | None
-    """Who says so: exchanges that were traced, the framework's own timers, or the model."""
+    """Source of `hidden`: traced exchanges, the framework's own timers, or the model."""
     ranks: tuple[RankPhases, ...]
     layers: tuple[TracedLayer, ...]
 
@@ -82,7 +82,7 @@ class Breakdown:
 
 
 def break_down(evidence: CaseEvidence) -> Breakdown | None:
-    """The breakdown of a case; None if it has no successful launch that was split into phases."""
+    """The breakdown of a case; None without a successful launch with instrumented passes."""
     result = evidence.result
     if result.step_s is None or not result.phases:
         return None
@@ -108,15 +108,15 @@ def break_down(evidence: CaseEvidence) -> Breakdown | None:
 
 
 def _around(value: float, sample: list[float]) -> Interval:
-    """The interval over launches, about a value that may be a remainder."""
+    """The interval over launches, extended to contain `value`."""
     if len(sample) > 1 and min(sample) == max(sample):
         return Interval(value, min(value, sample[0]), max(value, sample[0]))
-    found = median_interval(sample)
-    return Interval(value, min(found.low, value), max(found.high, value))
+    interval = median_interval(sample)
+    return Interval(value, min(interval.low, value), max(interval.high, value))
 
 
 def _hidden(evidence: CaseEvidence, ranks: tuple[RankPhases, ...]) -> tuple[float, HiddenSource] | tuple[None, None]:
-    """As traced on the rank that waited least for others, by the framework's own timers, or by the model."""
+    """Hidden seconds and their source: the trace of the rank that waited least, native timers, or the model."""
     if evidence.run.ranks < 2:
         return None, None
     traced = [rank.hidden_s for rank in ranks if rank.hidden_s is not None]
@@ -142,22 +142,22 @@ def _ranks(evidence: CaseEvidence) -> tuple[RankPhases, ...]:
 
 
 def hidden_by_rank(spans: Iterable[Span]) -> dict[int, float]:
-    """Median over traced steps of the time for which exchanges ran before a rank's last gradient was ready."""
+    """By rank, the median over traced steps of the exchange time before the last gradient was ready."""
     steps: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
         if span.phase in ("backward", "aggregate"):
             steps[span.rank, span.step].append(span)
-    found: dict[int, list[float]] = defaultdict(list)
+    hidden: dict[int, list[float]] = defaultdict(list)
     for (rank, _), parts in steps.items():
         ready = max((part.start_s + part.seconds for part in parts if part.phase == "backward"), default=0.0)
         exchanges = sorted((p.start_s, p.start_s + p.seconds) for p in parts if p.phase == "aggregate")
         if exchanges:
-            found[rank].append(_covered(exchanges, ready))
-    return {rank: median(seconds) for rank, seconds in found.items()}
+            hidden[rank].append(_covered(exchanges, ready))
+    return {rank: median(seconds) for rank, seconds in hidden.items()}
 
 
 def _covered(stretches: list[tuple[float, float]], until: float) -> float:
-    """How much of the time until a moment lies in any of these stretches, which are sorted."""
+    """Time before `end` that is covered by sorted intervals."""
     total = reached = 0.0
     for begin, end in stretches:
         begin, end = max(begin, reached), min(end, until)

@@ -1,4 +1,4 @@
-"""What a campaign left behind, as the explanations need it: launches by case, each rank's own times, spans, policy."""
+"""The evidence of a campaign: launches by case, times of each rank, spans, policy."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class CaseEvidence:
-    """One case of a campaign with everything that was measured of it; equal to itself alone."""
+    """One case of a campaign with all its measurements; compared by identity."""
 
     result: CaseResult
     launches: Launches
     rank_passes: tuple[RankPass, ...]
-    """Every pass of every rank and launch; with steps where nothing is exchanged and a rank's time is its own."""
+    """All passes of every rank and launch; with individual steps for passes without exchange."""
     spans: tuple[Span, ...]
-    """Layers, gradients and exchanges inside the traced steps of one launch."""
+    """Layers, gradients and exchanges of the traced steps of one launch."""
 
     @property
     def run(self) -> Run:
-        """A run of the case, for everything that was asked."""
+        """A run of the case, for its parameters."""
         return self.result.run
 
     @property
     def label(self) -> str:
-        """A short name for people."""
+        """A short label for tables."""
         return self.run.label
 
     @cached_property
     def policy(self) -> Policy | None:
-        """What the framework does with its gradients under this strategy; None for one the catalog does not know."""
+        """The policy of the framework under this strategy; None if the framework is not in the catalog."""
         try:
             return resolve(self.run.framework, self.strategy)
         except (UnknownName, ValidationError):
@@ -58,12 +58,12 @@ class CaseEvidence:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that was asked for."""
+        """The strategy of the case."""
         return Strategy.model_validate_json(json.dumps(self.run.case.get("strategy", {})))
 
     @cached_property
     def cluster(self) -> Cluster | None:
-        """The cluster it was asked to run on."""
+        """The cluster of the case."""
         try:
             return Cluster.model_validate_json(json.dumps(self.run.case.get("cluster", {})))
         except ValidationError:
@@ -71,25 +71,25 @@ class CaseEvidence:
 
     @cached_property
     def placed(self) -> tuple[Placed, ...]:
-        """Where each rank ran; empty if the run does not say."""
+        """Placement of each rank; empty if unknown."""
         if self.cluster is None or self.cluster.num_devices < self.run.ranks:
             return ()
         return place(self.cluster, self.run.ranks, spread=self.run.case.get("placement") == "spread")
 
     @property
     def is_emulated(self) -> bool:
-        """Whether compute is only timed waiting, which needs no core."""
+        """Whether devices are emulated; timed waits need no core."""
         return any(item.device.emulation is not None for item in self.placed)
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks on the fullest host; hosts of a virtual cluster are all the same machine."""
+        """Largest number of ranks of one host; all hosts of a virtual cluster are one machine."""
         hosts = [item.host for item in self.placed] if self.run.launcher != "virtual" else []
         return max((hosts.count(host) for host in hosts), default=self.run.ranks)
 
     @cached_property
     def shares_cores(self) -> bool:
-        """Whether exchanges need the very cores that compute: ranks on processors that fill every core of a host."""
+        """Whether exchanges and compute need the same cores: ranks on processors use every core of a host."""
         if self.is_emulated or any(item.device.kind != "cpu" for item in self.placed):
             return False
         return (self.run.machine.threads or 1) * self.ranks_per_host >= self.run.machine.cores
@@ -104,27 +104,27 @@ class CaseEvidence:
     @cached_property
     def rank_times(self) -> dict[str, dict[int, dict[str, list[float]]]]:
         """Seconds by pass, rank and launch."""
-        found: dict[str, dict[int, dict[str, list[float]]]] = {}
+        times: dict[str, dict[int, dict[str, list[float]]]] = {}
         for item in self.rank_passes:
             if item.steps:
-                found.setdefault(item.pass_name, {}).setdefault(item.rank, {})[item.run] = item.steps
-        return found
+                times.setdefault(item.pass_name, {}).setdefault(item.rank, {})[item.run] = item.steps
+        return times
 
     def rank_median(self, pass_name: str) -> dict[int, float]:
-        """Each rank's median of one pass, all launches together."""
+        """Median of one pass by rank, over all launches."""
         times = self.rank_times.get(pass_name, {})
-        return {rank: median(s for found in times[rank].values() for s in found) for rank in sorted(times)}
+        return {rank: median(s for steps in times[rank].values() for s in steps) for rank in sorted(times)}
 
     def pass_medians(self) -> dict[int, dict[str, float]]:
         """Median seconds of every pass by rank, over launches."""
-        found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        medians: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for item in self.rank_passes:
-            found[item.rank][item.pass_name].append(item.median_s)
-        return {rank: {name: median(seconds) for name, seconds in found[rank].items()} for rank in sorted(found)}
+            medians[item.rank][item.pass_name].append(item.median_s)
+        return {rank: {name: median(seconds) for name, seconds in medians[rank].items()} for rank in sorted(medians)}
 
 
 def once_per_case(function: Callable[[CaseEvidence], T]) -> Callable[[CaseEvidence], T]:
-    """Compute once for each case; the result is dropped together with the case."""
+    """Cache a result per case; the cache entry ends with the case."""
     known: WeakKeyDictionary[CaseEvidence, T] = WeakKeyDictionary()
 
     @wraps(function)
@@ -137,7 +137,7 @@ def once_per_case(function: Callable[[CaseEvidence], T]) -> Callable[[CaseEviden
 
 
 def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
-    """Every case of a campaign, in the order of its results."""
+    """All cases of a campaign, in the order of its results."""
     launches = load_launches(store, campaign)
     results = {result.run.case_id: result for result in results_of(launches)}
     by_case = {item.first.case_id: item for item in launches}

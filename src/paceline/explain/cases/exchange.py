@@ -1,11 +1,11 @@
-"""What a case's gradient exchange costs, seen through the model: two numbers that agree with what was measured.
+"""The cost of a case's gradient exchange: start-up and cost per byte, fitted to the measured exposed time.
 
     cost of a bucket = startup + bytes x per_byte
     exposed          = the model's recurrence over buckets, when they overlap with backward; their sum, when not,
-                       and where exchanges need the very cores that compute
+                       and where exchanges need the same cores as compute
 
-Gradients, their sizes and the order in which they are ready come from the traced steps. Start-up starts from the link's
-latency and the usual cost of one call; bytes account for what then is missing to the exposed time that was measured.
+Gradients, their sizes and their ready times come from the traced steps. The start-up is the latency of the link plus
+the usual cost of one call; the cost per byte accounts for the rest of the measured exposed time.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from paceline.measurements.summary import phases_of
 __all__ = ["GradientExchange", "exchange_like", "exchanges_by_launch", "gradient_exchange", "gradients_of"]
 
 CALL_S = 150e-6
-"""Usual cost of one exchange beside the link's own latency: a call through Gloo or gRPC on a processor."""
+"""Usual cost of one exchange in addition to the latency of the link: a call of Gloo or gRPC on a processor."""
 FASTEST_PER_BYTE = 1 / 2e9
-"""Moving and adding gradients through a processor's memory; no link makes an exchange faster than that here."""
+"""Cost per byte of moving and adding gradients in memory, a lower bound that no link removes."""
 
 Floats = NDArray[np.float64]
 Gradients = tuple[tuple[float, ...], tuple[float, ...]]
-"""Sizes, and seconds after the start of backward at which each is ready, in that order."""
+"""Sizes and ready times after the start of the backward pass, in order of readiness."""
 
 
 @dataclass(frozen=True)
 class GradientExchange:
-    """Gradients of one step in the order in which they are ready, how they are bundled, and what that costs."""
+    """The gradients of one step in order of readiness, their buckets, and the cost of the exchange."""
 
     sizes: tuple[float, ...]
     ready: tuple[float, ...]
-    """Seconds after the start of backward."""
+    """Ready times in seconds after the start of the backward pass."""
     last: tuple[int, ...]
     """Index of the last gradient of each bucket."""
     overlap: bool
     startup: float
     per_byte: float
     contended: bool = False
-    """Exchanges need the cores that compute, so that what runs beside backward takes as long from it: nothing hides."""
+    """Whether exchanges need the same cores as compute: then overlap hides nothing."""
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges per step."""
+        """Number of exchanges per step."""
         return len(self.last)
 
     @property
@@ -67,18 +67,18 @@ class GradientExchange:
 
     @property
     def communication(self) -> float:
-        """Seconds of all exchanges, hidden or not."""
+        """Seconds of all exchanges, exposed or hidden."""
         return float(self.cost(self.bucket_sizes).sum())
 
     @property
     def exposed(self) -> float:
-        """Seconds by which the exchanges outlast backward."""
+        """Seconds of exchange after the end of the backward pass."""
         costs = self.cost(self.bucket_sizes)
         return float(exposed_fifo(self.bucket_ready, costs) if self.hides else exposed_none(costs))
 
     @property
     def hides(self) -> bool:
-        """Whether exchanges can hide behind backward."""
+        """Whether exchanges can overlap with the backward pass."""
         return self.overlap and not self.contended
 
     @cached_property
@@ -96,7 +96,7 @@ class GradientExchange:
         return replace(self, last=tuple(fill_buckets(self.sizes, [limit])))
 
     def best_buckets(self) -> GradientExchange:
-        """The same gradients in the buckets that end first, as far as one size for all can come to it."""
+        """The same gradients in buckets of the best single size."""
         candidates = [self.rebucketed(self.total_bytes / parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
         return min(candidates, key=lambda item: item.exposed)
 
@@ -106,35 +106,35 @@ class GradientExchange:
         return float(self.bucket_sizes.max())
 
     def bound(self) -> float:
-        """Exposed seconds of the best possible bundling, whatever its sizes."""
+        """Exposed seconds of the optimal buckets of any sizes."""
         return replace(self, last=tuple(optimal_buckets(self.sizes, self.ready, self.cost))).exposed
 
 
 @once_per_case
 def gradient_exchange(evidence: CaseEvidence) -> GradientExchange | None:
-    """The exchange of a case; None with one rank, without spans or with a policy that nobody knows."""
+    """The exchange of a case; None with one rank, without spans or with an unknown policy."""
     return _exchange(evidence, gradients_of(evidence), evidence.result.phases)
 
 
 def exchange_like(evidence: CaseEvidence, traced: CaseEvidence) -> GradientExchange | None:
-    """The exchange of a case that traced nothing, with the gradients of another case of the same network.
+    """The exchange of a case without traces, with the gradients of another case of the same network.
 
-    Their sizes are the network's; they are taken to be ready at the same shares of backward.
+    The sizes are equal; the gradients are assumed to be ready at the same fractions of the backward pass.
     """
     return gradient_exchange(evidence) or _exchange(evidence, gradients_of(traced), evidence.result.phases)
 
 
 @once_per_case
 def exchanges_by_launch(evidence: CaseEvidence) -> tuple[tuple[float, tuple[GradientExchange, ...]], ...]:
-    """For each launch its step and its exchange, fitted with a call that costs half and twice the usual."""
-    found = []
+    """The step and the fitted exchange of each launch, with half and with twice the usual cost of a call."""
+    fitted = []
     for passes in evidence.launches.passes:
         fits = [
             _exchange(evidence, gradients_of(evidence), phases_of(passes), call=CALL_S * factor)
             for factor in (0.5, 1.0, 2.0)
         ]
-        found.append((passes["clean"], tuple(fit for fit in fits if fit is not None)))
-    return tuple(item for item in found if item[1])
+        fitted.append((passes["clean"], tuple(fit for fit in fits if fit is not None)))
+    return tuple(item for item in fitted if item[1])
 
 
 def _exchange(
@@ -161,7 +161,7 @@ def _exchange(
 
 @once_per_case
 def gradients_of(evidence: CaseEvidence) -> Gradients | None:
-    """Sizes and median ready times after the start of backward on rank 0, in the order of readiness."""
+    """Sizes and median ready times after the start of the backward pass on rank 0, in order of readiness."""
     ends: dict[str, list[float]] = defaultdict(list)
     sizes: dict[str, float] = {}
     starts: dict[int, float] = {}
@@ -187,17 +187,17 @@ def _hops(evidence: CaseEvidence) -> float:
 
 
 def _bundled(exchange: GradientExchange, evidence: CaseEvidence) -> GradientExchange:
-    """In the buckets that the framework's policy makes of them."""
+    """The exchange in the buckets of the framework's policy."""
     policy = evidence.policy
     assert policy is not None
     return replace(exchange, last=tuple(policy_buckets(policy, exchange.sizes, exchange.ready, exchange.cost)))
 
 
 def _fitted(exchange: GradientExchange, measured: float) -> GradientExchange:
-    """With seconds per byte such that the exposed time is the measured one; start-up shrinks if it alone exceeds it.
+    """Fit the cost per byte to the measured exposed time; the start-up is reduced if it alone exceeds that time.
 
-    Exposed is the largest, over buckets k, of what is sent from k on and began only when k was ready: linear in
-    start-up and in seconds per byte, so each is found at once.
+    The exposed time is the maximum, over buckets k, of the exchanges from k on if k starts when it is ready. Each is
+    linear in start-up and in seconds per byte, so the solution has a closed form.
     """
     sizes, ready = exchange.bucket_sizes, exchange.bucket_ready
     late, count, data = ready[-1] - ready, np.arange(len(sizes), 0, -1), np.cumsum(sizes[::-1])[::-1]

@@ -1,4 +1,4 @@
-"""One step of a case: as it was traced, as the model predicts it, and how it changes when one thing changes."""
+"""One step of a case: traced, predicted by the model, and predicted with one change."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Sensitivity", "WhatIf", "measured_step", "predicted_step", "sensitiv
 
 
 def measured_step(evidence: CaseEvidence) -> tuple[Span, ...]:
-    """The last traced step of every rank: its layers, its gradients, and the exchanges where the framework tells."""
+    """The last traced step of every rank: layers, gradients, and exchanges if the framework reports them."""
     steps = [span.step for span in evidence.spans]
     return tuple(span for span in evidence.spans if steps and span.step == max(steps))
 
 
 def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:
-    """The same step by the model: measured compute, exchanges by the recurrence over buckets."""
+    """The step predicted by the model: measured compute, exchanges by the recurrence over buckets."""
     phases, exchange = evidence.result.phases, gradient_exchange(evidence)
     if not phases:
         return ()
@@ -75,22 +75,22 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What halving and doubling one quantity does to the step."""
+    """The predicted step with half and with twice of one quantity."""
 
     quantity: str
     halved_s: float
-    """Predicted step with half of it."""
+    """Predicted step with half of the quantity."""
     doubled_s: float
     base_s: float
 
     @property
     def swing(self) -> float:
-        """Distance between both ends."""
+        """Difference between the two predicted steps."""
         return abs(self.doubled_s - self.halved_s)
 
 
 def what_if(evidence: CaseEvidence) -> tuple[WhatIf, ...]:
-    """The changes that can be predicted for this case, the most helpful first."""
+    """The predictable changes of this case, largest gain first."""
     step, exchange = evidence.result.step_s, gradient_exchange(evidence)
     if step is None or exchange is None:
         return ()
@@ -107,8 +107,8 @@ def what_if(evidence: CaseEvidence) -> tuple[WhatIf, ...]:
         "half precision gradients": replace(exchange, sizes=tuple(size / 2 for size in exchange.sizes)),
         "no exchange at all": replace(exchange, startup=0.0, per_byte=0.0),
     }
-    found = [_predict(name, exchange, then, step.value) for name, then in changed.items()]
-    return tuple(sorted(found, key=lambda item: item.predicted_step_s))
+    predicted = [_predict(name, exchange, then, step.value) for name, then in changed.items()]
+    return tuple(sorted(predicted, key=lambda item: item.predicted_step_s))
 
 
 def _predict(name: str, now: GradientExchange, then: GradientExchange, step_s: float) -> WhatIf:
@@ -117,26 +117,26 @@ def _predict(name: str, now: GradientExchange, then: GradientExchange, step_s: f
 
 
 def sensitivities(evidence: CaseEvidence) -> tuple[Sensitivity, ...]:
-    """Halving and doubling each quantity of the step, the widest swing first."""
+    """The sensitivity of the step to each quantity, largest first."""
     step, phases = evidence.result.step_s, evidence.result.phases
     if step is None or not phases:
         return ()
     base = step.value
-    found = [
+    items = [
         Sensitivity(name, base - phases[name] / 2, base + phases[name], base)
         for name in ("io", "h2d", "forward", "update")
         if phases[name] > 0
     ]
-    found += _exchange_sensitivities(evidence, base)
-    return tuple(sorted(found, key=lambda item: -item.swing))
+    items += _exchange_sensitivities(evidence, base)
+    return tuple(sorted(items, key=lambda item: -item.swing))
 
 
 def _exchange_sensitivities(evidence: CaseEvidence, base: float) -> list[Sensitivity]:
     exchange, backward = gradient_exchange(evidence), evidence.result.phases["backward"]
     if exchange is None:
         exposed = evidence.result.phases["aggregate"]
-        found = {"backward": backward, "exposed aggregate": exposed}
-        return [Sensitivity(name, base - part / 2, base + part, base) for name, part in found.items() if part > 0]
+        parts = {"backward": backward, "exposed aggregate": exposed}
+        return [Sensitivity(name, base - part / 2, base + part, base) for name, part in parts.items() if part > 0]
 
     def step(then: GradientExchange, more: float = 0.0) -> float:
         return base + more + then.exposed - exchange.exposed

@@ -1,7 +1,7 @@
-"""Which rank is slow, where, in which phase, always or now and then, and what that costs.
+"""Detection of slow ranks: host, phase, persistent or transient, and cost.
 
-Ranks are compared in the pass without exchange, where nobody waits for anybody: each time is the rank's own. A rank is
-persistent if it is the slowest in most steps, transient if single steps stand out; both only if launches agree on it.
+Ranks are compared in the pass without exchange, where no rank waits for another. A straggler is persistent if it is the
+slowest in most steps, transient if single steps are outliers; both only if the launches agree.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from paceline.measurements.summary import Interval, median_interval
 __all__ = ["Straggler", "find_stragglers"]
 
 NOTICEABLE = 0.03
-"""Share of the step below which a difference between ranks is not worth a word."""
+"""Share of the step below which a difference between ranks is not reported."""
 OUTLIER = 1.5
-"""A step this many times longer than the rank's median is a transient slowdown."""
+"""A step longer than this multiple of the rank's median is a transient slowdown."""
 DAY_S = 86400.0
 
 
@@ -29,29 +29,29 @@ class Straggler:
     rank: int
     host: str
     phase: Literal["forward", "backward"]
-    """Where it loses most."""
+    """The phase with the largest loss."""
     kind: Literal["persistent", "transient"]
     slower: float
-    """Its compute over that of the median rank."""
+    """Its compute relative to that of the median rank."""
     share_slowest: float
     """Share of steps in which it was the slowest."""
     cost_s: Interval
-    """Seconds that every step takes longer because of it."""
+    """Seconds that it adds to every step."""
     cost_per_day_s: float
-    """Seconds of each day of training during which the other ranks wait for it."""
+    """Seconds per day that the other ranks wait for it."""
 
 
 @once_per_case
 def find_stragglers(evidence: CaseEvidence) -> tuple[Straggler, ...]:
-    """Ranks that hold up the others, the costliest first."""
+    """Ranks that delay the others, largest cost first."""
     step = evidence.result.step_s
     if evidence.run.ranks < 2 or step is None:
         return ()
     medians = evidence.rank_median("compute")
     if len(medians) < 2:
         return ()
-    found = [_judge(evidence, rank, step.value, medians) for rank in medians]
-    return tuple(sorted((item for item in found if item), key=lambda item: -item.cost_s.value))
+    stragglers = [_judge(evidence, rank, step.value, medians) for rank in medians]
+    return tuple(sorted((item for item in stragglers if item), key=lambda item: -item.cost_s.value))
 
 
 def _judge(evidence: CaseEvidence, rank: int, step_s: float, medians: dict[int, float]) -> Straggler | None:
@@ -77,9 +77,9 @@ def _judge(evidence: CaseEvidence, rank: int, step_s: float, medians: dict[int, 
 
 
 def _cost_by_launch(evidence: CaseEvidence, rank: int) -> list[float]:
-    """In each launch, the rank's median compute beyond that of the slowest of the others."""
+    """By launch, the median compute of the rank minus that of the slowest other rank."""
     times = evidence.rank_times["compute"]
-    mine, others = times[rank], [found for other, found in times.items() if other != rank]
+    mine, others = times[rank], [launches for other, launches in times.items() if other != rank]
     return [
         max(0.0, median(times) - max(median(other[run]) for other in others if run in other))
         for run, times in mine.items()
@@ -88,7 +88,7 @@ def _cost_by_launch(evidence: CaseEvidence, rank: int) -> list[float]:
 
 
 def _transient_cost(seconds: list[float]) -> float:
-    """Mean time per step beyond the median, of steps that stand out."""
+    """Mean time per step that outlier steps add to the median."""
     usual = median(seconds)
     return sum(value - usual for value in seconds if value > OUTLIER * usual) / len(seconds)
 
@@ -96,7 +96,7 @@ def _transient_cost(seconds: list[float]) -> float:
 def _share_slowest(evidence: CaseEvidence, rank: int) -> float:
     times = evidence.rank_times["compute"]
     won = [
-        all(mine >= found[run][step] for found in times.values() if step < len(found.get(run, ())))
+        all(mine >= launches[run][step] for launches in times.values() if step < len(launches.get(run, ())))
         for run, seconds in times[rank].items()
         for step, mine in enumerate(seconds)
     ]

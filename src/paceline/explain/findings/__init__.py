@@ -1,1 +1,1 @@
-"""Causes with their evidence, what removing each would save, and the exact change."""
+"""Findings: causes with their evidence, gain and change."""

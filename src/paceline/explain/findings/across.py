@@ -1,11 +1,11 @@
 """Findings that need more than one case: how the step depends on the batch and on the number of ranks.
 
-Threads that outnumber the cores wait for each other at the end of every kernel:
+If there are more threads than cores, threads wait for each other at the end of every kernel:
 
     compute = fixed + batch * per_sample,    fixed = kernels * (start + waiting of threads)
 
-The waiting does not depend on the batch, so that two batches with the same threads separate it from work; the usual
-time to start kernels is left out. With one batch alone the cost is unknown, and no finding is shown.
+The waiting does not depend on the batch, so two batch sizes with the same threads separate it from work; the usual
+time of kernel launches is subtracted. With one batch size the cost is unknown, and there is no finding.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from paceline.units import SECONDS, format_share
 __all__ = ["compare_cases"]
 
 TARGET_SHARE = 0.1
-"""A batch is large enough when at most this share of its step does not depend on it."""
+"""A batch is large enough if at most this share of its step does not depend on the batch."""
 LARGEST_FACTOR = 16
-"""How much larger a suggested batch is at most: beyond that, the measurements say too little."""
+"""Largest factor between a suggested and a measured batch, which limits the extrapolation."""
 START_S = 60e-6
-"""Usual time to start the kernels of one layer, forward and backward, by one thread of a processor."""
+"""Usual time of the kernel launches of one layer, forward and backward, on one thread of a processor."""
 GUESS = 0.5
-"""Share of compute that crowding may cost where no measurement tells; its interval begins at zero."""
+"""Upper bound of the share of compute that crowding costs, where it is not measured."""
 DRAWS = 1000
 Floats = NDArray[np.float64]
 
 
 def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
-    """Too small batches, fixed overheads and too many devices, by what differs along one axis."""
+    """Findings on batch size, fixed overhead and number of devices, from cases that differ in one field."""
     good = [case for case in cases if case.result.step_s is not None]
     findings = [_small_batch(case, group) for group in _along(good, "batch") for case in group]
     findings += [_fixed_overhead(case) for case in good]
@@ -48,7 +48,7 @@ def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
 
 
 def _along(cases: list[CaseEvidence], axis: str, *, least: int = 2) -> list[list[CaseEvidence]]:
-    """Groups of at least this many cases that differ in one field only, in its order."""
+    """Groups of at least `least` cases that differ in one field only, ordered by it."""
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
         groups[_others(case.run, axis)].append(case)
@@ -65,7 +65,7 @@ def _others(run: Run, axis: str) -> tuple[object, ...]:
 def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
     """Part of the step does not shrink with the batch: step = fixed + batch x per_sample.
 
-    Where threads crowd the cores, that part is theirs first.
+    With more threads than cores, the finding on threads has priority.
     """
     if _crowding(case) > 1:
         return None
@@ -98,7 +98,7 @@ def _small_batch(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | Non
 
 
 def _batch_gain(case: CaseEvidence, group: list[CaseEvidence], wanted: int, after: float) -> Interval:
-    """The gain of a larger batch; its interval from lines through launches drawn at random."""
+    """The gain of a larger batch; its interval is from lines through random draws of launches."""
     assert case.result.step_s is not None
     value = 1 - after * case.run.batch / case.result.step_s.value
     if any(len(item.launches.steps) < 2 for item in group):
@@ -111,7 +111,7 @@ def _batch_gain(case: CaseEvidence, group: list[CaseEvidence], wanted: int, afte
 
 
 def _enough(batch: int, ratio: float) -> int:
-    """The batch, in doublings, at which the fixed part is small enough, or the largest that may be suggested."""
+    """The smallest doubling of the batch with a small enough fixed part, or the largest allowed batch."""
     wanted = batch
     while ratio / (ratio + wanted) > TARGET_SHARE and wanted < LARGEST_FACTOR * batch:
         wanted *= 2
@@ -119,10 +119,10 @@ def _enough(batch: int, ratio: float) -> int:
 
 
 def _fixed_overhead(case: CaseEvidence) -> Finding | None:
-    """Time before the first layer begins: the same whatever the batch.
+    """Time before the first layer starts, which does not depend on the batch.
 
-    As a share of the traced step, because hooks make all of it longer. What no phase accounts for is none of it: every
-    pass runs the same loop, so that is how passes disagree.
+    It is a share of the traced step, because hooks lengthen all of the step. The phase `other` is not part of it: every
+    pass runs the same loop, so `other` is the disagreement between passes.
     """
     shares = _shares_before(case)
     if not shares or case.result.step_s is None:
@@ -144,20 +144,20 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
 
 
 def _shares_before(case: CaseEvidence) -> list[float]:
-    """Share of each traced step that its last rank to begin passes before its first span."""
+    """Share of each traced step before the first span, for the rank that starts last."""
     steps: dict[tuple[int, int], tuple[float, float]] = {}
     for span in case.spans:
         key = (span.step, span.rank)
         begin, end = steps.get(key, (span.start_s, 0.0))
         steps[key] = min(begin, span.start_s), max(end, span.start_s + span.seconds)
-    found: dict[int, float] = {}
+    shares: dict[int, float] = {}
     for (step, _), (begin, end) in steps.items():
-        found[step] = max(found.get(step, 0.0), begin / end if end > 0 else 0.0)
-    return list(found.values())
+        shares[step] = max(shares.get(step, 0.0), begin / end if end > 0 else 0.0)
+    return list(shares.values())
 
 
 def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
-    """More ranks than another case, and yet no more samples a second."""
+    """A case has more ranks than another, but no more samples per second."""
     mine = case.result.throughput
     fewer = [item for item in group if item.run.ranks < case.run.ranks and item.result.throughput]
     if mine is None or not fewer:
@@ -187,13 +187,13 @@ def _fewer_gain(case: CaseEvidence, best: CaseEvidence) -> Interval:
 
 
 def _crowding(case: CaseEvidence) -> float:
-    """Compute threads for every core of the fullest host; 0 where nothing is known or compute needs no core."""
+    """Compute threads per core of the fullest host; 0 if unknown or if devices are emulated."""
     threads = case.run.machine.threads
     return 0.0 if threads is None or case.is_emulated else threads * case.ranks_per_host / case.run.machine.cores
 
 
 def _oversubscribed(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Finding | None:
-    """Ranks of a host have more compute threads than it has cores; `batches` differ in the batch only."""
+    """The ranks of a host have more compute threads than the host has cores; `batches` differ in the batch only."""
     crowding = _crowding(case)
     if crowding <= 1 or not case.launches.passes:
         return None
@@ -229,7 +229,7 @@ def _batch_words(case: CaseEvidence, batches: Sequence[CaseEvidence], waiting: I
 
 
 def _waiting(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Interval:
-    """Seconds of compute that do not depend on the batch, beyond the usual."""
+    """Seconds of compute that do not depend on the batch, minus the usual kernel launches."""
     compute = float(np.median([passes["compute"] for passes in case.launches.passes]))
     if len(batches) < 2 or not all(item.launches.passes for item in batches):
         return Interval(GUESS * compute, 0.0, compute)
@@ -250,13 +250,13 @@ def _num_layers(case: CaseEvidence) -> int:
 
 
 def _line_through(batches: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Fixed part and time of a sample, of each row of seconds; no sample is free."""
+    """Intercept and positive slope of the line through each row of seconds."""
     centred = batches - batches.mean()
     slope = np.maximum(0.0, (seconds * centred).sum(axis=-1) / (centred**2).sum())
     return seconds.mean(axis=-1) - slope * batches.mean(), slope
 
 
 def _draws(samples: Sequence[Sequence[float]]) -> Floats:
-    """One launch of each case drawn at random, again and again: a row for each draw."""
+    """Random draws of one launch of each case, one row per draw."""
     random = np.random.default_rng(0)
     return np.stack([random.choice(np.asarray(sample), size=DRAWS) for sample in samples], axis=-1)

@@ -30,19 +30,19 @@ Kind = Literal["setting", "code", "purchase", "machine"]
 
 @dataclass(frozen=True)
 class Change:
-    """What to do, exactly."""
+    """A change that removes a cause."""
 
     kind: Kind
-    """A setting of the study or framework, a line of the training script, money, or care for the machine."""
+    """Kind of change: a setting, the training script, a purchase, or the machine."""
     what: str
-    """The flag, the line, or what to buy."""
+    """The setting, the line of code, or the purchase."""
     warning: str = ""
-    """What else it changes, such as accuracy."""
+    """Side effects, such as on accuracy."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run that changes only the cause: fields of the case to replace, for whoever runs campaigns."""
+    """The fields of a case to change in order to test a cause."""
 
     strategy: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None
@@ -53,42 +53,42 @@ class Trial:
 
 @dataclass(frozen=True)
 class Finding:
-    """One reason why a case is not faster."""
+    """One cause of lost time of a case."""
 
     cause: str
-    """A fixed word, such as `slow_link`."""
+    """Identifier, such as `slow_link`."""
     title: str
     """The finding as a sentence."""
     case_id: str
     case: str
     evidence: tuple[str, ...]
     gain: Interval
-    """Share of the time per sample that the change would save, predicted, with its interval."""
+    """Predicted share of the time per sample that the change saves, with its interval."""
     change: Change
     trial: Trial | None = None
-    """How to confirm it here; None if it cannot be tried by changing settings alone."""
+    """The trial that confirms the finding; None if a change of settings cannot test it."""
     measured_gain: Interval | None = None
-    """The gain of the trial, where it was run."""
+    """Measured gain of the trial, if it was run."""
 
     @property
     def weight(self) -> float:
-        """For ranking: the gain, discounted where the change costs money."""
+        """The gain for ranking, discounted for purchases."""
         return self.gain.value * (0.8 if self.change.kind == "purchase" else 1.0)
 
 
 WORTH_SAYING = 0.05
-"""Share of the time per sample below which a gain is not worth a finding."""
+"""Smallest gain of a finding, as a share of the time per sample."""
 AT_LEAST = WORTH_SAYING / 2
-"""Where the interval of a gain that is advised must begin: what is lower may be nothing but noise."""
+"""Smallest lower end of the interval of an advised gain; below, the gain may be noise."""
 
 
 def is_shown(gain: Interval) -> bool:
-    """Whether a gain is worth a finding and its whole interval says so; one launch has none and shows nothing."""
+    """Whether a gain and the lower end of its interval are large enough; one launch has no interval."""
     return gain.value >= WORTH_SAYING and math.isfinite(gain.low) and gain.low >= AT_LEAST
 
 
 def gain_of(evidence: CaseEvidence, saved: Interval) -> Interval:
-    """The share of the step that saved seconds are; both intervals together."""
+    """Saved seconds as a share of the step; the interval combines both intervals."""
     step = evidence.result.step_s
     assert step is not None
     if not math.isfinite(step.low) or not math.isfinite(saved.low):
@@ -101,22 +101,22 @@ def _ends(saved: Interval, step: Interval) -> tuple[tuple[float, float], ...]:
 
 
 def weighty_exchange(evidence: CaseEvidence) -> GradientExchange | None:
-    """The exchange of a case, if all of its exposed time is worth a finding: no change to it can gain more."""
+    """The exchange of a case, if its exposed time is large enough for a finding: no change can gain more."""
     step, exchange = evidence.result.step_s, gradient_exchange(evidence)
     return exchange if exchange is not None and step and exchange.exposed >= WORTH_SAYING * step.value else None
 
 
 def exchange_gain(evidence: CaseEvidence, saved: Callable[[GradientExchange], float]) -> Interval:
-    """The gain of a change to the exchange: over launches, and over what a call may cost, which was not measured."""
+    """The gain of a change to the exchange; its interval covers the launches and the unmeasured cost of a call."""
     step, exchange = evidence.result.step_s, gradient_exchange(evidence)
     assert step is not None
     assert exchange is not None
     value = _share(saved(exchange), step.value)
     if value < WORTH_SAYING:
         return Interval(value, 0.0, value)
-    found = [[_share(saved(fit), clean) for fit in fits] for clean, fits in exchanges_by_launch(evidence)]
-    low = median_interval([min(shares) for shares in found]).low
-    high = median_interval([max(shares) for shares in found]).high
+    gains = [[_share(saved(fit), clean) for fit in fits] for clean, fits in exchanges_by_launch(evidence)]
+    low = median_interval([min(shares) for shares in gains]).low
+    high = median_interval([max(shares) for shares in gains]).high
     return Interval(value, min(value, low), max(value, high))
 
 

@@ -1,7 +1,7 @@
-"""One rule per cause: from the evidence of a case to a finding, or to nothing. Gains are shares of time per sample.
+"""One rule per cause: each derives a finding from the evidence of a case, or None.
 
 Each rule predicts the step without its cause, for each launch, so that the gain has an interval over launches. Rules
-about the exchange ask the model what the same gradients would cost otherwise (see `exchange`).
+about the exchange use the model to price the same gradients under a change (see `exchange`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["RULES", "Rule", "make"]
 Rule = Callable[[CaseEvidence], Finding | None]
 
 LINK_FACTOR = 10.0
-"""How much faster a link is meant by 'a faster link'."""
+"""Factor by which 'a faster link' is faster."""
 
 
 def make(measured: CaseEvidence, cause: str, title: str, **rest: Any) -> Finding:
-    """A finding of this case."""
+    """Make a finding of this case."""
     return Finding(cause, title, case_id=measured.run.case_id, case=measured.label, **rest)
 
 
 def slow_rank(evidence: CaseEvidence) -> Finding | None:
-    """One rank computes longer than the others, which wait for it."""
-    found = find_stragglers(evidence)
-    if not found:
+    """One rank computes longer than the others, and they wait for it."""
+    stragglers = find_stragglers(evidence)
+    if not stragglers:
         return None
-    worst = found[0]
+    worst = stragglers[0]
     return make(
         evidence,
         "slow_rank",
@@ -51,7 +51,7 @@ def slow_rank(evidence: CaseEvidence) -> Finding | None:
 
 
 def _for_straggler(evidence: CaseEvidence, kind: str) -> str:
-    """What to do about a slow rank: a host can be replaced only where the others are on other hosts."""
+    """The advice for a slow rank: replacing the host helps only if the other ranks are on other hosts."""
     unequal = len({item.device.model_dump_json() for item in evidence.placed}) > 1
     if len({item.host for item in evidence.placed}) == 1:
         return "look at what else runs on its core (`top -H`, `paceline doctor`), and pin each rank to cores of its own"
@@ -63,7 +63,7 @@ def _for_straggler(evidence: CaseEvidence, kind: str) -> str:
 
 
 def no_overlap(evidence: CaseEvidence) -> Finding | None:
-    """Gradients wait for the end of backward although they could travel during it."""
+    """Gradients are exchanged after the backward pass although they could be exchanged during it."""
     exchange = weighty_exchange(evidence)
     if exchange is None or exchange.overlap or exchange.contended:
         return None
@@ -84,13 +84,13 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
 
 
 def _overlapped(exchange: GradientExchange) -> GradientExchange:
-    """The same exchange beside backward; a single one must be cut first."""
+    """The same exchange with overlap; a single bucket must be divided first."""
     better = replace(exchange, overlap=True)
     return better.best_buckets() if better.num_exchanges == 1 else better
 
 
 def small_buckets(evidence: CaseEvidence) -> Finding | None:
-    """Gradients travel in bundles that are too small, or too large to overlap."""
+    """Buckets are too small, or too large to overlap."""
     exchange = weighty_exchange(evidence)
     if exchange is None or _served(evidence):
         return None
@@ -113,9 +113,9 @@ def small_buckets(evidence: CaseEvidence) -> Finding | None:
 
 
 def slow_link(evidence: CaseEvidence) -> Finding | None:
-    """Moving the bytes takes longer than compute can hide, even with the best overlap and buckets.
+    """The exchange takes longer than compute can hide, even with the best overlap and buckets.
 
-    Ranks of one host have no link between them that could be bought.
+    Ranks of one host have no link that a purchase could replace.
     """
     exchange = weighty_exchange(evidence)
     if exchange is None or len({item.host for item in evidence.placed}) == 1:
@@ -138,11 +138,11 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
 
 
 def _on_faster_link(evidence: CaseEvidence, exchange: GradientExchange) -> tuple[GradientExchange, GradientExchange]:
-    """With the best settings, as they are and on a faster link: settings come before money."""
+    """The exchange with the best settings, on the present and on a faster link; settings come before purchases."""
     ports = evidence.run.ranks / evidence.policy.servers if evidence.policy and evidence.policy.servers else 1.0
     spread = _spread_over(exchange, ports) if _served(evidence) else exchange
-    found = (exchange, spread, spread.best_buckets(), replace(spread, overlap=True).best_buckets())
-    settings = min(found, key=lambda item: item.exposed)
+    variants = (exchange, spread, spread.best_buckets(), replace(spread, overlap=True).best_buckets())
+    settings = min(variants, key=lambda item: item.exposed)
     return settings, replace(settings, per_byte=max(settings.per_byte / LINK_FACTOR, FASTEST_PER_BYTE))
 
 
@@ -170,7 +170,7 @@ def hierarchical(evidence: CaseEvidence) -> Finding | None:
 
 
 def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
-    """All gradients pass through few servers, whose port is full while the workers' are not."""
+    """All gradients pass through few servers, whose ports are saturated while those of the workers are not."""
     exchange, policy = weighty_exchange(evidence), evidence.policy
     if exchange is None or policy is None or not _served(evidence) or not policy.servers:
         return None
@@ -191,7 +191,7 @@ def server_hot_spot(evidence: CaseEvidence) -> Finding | None:
 
 
 def _spread_over(exchange: GradientExchange, ports: float) -> GradientExchange:
-    """The bytes of one port carried by so many."""
+    """The exchange if `ports` ports share the bytes of one."""
     return replace(exchange, per_byte=max(exchange.per_byte / ports, FASTEST_PER_BYTE))
 
 
@@ -250,4 +250,4 @@ RULES: tuple[Rule, ...] = (
     slow_input,
     slow_link,
 )
-"""Rules that look at one case alone; those that compare cases are in `across`."""
+"""Rules for one case; rules that compare cases are in `across`."""

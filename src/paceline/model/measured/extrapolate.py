@@ -18,7 +18,7 @@ from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, adapted
 from paceline.model.prediction import TERMS, Curve, Estimate, Prediction, knee_of
 
-__all__ = ["extrapolate"]
+__all__ = ["extrapolate_series"]
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ FORWARD_SHARE = 1 / 3
 """Forward's share of compute: backward takes about twice as long."""
 
 
-def extrapolate(
+def extrapolate_series(
     series: Sequence[Series],
     at: Sequence[int],
     *,

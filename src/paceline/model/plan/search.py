@@ -1,60 +1,280 @@
-"""A plan for a cluster as its file describes it: the members and the best ways to train on them."""
+"""The search over strategies: which devices train, in which groups, how often the groups exchange.
+
+One group:   one synchronous step, whose seconds a pricing function gives.
+Groups:      each steps by itself and exchanges every H steps through the syncer, which is sharded over the groups:
+             an exchange sends and receives all parameters over the group's slowest link, which it shares with the
+             other groups of its host, and the group waits for it.
+Stragglers:  a step of a group is slowed by f with probability q; who waits for all groups waits for the unluckiest.
+
+Sets of hosts grow from the fastest host to all of them: with few hosts one by one, with many a grid of sizes. Groups
+follow the seams: hosts, kinds of link, kinds of device, single devices. The statistical price of not being synchronous
+is stated, not hidden: `efficiency` multiplies throughput in the ranking. No pydantic: training processes import this.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from paceline.errors import InputError
-from paceline.model.plan.candidate import Candidate, Member
-from paceline.model.plan.cost import Workload, device_cost
-from paceline.model.plan.ways import ranked_ways
-from paceline.spec.cluster import Cluster, Host
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Plan", "make_plan", "members_of"]
+from paceline.cost.collective import Endpoint, allreduce, fabric_between, syncer_round
+from paceline.cost.split import Cost, proportional_split, split_batch
 
-SHOWN = 5
+__all__ = [
+    "Candidate",
+    "GroupStep",
+    "PlannedDevice",
+    "Pricing",
+    "exchange_seconds_of",
+    "measured_pricing",
+    "ranked_candidates",
+    "throughputs",
+]
+
+Floats = NDArray[np.float64]
+
+BACKWARD = 2 / 3
+"""Share of the compute during which gradients appear, where only totals are known."""
+BUCKETS = (1, 2, 4, 8, 16)
+"""Numbers of equal buckets of which the best is taken, where only totals are known."""
+STALE_PRICE = 0.23
+"""Progress lost per step of staleness: asynchronous took 14.3 where balanced synchronous took 11.6."""
+LOCAL_PRICE = 0.004
+"""Progress lost per local step that others do not know of, as benchmarks/asynchrony_price.py finds (0.0042)."""
+LOCAL_STEPS = (1, 4, 16, 64)
+MAX_SIZES = 24
+"""Sets of hosts that are tried."""
+MAX_GROUPS = 64
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The best way found, and those that came after it."""
+class PlannedDevice:
+    """One device as the search sees it."""
 
-    network: str
-    cluster: str
-    global_batch: int
-    members: tuple[Member, ...]
-    ranked: tuple[Candidate, ...]
+    host: str
+    name: str
+    cost: Cost
+    rate: float
+    """Samples per second of the device by itself."""
+    inside: tuple[float, float]
+    """Bandwidth and latency to devices of the same host."""
+    link: tuple[float, float]
+    """Bandwidth and latency to other hosts."""
+    straggle: tuple[float, float] = (0.0, 1.0)
+    """Probability and factor of a slow step."""
 
     @property
-    def best(self) -> Candidate:
-        """The one to use."""
-        return self.ranked[0]
+    def endpoint(self) -> Endpoint:
+        """Where it is attached."""
+        return Endpoint(self.host, self.inside, self.link)
 
 
-def make_plan(cluster: Cluster, work: Workload, *, global_batch: int) -> Plan:
-    """Search, rank, and keep the best few that differ."""
-    if global_batch < 1:
-        raise InputError(f"a global batch of {global_batch} has no sample")
-    members = members_of(cluster, work, global_batch)
-    ranked = ranked_ways(members, global_batch, size=work.gradient_bytes)
-    return Plan(work.name, cluster.name, global_batch, tuple(members), ranked[:SHOWN])
+@dataclass(frozen=True)
+class GroupStep:
+    """A step of a group of devices that step together."""
+
+    shares: tuple[int, ...]
+    """Samples of each device."""
+    seconds: float
+    exposed: float
+    """Seconds in which devices only wait for the exchange."""
 
 
-def members_of(cluster: Cluster, work: Workload, batch: int) -> list[Member]:
-    """Every device of the cluster with its cost and links; alike devices are costed once."""
-    known: dict[object, object] = {}
-    found = []
-    for host in cluster.hosts:
-        for device in host.devices:
-            key = device.model_dump_json()
-            if key not in known:
-                known[key] = device_cost(device, work, batch=batch)
-            found.append(_member(host, device.name, known[key], device.emulation))
-    return found
+Group = tuple[int, ...]
+"""Devices by their index."""
+Pricing = Callable[[Group, int], GroupStep]
+"""What a step of a number of samples costs a group."""
 
 
-def _member(host: Host, name: str, cost: object, emulation: object) -> Member:
-    straggle = (getattr(emulation, "straggle", 0.0), getattr(emulation, "straggle_factor", 1.0))
-    inside = (host.inside.bandwidth, host.inside.latency)
-    link = (host.link.bandwidth * host.nics, host.link.latency)
-    return Member(host.name, name, cost, inside, link, straggle)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy, and what is predicted of it."""
+
+    kind: str
+    groups: tuple[Group, ...]
+    shares: tuple[tuple[int, ...], ...]
+    """Samples per step of each device, by group; together they are the global batch."""
+    local_steps: int
+    quorum: int
+    predicted_step: float
+    predicted_throughput: float
+    predicted_utilisation: float
+    staleness: float
+    efficiency: float
+    reason: str
+    interval_50: tuple[float, float] | None = None
+    interval_90: tuple[float, float] | None = None
+    """Of the throughput, where it was asked for."""
+
+    @property
+    def score(self) -> float:
+        """Samples per second, weighed by how much they teach."""
+        return self.predicted_throughput * self.efficiency
+
+
+def ranked_candidates(
+    devices: Sequence[PlannedDevice], batch: int, *, size: float, price: Pricing | None = None
+) -> tuple[Candidate, ...]:
+    """All strategies that differ in kind or groups, best first; `size` is the bytes of the gradients."""
+    pricing = measured_pricing(devices, size) if price is None else price
+    ranked = list(_candidates(devices, batch, size, pricing))
+    ranked.sort(key=lambda candidate: (-candidate.score, len(candidate.groups), candidate.local_steps))
+    distinct: dict[Hashable, Candidate] = {}
+    for candidate in ranked:
+        distinct.setdefault((candidate.kind, candidate.groups), candidate)
+    return tuple(distinct.values())
+
+
+def _candidates(devices: Sequence[PlannedDevice], batch: int, size: float, price: Pricing) -> Iterator[Candidate]:
+    hosts = _by_key(devices, lambda device: device.host)
+    ordered = sorted(hosts, key=lambda group: -sum(devices[i].rate for i in group))
+    chosen = {tuple(sorted(i for group in ordered[:count] for i in group)) for count in _sizes(len(ordered))}
+    chosen.add((max(range(len(devices)), key=lambda i: devices[i].rate),))
+    for group in sorted(chosen, key=len):
+        yield _combined(devices, [group], [price(group, batch)])
+    for groups in _groupings(devices, hosts):
+        least = [1] * len(groups) if batch < len(devices) else [len(group) for group in groups]
+        if batch < len(groups):
+            continue
+        parts = proportional_split([sum(devices[i].rate for i in group) for group in groups], batch, least=least)
+        steps = [price(group, part) for group, part in zip(groups, parts, strict=True)]
+        exchanges = exchange_seconds_of(devices, groups, size)
+        for local_steps in LOCAL_STEPS:
+            for quorum in sorted({1, len(groups) // 2, len(groups)}):
+                yield _combined(devices, groups, steps, exchanges=exchanges, local_steps=local_steps, quorum=quorum)
+
+
+def _groupings(devices: Sequence[PlannedDevice], hosts: list[Group]) -> Iterator[list[Group]]:
+    links = _by_key(devices, lambda device: device.link)
+    kinds = _by_key(devices, lambda device: (device.name, device.link))
+    single: list[Group] = [(index,) for index in range(len(devices))]
+    seen: set[tuple[Group, ...]] = set()
+    for grouping in (hosts, links, kinds, single):
+        if 1 < len(grouping) <= MAX_GROUPS and tuple(grouping) not in seen:
+            seen.add(tuple(grouping))
+            yield grouping
+
+
+def _by_key(devices: Sequence[PlannedDevice], key: Callable[[PlannedDevice], Hashable]) -> list[Group]:
+    groups: dict[Hashable, list[int]] = {}
+    for index, device in enumerate(devices):
+        groups.setdefault(key(device), []).append(index)
+    return [tuple(group) for group in groups.values()]
+
+
+def _sizes(count: int) -> list[int]:
+    if count <= MAX_SIZES:
+        return list(range(1, count + 1))
+    return sorted({max(1, round(count * step / MAX_SIZES)) for step in range(1, MAX_SIZES + 1)})
+
+
+def _combined(
+    devices: Sequence[PlannedDevice],
+    groups: Sequence[Group],
+    steps: Sequence[GroupStep],
+    *,
+    exchanges: Sequence[float] = (0.0,),
+    local_steps: int = 1,
+    quorum: int = 1,
+) -> Candidate:
+    """The strategy of one group, or of groups that exchange through the syncer every `local_steps` steps."""
+    if len(groups) > 1:
+        kind = "local" if local_steps > 1 else "hybrid"
+        reason = f"{len(groups)} groups exchange every {local_steps} steps, so the slow links carry less"
+    else:
+        kind = "synchronous"
+        reason = f"all finish together; {steps[0].exposed / steps[0].seconds:.0%} of a step waits for the exchange"
+    stale = (len(groups) - quorum) / quorum / local_steps
+    unknown = local_steps * (1 + local_steps * stale)  # of groups that do not wait, the others are rounds ahead as well
+    candidate = Candidate(
+        kind=kind,
+        groups=tuple(groups),
+        shares=tuple(step.shares for step in steps),
+        local_steps=local_steps,
+        quorum=quorum,
+        predicted_step=0.0,
+        predicted_throughput=0.0,
+        predicted_utilisation=0.0,
+        staleness=stale,
+        efficiency=1 / (1 + STALE_PRICE * stale) / (1 + LOCAL_PRICE * (unknown - 1)),
+        reason=reason,
+    )
+    seconds = np.array([[step.seconds] for step in steps])
+    throughput = float(throughputs(candidate, devices, seconds, np.array(exchanges)[:, None])[0])
+    return replace(
+        candidate,
+        predicted_step=sum(map(sum, candidate.shares)) / throughput,
+        predicted_throughput=throughput,
+        predicted_utilisation=throughput / sum(device.rate for device in devices),
+    )
+
+
+def throughputs(candidate: Candidate, devices: Sequence[PlannedDevice], seconds: Floats, exchanges: Floats) -> Floats:
+    """Samples per second of a strategy: rows are groups, columns are draws of the seconds of their steps and exchanges.
+
+    A group's step takes its share of the exchange and, where a quorum must come together, as long as that quorum.
+    """
+    groups, samples = candidate.groups, np.array([[float(sum(shares))] for shares in candidate.shares])
+    if len(groups) == 1:
+        return np.asarray((samples / seconds)[0])
+    if candidate.quorum == len(groups):
+        waits = [_waiting([devices[i] for i in group], len(groups), candidate.local_steps) for group in groups]
+        seconds = seconds * np.array(waits)[:, None]
+    rounds = seconds + exchanges / candidate.local_steps
+    lasts = np.sort(rounds, axis=0)[candidate.quorum - 1]
+    return np.asarray((samples / np.maximum(rounds, lasts)).sum(axis=0))
+
+
+def exchange_seconds_of(devices: Sequence[PlannedDevice], groups: Sequence[Group], size: float) -> list[float]:
+    """Seconds in which each group hands in its progress and takes the common parameters."""
+    one_host = len({device.host for device in devices}) == 1
+    hosts = [{devices[i].host for i in group} for group in groups]
+    seconds = []
+    for group, mine in zip(groups, hosts, strict=True):
+        links = [devices[i].inside if one_host else devices[i].link for i in group]
+        sharing = sum(not mine.isdisjoint(other) for other in hosts)
+        bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
+        seconds.append(syncer_round(size, bandwidth=bandwidth, latency=latency, sharing=sharing))
+    return seconds
+
+
+def _straggle(devices: Sequence[PlannedDevice]) -> tuple[float, float]:
+    """Probability that some device slows a step down, and by which factor."""
+    missed = math.prod(1 - device.straggle[0] for device in devices)
+    return 1 - missed, max(device.straggle[1] for device in devices)
+
+
+def _waiting(devices: Sequence[PlannedDevice], groups: int, local_steps: int) -> float:
+    """How much longer than one group's mean the slowest of all groups takes over a round of local steps.
+
+    The expected maximum of sums is at most the mean plus sqrt(2 ln G) deviations, and never more than if every step
+    waited for all.
+    """
+    slow, factor = _straggle(devices)
+    mean = 1 + slow * (factor - 1)
+    deviation = math.sqrt(slow * (1 - slow) / local_steps) * (factor - 1)
+    every_step = 1 + (1 - (1 - slow) ** groups) * (factor - 1)
+    return min(mean + math.sqrt(2 * math.log(groups)) * deviation, every_step) / mean
+
+
+def measured_pricing(devices: Sequence[PlannedDevice], size: float) -> Pricing:
+    """Pricing from totals alone: what running ranks have measured of themselves and of the links.
+
+    Gradients appear evenly over backward and travel in k equal buckets of the best k:
+    exposed = min over k of max(c, k c - backward (1 - 1/k)), with c the seconds of one bucket.
+    """
+
+    def price(group: Group, batch: int) -> GroupStep:
+        members = [devices[i] for i in group]
+        split = split_batch([member.cost for member in members], batch)
+        slow, factor = _straggle(members)
+        finish = split.seconds * (1 + slow * (factor - 1))
+        fabric, backward = fabric_between([member.endpoint for member in members]), finish * BACKWARD
+        costs = [(count, float(allreduce(fabric, size / count))) for count in BUCKETS]
+        exposed = min(max(one, count * one - backward * (1 - 1 / count)) for count, one in costs)
+        return GroupStep(split.samples, finish + exposed, exposed)
+
+    return price

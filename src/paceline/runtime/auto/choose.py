@@ -1,4 +1,9 @@
-"""From what was measured to a choice: the model ranks the ways to train, and the reason is one sentence."""
+"""From what was measured to a choice: the model ranks the candidate strategies, and the reason is one sentence.
+
+Links are measured between any two hosts (neighbours only, if there are many) and between two ranks of each: a small and
+a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one site; groups are
+divided between sites only.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,101 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.cost.split import Cost
-from paceline.model.plan.candidate import Candidate, Member
-from paceline.model.plan.ways import ranked_ways
-from paceline.runtime.auto.links import Links
+from paceline.model.plan.search import Candidate, PlannedDevice, ranked_candidates
 
-__all__ = ["Choice", "Measured", "choose", "one_group"]
+__all__ = [
+    "LARGE",
+    "SMALL",
+    "Choice",
+    "Links",
+    "Measured",
+    "Timing",
+    "choose",
+    "large_message",
+    "links_from",
+    "one_group",
+    "pairs_of",
+]
+
+SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
+MANY = 8
+"""Hosts beyond which only neighbours are measured."""
+SEAM = 4.0
+"""A link this much slower than the fastest one separates sites."""
+WITHIN = (1e10, 1e-5)
+"""Bandwidth and latency where a host has one rank, so that nothing was measured inside it."""
+
+LinkRate = tuple[float, float]
+"""Bandwidth and latency."""
+Timing = tuple[float, float]
+"""Seconds of a small and of a large message, one way."""
 
 GAIN = 1.1
-"""Another way must promise this much more than the present one, since changing costs and measures are noisy."""
+"""Another candidate must promise this much more than the present one, since changing costs and measures are noisy."""
 LIKE = 1.25
 """Devices whose costs per sample are within this factor are of one kind."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Each rank's site, and its links inside and out of it."""
+
+    sites: tuple[str, ...]
+    inside: tuple[LinkRate, ...]
+    between: tuple[LinkRate, ...]
+
+
+def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
+    """The ranks between which messages are timed."""
+    hosts: dict[str, list[int]] = {}
+    for rank, address in enumerate(addresses):
+        hosts.setdefault(address, []).append(rank)
+    inside = [(ranks[0], ranks[1]) for ranks in hosts.values() if len(ranks) > 1]
+    first = [ranks[0] for ranks in hosts.values()]
+    if len(first) > MANY:
+        return inside + [(first[i], first[(i + 1) % len(first)]) for i in range(len(first))]
+    return inside + [(one, other) for i, one in enumerate(first) for other in first[i + 1 :]]
+
+
+def large_message(gradient_bytes: float) -> int:
+    """Bytes of the large message: no more than training itself will send, and enough to tell a bandwidth."""
+    return int(min(LARGE, max(LEAST_LARGE, gradient_bytes)))
+
+
+def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing], *, large: int = LARGE) -> Links:
+    """Places and links from what messages took."""
+    costs = {pair: _cost(timing, large) for pair, timing in timings.items()}
+    site_of = _sites(addresses, costs)
+    inside: dict[str, list[LinkRate]] = {}
+    between: dict[str, list[LinkRate]] = {}
+    for (one, other), cost in costs.items():
+        here, there = site_of[addresses[one]], site_of[addresses[other]]
+        for site in {here, there}:
+            (inside if here == there else between).setdefault(site, []).append(cost)
+    sites = tuple(site_of[address] for address in addresses)
+    within = {site: _worst(inside.get(site, [WITHIN])) for site in set(sites)}
+    out = {site: _worst(between[site]) if site in between else within[site] for site in set(sites)}
+    return Links(sites, tuple(within[site] for site in sites), tuple(out[site] for site in sites))
+
+
+def _cost(timing: Timing, large: int) -> LinkRate:
+    short, long = timing
+    return (large - SMALL) / max(long - short, 1e-9), max(short, 1e-6)
+
+
+def _worst(costs: Sequence[LinkRate]) -> LinkRate:
+    return min(bandwidth for bandwidth, _ in costs), max(latency for _, latency in costs)
+
+
+def _sites(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> dict[str, str]:
+    """Each host's site, named by its first host."""
+    site = {address: address for address in addresses}
+    fastest = max((bandwidth for bandwidth, _ in costs.values()), default=0.0)
+    for (one, other), (bandwidth, _) in costs.items():
+        if bandwidth * SEAM >= fastest and len(costs) > 1:
+            old, new = site[addresses[other]], site[addresses[one]]
+            site = {address: new if where == old else where for address, where in site.items()}
+    return site
 
 
 @dataclass(frozen=True)
@@ -53,8 +143,8 @@ class Choice:
         return cls(**{**plain, "groups": groups, "samples": tuple(plain["samples"])})
 
     @property
-    def way(self) -> tuple[object, ...]:
-        """What a change of which means that ranks train differently."""
+    def arrangement(self) -> tuple[object, ...]:
+        """Groups, local steps and quorum: ranks train differently if these change."""
         return (self.groups, self.local_steps, self.quorum)
 
 
@@ -64,18 +154,18 @@ def one_group(size: int, batch: int, reason: str = "nothing measured yet") -> Ch
 
 
 def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool = True) -> Choice:
-    """The best way that uses all ranks; the present one unless another is clearly better."""
+    """The best candidate that uses all ranks; the present one unless another is clearly better."""
     members = _members(measured, batch)
     ranked = [
-        way
-        for way in ranked_ways(members, batch, size=measured.gradient_bytes)
-        if sum(len(group) for group in way.groups) == len(members) and (may_split or len(way.groups) == 1)
+        candidate
+        for candidate in ranked_candidates(members, batch, size=measured.gradient_bytes)
+        if sum(len(group) for group in candidate.groups) == len(members) and (may_split or len(candidate.groups) == 1)
     ]
     best = ranked[0]
-    kept = [way for way in ranked if way.groups == present.groups]
+    kept = [candidate for candidate in ranked if candidate.groups == present.groups]
     if kept and best.groups != present.groups and best.score < kept[0].score * GAIN:
         best = kept[0]
-    others = [way for way in ranked if way is not best]
+    others = [candidate for candidate in ranked if candidate is not best]
     return Choice(
         best.groups,
         tuple(sum(shares) for shares in best.shares),
@@ -86,10 +176,13 @@ def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool =
     )
 
 
-def _members(measured: Measured, batch: int) -> list[Member]:
+def _members(measured: Measured, batch: int) -> list[PlannedDevice]:
     links, kinds = measured.links, _kinds(_each(measured, batch))
-    rows = zip(links.places, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
-    return [Member(place, kind, cost, inside, link, late) for place, kind, cost, inside, link, late in rows]
+    rows = zip(links.sites, kinds, measured.costs, links.inside, links.between, measured.straggling, strict=True)
+    return [
+        PlannedDevice(site, kind, cost, batch / cost.seconds(batch), inside, link, late)
+        for site, kind, cost, inside, link, late in rows
+    ]
 
 
 def _each(measured: Measured, batch: int) -> list[float]:
@@ -108,8 +201,8 @@ def _kinds(each: Sequence[float]) -> list[str]:
     return names
 
 
-def _reason(measured: Measured, each: Sequence[float], ways: Sequence[Candidate], *, may_split: bool) -> str:
-    best, *others = ways
+def _reason(measured: Measured, each: Sequence[float], candidates: Sequence[Candidate], *, may_split: bool) -> str:
+    best, *others = candidates
     rates = [seconds * 1e3 for seconds in each]
     slowest = min(bandwidth for bandwidth, _ in measured.links.between) / 1e6
     seen = f"a sample costs {min(rates):.3g} to {max(rates):.3g} ms, the slowest link carries {slowest:.3g} MB/s"
@@ -123,8 +216,8 @@ def _reason(measured: Measured, each: Sequence[float], ways: Sequence[Candidate]
     return text if may_split else text + "; several groups need batches(epochs=...), float32 and no checkpoint"
 
 
-def _named(way: Candidate) -> str:
-    if len(way.groups) == 1:
+def _named(candidate: Candidate) -> str:
+    if len(candidate.groups) == 1:
         return "one balanced group"
-    waits = "all" if way.quorum == len(way.groups) else str(way.quorum)
-    return f"{len(way.groups)} groups exchanging every {way.local_steps} steps with a quorum of {waits}"
+    waits = "all" if candidate.quorum == len(candidate.groups) else str(candidate.quorum)
+    return f"{len(candidate.groups)} groups exchanging every {candidate.local_steps} steps with a quorum of {waits}"

@@ -10,18 +10,30 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+import torch
 
 from paceline.cost.split import Cost
-from paceline.runtime.auto.choose import Choice, Measured, choose, one_group
-from paceline.runtime.auto.links import Links
-from paceline.runtime.auto.probe import measure_links
-from paceline.runtime.auto.regroup import NAME, Door, open_door
-from paceline.runtime.syncer.between import Between
+from paceline.runtime.auto.choose import (
+    SMALL,
+    Choice,
+    Links,
+    Measured,
+    choose,
+    large_message,
+    links_from,
+    one_group,
+    pairs_of,
+)
+from paceline.runtime.auto.regroup import GROUP_NAME, Listener, open_listener
+from paceline.runtime.group.session import GroupSession
+from paceline.runtime.group.wire import Wire
+from paceline.runtime.protocol.messages import GroupStatus
+from paceline.runtime.syncer.client import SyncerClient
 
-__all__ = ["Pilot"]
+__all__ = ["NoPilot", "Pilot", "measure_links"]
 
 EVERY = 8
 """Steps between two looks."""
@@ -29,13 +41,37 @@ DRIFT = 1.25
 """Times the former step that are a change worth a new plan."""
 DRIFT_OF_LINK = 2.0
 """The same for an exchange with the syncer, which varies more."""
-FIRST = NAME.format(0)
+FIRST = GROUP_NAME.format(0)
 STRAGGLING = 0.03
 """Share of straggling steps that is worth a new plan."""
 
 
+class NoPilot:
+    """Leaves the ranks as they were launched."""
+
+    regroups = False
+    reasons: Sequence[str] = ()
+
+    def look(self, session: GroupSession, seconds: float, *, step: int, may_split: bool) -> Choice | None:
+        """Nothing is to change."""
+        return None
+
+    def status(self, session: GroupSession, seconds: float) -> GroupStatus | None:
+        """Nobody has to know."""
+        return None
+
+    def retune(self, client: SyncerClient, address: str) -> Listener | None:
+        """Nothing is to change."""
+        return None
+
+    def merged(self) -> None:
+        """Groups that were launched apart stay apart."""
+
+
 class Pilot:
     """One process's part in the decisions; those of one view decide alike, because the first rank tells the others."""
+
+    regroups = True
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -48,7 +84,7 @@ class Pilot:
         self._measured: Measured | None = None
         self._grouping: tuple[tuple[int, ...], ...] = ()
 
-    def look(self, session: Any, seconds: float, *, step: int, may_split: bool) -> Choice | None:
+    def look(self, session: GroupSession, seconds: float, *, step: int, may_split: bool) -> Choice | None:
         """After a step of one group: the choice, if ranks are to train differently from now on."""
         self._recent.append(seconds)
         if session.size == 1 or step % EVERY:
@@ -60,7 +96,7 @@ class Pilot:
         links = measure_links(session.wire, addresses, gradient_bytes=float(sum(session.reducer.sizes)))
         return self._decide(session, links, may_split=may_split)
 
-    def _due(self, session: Any) -> bool:
+    def _due(self, session: GroupSession) -> bool:
         """Nothing was decided for these ranks yet, or something has changed since."""
         if self.choice is None or len(self.choice.groups[0]) != session.size or self._measured is None:
             return True
@@ -72,7 +108,7 @@ class Pilot:
         late, before = _most_late(session.balance.straggling()), _most_late(self._measured.straggling)
         return drifted or (late > STRAGGLING) != (before > STRAGGLING)
 
-    def _decide(self, session: Any, links: Links, *, may_split: bool) -> Choice | None:
+    def _decide(self, session: GroupSession, links: Links, *, may_split: bool) -> Choice | None:
         balance, present = session.balance, one_group(session.size, self._batch)
         size = float(sum(session.reducer.sizes))
         self._measured = Measured(tuple(balance.costs()), links, tuple(balance.straggling()), size)
@@ -81,33 +117,39 @@ class Pilot:
         if session.rank == 0:
             self._say(self.choice.reason)
         self._grouping = self.choice.groups
-        return self.choice if self.choice.way != present.way else None
+        return self.choice if self.choice.arrangement != present.arrangement else None
 
-    def gathered(self) -> None:
+    def merged(self) -> None:
         """All ranks are one group again; what is best now is measured anew."""
         self.choice, self._usual, self._recent = None, None, []
 
-    def tells(self, session: Any, seconds: float) -> dict[str, Any]:
+    def status(self, session: GroupSession, seconds: float) -> GroupStatus | None:
         """What a group says of itself to the others."""
-        costs = [[cost.a, cost.b] for cost in session.balance.costs()] if session.balance.plain() else None
-        return {"costs": costs, "straggling": session.balance.straggling(), "seconds": seconds, "size": session.size}
+        balance = session.balance
+        costs = tuple((cost.a, cost.b) for cost in balance.costs()) if balance.plain() else None
+        return GroupStatus(costs, tuple(balance.straggling()), seconds, session.size)
 
-    def hear(self, between: Between, address: str) -> Door | None:
-        """On the first group's speaker: retune all groups if that is better, or call them to the door returned."""
-        found = self.listen(between.news["told"]) if between.where.group == FIRST else None
-        if found is None:
+    def retune(self, client: SyncerClient, address: str) -> Listener | None:
+        """On the first group's speaker: retune all groups if that is better, or call them to the listener returned."""
+        choice = self.better_choice(client.statuses) if client.where.group == FIRST else None
+        if choice is None:
             return None
-        door = open_door(address) if found.groups != self._grouping else None
-        between.retune(local_steps=found.local_steps, quorum=found.quorum, meet=door.place if door else None)
-        return door
+        # The listener before the appointment: a group that hears of it may connect at once.
+        listener = open_listener(address) if choice.groups != self._grouping else None
+        merge_at = listener.endpoint if listener else None
+        client.retune(local_steps=choice.local_steps, quorum=choice.quorum, merge_at=merge_at)
+        return listener
 
-    def listen(self, told: dict[str, Any]) -> Choice | None:
-        """A better way than the present one, from what all groups said of themselves."""
+    def better_choice(self, statuses: Mapping[str, GroupStatus | None]) -> Choice | None:
+        """A better choice than the present one, from what all groups said of themselves."""
         present, measured = self.choice, self._measured
-        groups: list[Any] = [told.get(NAME.format(index)) for index in range(len(present.groups))] if present else []
-        if present is None or measured is None or not all(_has_spoken(group) for group in groups):
+        if present is None or measured is None:
             return None
-        exchange = max(group["seconds"] for group in groups)
+        names = [GROUP_NAME.format(index) for index in range(len(present.groups))]
+        groups = [status for name in names if (status := statuses.get(name)) is not None and _has_spoken(status)]
+        if len(groups) < len(names):
+            return None
+        exchange = max(group.seconds for group in groups)
         now = _updated(measured, present, groups, slower=exchange / (self._usual or exchange))
         self._recent.append(exchange)
         if self._usual is None:
@@ -117,12 +159,12 @@ class Pilot:
             return None
         if not _differs(now, measured, exchange / self._usual):
             return None
-        found = choose(now, self._batch, present=present)
-        if found.way == present.way:
+        choice = choose(now, self._batch, present=present)
+        if choice.arrangement == present.arrangement:
             return None
-        self.choice, self._measured, self._usual, self._recent = found, now, None, []
-        self._say(found.reason)
-        return found
+        self.choice, self._measured, self._usual, self._recent = choice, now, None, []
+        self._say(choice.reason)
+        return choice
 
     def _say(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -130,25 +172,25 @@ class Pilot:
         sys.stderr.flush()
 
 
-def _has_spoken(group: Any) -> bool:
-    """Whether a group has told what its samples and an exchange cost; before its second exchange it cannot."""
-    return bool(group and group["costs"] and group["seconds"] > 0)
+def _has_spoken(status: GroupStatus) -> bool:
+    """Whether a group has said what its samples and an exchange cost; before its second exchange it cannot."""
+    return bool(status.costs) and status.seconds > 0
 
 
 def _most_late(straggling: Sequence[tuple[float, float]]) -> float:
     return max(share for share, _ in straggling)
 
 
-def _updated(measured: Measured, present: Choice, groups: Sequence[Any], *, slower: float) -> Measured:
+def _updated(measured: Measured, present: Choice, groups: Sequence[GroupStatus], *, slower: float) -> Measured:
     """What was measured, with the groups' present costs, and links as much slower as their exchange has become."""
     costs, late = list(measured.costs), list(measured.straggling)
-    for ranks, told in zip(present.groups, groups, strict=True):
-        for rank, (a, b), straggling in zip(ranks, told["costs"], told["straggling"], strict=False):
+    for ranks, status in zip(present.groups, groups, strict=True):
+        for rank, (a, b), straggling in zip(ranks, status.costs or (), status.straggling, strict=False):
             costs[rank] = Cost(a, b, chunk=costs[rank].chunk, least=costs[rank].least)
-            late[rank] = (straggling[0], straggling[1])
+            late[rank] = straggling
     links = measured.links
     between = tuple((bandwidth / slower, latency) for bandwidth, latency in links.between)
-    inside = between if len(set(links.places)) == 1 else links.inside
+    inside = between if len(set(links.sites)) == 1 else links.inside
     links = replace(links, inside=inside, between=between)
     return replace(measured, costs=tuple(costs), straggling=tuple(late), links=links)
 
@@ -158,3 +200,17 @@ def _differs(now: Measured, then: Measured, slower: float) -> bool:
     pairs = zip(now.costs, then.costs, strict=True)
     drifted = any(not old.b / DRIFT < new.b < old.b * DRIFT for new, old in pairs)
     return drifted or not 1 / DRIFT_OF_LINK < slower < DRIFT_OF_LINK
+
+
+def measure_links(wire: Wire, addresses: Sequence[str], *, gradient_bytes: float) -> Links:
+    """Time all pairs, one after the other; every rank calls this and gets the same answer."""
+    pairs, large = pairs_of(addresses), large_message(gradient_bytes)
+    times = torch.zeros(len(pairs), 2, dtype=torch.float64)
+    for index, (one, other) in enumerate(pairs):
+        for column, size in enumerate((SMALL, large)):
+            seconds = wire.ping(one, other, size)
+            if wire.rank == one:
+                times[index, column] = seconds
+    wire.all_reduce(times)()
+    timings = dict(zip(pairs, [(row[0], row[1]) for row in times.tolist()], strict=True))
+    return links_from(addresses, timings, large=large)

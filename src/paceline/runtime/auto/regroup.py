@@ -1,13 +1,18 @@
 """From one group to several and back, without starting a process anew.
 
-Each group's first rank opens the door at which its group meets and starts a shard of the syncer beside it; all ranks
-learn the places over the wire of the group that they are about to leave. The way back is an appointment made through
-the syncer: no group gets fresh samples, and when the last one has handed in its progress all meet at one door.
-A rank that is started again while there are several groups finds its own by what the split has left beside the roster.
+Each group's first rank opens the listener at which its group meets and starts a shard of the syncer beside it; all
+ranks learn the endpoints over the wire of the group that they are about to leave. The way back is an appointment made
+through the syncer: no group gets fresh samples, and when the last one has handed in its progress all meet again.
+
+A rank that is started again while there are several groups finds its own in a file beside the job's roster, which the
+first rank writes at the split and removes at the merge. Each group keeps a roster of its own. A rank whose group still
+runs joins it; one whose group failed with it begins the group anew, with the parameters that are common now and with
+fresh samples: the syncer leases again what the failed group had.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -17,79 +22,154 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline import variables
 from paceline.errors import LaunchFailed
+from paceline.files import atomic_write
 from paceline.runtime.auto.choose import Choice
-from paceline.runtime.auto.seats import GroupSeats, forget_groups, group_roster, note_groups
-from paceline.runtime.members.around import answers, read_roster
-from paceline.runtime.members.channel import call
-from paceline.runtime.members.meet import Launched
+from paceline.runtime.group.session import GroupSession
+from paceline.runtime.members.channel import Endpoint, open_channel
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.view import Patience, Peer
-from paceline.runtime.syncer.between import Membership
+from paceline.runtime.members.peers import answers
+from paceline.runtime.members.rendezvous import LaunchContext
+from paceline.runtime.members.view import Peer, Timeouts, read_roster
+from paceline.runtime.syncer.client import GroupMembership
 
-__all__ = ["NAME", "Door", "gathered", "join_again", "open_door", "part"]
+__all__ = [
+    "GROUP_NAME",
+    "GroupAssignment",
+    "Listener",
+    "assignment_of",
+    "join_again",
+    "merge_groups",
+    "open_listener",
+    "split_groups",
+]
 
-SHARD_STARTS_S = 20.0
-FULL_DISK_S = 1.0
-"""Pause before a shard that could not write is started again."""
-COME_OVER_S = 20.0
-"""All who are to meet were there an instant ago: who has not come by then has died on the way."""
-NAME = "group{}"
+SHARD_START_TIMEOUT = 20.0
+"""Seconds for a shard to listen: it imports numpy, on a host that trains at the same time."""
+SHARD_ANSWER_TIMEOUT = 1.0
+"""Seconds for one attempt to reach a shard that starts."""
+SHARD_POLL = 0.05
+FULL_DISK_PAUSE = 1.0
+"""Seconds before a shard that could not write is started again, so that a full disk does not mean a busy loop."""
+MOVE_TIMEOUT = 20.0
+"""Seconds for the ranks to meet again: all of them were there an instant ago, so who has not come has failed."""
+GROUP_NAME = "group{}"
 """Of each group, by its number."""
 
 
 @dataclass(frozen=True)
-class Door:
+class Listener:
     """Where a group is about to meet; whoever opened it leads."""
 
     server: socket.socket
-    place: tuple[str, int]
+    endpoint: Endpoint
 
 
-def open_door(address: str) -> Door:
+@dataclass(frozen=True)
+class GroupAssignment:
+    """One group after a split, as the file beside the roster says it; the secret is not in it."""
+
+    group: str
+    addresses: dict[str, str]
+    """Of each of its ranks, by the number that the launcher gave."""
+    meet: Endpoint
+    shards: tuple[Endpoint, ...]
+    local_steps: int
+    share: float
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> GroupAssignment:
+        """From JSON data."""
+        shards = tuple((str(host), int(port)) for host, port in plain["shards"])
+        return cls(**{**plain, "meet": (str(plain["meet"][0]), int(plain["meet"][1])), "shards": shards})
+
+    def membership(self, secret: bytes) -> GroupMembership:
+        """The same for a process that holds the secret."""
+        return GroupMembership(self.group, self.shards, secret, self.local_steps, self.share)
+
+
+def open_listener(address: str) -> Listener:
     """Listen on the job's interface."""
     server = socket.create_server((address, 0), backlog=128)
-    return Door(server, (address, int(server.getsockname()[1])))
+    return Listener(server, (address, int(server.getsockname()[1])))
 
 
-def part(
-    session: Any, member: Member, choice: Choice, patience: Patience, *, roster: Path | None
-) -> tuple[Member, Membership]:
-    """Take up a place in one of several groups; all ranks of the session call this."""
+def split_groups(
+    session: GroupSession, member: Member, choice: Choice, timeouts: Timeouts, *, roster: Path | None
+) -> tuple[Member, GroupMembership]:
+    """Take part in one of several groups; all ranks of the session call this."""
     number = next(index for index, group in enumerate(choice.groups) if session.rank in group)
     group, address = choice.groups[number], member.peer.address
-    door = open_door(address) if session.rank == group[0] else None
+    listener = open_listener(address) if session.rank == group[0] else None
     ports = torch.zeros(len(choice.groups), 2, dtype=torch.int64)
-    if door is not None:
+    if listener is not None:
         shard = _start_shard(number, address, choice, member.secret)
-        ports[number] = torch.tensor([door.place[1], shard])
+        ports[number] = torch.tensor([listener.endpoint[1], shard])
+    # Also a barrier: nobody leaves the old group before all listeners and shards are there.
     session.wire.all_reduce(ports)()
-    seats = _seats(session.view.peers, choice, ports.tolist())
+    assignments = _assignments(session.view.peers, choice, ports.tolist())
     if session.rank == 0:
-        note_groups(roster, seats)
-    mine = seats[number]
-    left = group_roster(roster, mine.group)
-    found = _moved(member, mine.meet, door, size=len(group), patience=patience, roster=left)
-    return found, mine.membership(member.secret)
+        _write_groups(roster, assignments)
+    mine = assignments[number]
+    moved = _move(
+        member, mine.meet, listener, size=len(group), timeouts=timeouts, roster=_group_roster(roster, mine.group)
+    )
+    return moved, mine.membership(member.secret)
 
 
-def _seats(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]) -> list[GroupSeats]:
-    """Who is where from now on; `ports` are each group's door and shard."""
+def merge_groups(
+    member: Member, meet: Endpoint, listener: Listener | None, size: int, timeouts: Timeouts, *, roster: Path | None
+) -> Member:
+    """The same process in the one group of all `size` ranks; `listener` is given on the process that opened it."""
+    if listener is not None:
+        path = _groups_file(roster)
+        if path is not None:
+            path.unlink(missing_ok=True)
+    return _move(member, meet, listener, size=size, timeouts=timeouts, roster=roster)
+
+
+def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Timeouts) -> Member:
+    """Join the group where it runs; if nobody of it is left, its first rank begins it anew."""
+    assert context.secret is not None, "a job with a roster has a secret"
+    secret, roster = context.secret, _group_roster(context.roster, assignment.group)
+    alive = any(answers(endpoint, secret) for endpoint in read_roster(roster))
+    begins = not alive and context.rank == min(int(rank) for rank in assignment.addresses)
+    listener = open_listener(assignment.addresses[str(context.rank)])
+    peer = Peer(f"rank{context.rank}-{secrets.token_hex(3)}", context.rank, *listener.endpoint)
+    member = Member(listener.server, secret, peer=peer, timeouts=timeouts)
+    member.start(listener.endpoint if begins else assignment.meet, first=1 if begins else None, roster=roster)
+    return member
+
+
+def assignment_of(context: LaunchContext) -> GroupAssignment | None:
+    """The group of a rank that was started again; None if the ranks are one group, or this is the first start."""
+    path = _groups_file(context.roster)
+    if not context.late or path is None:
+        return None
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        groups = [GroupAssignment.of(plain) for plain in json.loads(path.read_text(encoding="utf-8"))]
+        return next((group for group in groups if str(context.rank) in group.addresses), None)
+    return None
+
+
+def _assignments(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]) -> list[GroupAssignment]:
+    """Who is where from now on; `ports` are those of each group's listener and shard."""
     hosts = [peers[ranks[0]].address for ranks in choice.groups]
-    places = tuple((host, shard) for host, (_, shard) in zip(hosts, ports, strict=True))
+    shards = tuple((host, shard) for host, (_, shard) in zip(hosts, ports, strict=True))
     return [
-        GroupSeats(
-            group=NAME.format(number),
+        GroupAssignment(
+            group=GROUP_NAME.format(number),
             addresses={str(peers[rank].rank): peers[rank].address for rank in ranks},
             meet=(hosts[number], ports[number][0]),
-            places=places,
+            shards=shards,
             local_steps=choice.local_steps,
             share=choice.samples[number] / sum(choice.samples),
         )
@@ -97,40 +177,19 @@ def _seats(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]
     ]
 
 
-def gathered(
-    member: Member, told: dict[str, Any], door: Door | None, patience: Patience, *, roster: Path | None
-) -> Member:
-    """The same process in the one group of all ranks; `told` is what the syncer said, the door is its opener's."""
-    if door is not None:
-        forget_groups(roster)
-    return _moved(member, tuple(told["meet"]), door, size=told["size"], patience=patience, roster=roster)
-
-
-def _moved(
-    member: Member, meet: tuple[str, int], door: Door | None, *, size: int, patience: Patience, roster: Path | None
+def _move(
+    member: Member, meet: Endpoint, listener: Listener | None, *, size: int, timeouts: Timeouts, roster: Path | None
 ) -> Member:
     """The same process as a member of the group that meets there."""
-    door_of_mine = door or open_door(member.peer.address)
-    peer = replace(member.peer, port=door_of_mine.place[1])
-    patience = replace(patience, join=min(patience.join, COME_OVER_S))
-    found = Member(door_of_mine.server, member.secret, peer=peer, patience=patience)
+    own = listener or open_listener(member.peer.address)
+    peer = replace(member.peer, port=own.endpoint[1])
+    timeouts = replace(timeouts, join=min(timeouts.join, MOVE_TIMEOUT))
+    moved = Member(own.server, member.secret, peer=peer, timeouts=timeouts)
+    # Left before the new group is joined: the old leader must not wait for the reports of ranks that are gone.
     member.leave()
-    found.start(meet, first=size if door is not None else None)
-    found.roster = roster  # not before: what it says now is of a group that nobody is in any more
-    return found
-
-
-def join_again(start: Launched, seats: GroupSeats, patience: Patience) -> Member:
-    """Join the group where it runs; if nobody of it is left, its first rank begins it anew."""
-    assert start.secret is not None, "a job with a roster has a secret"
-    secret, roster = start.secret, group_roster(start.roster, seats.group)
-    alive = any(answers(place, secret) for place in read_roster(roster))
-    begins = not alive and start.rank == min(int(rank) for rank in seats.addresses)
-    door = open_door(seats.addresses[str(start.rank)])
-    peer = Peer(f"rank{start.rank}-{secrets.token_hex(3)}", start.rank, *door.place)
-    member = Member(door.server, secret, peer=peer, patience=patience)
-    member.start(door.place if begins else seats.meet, first=1 if begins else None, roster=roster)
-    return member
+    moved.start(meet, first=size if listener is not None else None)
+    moved.roster = roster  # not before: what it says now is of a group that nobody is in any more
+    return moved
 
 
 def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int:
@@ -141,7 +200,7 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
     settings = {"index": index, "folder": str(folder), "address": address, "port": port, "ends": True}
     path = folder / "settings.json"
     path.write_text(json.dumps({**settings, "groups": len(choice.groups), "quorum": choice.quorum}), encoding="utf-8")
-    argv = [sys.executable, "-m", "paceline.runtime.syncer.server", str(path)]
+    argv = [sys.executable, "-m", "paceline.runtime.syncer.shard", str(path)]
     threading.Thread(target=_keep, args=(argv, folder, secret), daemon=True, name="paceline-shard").start()
     _await_answer(address, port, secret)
     return port
@@ -149,22 +208,41 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
 
 def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
     """Start a shard, and again whenever it was killed or could not write; what it had committed is in its folder."""
-    env = {**os.environ, "PACELINE_SECRET": secret.decode()}
+    env = {**os.environ, variables.SECRET: secret.decode()}
     while True:
         with (folder / "log").open("ab") as log:
             code = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True).wait()
         if code == 0:
             return
-        time.sleep(FULL_DISK_S if code > 0 else 0.0)
+        time.sleep(FULL_DISK_PAUSE if code > 0 else 0.0)
 
 
 def _await_answer(address: str, port: int, secret: bytes) -> None:
-    deadline = time.monotonic() + SHARD_STARTS_S
+    deadline = time.monotonic() + SHARD_START_TIMEOUT
     while True:
         try:
-            call(address, port, secret, timeout=1.0).close()
+            open_channel(address, port, secret, timeout=SHARD_ANSWER_TIMEOUT).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:
                 raise LaunchFailed(f"the syncer's shard at {address}:{port} did not start: {error}") from error
-            time.sleep(0.05)
+            time.sleep(SHARD_POLL)
+
+
+def _group_roster(roster: Path | None, group: str) -> Path | None:
+    """The roster of one group."""
+    return roster.with_name(f"{roster.stem}-{group}.json") if roster is not None else None
+
+
+def _write_groups(roster: Path | None, groups: Sequence[GroupAssignment]) -> None:
+    """Write who is where, if the job has a folder for it."""
+    path = _groups_file(roster)
+    if roster is not None and path is not None and path.parent.is_dir():
+        # Rosters of an earlier split are of groups that nobody is in any more.
+        for old in path.parent.glob(f"{roster.stem}-*.json"):
+            old.unlink(missing_ok=True)
+        atomic_write(path, json.dumps([asdict(group) for group in groups]), durable=False)
+
+
+def _groups_file(roster: Path | None) -> Path | None:
+    return roster.with_name("groups.json") if roster is not None else None

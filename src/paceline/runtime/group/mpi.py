@@ -1,6 +1,6 @@
 """The collectives of one view over MPI, for clusters whose fast network is reached through it.
 
-MPI ends a job when one of its processes dies, so a group on it gives up elasticity: it balances, but it does not
+MPI ends a job when one of its processes fails, so a group on it gives up elasticity: it balances, but it does not
 survive. Ranks meet through MPI too, which knows where everybody is: no address and no secret have to be given.
 """
 
@@ -17,14 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline import variables
 from paceline.errors import InputError, Unsupported
 from paceline.runtime.group.wire import Broken, Wire
-from paceline.runtime.members.meet import Launched
+from paceline.runtime.members.rendezvous import LaunchContext
 
-__all__ = ["MpiWire", "launched_by_mpi"]
+__all__ = ["MpiWire", "mpi_launch_context"]
 
 NAP = 0.00005
+"""Seconds between two tests of an operation: MPI makes progress when it is asked, and a busy loop would keep the
+core busy beside the computation."""
 GREETING = 256
+"""Bytes for address, port and secret."""
 
 
 def _mpi() -> Any:
@@ -39,30 +43,30 @@ def _mpi() -> Any:
     return MPI
 
 
-def launched_by_mpi() -> Launched:
-    """This process among those of its mpirun; rank 0 tells all where they meet and what their secret is."""
+def mpi_launch_context() -> LaunchContext:
+    """This process among those of its mpirun; rank 0 sends all the rendezvous and the secret."""
     mpi = _mpi()
-    world, told = mpi.COMM_WORLD, bytearray(GREETING)
+    world, greeting = mpi.COMM_WORLD, bytearray(GREETING)
     one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == world.Get_size()
     if world.Get_rank() == 0:
         address = "127.0.0.1" if one_host else _own_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             text = f"{address} {probe.getsockname()[1]} {secrets.token_hex(32)}".encode()
-        told[: len(text)] = text
-    world.Bcast(told, root=0)
-    address, port, secret = bytes(told).rstrip(b"\0").decode().split()
-    return Launched(world.Get_rank(), world.Get_size(), address, int(port), secret.encode())
+        greeting[: len(text)] = text
+    world.Bcast(greeting, root=0)
+    address, port, secret = bytes(greeting).rstrip(b"\0").decode().split()
+    return LaunchContext(world.Get_rank(), world.Get_size(), address, int(port), secret.encode())
 
 
 def _own_address() -> str:
     """By which the other hosts reach this one."""
     try:
-        return os.environ.get("PACELINE_ADDRESS") or socket.gethostbyname(socket.gethostname())
+        return os.environ.get(variables.ADDRESS) or socket.gethostbyname(socket.gethostname())
     except OSError as error:
         raise InputError(
             f"the name of this host, {socket.gethostname()!r}, has no address: {error}",
-            hint="set PACELINE_ADDRESS to the address by which the other hosts reach rank 0",
+            hint=f"set {variables.ADDRESS} to the address by which the other hosts reach rank 0",
         ) from error
 
 
@@ -76,15 +80,15 @@ class MpiWire(Wire):
         world = self._mpi.COMM_WORLD
         try:
             store.set(f"mpi {rank}", str(world.Get_rank()).encode())
-            places = [int(store.get(f"mpi {other}")) for other in range(size)]
+            ranks = [int(store.get(f"mpi {other}")) for other in range(size)]
         except RuntimeError as error:
             raise Broken(str(error)) from error
         self.rank, self.size, self._interrupted = rank, size, interrupted
-        self._group: Any = world.Create_group(world.Get_group().Incl(places)) if size > 1 else None
+        self._group: Any = world.Create_group(world.Get_group().Incl(ranks)) if size > 1 else None
         self._pending: list[Any] = []
 
     def all_reduce_promptly(self, tensor: Tensor) -> Callable[[], None]:
-        """MPI chooses the quickest way by itself."""
+        """MPI chooses the algorithm by itself."""
         return self.all_reduce(tensor)
 
     def _all_reduce(self, group: Any, tensor: Tensor) -> Any:

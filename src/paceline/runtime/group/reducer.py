@@ -50,7 +50,7 @@ class Reducer:
     def __init__(
         self, parameters: Sequence[nn.Parameter], wire: Wire, *, limits: Sequence[float], prompt: bool = False
     ) -> None:
-        """`prompt`: the last bucket, for which everybody waits, goes the way of fewest messages and takes notes along.
+        """`prompt`: the last bucket, for which all ranks wait, takes the fewest messages and carries notes.
 
         Otherwise what travels is what DistributedDataParallel would send, and notes are a message of their own.
         """
@@ -138,7 +138,10 @@ class Reducer:
         return ready
 
     def _send(self) -> None:
-        """Buckets leave in their order on every rank, whichever fills first."""
+        """Send the next bucket.
+
+        Buckets leave in their order on every rank, whichever fills first: collectives match by the order of calls.
+        """
         bucket = self._buckets[self._next]
         self._next += 1
         bucket.fill(self._weight)

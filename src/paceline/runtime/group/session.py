@@ -1,4 +1,4 @@
-"""One view of the group at work: its wire, its balance, its gradient exchange."""
+"""A process's group, and one view of it at work: its wire, its balance, its gradient exchange."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import torch
 
 from paceline.cost.buckets import LinkCost, bucket_members, schedule_buckets
 from paceline.errors import InputError
-from paceline.runtime.balance import Balance
+from paceline.runtime.checkpoint import broadcast_state
+from paceline.runtime.group.balance import Balance
 from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.reducer import Reducer
-from paceline.runtime.group.wire import Broken, Wire
-from paceline.runtime.members.board import BoardStore
+from paceline.runtime.group.wire import BoardStore, Broken, Wire
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import View
-from paceline.runtime.state import exchange
 from paceline.runtime.training import Training
 
-__all__ = ["GroupSession"]
+__all__ = ["GroupSession", "RankGroup"]
 
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
@@ -34,7 +33,7 @@ class GroupSession:
 
     def __init__(self, member: Member, view: View, training: Training, *, holder: WireHolder, synced: bool) -> None:
         self.view, self._training, self._holder = view, training, holder
-        self.rank, self.size = view.place(member.peer.id), len(view.peers)
+        self.rank, self.size = view.rank_of(member.peer.id), len(view.peers)
         self._wires: list[Wire] = []
         try:
             self._set_up(member, synced=synced)
@@ -47,6 +46,8 @@ class GroupSession:
         self._began = time.perf_counter(), time.process_time()
 
     def _set_up(self, member: Member, *, synced: bool) -> None:
+        # Every rank does all of this in the same order, since each part is a collective. The state comes before the
+        # balance, which starts from the costs that the most advanced rank reported.
         self.wire = self._connect(member, "gradients ")
         self._holder.wire = self._connect(member, "layers ") if synced else None
         self._holder.broken = None
@@ -73,8 +74,8 @@ class GroupSession:
         self.reducer.begin(weight, step_began=step_began, note=self._reported[1] if self._reported else 0.0)
 
     def _squared_norm(self) -> float:
-        found = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
-        return float(sum(gradient.double().square().sum() for gradient in found))
+        gradients = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
+        return float(sum(gradient.double().square().sum() for gradient in gradients))
 
     def after_commit(self) -> None:
         """Arrange the buckets when enough was seen."""
@@ -102,7 +103,7 @@ class GroupSession:
         exchange = self._link.seconds(sum(self.reducer.sizes))
         text += f"; {len(self.reducer.layout)} buckets, {exchange * 1e3:.0f} ms of exchange beside them"
         if exchange > finish:
-            text += "; the link is the bottleneck: Settings(strategy='auto') compares groups that exchange less often"
+            text += "; the link is the bottleneck: Settings(scheme='auto') compares groups that exchange less often"
         return text
 
     def link_plain(self) -> list[float] | None:
@@ -146,7 +147,7 @@ class GroupSession:
         report = reports[source]
         if any(other["mark"] != report["mark"] for other in reports):
             mine = self._training.tensors() if source == self.rank else None
-            tensors = exchange(report["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
+            tensors = broadcast_state(report["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
             if source != self.rank:
                 self._training.take(report, tensors)
         return report
@@ -185,3 +186,67 @@ class GroupSession:
             return 0.0
         moment, spent = self._began
         return min(1.0, (time.process_time() - spent) / (time.perf_counter() - moment))
+
+
+class RankGroup:
+    """This process's group through all of its views: its member, and the session of the present view."""
+
+    def __init__(self, member: Member, training: Training, *, holder: WireHolder, synced: bool) -> None:
+        self.member, self.training = member, training
+        self._holder, self._synced = holder, synced
+        self._session: GroupSession | None = None
+        self.views: list[tuple[int, int, float]] = []
+        """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
+        self.last_end = time.perf_counter()
+        """When the last step, exchange or change of the group ended: from there the next step is timed."""
+
+    @property
+    def session(self) -> GroupSession:
+        """The present view at work."""
+        if self._session is None:
+            raise InputError("the group is joined by `with join(...) as pace:`")
+        return self._session
+
+    def report(self) -> dict[str, Any]:
+        """What this rank says of itself when a view is formed."""
+        session = self._session
+        if session is None:
+            return self.training.report(self.training.costs, None)
+        return self.training.report(session.balance.plain(), session.link_plain())
+
+    def enter(self, view: View | None = None) -> None:
+        """Take the next view, and the one after if that breaks while it is set up."""
+        while True:
+            # The report before the session closes, which holds what was measured; closed before the next view is asked
+            # for, so that no hook of the old exchange runs in the new one.
+            report = self.report()
+            if self._session is not None:
+                self._session.close()
+            view = view or self.member.next_view(report)
+            try:
+                self._session = GroupSession(self.member, view, self.training, holder=self._holder, synced=self._synced)
+                break
+            except Broken as error:
+                self.member.report_failure(view, str(error))
+                view = None
+        self.views.append((view.number, len(view.peers), time.monotonic()))
+        self.last_end = time.perf_counter()
+
+    def recover(self, error: Broken) -> None:
+        """The present view cannot go on: take the next."""
+        self.member.report_failure(self.session.view, str(error))
+        self.enter()
+
+    def move(self, member: Member) -> None:
+        """Go on among other ranks: what samples cost is still known, what the links cost is not."""
+        self.member = member
+        session, self._session = self.session, None
+        self.training.costs = session.balance.plain()
+        session.close()
+        self.enter()
+
+    def leave(self) -> None:
+        """Take part no more."""
+        if self._session is not None:
+            self._session.close()
+        self.member.leave()

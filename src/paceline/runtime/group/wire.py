@@ -17,19 +17,59 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.cost.buckets import LinkCost, fit_link
+from paceline.runtime.members.member import Member
 
-__all__ = ["Broken", "Wire"]
+__all__ = ["BoardStore", "Broken", "Wire"]
+
+
+class BoardStore(dist.Store):
+    """What Gloo's rendezvous needs of a store, over the authenticated connection to the leader."""
+
+    def __init__(self, member: Member, view: int, prefix: str) -> None:
+        super().__init__()
+        self._member, self._view, self._prefix = member, view, prefix
+
+    def set(self, key: str, value: Any) -> None:
+        """Publish a value."""
+        self._member.put(self._view, self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value, as soon as it is there."""
+        value = self._member.read(self._view, self._prefix + key)
+        if value is None:
+            raise RuntimeError("the view ended before its members were connected")
+        return value
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return when all keys are there."""
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there now."""
+        return all(self._member.has(self._view, self._prefix + key) for key in keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The view's end is the only time limit."""
+
 
 POLL = timedelta(milliseconds=100)
+"""Between two looks at whether the view has ended: the delay of an interruption, and no cost while a step runs."""
 OPERATION_TIMEOUT = timedelta(hours=1)
 """Far above any step: who is gone is the membership's business, not Gloo's."""
 PROBE_BYTES = 1 << 20
+"""Largest message of the probe: enough to fill a fast link, and a tenth of a second on one of 100 Mb/s."""
 PINGS = 4
+"""Messages of which the quickest counts: the others met something else on the host."""
+CONNECT_POLL = 0.02
+"""Seconds between two looks at whether the view has ended while its ranks connect."""
 PING_ENOUGH = 0.3
 """Seconds after which a slow link is known well enough."""
 PING_TIMEOUT = timedelta(seconds=10)
 """A peer that keeps a message for so long hangs; the barrier before it has made sure that it was there."""
 _LEFT_BEHIND: list[Any] = []
+"""Process groups with operations that never ended, and their buffers. They are kept for good: a peer that wakes up may
+still write into the buffers, so that memory must not be used again."""
 
 
 class Broken(Exception):
@@ -126,7 +166,7 @@ class Wire:
         return fit_link((small, slowest[0]), (large, slowest[1]), slowest[2])
 
     def ping(self, one: int, other: int, size: int) -> float:
-        """Seconds of a message of so many bytes from one rank to another, at best; 0 on ranks that are neither."""
+        """Seconds of a message of `size` bytes from one rank to another, at best; 0 on ranks that are neither."""
         self.barrier()
         if self._group is None or self.rank not in (one, other):
             return 0.0
@@ -219,7 +259,7 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 
 def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event, *, nccl: bool) -> Any:
-    """Make the process group in a thread of its own, so that a peer that dies meanwhile cannot hold us."""
+    """Make the process group in a thread of its own, so that a peer that fails meanwhile cannot hold us."""
     made: list[Any] = []
     failed: list[Exception] = []
 
@@ -236,7 +276,7 @@ def _connect(store: Any, rank: int, size: int, address: str, interrupted: thread
     thread = threading.Thread(target=make, daemon=True, name="paceline-connect")
     thread.start()
     while thread.is_alive():
-        thread.join(0.02)
+        thread.join(CONNECT_POLL)
         if interrupted.is_set():
             raise Broken("the group changed while it was being connected")
     if failed:

@@ -36,5 +36,5 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """The noise scale in samples; None while the signal cannot be told from zero."""
+        """The noise scale in samples; None while the signal is not clearly above zero."""
         return self._noise / self._signal if self._signal > 0 and self._noise > 0 else None

@@ -1,27 +1,40 @@
-"""Who is in the group right now: data that the leader decides and every member holds."""
+"""Who is in the group right now, decided by the leader and held by every member, and the file that others read."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import contextlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Patience", "Peer", "View"]
+from paceline.files import atomic_write
+
+__all__ = ["Peer", "Timeouts", "View", "close_roster", "is_closed", "read_roster", "write_roster"]
+
+OVER = "over"
+"""In place of a roster: training is over and nobody is left to be joined."""
+log = logging.getLogger("paceline.runtime")
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for whom, in seconds."""
+class Timeouts:
+    """How long processes of a group wait for each other, in seconds."""
 
-    beat: float = 0.25
-    """Between two signs of life."""
-    silence: float = 3.0
-    """A member that was silent for so long is taken for dead; a slow one still beats."""
+    heartbeat_interval: float = 0.25
+    """Between two heartbeats. A twelfth of the heartbeat timeout, so that single late ones cost nothing."""
+    heartbeat_timeout: float = 3.0
+    """A member without heartbeats for this long is declared failed. Heartbeats come from a thread of their own, so a
+    slow step is no failure; a busy host delays a thread by tenths of a second, rarely by seconds."""
     join: float = 120.0
-    """For the first members to come together; then those who came begin, and the others may follow."""
-    linger: float = 0.1
-    """Before a changed group steps again, so that two who come together change it once."""
-    apart: float = 30.0
-    """A part of a cut group that may be the smaller one goes on by itself only after so long."""
+    """For the first members to come together; then those that came begin, and the others may join late. Hosts of a
+    cluster start processes and import frameworks minutes apart at worst."""
+    settle: float = 0.1
+    """Between the last change of a group and its next view, so that members that come together change it once."""
+    partition: float = 30.0
+    """A part of a partitioned group that may be the smaller one goes on by itself only after this long: the other part
+    may have lost its power and not its link."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,11 @@ class Peer:
     address: str
     port: int
 
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where the process listens."""
+        return (self.address, self.port)
+
 
 @dataclass(frozen=True)
 class View:
@@ -42,21 +60,60 @@ class View:
 
     number: int
     peers: tuple[Peer, ...]
-    """In order: a peer's place is its rank in this view."""
+    """In order: a peer's position is its rank in this view."""
     reports: tuple[dict[str, Any], ...]
-    """What each peer said when the view was formed, in the same order."""
+    """What each peer reported when the view was formed, in the same order."""
     leader: str
+    """The id of the peer that formed the view."""
 
-    def place(self, id: str) -> int:  # noqa: A002
+    def rank_of(self, id: str) -> int:  # noqa: A002
         """The rank of a peer in this view."""
         return next(index for index, peer in enumerate(self.peers) if peer.id == id)
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
+    @property
+    def leading_peer(self) -> Peer:
+        """The peer that formed the view."""
+        return self.peers[self.rank_of(self.leader)]
 
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> View:
-        """From JSON data."""
-        peers = tuple(Peer(**peer) for peer in plain["peers"])
-        return cls(int(plain["number"]), peers, tuple(plain["reports"]), str(plain["leader"]))
+    def succession(self, own: str, *, absent: bool) -> list[Peer]:
+        """Who may lead next, in the order on which all members have to agree; the lost leader comes last.
+
+        A member that was `absent`, as it slept or resigned, has not lost its leader: it asks the last one first, and
+        leads only if nobody else does.
+        """
+        order = sorted(self.peers, key=lambda peer: peer.id == self.leader)
+        return sorted(order, key=lambda peer: (peer.id == own, peer.id != self.leader)) if absent else order
+
+
+def read_roster(path: Path | None) -> list[tuple[str, int]]:
+    """Endpoints of the members of the last view."""
+    if path is None or not path.exists():
+        return []
+    with contextlib.suppress(ValueError, TypeError):
+        return [(str(address), int(port)) for address, port in json.loads(path.read_text(encoding="utf-8"))]
+    return []
+
+
+def is_closed(path: Path | None) -> bool:
+    """Whether the group wrote that training is over."""
+    return path is not None and path.exists() and path.read_text(encoding="utf-8") == json.dumps(OVER)
+
+
+def write_roster(path: Path | None, view: View) -> None:
+    """Write where late joiners find the members, if there is a file for it."""
+    _write(path, [[peer.address, peer.port] for peer in view.peers])
+
+
+def close_roster(path: Path | None) -> None:
+    """Write that training is over."""
+    _write(path, OVER)
+
+
+def _write(path: Path | None, content: object) -> None:
+    """Only late joiners need the file, so training goes on without it; it is of no use after a reboot."""
+    if path is None:
+        return
+    try:
+        atomic_write(path, json.dumps(content), durable=False)
+    except OSError as error:
+        log.warning("%s cannot be written, so late joiners may not find the others: %s", path, error)

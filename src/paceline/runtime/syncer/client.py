@@ -1,170 +1,221 @@
-"""A group's side of the syncer: progress goes to all shards at once, common parameters come back."""
+"""A group's side of the syncer: leases of samples, rounds of local steps, progress since the last exchange.
+
+Its state is shared inside the group like the model's, so that whichever rank speaks next can repeat an exchange that
+was under way; the syncer recognises the exchange by its sequence number.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from paceline.errors import TrainingLost
-from paceline.runtime.members.channel import Channel, Message, call
-from paceline.runtime.syncer.beats import Beats
-from paceline.runtime.syncer.leases import Lease
-from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
+from paceline import variables
+from paceline.errors import InputError
+from paceline.runtime.members.channel import Endpoint
+from paceline.runtime.protocol.messages import GroupStatus, LeaseReply
+from paceline.runtime.settings import Settings
+from paceline.runtime.syncer.connections import LeaseRevoked, ShardConnections, as_received
 
-__all__ = ["LeftBehind", "SyncerClient", "as_received"]
+__all__ = ["GroupMembership", "SyncerClient", "group_membership"]
 
-RETRY = 0.1
-POLL = 0.1
+log = logging.getLogger("paceline.runtime")
 
 
-class LeftBehind(Exception):
-    """This group was taken for dead: its samples were given to others, so its progress must not count."""
+@dataclass(frozen=True)
+class GroupMembership:
+    """Which group this process is in, and where the syncer is."""
+
+    group: str
+    shards: tuple[Endpoint, ...]
+    secret: bytes
+    local_steps: int
+    """Steps of the group between two exchanges."""
+    share: float
+    """Of the global batch that this group takes."""
+
+
+def group_membership(env: Mapping[str, str] = os.environ) -> GroupMembership | None:
+    """From the launcher's variables; None if there is one group only."""
+    if variables.SYNCER not in env:
+        return None
+    shards = []
+    for text in env[variables.SYNCER].split(","):
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit():
+            raise InputError(f"{variables.SYNCER} holds {text!r}, expected host:port")
+        shards.append((host, int(port)))
+    return GroupMembership(
+        group=env[variables.GROUP],
+        shards=tuple(shards),
+        secret=env[variables.SYNCER_SECRET].encode(),
+        local_steps=int(env.get(variables.LOCAL_STEPS, "1")),
+        share=float(env.get(variables.GROUP_SHARE, "1.0")),
+    )
 
 
 class SyncerClient:
-    """Connections to every shard, made anew when a shard comes back."""
+    """What a group knows about its exchanges; every rank of the group holds the same."""
 
-    def __init__(self, places: Sequence[tuple[str, int]], secret: bytes, *, group: str, patience: float = 60.0) -> None:
-        self._places, self._secret, self._group, self._patience = list(places), secret, group, patience
-        self._channels: dict[int, Channel] = {}
-        self.waited = 0.0
-        """Seconds of the last exchange that were spent waiting for other groups."""
-        self.news: dict[str, Any] = {}
-        """What the syncer said with the last lease."""
-        self._pool = ThreadPoolExecutor(max_workers=len(places), thread_name_prefix="paceline-syncer")
-        self._beats = Beats(self._places, secret, group=group, cut_off=self._hang_up)
+    def __init__(self, where: GroupMembership, model: nn.Module, settings: Settings, *, global_batch: int) -> None:
+        self.where, self._packing = where, settings.compress
+        self._rules = (settings.staleness, settings.outer)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if any(parameter.dtype != torch.float32 for parameter in self._parameters):
+            raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
+        self.batch = max(1, round(global_batch * where.share))
+        self._connections: ShardConnections | None = None
+        self.sequence = 0
+        """Number of the last exchange; 0 before the first."""
+        self.versions: list[int] = [0] * len(where.shards)
+        self.base = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
+        """The common parameters of the last exchange."""
+        self._owed = torch.zeros_like(self.base)
+        """What packing has kept back of earlier progress."""
+        self.epoch = self.begin = self.end = 0
+        """The lease: samples `begin` to `end` of the epoch's order."""
+        self.over = False
+        """Whether no samples are left for this group."""
+        self.local_steps = where.local_steps
+        self.seconds = 0.0
+        """Of the last exchange, without waiting for other groups."""
 
-    def start(
-        self, theta: np.ndarray, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0)
-    ) -> tuple[np.ndarray, list[int]]:
-        """Offer parameters and say what there is to train on; the common parameters and their versions come back."""
-        message = {"kind": "start", "num_samples": num_samples, "epochs": epochs, "begin": begin}
-        return self._all(message, np.array_split(theta, len(self._places)))
+    @property
+    def statuses(self) -> dict[str, GroupStatus | None]:
+        """What each group last said of itself; on the rank that speaks for the group."""
+        return self._last_reply.statuses
 
-    def common(self) -> tuple[np.ndarray, list[int]]:
-        """The common parameters and their versions, as of now."""
-        return self._all({"kind": "theta"}, [np.zeros(0, dtype=np.float32)] * len(self._places))
+    @property
+    def merged_group(self) -> tuple[Endpoint, int] | None:
+        """Where all groups meet as one and how many ranks they have; None if training is over, or on a listener."""
+        if self._connections is None or self._last_reply.merge_at is None:
+            return None
+        return self._last_reply.merge_at, sum(status.size for status in self.statuses.values() if status is not None)
 
-    def retune(self, *, local_steps: int, quorum: int, meet: tuple[str, int] | None) -> None:
-        """Tell all shards, and through them all groups, how to go on; with `meet` as one group that meets there."""
-        for index in range(len(self._places)):
-            self._ask(index, {"kind": "retune", "local_steps": local_steps, "quorum": quorum, "meet": meet})
+    def retune(self, *, local_steps: int, quorum: int, merge_at: Endpoint | None) -> None:
+        """Tell all groups how to go on; with `merge_at`, as one group that meets there."""
+        self._connected().retune(local_steps=local_steps, quorum=quorum, merge_at=merge_at)
 
     def exchange(
-        self,
-        progress: np.ndarray,
-        *,
-        sequence: int,
-        versions: Sequence[int],
-        samples: int,
-        packing: Packing = "none",
-    ) -> tuple[np.ndarray, list[int]]:
-        """Hand in progress since some versions; the common parameters and their versions come back.
+        self, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0), status: GroupStatus | None = None
+    ) -> None:
+        """Hand in progress, take the common parameters and the next samples; on the rank that speaks for the group."""
+        connections, began = self._connected(), time.perf_counter()
+        number = self.sequence + 1
+        if self.sequence == 0:
+            mine = parameters_to_vector(self._parameters).detach().numpy()
+            theta, self.versions = connections.start(
+                mine, num_samples=num_samples, epochs=epochs, begin=begin, rules=self._rules
+            )
+        else:
+            try:
+                theta, self.versions = self._hand_in(connections)
+                self._settle()
+            except LeaseRevoked:
+                log.warning("this group was declared failed; other groups have its samples")
+                theta, self.versions = connections.come_back()
+                number = self.sequence
+        self.seconds = time.perf_counter() - began - connections.waited
+        self._take(torch.from_numpy(theta.copy()))
+        lease = connections.lease(number, self.batch * self.local_steps, status)
+        # The number counts only now: a rank that repeats the exchange after a failure here asks for the same lease.
+        self.sequence = number
+        self.over = lease is None
+        if lease is not None:
+            self.epoch, self.begin, self.end = lease.epoch, lease.begin, lease.end
+            self.local_steps = self._last_reply.local_steps or self.local_steps
+            return
+        # Nobody trains any more, so these are the last common parameters, the same for all groups.
+        theta, self.versions = connections.common()
+        self._take(torch.from_numpy(theta.copy()))
+        self.epoch, self.begin = self._last_reply.position
+        self.end = self.begin
 
-        Raises LeftBehind if this group was taken for dead meanwhile.
-        """
-        if self._beats.doubtful:
-            self._beats.doubtful = False
-            if not self._ask(0, {"kind": "counts"})["counts"]:
-                raise LeftBehind
-        message = {"kind": "push", "sequence": sequence, "samples": samples, "packing": packing}
-        bases = [{"base": version} for version in versions]
-        return self._all(message, np.array_split(progress, len(self._places)), bases)
+    def speak(self, *, speaks: bool) -> None:
+        """Only the rank that speaks for the group sends heartbeats to the syncer between exchanges."""
+        if speaks and self.sequence > 0:
+            self._connected()
+        elif not speaks and self._connections is not None:
+            self._connections.close()
+            self._connections = None
 
-    def come_back(self) -> tuple[np.ndarray, list[int]]:
-        """Take part again after having been left behind; the common parameters and their versions, as of now."""
-        self._tell_all("busy")
-        return self.common()
+    def header(self) -> Tensor:
+        """What the other ranks of the group must know, as numbers."""
+        numbers = [self.sequence, self.epoch, self.begin, self.end, int(self.over), *self.versions]
+        return torch.tensor(numbers, dtype=torch.int64)
 
-    def lease(self, sequence: int, size: int, told: Any = None) -> Lease | None:
-        """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
-        aside = False
-        while True:
-            reply = self._ask(0, {"kind": "lease", "sequence": sequence, "size": size, "told": told})
-            lease, self.news = reply["lease"], reply["news"]
-            if lease is not None or not reply["others"]:
-                if aside and lease is not None:
-                    self._beats.busy = True
-                    self._tell_all("busy")
-                return Lease(**lease) if lease is not None else None
-            if not aside:
-                aside, self._beats.busy = True, False
-                self._tell_all("idle")
-            time.sleep(POLL)
+    def follow(self, header: Tensor, theta: Tensor) -> None:
+        """Take what the speaking rank learnt; progress of a group that was declared failed counts for nothing."""
+        # Before the state changes: what is owed depends on the progress since the exchange before.
+        if 0 < self.sequence < int(header[0]):
+            self._settle()
+        self._take_header(header)
+        self._take(theta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For ranks of this group that join late, and for checkpoints."""
+        return {"base": self.base, "owed": self._owed, "header": self.header()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what another rank of the group is; the parameters come with the model."""
+        self._take_header(state["header"])
+        self.base, self._owed = state["base"].clone(), state["owed"].clone()
 
     def leave(self) -> None:
-        """This group takes part no more."""
-        self._beats.stop()
-        self._tell_all("leave")
-        self.close()
+        """This process speaks for the group no more; the group has finished if it is over."""
+        if self._connections is not None:
+            if self.over:
+                self._connections.leave()
+            else:
+                self._connections.close()
 
     def facts(self) -> dict[str, Any]:
-        """What the first shard says about versions and staleness."""
-        return self._ask(0, {"kind": "facts"})
+        """Versions, groups and staleness, by the first shard's count."""
+        return vars(self._connected().facts())
 
-    def close(self) -> None:
-        """Hang up."""
-        self._beats.stop()
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
-        self._pool.shutdown(wait=False)
+    @property
+    def _last_reply(self) -> LeaseReply:
+        reply = self._connected().last_reply
+        assert reply is not None, "asked before the first lease"
+        return reply
 
-    def _tell_all(self, kind: str) -> None:
-        for index in range(len(self._places)):
-            self._ask(index, {"kind": kind})
+    def _hand_in(self, connections: ShardConnections) -> tuple[np.ndarray, list[int]]:
+        return connections.exchange(
+            self._progress().numpy(),
+            sequence=self.sequence,
+            versions=self.versions,
+            samples=self.end - self.begin,
+            packing=self._packing,
+        )
 
-    def _all(
-        self, message: Message, parts: list[np.ndarray], extra: Sequence[Message] | None = None
-    ) -> tuple[np.ndarray, list[int]]:
-        more, packing = extra or [{}] * len(parts), message.get("packing", "none")
-        asked = [
-            self._pool.submit(self._ask, index, {**message, **more[index]}, pack_numbers(part, packing))
-            for index, part in enumerate(parts)
-        ]
-        replies = [future.result() for future in asked]
-        if any(reply["kind"] == "gone" for reply in replies):
-            raise LeftBehind
-        self.waited = max(float(reply.get("waited", 0.0)) for reply in replies)
-        theta = np.concatenate([unpack_numbers(reply["data"], reply["packing"]) for reply in replies])
-        return theta, [int(reply["version"]) for reply in replies]
+    def _progress(self) -> Tensor:
+        return self.base - parameters_to_vector(self._parameters).detach() + self._owed
 
-    def _ask(self, index: int, message: Message, payload: bytes = b"") -> Message:
-        """Ask one shard until it answers; what it has done already it does not do twice."""
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                channel = self._channel(index)
-                channel.send({**message, "group": self._group}, payload)
-                reply = channel.receive()
-                if "payload" in reply:
-                    reply["data"] = channel.receive_payload(reply)
-                return reply
-            except OSError as error:
-                self._hang_up(index)
-                self._beats.doubtful = True
-                if time.monotonic() > deadline:
-                    place = self._places[index]
-                    raise TrainingLost(f"the syncer at {place[0]}:{place[1]} does not answer: {error}") from error
-                time.sleep(RETRY)
+    def _settle(self) -> None:
+        """Keep what the syncer did not see; every rank of the group computes it by itself and gets the same."""
+        if self._packing != "none":
+            progress = self._progress()
+            seen = as_received(progress.numpy(), len(self.where.shards), self._packing)
+            self._owed = progress - torch.from_numpy(seen)
 
-    def _hang_up(self, index: int) -> None:
-        """Whoever waits for an answer of this shard asks again."""
-        broken = self._channels.pop(index, None)
-        if broken is not None:
-            broken.close()
+    def _take_header(self, header: Tensor) -> None:
+        self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header.tolist()
+        self.over = bool(over)
 
-    def _channel(self, index: int) -> Channel:
-        if index not in self._channels:
-            self._channels[index] = call(*self._places[index], self._secret, timeout=5.0)
-        return self._channels[index]
+    def _connected(self) -> ShardConnections:
+        if self._connections is None:
+            self._connections = ShardConnections(self.where.shards, self.where.secret, group=self.where.group)
+        return self._connections
 
-
-def as_received(progress: np.ndarray, shards: int, packing: Packing) -> np.ndarray:
-    """Progress as the shards will see it."""
-    parts = np.array_split(progress, shards)
-    return np.concatenate([unpack_numbers(pack_numbers(part, packing), packing) for part in parts])
+    def _take(self, theta: Tensor) -> None:
+        self.base = theta.clone()
+        with torch.no_grad():
+            vector_to_parameters(theta, self._parameters)

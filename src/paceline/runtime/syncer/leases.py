@@ -1,8 +1,7 @@
-"""Samples handed out to whoever is ready: each of an epoch exactly once, however fast the takers are.
+"""Samples leased to whichever group is ready: each of an epoch exactly once, however fast the groups are.
 
-A lease is a stretch of the epoch's order. A group that asks again for the same sequence number gets the same stretch,
-so a lost answer costs nothing. A stretch that its group never trained on, because the group is gone, is handed out
-again.
+A lease is a range of the epoch's order. A group that asks again for the same sequence number gets the same lease, so a
+lost answer costs nothing. A lease that its group never trained on, because the group failed, is given to another.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Leases:
         self._num_samples, self._epochs = num_samples, epochs
         self._next = Lease(begin[0], begin[1], begin[1])
         self.halted = False
-        """No fresh samples are handed out: somebody else goes on from `position`."""
+        """No fresh samples are leased: the merged group goes on from `position`."""
         self._held: dict[str, tuple[int, Lease]] = {}
         self._returned: list[Lease] = []
 
     def take(self, group: str, sequence: int, size: int) -> Lease | None:
-        """The next stretch of at most so many samples; None when all epochs are handed out.
+        """The next lease of at most `size` samples; None when all epochs are leased.
 
         Asking for the next one says that the one before is done. What is left of an epoch is cut evenly: groups that
         wait for each other would lose most of a round to a short rest.
@@ -53,30 +52,30 @@ class Leases:
         return lease
 
     def sequence_of(self, group: str) -> int:
-        """The number of the stretch that a group holds; 0 if it holds none."""
+        """The number of the lease that a group holds; 0 if it holds none."""
         return self._held[group][0] if group in self._held else 0
 
     def release(self, group: str, *, handed_in: bool) -> None:
-        """A group is gone: what it held is handed out again, unless it had handed in its progress."""
+        """A group failed: its samples are leased again, unless it had handed in its progress."""
         held = self._held.pop(group, None)
         if held is not None and not handed_in:
             self._returned.append(held[1])
 
     @property
     def holders(self) -> list[str]:
-        """Groups that hold a stretch."""
+        """Groups that hold a lease."""
         return list(self._held)
 
     @property
     def position(self) -> tuple[int, int]:
-        """The epoch and how many of its samples were handed out."""
+        """The epoch and how many of its samples were leased."""
         if self._next.end >= self._num_samples:
             return self._next.epoch + 1, 0
         return self._next.epoch, self._next.end
 
     @property
     def outstanding(self) -> int:
-        """Stretches that are being trained on."""
+        """Leases that are being trained on."""
         return len(self._held)
 
     def plain(self) -> dict[str, Any]:

@@ -1,34 +1,130 @@
-"""One shard of the common parameters: who may update it, when a round is complete, and what is kept on disk.
+"""One shard of the common parameters: when a round of updates is complete, how late progress counts, what is on disk.
 
 A round ends when K groups have arrived and either all have or the grace window since the K-th is over. Progress is
-weighed by samples: a group that did n of the N samples that all groups do per round moves the parameters by n / N of
-its progress. An update is on disk before anybody is told of it, so a killed shard comes back without losing any; a
-group that asks again is recognised by its sequence number and never counted twice.
+weighted by samples: a group that did n of the N samples that all groups do per round moves the parameters by n / N of
+its progress. A group that started from version u and arrives when the version is v is stale by s = v - u. Its progress
+is the difference between the parameters it started from and those it came to, and counts as
+
+    divide       progress / (1 + s)
+    gap          progress / (1 + |theta_v - theta_u| / mean step length)                (gap-aware, Barkai et al. 2020)
+    compensate   progress + lambda * progress^2 * (theta_v - theta_u)                   (DC-ASGD, Zheng et al. 2017)
+    discard      nothing if s > limit, else progress
+    keep         progress
+
+Delayed Nesterov (Liu et al. 2024): momentum changes only every N updates, from the mean of what came in between, since
+momentum is what makes asynchronous updates diverge.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from paceline.errors import StoreError
-from paceline.runtime.syncer.keeping import kept_or_ended
-from paceline.runtime.syncer.rules import Array, Outer, OuterState, Rule, outer_step, weigh
+from paceline.errors import InputError, StoreError
+from paceline.files import atomic_write
 
-__all__ = ["Arrival", "Policy", "Shard"]
+__all__ = [
+    "Array",
+    "Arrival",
+    "OuterOptimizer",
+    "OuterState",
+    "RoundPolicy",
+    "ShardState",
+    "StalenessRule",
+    "StalenessRuleName",
+    "outer_step",
+    "saved_or_exit",
+    "weigh",
+]
 
+Array = np.ndarray
+log = logging.getLogger("paceline.runtime")
+StalenessRuleName = Literal["keep", "divide", "gap", "compensate", "discard"]
 REMEMBERED = 8
 """Versions kept for rules that need where a group started."""
+RULES = ("keep", "divide", "gap", "compensate", "discard")
 
 
 @dataclass(frozen=True)
-class Policy:
+class StalenessRule:
+    """How stale progress counts; the first group's rule holds for all."""
+
+    name: StalenessRuleName = "divide"
+    """`keep`, `divide`, `gap`, `compensate` or `discard`, as at the top of this module."""
+    limit: int = 8
+    """Staleness beyond which `discard` drops progress."""
+    compensation: float = 0.1
+    """Lambda of `compensate`."""
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            raise InputError(f"the staleness rule is {self.name!r}, expected one of {', '.join(RULES)}")
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """The optimiser of the common parameters."""
+
+    rate: float = 1.0
+    """What the mean progress of a round is multiplied by."""
+    momentum: float = 0.0
+    """Of Nesterov; 0 is none."""
+    delay: int = 1
+    """Updates between two changes of the momentum; 1 is plain Nesterov."""
+
+
+@dataclass
+class OuterState:
+    """What the optimiser remembers."""
+
+    velocity: Array
+    pending: Array
+    """Progress since the last change of the momentum."""
+    count: int = 0
+
+
+def weigh(
+    progress: Array, *, now: Array, base: Array | None, stale: int, rule: StalenessRule, mean_step: float
+) -> Array | None:
+    """Progress as it counts; None if it is dropped. `base` is None if that version is not remembered any more."""
+    if stale <= 0 or rule.name == "keep":
+        return progress
+    if rule.name == "discard":
+        return None if stale > rule.limit else progress
+    if rule.name == "divide" or base is None:
+        return progress / (1 + stale)
+    if rule.name == "gap":
+        distance = float(np.linalg.norm(now - base))
+        return progress / (1 + distance / mean_step) if mean_step > 0 else progress
+    return progress + rule.compensation * progress * progress * (now - base)
+
+
+def outer_step(theta: Array, progress: Array, state: OuterState, outer: OuterOptimizer) -> Array:
+    """The parameters after one update; the state is changed in place."""
+    if outer.momentum == 0:
+        return theta - outer.rate * progress
+    state.pending += progress
+    state.count += 1
+    moved = progress
+    if state.count % outer.delay == 0:
+        state.velocity *= outer.momentum
+        state.velocity += state.pending / outer.delay
+        state.pending[:] = 0
+        moved = progress + outer.momentum * state.velocity
+    return theta - outer.rate * moved
+
+
+@dataclass(frozen=True)
+class RoundPolicy:
     """When and how updates happen."""
 
     groups: int = 1
@@ -36,8 +132,8 @@ class Policy:
     """K: groups whose progress completes a round."""
     grace: float = 0.0
     """Seconds that a complete round waits for those who are late."""
-    rule: Rule = field(default_factory=Rule)
-    outer: Outer = field(default_factory=Outer)
+    rule: StalenessRule = field(default_factory=StalenessRule)
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
 
 @dataclass(frozen=True)
@@ -52,10 +148,10 @@ class Arrival:
     progress: Array
 
 
-class Shard:
-    """The state of one shard; not thread-safe, the server serialises."""
+class ShardState:
+    """The state of one shard; not thread-safe: the shard calls it under its lock."""
 
-    def __init__(self, policy: Policy, path: Path | None = None) -> None:
+    def __init__(self, policy: RoundPolicy, path: Path | None = None) -> None:
         self._policy, self._path = policy, path
         self._groups = policy.groups
         self.version = 0
@@ -73,9 +169,10 @@ class Shard:
         if path is not None and path.exists():
             self._load(path)
 
-    def start(self, theta: Array) -> None:
-        """The first group's parameters are the first version."""
+    def start(self, theta: Array, rule: StalenessRule | None = None, outer: OuterOptimizer | None = None) -> None:
+        """The first group's parameters are the first version, and its rules are those of all."""
         if self.theta is None:
+            self._policy = replace(self._policy, rule=rule or self._policy.rule, outer=outer or self._policy.outer)
             self.theta = theta.copy()
             self._state = OuterState(np.zeros_like(theta), np.zeros_like(theta))
             self._remember()
@@ -119,14 +216,14 @@ class Shard:
         return True
 
     def retune(self, quorum: int) -> None:
-        """From now on so many groups complete a round."""
+        """From now on `quorum` groups complete a round."""
         self._policy = replace(self._policy, quorum=quorum)
         self.count(self._groups)
         if self.theta is not None:
             self._save()
 
     def count(self, groups: int) -> None:
-        """From now on so many groups take part."""
+        """From now on `groups` groups take part."""
         self._groups = max(1, groups)
         if self._reached_at is None and len(self._waiting) >= min(self._policy.quorum, self._groups):
             self._reached_at = 0.0 if self._waiting else None
@@ -175,29 +272,47 @@ class Shard:
             "applied": self._applied,
             "samples": self._samples,
             "quorum": self._policy.quorum,
+            "rule": asdict(self._policy.rule),
+            "outer": asdict(self._policy.outer),
         }
-        temporary = self._path.with_suffix(".tmp")
-        with kept_or_ended(self._path), temporary.open("wb") as file:
-            np.savez(
-                file,
-                theta=self.theta,
-                velocity=self._state.velocity,
-                gathered=self._state.gathered,
-                count=self._state.count,
-                facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8),
+        theta, state = self.theta, self._state
+        described = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
+        with saved_or_exit(self._path):
+            atomic_write(
+                self._path,
+                lambda file: np.savez(
+                    file,
+                    theta=theta,
+                    velocity=state.velocity,
+                    pending=state.pending,
+                    count=state.count,
+                    facts=described,
+                ),
             )
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(self._path)
 
     def _load(self, path: Path) -> None:
         try:
             with np.load(path, allow_pickle=False) as content:
                 facts: dict[str, Any] = json.loads(content["facts"].tobytes())
                 self.theta = content["theta"]
-                self._state = OuterState(content["velocity"], content["gathered"], int(content["count"]))
+                self._state = OuterState(content["velocity"], content["pending"], int(content["count"]))
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read the shard {path}: {error}") from error
         self.version, self._applied, self._samples = facts["version"], facts["applied"], facts["samples"]
-        self._policy = replace(self._policy, quorum=facts["quorum"])
+        rule, outer = StalenessRule(**facts["rule"]), OuterOptimizer(**facts["outer"])
+        self._policy = replace(self._policy, quorum=facts["quorum"], rule=rule, outer=outer)
         self._remember()
+
+
+@contextlib.contextmanager
+def saved_or_exit(path: Path) -> Iterator[None]:
+    """Around writing: a shard that cannot write exits, since what it has answered must be on disk.
+
+    One that went on from memory would lose acknowledged updates with its next crash. Whoever starts it again goes on
+    from the last state on disk, and groups repeat what was not answered.
+    """
+    try:
+        yield
+    except OSError as error:
+        log.critical("%s cannot be written, so this shard ends: %s", path, error)
+        os._exit(1)

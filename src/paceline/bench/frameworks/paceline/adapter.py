@@ -13,7 +13,7 @@ __all__ = ["Paceline"]
 
 WORKER = "paceline.runtime.measured"
 """It lives in the runtime, which bench must not import."""
-SYNCER = "paceline.runtime.syncer.server"
+SYNCER = "paceline.runtime.syncer.shard"
 
 
 class Paceline:

@@ -1,0 +1,262 @@
+"""The front door: the functions that `paceline` offers to Python, each with a typed result that has `.to_pandas()`.
+
+The commands of the same names call them too. What a function needs is imported when it is called, so that
+`import paceline` stays fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from paceline.errors import InputError
+
+if TYPE_CHECKING:
+    from paceline.measurements.profile import Profile
+    from paceline.model.calibration import Calibration
+    from paceline.model.question import Question
+    from paceline.report.frames import FindingTable, PlanTable, PredictionTable, RunTable, SpanTable
+    from paceline.runtime.capture import Capture
+    from paceline.spec.cluster import Cluster
+    from paceline.spec.network import Network
+    from paceline.spec.strategy import Strategy
+
+__all__ = ["capture", "explain", "extrapolate", "load_runs", "load_trace", "plan", "predict"]
+
+File = Path | str
+
+
+def predict(
+    network: Network | File | None = None,
+    *,
+    cluster: Cluster | File,
+    batch: int | None = None,
+    devices: int | Iterable[int] = (1, 2, 4, 8),
+    framework: str | Sequence[str] = "pytorch",
+    profile: Profile | File | None = None,
+    calibration: Calibration | File | None = None,
+    strategy: Strategy | None = None,
+    input: Literal["resident", "copied", "files"] = "resident",  # noqa: A002
+    changes: Mapping[str, str] | None = None,
+    knee: float = 0.5,
+) -> PredictionTable:
+    """Predict step time and throughput, with intervals, on each number of devices.
+
+    Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
+    the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
+    `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`.
+
+    >>> import paceline
+    >>> answer = paceline.predict(network="resnet50", cluster="dgx-1", batch=64, devices=[1, 8])
+    >>> print(answer)  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
+    resnet50, pytorch/ddp, batch 64 per device, cluster dgx-1
+    devices  step  samples/s  90 %  efficiency  dominant
+          1  ...
+          8  ...
+    >>> answer.to_pandas()[["devices", "samples_per_s"]].shape
+    (2, 2)
+    """
+    from paceline.model.changes import changed
+    from paceline.model.scaling import predict_curve
+    from paceline.report.frames import PredictionTable
+
+    names = [framework] if isinstance(framework, str) else list(framework)
+    asked = [
+        _question(network, profile, cluster, batch, framework=name, input=input, strategy=strategy) for name in names
+    ]
+    counts, known = _counts(devices), _calibration(calibration)
+    questions = [changed(question, dict(changes or {})) for question in asked]
+    return PredictionTable(tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions))
+
+
+def _question(
+    network: Network | File | None,
+    profile: Profile | File | None,
+    cluster: Cluster | File,
+    batch: int | None,
+    *,
+    framework: str,
+    input: str = "resident",  # noqa: A002
+    strategy: Strategy | None = None,
+) -> Question:
+    from paceline import catalog
+    from paceline.measurements.profile import read_profile
+    from paceline.model.question import Question
+    from paceline.spec.strategy import Strategy
+
+    if (network is None) == (profile is None):
+        raise InputError("expected one of network and profile", hint="network='resnet50', or profile='my.profile'")
+    given = read_profile(Path(profile)) if isinstance(profile, File) else profile
+    samples = batch if batch is not None else given.batch if given else None
+    if samples is None:
+        raise InputError("no batch given", hint="batch=64: samples per device and step")
+    return Question(
+        cluster=_cluster(cluster),
+        framework=catalog.framework(framework),
+        batch=samples,
+        network=catalog.network(str(network)) if isinstance(network, File) else network,
+        profile=given,
+        strategy=strategy or Strategy(),
+        input=input,
+    )
+
+
+def _cluster(cluster: Cluster | File) -> Cluster:
+    from paceline import catalog
+
+    return catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
+
+
+def _calibration(calibration: Calibration | File | None) -> Calibration:
+    from paceline.model.calibration import CATALOG_ONLY, read_calibration
+
+    known = CATALOG_ONLY if calibration is None else calibration
+    return read_calibration(Path(known)) if isinstance(known, File) else known
+
+
+def _counts(devices: int | Iterable[int]) -> tuple[int, ...]:
+    counts = (devices,) if isinstance(devices, int) else tuple(devices)
+    if not counts or not all(isinstance(count, int) and count >= 1 for count in counts):
+        raise InputError(f"devices is {devices!r}, expected numbers of at least 1", hint="devices=[1, 2, 4, 8]")
+    return counts
+
+
+def extrapolate(
+    measured: File,
+    *,
+    at: int | Iterable[int],
+    global_batch: float | None = None,
+    force: bool = False,
+    knee: float = 0.5,
+) -> PredictionTable:
+    """Predict throughput on more devices from a CSV file of measured throughputs; one curve for each series.
+
+    The file's columns are those of `paceline predict --measured`. `global_batch` fixes the samples of all devices per
+    step; `force` answers beyond the supported distance, too, and marks the answer as unsupported.
+
+    >>> import paceline, pathlib, tempfile
+    >>> rows = ["network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s"]
+    >>> rows += [f"resnet50,pytorch,v100,10gbe,4,{n},64,{rate}" for n, rate in ((1, 350), (4, 1300), (8, 2300))]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     points = pathlib.Path(folder, "points.csv")
+    ...     _ = points.write_text("\\n".join(rows))
+    ...     answer = paceline.extrapolate(points, at=[16, 32])
+    >>> frame = answer.to_pandas()
+    >>> bool((frame.samples_per_s_low_90 < frame.samples_per_s).all()), frame.devices.tolist()
+    (True, [16, 32])
+    """
+    from paceline.model.measured.extrapolate import extrapolate_series
+    from paceline.model.measured.points import read_points
+    from paceline.model.measured.prior import shipped_population
+    from paceline.report.frames import PredictionTable
+
+    series = read_points(Path(measured))
+    return PredictionTable(
+        extrapolate_series(
+            series, _counts(at), population=shipped_population(), global_batch=global_batch, force=force, knee_gain=knee
+        )
+    )
+
+
+def plan(
+    network: Network | File | None = None,
+    *,
+    cluster: Cluster | File,
+    global_batch: int | None = None,
+    framework: str = "paceline",
+    profile: Profile | File | None = None,
+    calibration: Calibration | File | None = None,
+    measured: File | None = None,
+) -> PlanTable:
+    """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
+
+    `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
+    step of all devices; without one every device has the profile's batch. `measured` is a CSV file of throughputs of
+    this network on this cluster.
+
+    >>> import paceline
+    >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
+    >>> sum(sum(shares) for shares in answer.plan.best.shares)
+    512
+    """
+    from paceline.model.measured.points import read_points
+    from paceline.model.plan.make import make_plan
+    from paceline.report.frames import PlanTable
+
+    if profile is None and global_batch is None:
+        raise InputError("no global batch given", hint="global_batch=512: samples of a step of all devices")
+    where = _cluster(cluster)
+    share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
+    question = _question(network, profile, where, share, framework=framework)
+    points = read_points(Path(measured)) if measured is not None else ()
+    known = _calibration(calibration)
+    return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points))
+
+
+def explain(study: str | None = None, *, store: File | None = None) -> FindingTable:
+    """Explain the newest campaign of a study, or of all: findings with evidence, predicted gain and the exact change.
+
+    `study` may be a campaign's id. The whole explanation is `.explanation`. `paceline run` measures a study first:
+
+        paceline.explain("demo")
+    """
+    from paceline.explain.explanation import explain_campaign
+    from paceline.measurements.results import find_campaign
+    from paceline.measurements.store import Store, default_store
+    from paceline.report.frames import FindingTable
+
+    place = Store(Path(store) if store is not None else default_store())
+    return FindingTable(explain_campaign(place, find_campaign(place, study)))
+
+
+def load_runs(store: File | None = None, *, study: str | None = None, campaign: str | None = None) -> RunTable:
+    """Every stored launch, or those of a study or campaign, failed ones too: one row each.
+
+    >>> import paceline
+    >>> len(paceline.load_runs("no-such-store"))
+    0
+    """
+    from paceline.measurements.tables import launch_table
+    from paceline.report.frames import RunTable
+
+    return RunTable(launch_table(store, study=study, campaign=campaign))
+
+
+def load_trace(path: File, *more: File, format: str | None = None) -> SpanTable:  # noqa: A002
+    """The spans of traces of other tools, and how long each rank was busy in each phase.
+
+    Reads what `torch.profiler` exports (kineto), Horovod's timeline, Chakra execution traces, and Chrome events that
+    `paceline export` wrote; the content tells the format if none is named. Give one path for each rank's file.
+
+    >>> import json, paceline, pathlib, tempfile
+    >>> events = [{"ph": "X", "cat": "forward", "name": "conv1", "pid": 0, "ts": 0, "dur": 2000}]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trace = pathlib.Path(folder, "trace.json")
+    ...     _ = trace.write_text(json.dumps({"traceEvents": events}))
+    ...     spans = paceline.load_trace(trace)
+    >>> spans.breakdown
+    {0: {'forward': 0.002}}
+    """
+    from paceline.measurements.trace.formats import read_trace
+    from paceline.report.frames import SpanTable
+
+    return SpanTable(tuple(span for one in (path, *more) for span in read_trace(Path(one), format)))
+
+
+def capture(
+    model: Any, optimizer: Any, *, path: File | None = None, name: str | None = None, batch: int | None = None
+) -> Capture:
+    """Profile the steps of a `with` block of any PyTorch loop, for `predict(profile=...)`. Needs torch.
+
+        with paceline.capture(model, optimizer, path="my-run.profile"):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss_fn(model(inputs), targets).backward()
+                optimizer.step()
+
+    The block needs at least a handful of steps; `path` is written when it ends.
+    """
+    from paceline.runtime.capture import Capture
+
+    return Capture(model, optimizer, path=path, name=name, batch=batch)

@@ -1,0 +1,240 @@
+"""A plan for a cluster: its devices, and the best strategies, priced by the same step time that a prediction has."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.catalog import resolve
+from paceline.cost.collective import Endpoint, endpoint_of
+from paceline.cost.split import Cost, split_batch
+from paceline.errors import InputError
+from paceline.model.calibration import CATALOG_ONLY, Calibration
+from paceline.model.compute import StepWork, WorkAt, in_chunks
+from paceline.model.measured.points import Series
+from paceline.model.plan.search import (
+    Candidate,
+    Group,
+    GroupStep,
+    PlannedDevice,
+    exchange_seconds_of,
+    ranked_candidates,
+    throughputs,
+)
+from paceline.model.prediction import estimate
+from paceline.model.question import Question, check_workload, device_key, largest_batches, ranks_with, works_of
+from paceline.model.scaling import basis_of, draw_factors, met_by_points, spreads_of
+from paceline.model.step import Factors, step_terms
+from paceline.model.sweep import seconds_at
+from paceline.spec.cluster import place
+
+__all__ = ["Plan", "make_plan"]
+
+SHOWN = 5
+SWEPT_BYTES = 16e6
+"""A message that a sweep knows well, by which the rate of a link is judged."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best strategy, those that came after it, and what all of them rest on."""
+
+    network: str
+    cluster: str
+    global_batch: int
+    devices: tuple[PlannedDevice, ...]
+    ranked: tuple[Candidate, ...]
+    basis: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The one to use."""
+        return self.ranked[0]
+
+    def samples_by_host(self) -> dict[str, int]:
+        """Samples per step of each host under the best strategy."""
+        split = {self.devices[i].host: 0 for group in self.best.groups for i in group}
+        for group, shares in zip(self.best.groups, self.best.shares, strict=True):
+            for i, n in zip(group, shares, strict=True):
+                split[self.devices[i].host] += n
+        return split
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, best first, for JSON."""
+        return {
+            "network": self.network,
+            "cluster": self.cluster,
+            "global_batch": self.global_batch,
+            "basis": list(self.basis),
+            "candidates": [self._plain(candidate) for candidate in self.ranked],
+        }
+
+    def _plain(self, candidate: Candidate) -> dict[str, Any]:
+        groups = [
+            [{"rank": i, "device": self.devices[i].name, "samples": n} for i, n in zip(group, shares, strict=True)]
+            for group, shares in zip(candidate.groups, candidate.shares, strict=True)
+        ]
+        plain = {name: getattr(candidate, name) for name in _PLAIN}
+        for level in ("interval_50", "interval_90"):
+            low, high = getattr(candidate, level)
+            plain[level] = [low, high]
+            plain[f"step_s_{level}"] = [self.global_batch / high, self.global_batch / low]
+        return {**plain, "predicted_step_s": candidate.predicted_step, "groups": groups}
+
+
+_PLAIN = (
+    "kind", "local_steps", "quorum", "predicted_throughput", "predicted_utilisation", "staleness", "efficiency",
+    "reason",
+)  # fmt: skip
+
+
+def make_plan(
+    question: Question,
+    *,
+    global_batch: int | None = None,
+    calibration: Calibration = CATALOG_ONLY,
+    measured: Sequence[Series] = (),
+    shown: int = SHOWN,
+    seed: int = 0,
+) -> Plan:
+    """Search, rank, and keep the best few that differ.
+
+    `question` says network or profile, cluster, framework and strategy; without a global batch every device is taken
+    to have the question's own batch. `measured` are throughputs of this network on this cluster.
+    """
+    check_workload(question)
+    batch = question.batch * question.cluster.num_devices if global_batch is None else global_batch
+    if batch < 1:
+        raise InputError(f"a global batch of {batch} has no sample", hint="a global batch is at least 1 sample")
+    if question.strategy.accumulate != 1:
+        raise InputError(
+            f"a plan of {question.strategy.accumulate} accumulated batches: expected 1",
+            hint="give the global batch; a device whose memory is too small accumulates by itself",
+        )
+    works = works_of(question, stated_for=batch)
+    every = tuple(work(max(1, batch // question.cluster.num_devices)) for work in works.values())
+    spreads = spreads_of(every, question.cluster.num_devices, calibration)
+    factors, notes = draw_factors(spreads, seed), list(basis_of(question, calibration, every))
+    if measured:
+        factors, note = met_by_points(question, measured, spreads, calibration=calibration, seed=seed)
+        notes.append(note)
+    if global_batch is None:
+        notes.append(
+            f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices"
+        )
+    pricer = _Pricer(question, batch, calibration, works, factors)
+    ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)[:shown]
+    known = tuple(pricer.with_intervals(candidate) for candidate in ranked)
+    return Plan(question.subject, question.cluster.name, batch, pricer.devices, known, tuple(notes))
+
+
+class _Pricer:
+    """Steps of groups of devices under a question, each computed once for groups that are alike."""
+
+    def __init__(
+        self, question: Question, batch: int, calibration: Calibration, works: dict[str, WorkAt], factors: Factors
+    ) -> None:
+        self._question, self._calibration, self._works, self._factors = question, calibration, works, factors
+        self._nominal = Factors(*(draws[:1] for draws in vars(factors).values()))
+        self._policy = resolve(question.framework, question.strategy)
+        self._placed = place(question.cluster, question.cluster.num_devices)
+        keys = {id(rank.device): device_key(rank.device) for rank in self._placed}
+        self._kinds = [keys[id(rank.device)] for rank in self._placed]
+        self._largest = largest_batches(question)
+        self._steps: dict[tuple[str, int], StepWork] = {}
+        self._priced: dict[Hashable, GroupStep] = {}
+        self.size = self._work(self._kinds[0], 1).total_bytes
+        """Bytes of all gradients."""
+        self.devices = self._planned(batch)
+
+    def _planned(self, batch: int) -> tuple[PlannedDevice, ...]:
+        """Every device with its cost and links; alike devices are costed once."""
+        share = max(1, batch // len(self._placed))
+        costs = {
+            kind: (self._line(kind, share), self._work(kind, batch).compute) for kind in dict.fromkeys(self._kinds)
+        }
+        planned = []
+        for rank, kind in zip(self._placed, self._kinds, strict=True):
+            (cost, alone), emulation = costs[kind], rank.device.emulation
+            host = self._question.cluster.hosts[rank.host]
+            slow = (
+                (0.0, 1.0)
+                if emulation is None or not emulation.straggle
+                else (emulation.straggle, emulation.straggle_factor)
+            )
+            end = self._effective(endpoint_of(host, host.name))
+            planned.append(PlannedDevice(host.name, rank.device.name, cost, batch / alone, end.inside, end.link, slow))
+        return tuple(planned)
+
+    def _effective(self, end: Endpoint) -> Endpoint:
+        """Links as the calibration knows them: what an exchange between two ranks reaches."""
+        calibration = self._calibration
+        swept = seconds_at(calibration.collectives, "all_reduce", 2, np.array([SWEPT_BYTES]))
+        software, late = calibration.base_latency, calibration.latency.value
+        links = []
+        for (bandwidth, latency), base in ((end.inside, software / 5), (end.link, software)):
+            reached = bandwidth * calibration.reach.value if swept is None else SWEPT_BYTES / float(swept[0][0])
+            links.append((min(bandwidth, reached), (latency + base) * late))
+        return Endpoint(end.host, links[0], links[1])
+
+    def _line(self, kind: str, share: int) -> Cost:
+        """Constant and slope of the seconds of a step near a share of the batch."""
+        largest = self._largest[kind]
+        few = max(1, min(share, largest or share) // 2)
+        many = max(few + 1, min(2 * share, largest or 2 * share))
+        small, large = (self._works[kind](count).compute for count in (few, many))
+        slope = max((large - small) / (many - few), 1e-12)
+        return Cost(max(0.0, small - slope * few), slope, largest)
+
+    def _work(self, kind: str, samples: int) -> StepWork:
+        """The step of a kind of device, one object for equal steps."""
+        if (kind, samples) not in self._steps:
+            self._steps[kind, samples] = in_chunks(self._works[kind], samples, self._largest[kind])
+        return self._steps[kind, samples]
+
+    def price(self, group: Group, batch: int) -> GroupStep:
+        """Shares and nominal seconds of a group's step."""
+        key = self._key(group, batch)
+        if key not in self._priced:
+            shares = split_batch([self.devices[i].cost for i in group], batch).samples
+            seconds, exposed = self._seconds(group, shares, self._nominal)
+            self._priced[key] = GroupStep(shares, float(seconds[0]), float(exposed[0]))
+        return self._priced[key]
+
+    def _key(self, group: Group, batch: int) -> Hashable:
+        """Equal for groups of alike devices that are attached alike."""
+        hosts: dict[int, int] = {}
+        alike = []
+        for i in group:
+            device = self.devices[i]
+            host = hosts.setdefault(self._placed[i].host, len(hosts))
+            alike.append((self._kinds[i], host, device.inside, device.link))
+        return batch, tuple(alike)
+
+    def _seconds(self, group: Group, shares: Sequence[int], factors: Factors) -> tuple[Floats, Floats]:
+        """Seconds of the step, and of its exposed exchange, for each draw."""
+        works = [self._work(self._kinds[i], samples) for i, samples in zip(group, shares, strict=True)]
+        placed = [self._placed[i] for i in group]
+        ranks = ranks_with(self._question, placed, works, calibration=self._calibration)
+        terms = step_terms(ranks, self._policy, self._calibration, factors)
+        return sum(terms.values(), np.zeros_like(factors.compute)), terms["aggregate"]
+
+    def with_intervals(self, candidate: Candidate) -> Candidate:
+        """The candidate with the intervals of its throughput: every draw is one possible world."""
+        groups = list(zip(candidate.groups, candidate.shares, strict=True))
+        known: dict[Hashable, Floats] = {}
+        for group, shares in groups:
+            key = self._key(group, sum(shares))
+            if key not in known:
+                known[key] = self._seconds(group, shares, self._factors)[0]
+        seconds = np.array([known[self._key(group, sum(shares))] for group, shares in groups])
+        exchanges = np.array(exchange_seconds_of(self.devices, candidate.groups, self.size))[:, None]
+        rates = throughputs(candidate, self.devices, seconds, exchanges * self._factors.bandwidth)
+        throughput = estimate(candidate.predicted_throughput, rates)
+        return replace(candidate, interval_50=throughput.interval_50, interval_90=throughput.interval_90)

@@ -1,0 +1,295 @@
+"""Results for Python: each is data, a small table as text or HTML, and a data frame."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import Unsupported
+from paceline.measurements.trace.formats import busy_seconds
+from paceline.units import SECONDS, format_share
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from paceline.explain.explanation import Explanation
+    from paceline.measurements.run import Span
+    from paceline.model.plan.make import Plan
+    from paceline.model.prediction import Curve
+
+__all__ = ["FindingTable", "PlanTable", "PredictionTable", "ResultTable", "RunTable", "SpanTable"]
+
+SHOWN_ROWS = 20
+"""Rows that a table shows; the data frame has them all."""
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """What people see of a result: text cells; columns that begin with '>' are aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+class ResultTable(ABC):
+    """A result with one record per row."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """Every row as plain data, in SI units."""
+
+    @abstractmethod
+    def shown(self) -> ShownTable:
+        """What `str` and notebooks show."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The records as a data frame; needs the extra `paceline[pandas]`."""
+        return _pandas().DataFrame(self.records())
+
+    def __str__(self) -> str:
+        return "\n".join(_text_lines(self.shown()))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _html(self.shown())
+
+
+@dataclass(frozen=True, repr=False)
+class PredictionTable(ResultTable):
+    """Predicted step time and throughput, a row for each curve and number of devices."""
+
+    curves: tuple[Curve, ...]
+
+    @property
+    def curve(self) -> Curve:
+        """The only curve, where one framework or series was asked for."""
+        (curve,) = self.curves
+        return curve
+
+    def records(self) -> list[dict[str, Any]]:
+        """Intervals as columns `..._low_90`, the terms of a step as columns `<term>_s`."""
+        return [_prediction(curve.label, one.as_dict()) for curve in self.curves for one in curve.predictions]
+
+    def shown(self) -> ShownTable:
+        """Step, throughput with its 90 % interval, efficiency, and what dominates beside compute."""
+        several = len(self.curves) > 1
+        rows = [
+            (
+                *([curve.label] if several else []),
+                str(one.devices),
+                SECONDS.format(one.step_s.value),
+                f"{one.samples_per_s.value:,.1f}",
+                "{:,.1f}-{:,.1f}".format(*one.samples_per_s.interval_90),
+                format_share(one.efficiency),
+                one.dominant,
+            )
+            for curve in self.curves
+            for one in curve.predictions
+        ]
+        columns = (">devices", ">step", ">samples/s", ">90 %", ">efficiency", "dominant")
+        first = self.curves[0]
+        notes = [] if several else [*(f"rests on: {line}" for line in first.basis), f"to narrow it: {first.advice}"]
+        title = "predictions" if several else first.label
+        return ShownTable(title, ("series", *columns) if several else columns, rows, notes)
+
+
+def _prediction(label: str, plain: dict[str, Any]) -> dict[str, Any]:
+    record: dict[str, Any] = {"series": label}
+    for name, value in plain.items():
+        if name == "terms":
+            record |= {f"{term}_s": seconds for term, seconds in value.items()}
+        elif isinstance(value, list):
+            quantity, _, share = name.rpartition("interval_")
+            head = quantity or "samples_per_s_"
+            record |= {f"{head}low_{share}": value[0], f"{head}high_{share}": value[1]}
+        else:
+            record[name] = value
+    return record
+
+
+@dataclass(frozen=True, repr=False)
+class PlanTable(ResultTable):
+    """Candidate strategies for a cluster, best first."""
+
+    plan: Plan
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each candidate; `groups` and `shares` list ranks and their samples."""
+        return [
+            {**asdict(one), "num_groups": len(one.groups), "num_devices": _num_devices(one.shares)}
+            for one in self.plan.ranked
+        ]
+
+    def shown(self) -> ShownTable:
+        """The candidates, and why the first is best."""
+        rows = [
+            (
+                one.kind,
+                str(len(one.groups)),
+                str(_num_devices(one.shares)),
+                f"{one.predicted_throughput:,.1f}",
+                "{:,.1f}-{:,.1f}".format(*one.interval_90) if one.interval_90 else "",
+                SECONDS.format(one.predicted_step),
+                format_share(one.predicted_utilisation),
+                f"{one.efficiency:.2f}",
+            )
+            for one in self.plan.ranked
+        ]
+        columns = ("strategy", ">groups", ">devices", ">samples/s", ">90 %", ">step", ">utilisation", ">efficiency")
+        title = f"{self.plan.network} on {self.plan.cluster}, global batch {self.plan.global_batch}"
+        best = self.plan.best
+        basis = [f"rests on: {line}" for line in self.plan.basis]
+        return ShownTable(title, columns, rows, [*basis, f"best: {best.kind}, because {best.reason}"])
+
+
+def _num_devices(shares: Sequence[Sequence[int]]) -> int:
+    return sum(1 for group in shares for samples in group if samples)
+
+
+@dataclass(frozen=True, repr=False)
+class FindingTable(ResultTable):
+    """A campaign explained: a row for each finding, the weightiest first."""
+
+    explanation: Explanation
+
+    def records(self) -> list[dict[str, Any]]:
+        """Cause, case, predicted gain with its interval, and the exact change."""
+        return [
+            {
+                "cause": one.cause,
+                "title": one.title,
+                "case_id": one.case_id,
+                "case": one.case,
+                "gain": one.gain.value,
+                "gain_low": one.gain.low,
+                "gain_high": one.gain.high,
+                "kind": one.change.kind,
+                "change": one.change.what,
+            }
+            for one in self.explanation.findings
+        ]
+
+    def shown(self) -> ShownTable:
+        """The findings and the summary."""
+        rows = [
+            (format_share(one.gain.value), one.cause, one.case, one.change.what) for one in self.explanation.findings
+        ]
+        return ShownTable(
+            self.explanation.campaign, (">gain", "cause", "case", "change"), rows, self.explanation.summary
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class RunTable(ResultTable):
+    """Stored launches, failed ones too."""
+
+    arrow: pa.Table
+    """All columns as an Arrow table."""
+
+    def __len__(self) -> int:
+        return int(self.arrow.num_rows)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each launch; see `measurements.tables.launch_table` for the columns."""
+        rows: list[dict[str, Any]] = self.arrow.to_pylist()
+        return rows
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The launches as a data frame with Arrow's types; needs the extra `paceline[pandas]`."""
+        _pandas()
+        return self.arrow.to_pandas()
+
+    def shown(self) -> ShownTable:
+        """What was asked and how fast it was."""
+        columns = ("study", "network", "framework", "strategy", ">ranks", ">batch", "outcome", ">samples/s", ">step")
+        rows = [
+            (
+                *(
+                    str(row[name])
+                    for name in ("study", "network", "framework", "strategy", "ranks", "batch", "outcome")
+                ),
+                "" if row["samples_per_s"] is None else f"{row['samples_per_s']:,.1f}",
+                "" if row["step_s"] is None else SECONDS.format(row["step_s"]),
+            )
+            for row in self.arrow.slice(0, SHOWN_ROWS).to_pylist()
+        ]
+        return ShownTable(f"{len(self)} launches", columns, rows, _left_out(len(self)))
+
+
+@dataclass(frozen=True, repr=False)
+class SpanTable(ResultTable):
+    """Spans of a trace."""
+
+    spans: tuple[Span, ...]
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.spans)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each span: rank, step, phase, name, start_s, seconds, size_bytes, source."""
+        return [asdict(span) for span in self.spans]
+
+    @property
+    def breakdown(self) -> dict[int, dict[str, float]]:
+        """Seconds in which each rank was busy with each phase; overlapping spans of a phase count once."""
+        return busy_seconds(self.spans)
+
+    def shown(self) -> ShownTable:
+        """Busy seconds by rank and phase."""
+        ranks = self.breakdown
+        phases = list(dict.fromkeys(phase for row in ranks.values() for phase in row))
+        rows = [
+            (str(rank), *(SECONDS.format(row[phase]) if phase in row else "" for phase in phases))
+            for rank, row in list(ranks.items())[:SHOWN_ROWS]
+        ]
+        title = f"{len(self)} spans: busy time of each rank by phase"
+        return ShownTable(title, (">rank", *(f">{phase}" for phase in phases)), rows, _left_out(len(ranks)))
+
+
+def _left_out(count: int) -> list[str]:
+    return [f"... {count - SHOWN_ROWS} more rows"] if count > SHOWN_ROWS else []
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise Unsupported("pandas is not installed", hint="pip install 'paceline[pandas]'") from None
+    return pandas
+
+
+def _text_lines(table: ShownTable) -> list[str]:
+    cells = [[name.lstrip(">") for name in table.columns], *table.rows]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
+    rights = [name.startswith(">") for name in table.columns]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, rights, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    return [table.title, *lines, *table.notes]
+
+
+def _html(table: ShownTable) -> str:
+    head = "".join(f"<th>{html.escape(name.lstrip('>'))}</th>" for name in table.columns)
+    rights = [' style="text-align: right"' if name.startswith(">") else "" for name in table.columns]
+    cells = [
+        "".join(f"<td{style}>{html.escape(cell)}</td>" for cell, style in zip(row, rights, strict=True))
+        for row in table.rows
+    ]
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
+    caption = f"<caption>{html.escape(table.title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"

@@ -1,0 +1,294 @@
+"""Shares of the batch, solved from what steps have cost, and solved again when that changes.
+
+Every rank holds the estimates of all ranks and solves by itself: equal numbers in, equal shares out.
+
+What a step costs a rank, learnt from the steps it has done: seconds = a + b * samples.
+
+The estimate follows real change and ignores accidents. A lasting change is one that three steps in a row agree on and
+that is larger than the usual scatter, so a single straggling step moves nothing and a slowed device is known after
+three. How far the estimate can be trusted is part of it: whoever acts on it should gain more than that.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.cost.split import Cost, proportional_split, split_batch
+
+__all__ = ["Balance", "CostEstimate"]
+
+
+WINDOW = 32
+AGREEING = 3
+LASTING = 0.15
+"""Relative distance from the estimate that counts as a change, if it lasts."""
+SCATTERS = 2.0
+"""The same in times of the usual scatter, where that is more."""
+UNKNOWN = 0.1
+"""Scatter that is taken for granted while too few steps were seen to tell."""
+ENOUGH = 6
+"""Steps from which scatter is estimated."""
+LEAST = 0.02
+"""Scatter below which nothing is believed to be."""
+CLEARLY = 2.0
+"""Standard errors that make a constant part more than noise."""
+QUIET = 0.05
+"""Scatter beyond which no constant part is looked for: a host that was busy for a while would look like one."""
+NORMAL = 1.4826
+"""Standard deviation of normal noise over its median distance."""
+SPREAD = 0.2
+"""Batch sizes must differ by this share before the constant part is estimated apart from the part per sample."""
+
+
+class CostEstimate:
+    """The running estimate of one rank's cost."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._shared: deque[float] = deque(maxlen=AGREEING)
+        """Factors by which the newest steps were off for all ranks alike."""
+        self._a = 0.0
+        self._b = 0.0
+        self._scatter = UNKNOWN
+        """Of the seconds of a step, relative."""
+        self._warming = True
+        """Whether the only step seen is the first of all, which also pays for what happens once."""
+
+    @property
+    def known(self) -> bool:
+        """Whether any step was seen."""
+        return self._b > 0
+
+    def cost(self, *, chunk: int | None = None, least: int = 0) -> Cost:
+        """The estimate, with the limits of this rank."""
+        return Cost(self._a, self._b, chunk=chunk, least=least)
+
+    @property
+    def doubt(self) -> float:
+        """Relative standard error of what the present batch size takes."""
+        count = len(self._seen)
+        scatter = self._scatter if count >= ENOUGH else max(self._scatter, UNKNOWN)
+        return scatter / max(1, count) ** 0.5
+
+    def observe(self, samples: int, seconds: float, *, shared: float = 1.0) -> bool:
+        """Learn from one step; a step without samples says nothing. Says whether the cost has changed for good.
+
+        What all ranks share is no change of this one: it is followed slowly, and by all at the same pace.
+        """
+        if samples <= 0 or seconds <= 0:
+            return False
+        if self._warming and self.known:
+            self._seen.clear()
+            self._warming = False
+        self._seen.append((samples, seconds))
+        self._shared.append(shared)
+        changed = self.known and self._changed()
+        if changed:
+            self._forget()
+        self._fit()
+        return changed
+
+    def forget(self) -> None:
+        """What was seen is long ago; the next steps alone decide."""
+        self._seen.clear()
+
+    def plain(self) -> list[float]:
+        """The estimate as numbers."""
+        return [self._a, self._b]
+
+    def assume(self, numbers: Sequence[float]) -> None:
+        """Start from an estimate made elsewhere."""
+        self._a, self._b = numbers
+        self._seen.clear()
+        self._warming = False
+
+    def _changed(self) -> bool:
+        recent = list(self._seen)[-AGREEING:]
+        if len(recent) < AGREEING:
+            return False
+        alone = zip(recent, self._shared, strict=True)
+        ratios = [seconds / (self._a + self._b * samples) / shared for (samples, seconds), shared in alone]
+        far = 1 + max(LASTING, SCATTERS * self._scatter)
+        return min(ratios) > far or max(ratios) < 1 / far
+
+    def _forget(self) -> None:
+        """Keep the steps since the change, and the shape of the cost."""
+        recent = list(self._seen)[-AGREEING:]
+        ratio = statistics.median(seconds / (self._a + self._b * samples) for samples, seconds in recent)
+        self._a, self._b = self._a * ratio, self._b * ratio
+        self._seen.clear()
+        self._seen.extend(recent)
+
+    def _fit(self) -> None:
+        """A line through what the present batch size takes; its constant is from other sizes if those tell one."""
+        now = self._seen[-1][0]
+        near = [(size, seconds) for size, seconds in self._seen if abs(size - now) <= SPREAD / 2 * now]
+        used = near if len(near) >= min(AGREEING, len(self._seen) / 2) else list(self._seen)
+        size = statistics.fmean(size for size, _ in used)
+        seconds = size * statistics.median(seconds / size for size, seconds in used)
+        self._a = min(self._constant(size, seconds), 0.9 * seconds)
+        self._b = statistics.median((seconds - self._a) / size for size, seconds in used)
+        if self._b <= 0:
+            self._a, self._b = 0.0, seconds / size
+        self._scatter = NORMAL * statistics.median(
+            abs(seconds / (self._a + self._b * size) - 1) for size, seconds in used
+        )
+
+    def _constant(self, size: float, seconds: float) -> float:
+        """Seconds that do not depend on the batch, if sizes far from this one show them beyond doubt."""
+        far = [(x, y) for x, y in self._seen if abs(x - size) > SPREAD * max(x, size)]
+        if len(far) < 2 or self._scatter > QUIET:
+            return self._a
+        reach = sum((x - size) ** 2 for x, _ in far)
+        slope = sum((x - size) * (y - seconds) for x, y in far) / reach
+        error = max(self._scatter, LEAST) * seconds * size / reach**0.5
+        constant = max(0.0, seconds - slope * size)
+        return constant if constant > CLEARLY * error else self._a
+
+
+TRY_AGAIN = 50
+"""Steps without samples after which a rank gets one, to see whether it has recovered."""
+GAIN = 0.005
+"""Shares change only for a step that is predicted to be this much shorter, and by more than the doubt about it."""
+APART = 3.0
+"""Standard errors of their difference beyond which two ranks are unequal."""
+
+REMEMBERED = 64
+ENOUGH_TO_STRAGGLE = 20
+"""Steps from which a share of stragglers is estimated."""
+STRAGGLES = 2.0
+"""Times the expected seconds that make a step a straggler."""
+
+
+class Balance:
+    """The split of one view's batches."""
+
+    def __init__(
+        self, ids: Sequence[str], *, chunks: Sequence[int | None], least: int = 0, fixed: bool = False
+    ) -> None:
+        self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
+        self._estimates = {name: CostEstimate() for name in self._ids}
+        self._shares: dict[int, tuple[int, ...]] = {}
+        self._idle = dict.fromkeys(self._ids, 0)
+        self._ratios: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED) for name in self._ids}
+        """Measured over expected seconds of the newest steps."""
+
+    def shares(self, total: int) -> tuple[int, ...]:
+        """Samples of each rank in a step of `total`."""
+        if self._fixed or not any(estimate.known for estimate in self._estimates.values()):
+            return proportional_split([1.0] * len(self._ids), total)
+        if total not in self._shares:
+            self._shares[total] = split_batch(self._distinct_costs(total), total).samples
+        return self._with_a_trial(self._shares[total])
+
+    def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
+        """Take in what a step cost each rank; drop shares that would be clearly beaten."""
+        shared = self._shared(shares, seconds)
+        for name, samples, time in zip(self._ids, shares, seconds, strict=True):
+            if samples and self._idle[name] >= TRY_AGAIN:
+                self._estimates[name].forget()
+            self._idle[name] = 0 if samples else self._idle[name] + 1
+            self._note(name, samples, time, shared)
+        gain = max(GAIN, *self._doubts())
+        self._shares = {
+            total: kept
+            for total, kept in self._shares.items()
+            if _still_good(self._distinct_costs(total), kept, total, gain)
+        }
+
+    def _doubts(self) -> list[float]:
+        """Relative standard error of each rank's cost; of the least known one where nothing is known."""
+        known = [estimate.doubt for estimate in self._estimates.values() if estimate.known]
+        return [estimate.doubt if estimate.known else max(known) for estimate in self._estimates.values()]
+
+    def _distinct_costs(self, total: int) -> list[Cost]:
+        """Each rank's cost, where ranks whose difference is within its error count as equal."""
+        costs, doubts, share = self.costs(), self._doubts(), max(1, total // len(self._ids))
+        each = [cost.seconds(share) for cost in costs]
+        order = sorted(range(len(each)), key=each.__getitem__)
+        alike: list[list[int]] = []
+        for index in order:
+            first = alike[-1][0] if alike else index
+            doubt = math.hypot(doubts[first], doubts[index])
+            if alike and each[index] <= each[first] * (1 + APART * doubt):
+                alike[-1].append(index)
+            else:
+                alike.append([index])
+        settled = list(costs)
+        for members in alike:
+            a = statistics.fmean(costs[index].a for index in members)
+            b = statistics.fmean(costs[index].b for index in members)
+            for index in members:
+                settled[index] = replace(costs[index], a=a, b=b)
+        return settled
+
+    def _shared(self, shares: Sequence[int], seconds: Sequence[float]) -> float:
+        """By how much all ranks were off in the same direction: the host was busy, and no split helps against that."""
+        rows = zip(self._estimates.values(), shares, seconds, strict=True)
+        off = [time / estimate.cost().seconds(n) for estimate, n, time in rows if n and time > 0 and estimate.known]
+        if len(off) < 2:
+            return 1.0
+        return max(min(off), 1.0) if max(off) > 1 else max(off)
+
+    def _note(self, name: str, samples: int, time: float, shared: float) -> None:
+        """Learn, and remember how far off the step was; after a lasting change that says nothing any more."""
+        estimate, ratios = self._estimates[name], self._ratios[name]
+        if estimate.known and samples:
+            ratios.append(time / estimate.cost().seconds(samples))
+        if estimate.observe(samples, time, shared=shared):
+            ratios.clear()
+
+    def straggling(self) -> list[tuple[float, float]]:
+        """Share of straggling steps of each rank and how much longer they take; no share while few were seen."""
+        return [_straggling(self._ratios[name]) for name in self._ids]
+
+    def _with_a_trial(self, shares: tuple[int, ...]) -> tuple[int, ...]:
+        """One sample for each rank that had none for long, from whoever has most."""
+        tried = list(shares)
+        for index, name in enumerate(self._ids):
+            if tried[index] == 0 and self._idle[name] >= TRY_AGAIN:
+                tried[tried.index(max(tried))] -= 1
+                tried[index] = 1
+        return tuple(tried)
+
+    def costs(self) -> list[Cost]:
+        """Each rank's cost; a rank that has not stepped yet is taken for an average one."""
+        known = [estimate.plain() for estimate in self._estimates.values() if estimate.known]
+        average = [sum(column) / len(known) for column in zip(*known, strict=True)]
+        return [
+            estimate.cost(chunk=chunk, least=self._least)
+            if estimate.known
+            else Cost(average[0], average[1], chunk, self._least)
+            for estimate, chunk in zip(self._estimates.values(), self._chunks, strict=True)
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """The estimates as JSON data."""
+        return {name: estimate.plain() for name, estimate in self._estimates.items() if estimate.known}
+
+    def assume(self, estimates: dict[str, Sequence[float]]) -> None:
+        """Start from what an earlier view had learnt."""
+        for name, numbers in estimates.items():
+            if name in self._estimates:
+                self._estimates[name].assume(numbers)
+
+
+def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int, gain: float) -> bool:
+    kept = max(cost.seconds(samples) for cost, samples in zip(costs, shares, strict=True))
+    # With parts of samples all would finish together, and no whole split is quicker: mostly that settles it.
+    together = (total + sum(cost.a / cost.b for cost in costs)) / sum(1 / cost.b for cost in costs)
+    if kept <= together * (1 + gain) and all(shares):
+        return True
+    return kept <= split_batch(costs, total).seconds * (1 + gain)
+
+
+def _straggling(ratios: Sequence[float]) -> tuple[float, float]:
+    late = [ratio for ratio in ratios if ratio > STRAGGLES]
+    if len(ratios) < ENOUGH_TO_STRAGGLE or not late:
+        return 0.0, 1.0
+    return len(late) / len(ratios), statistics.median(late)

@@ -1,0 +1,271 @@
+"""How the training loop's group works with others: alone, or as one of several that exchange through the syncer.
+
+The loop talks to a `GroupMode`, which is `OneGroup` or `SyncedGroups`. With scheme='auto' each may turn into the other
+while training goes on; the loop goes on with the mode that it gets back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from paceline.errors import InputError
+from paceline.runtime.auto.pilot import NoPilot, Pilot
+from paceline.runtime.auto.regroup import (
+    GroupAssignment,
+    Listener,
+    assignment_of,
+    join_again,
+    merge_groups,
+    split_groups,
+)
+from paceline.runtime.group.session import RankGroup
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.rendezvous import LaunchContext, launch_context, meet
+from paceline.runtime.samples import Position, advance, even_part, step_size
+from paceline.runtime.settings import Settings
+from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
+from paceline.runtime.training import Training
+
+__all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGroups", "start_of"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When training ends: after this number of epochs or committed steps of the whole run, whichever comes first."""
+
+    epochs: int | None = None
+    steps: int | None = None
+
+    def reached(self, position: Position) -> bool:
+        """Whether training ends at this position."""
+        return (self.epochs is not None and position.epoch >= self.epochs) or (
+            self.steps is not None and position.step >= self.steps
+        )
+
+
+@dataclass
+class GroupContext:
+    """What both modes work on."""
+
+    group: RankGroup
+    pilot: Pilot | NoPilot
+    num_samples: int
+    """Of the dataset."""
+    global_batch: int
+    """Samples of a step of all groups together."""
+    roster: Path | None
+    limits: Limits
+
+    @property
+    def training(self) -> Training:
+        """What is trained."""
+        return self.group.training
+
+
+class OneGroup:
+    """All ranks step together, through the epoch's order."""
+
+    synced = False
+    """Whether there are other groups, with which this one exchanges through a syncer."""
+
+    def __init__(self, job: GroupContext) -> None:
+        self._job = job
+
+    def begin(self, limits: Limits) -> None:
+        """Train until these limits are reached."""
+        self._job.limits = limits
+
+    def entered(self) -> None:
+        """A view of the group has begun, which nobody else has to know."""
+
+    def prepare(self, seconds: float | None = None) -> GroupMode:
+        """Have samples for the next step, which are always there; the mode to go on with.
+
+        After a step that took `seconds` the pilot may split the group.
+        """
+        job = self._job
+        if seconds is None:
+            return self
+        may_split = job.limits.steps is None and job.training.may_be_divided
+        choice = job.pilot.look(job.group.session, seconds, step=job.training.position.step, may_split=may_split)
+        if choice is None:
+            return self
+        timeouts = job.training.settings.timeouts
+        member, where = split_groups(job.group.session, job.group.member, choice, timeouts, roster=job.roster)
+        client = SyncerClient(where, job.training.model, job.training.settings, global_batch=job.global_batch)
+        mode = SyncedGroups(job, client)
+        job.group.move(member)
+        return mode
+
+    def finished(self) -> bool:
+        """Whether the limits are reached."""
+        return self._job.limits.reached(self._job.training.position)
+
+    def next_size(self) -> int:
+        """Samples of the next step: the last step of an epoch takes what is left."""
+        job = self._job
+        return step_size(job.training.position, num_samples=job.num_samples, global_batch=job.global_batch)
+
+    def commit(self, size: int) -> None:
+        """Move on in the epoch's order, and into the next epoch at its end."""
+        training = self._job.training
+        training.position = advance(training.position, size, num_samples=self._job.num_samples)
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing: there is no syncer."""
+        return {}
+
+    def leave(self) -> None:
+        """This process trains no more."""
+        self._job.group.leave()
+
+
+class SyncedGroups:
+    """The ranks of this group step together through leases of samples; between two leases they exchange progress."""
+
+    synced = True
+
+    def __init__(self, job: GroupContext, client: SyncerClient) -> None:
+        self._job, self._client = job, client
+        self._listener: Listener | None = None
+        """Where all groups are to meet as one, if this process opened it."""
+        job.training.share_with((client,), global_batch=client.batch)
+
+    def begin(self, limits: Limits) -> None:
+        """Train until these limits are reached; epochs are what groups share."""
+        if limits.epochs is None:
+            raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
+        self._job.limits = limits
+
+    def entered(self) -> None:
+        """The group's first rank speaks with the syncer, whoever that is now."""
+        self._client.speak(speaks=self._job.group.session.rank == 0)
+
+    def prepare(self, seconds: float | None = None) -> GroupMode:
+        """When a lease is used up, the group's first rank speaks with the syncer and tells the others."""
+        client, training, session = self._client, self._job.training, self._job.group.session
+        if client.over or (client.sequence > 0 and training.position.cursor < client.end):
+            return self
+        if session.rank == 0:
+            # The parameters change before the other ranks know of it: if this rank fails in between, the mark keeps
+            # its state from being taken for theirs.
+            training.mark = f"speaking:{secrets.token_hex(4)}"
+            self._speak()
+            self._take_lease()
+        header, theta = client.header(), client.base.clone()
+        session.wire.broadcast(header, 0)
+        session.wire.broadcast(theta, 0)
+        if session.rank != 0:
+            client.follow(header, theta)
+            self._take_lease()
+        training.mark = f"{session.view.number}:{session.view.leader}:round {client.sequence}"
+        mode = self._merge() if client.over and self._job.pilot.regroups else self
+        self._job.group.last_end = time.perf_counter()
+        return mode
+
+    def finished(self) -> bool:
+        """Whether no samples are left for this group, or enough steps were done."""
+        # Epochs are the syncer's to count: it gives no lease beyond the last one.
+        return self._client.over or Limits(steps=self._job.limits.steps).reached(self._job.training.position)
+
+    def next_size(self) -> int:
+        """Samples of the next step: steps of one size through the lease."""
+        return even_part(self._client.end - self._job.training.position.cursor, self._client.batch)
+
+    def commit(self, size: int) -> None:
+        """Move on in the lease."""
+        position = self._job.training.position
+        self._job.training.position = Position(position.step + 1, position.epoch, position.cursor + size)
+
+    def facts(self) -> dict[str, Any]:
+        """Versions, groups and staleness by the syncer's count."""
+        return {"syncer": self._client.facts()}
+
+    def leave(self) -> None:
+        """This process trains no more, and no longer speaks for its group."""
+        # The group first: ranks that are left choose another to speak while this one still sends heartbeats.
+        self._job.group.leave()
+        self._client.leave()
+
+    def _speak(self) -> None:
+        """One exchange with the syncer; the first group also hears what the others say, and may call all together."""
+        job, client, position = self._job, self._client, self._job.training.position
+        status = job.pilot.status(job.group.session, client.seconds)
+        begin = (position.epoch, position.cursor)
+        client.exchange(num_samples=job.num_samples, epochs=job.limits.epochs or 0, begin=begin, status=status)
+        if not client.over and self._listener is None:
+            self._listener = job.pilot.retune(client, job.group.member.peer.address)
+
+    def _take_lease(self) -> None:
+        """Go on with the samples of the new lease."""
+        client, training = self._client, self._job.training
+        training.position = Position(training.position.step, client.epoch, client.begin)
+
+    def _merge(self) -> GroupMode:
+        """Go on as one group, if that is why no samples are left."""
+        job, session = self._job, self._job.group.session
+        merged = json.loads(session.wire.tell(json.dumps(self._client.merged_group), 0))
+        if merged is None:
+            return self
+        (address, port), size = merged
+        # Left before the ranks meet again: until then the syncer would wait for a group that does not come back.
+        self._client.leave()
+        job.training.share_with((), global_batch=job.global_batch)
+        job.pilot.merged()
+        timeouts = job.training.settings.timeouts
+        job.group.move(
+            merge_groups(job.group.member, (address, port), self._listener, size, timeouts, roster=job.roster)
+        )
+        return OneGroup(job)
+
+
+GroupMode: TypeAlias = OneGroup | SyncedGroups
+"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare`, `finished`,
+`next_size` and `commit`; `entered` after each change of the group, and `leave` at the end."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a process takes part when it starts: as its launcher says, over MPI, or where it was before a restart."""
+
+    context: LaunchContext
+    assignment: GroupAssignment | None
+    """The group that scheme='auto' had put this rank in, if it was started again."""
+    where: GroupMembership | None
+    """The group and its syncer; None if all ranks are one group."""
+    regroups: bool
+    """Whether the ranks themselves decide how they train together."""
+
+    def client(self, model: nn.Module, settings: Settings, *, global_batch: int) -> SyncerClient | None:
+        """The group's side of the syncer, if there is one."""
+        return SyncerClient(self.where, model, settings, global_batch=global_batch) if self.where else None
+
+    def meet(self, settings: Settings) -> Member:
+        """Take part; the first view is up to the caller."""
+        if self.assignment is not None:
+            return join_again(self.context, self.assignment, settings.timeouts)
+        return meet(self.context, settings.timeouts)
+
+
+def start_of(settings: Settings) -> Start:
+    """From the launcher's variables and what the job has left for ranks that are started again."""
+    context, auto = _context(settings), settings.scheme == "auto"
+    assignment = assignment_of(context) if auto else None
+    where = assignment.membership(context.secret or b"") if assignment is not None else group_membership()
+    return Start(context, assignment, where, regroups=auto and (assignment is not None or where is None))
+
+
+def _context(settings: Settings) -> LaunchContext:
+    """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
+    if settings.transport != "mpi":
+        return launch_context()
+    from paceline.runtime.group.mpi import mpi_launch_context
+
+    return mpi_launch_context()

@@ -1,0 +1,136 @@
+"""The rendezvous of a job's processes, from what their launcher left in the environment.
+
+PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
+torchrun                           its store carries rank 0's port, and a secret if none was given
+mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the rendezvous
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from paceline import variables
+from paceline.errors import InputError
+from paceline.runtime.members.channel import Endpoint
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.view import Peer, Timeouts
+
+__all__ = ["LaunchContext", "launch_context", "meet"]
+
+RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+SIZES = (variables.SIZE, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """This process among those that were started together."""
+
+    rank: int
+    size: int
+    host: str
+    """With `port`, the rendezvous: where the first rank listens, or torchrun's store."""
+    port: int
+    secret: bytes | None
+    torchrun: bool = False
+    """Whether the rendezvous is torchrun's store, which says where the first rank listens."""
+    roster: Path | None = None
+    """File in which late joiners find the members of a running job."""
+    late: bool = False
+    """Started again after the job began: it never leads from the beginning."""
+
+
+def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
+    """What the launcher says; a process without a launcher is alone."""
+    rank = int(next((env[name] for name in RANKS if name in env), "0"))
+    size = int(next((env[name] for name in SIZES if name in env), "1"))
+    given = env.get(variables.SECRET)
+    roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
+    secret = given.encode() if given else None
+    if variables.JOIN in env:
+        host, _, port = env[variables.JOIN].rpartition(":")
+        if not host or not port.isdigit():
+            raise InputError(f"{variables.JOIN} is {env[variables.JOIN]!r}, expected host:port")
+        return LaunchContext(rank, size, host, int(port), secret, roster=roster, late=variables.LATE in env)
+    if size == 1:
+        return LaunchContext(0, 1, "127.0.0.1", 0, secret, roster=roster)
+    if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
+        raise InputError(
+            f"{size} processes were started, but nothing says where they meet",
+            hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
+        )
+    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return LaunchContext(rank, size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), secret, agent, roster)
+
+
+def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
+    """Take part in the job; the first view is up to the caller."""
+    address = _own_address(start.host)
+    port = start.port if start.rank == 0 and not start.torchrun else 0
+    server = _listen(address, port, late=start.late)
+    endpoint, secret = (start.host, start.port), start.secret
+    if start.torchrun:
+        endpoint, secret = _through_torchrun(start, server)
+    if secret is None:
+        if start.size > 1:
+            raise InputError(
+                "the job has no secret", hint=f"set {variables.SECRET} to the same long random text on every process"
+            )
+        secret = secrets.token_hex(32).encode()
+    identity = f"rank{start.rank}-{secrets.token_hex(3)}"
+    peer = Peer(identity, start.rank, address, server.getsockname()[1])
+    member = Member(server, secret, peer=peer, timeouts=timeouts)
+    first = start.size if start.rank == 0 and not start.late else None
+    member.start(endpoint, first=first, roster=start.roster)
+    return member
+
+
+def _listen(address: str, port: int, *, late: bool) -> socket.socket:
+    """Listen on the job's interface only; a late joiner is in the roster, whichever port is left for it."""
+    try:
+        return socket.create_server((address, port), backlog=128)
+    except OSError as error:
+        if late:
+            return socket.create_server((address, 0), backlog=128)
+        raise InputError(
+            f"the ranks are to meet at {address}:{port}, where this process cannot listen: {error.strerror}",
+            hint="another process has that port: torch.distributed.init_process_group() in the same script takes "
+            "MASTER_PORT as well and is not needed, join() connects the ranks; else choose another MASTER_PORT",
+        ) from error
+
+
+def _through_torchrun(start: LaunchContext, server: socket.socket) -> tuple[Endpoint, bytes]:
+    """Rank 0 says where it listens through torchrun's own store, which whoever launched the job trusts."""
+    store = dist.TCPStore(start.host, start.port, is_master=False)
+    prefix = f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if start.rank == 0:
+        secret = start.secret or secrets.token_hex(32).encode()
+        own = server.getsockname()
+        store.set(f"{prefix}/secret", b"" if start.secret else secret)
+        store.set(f"{prefix}/endpoint", f"{own[0]}:{own[1]}")
+        return (own[0], own[1]), secret
+    host, _, port = store.get(f"{prefix}/endpoint").decode().rpartition(":")
+    secret = start.secret or store.get(f"{prefix}/secret")
+    if not secret:
+        raise InputError(f"rank 0 has {variables.SECRET} and this process has not", hint="set it on every host")
+    return (host, int(port)), secret
+
+
+def _own_address(host: str) -> str:
+    """The address of the interface that leads to the rendezvous."""
+    given = os.environ.get(variables.ADDRESS)
+    if given:
+        return given
+    resolved = socket.gethostbyname(host)
+    if ipaddress.ip_address(resolved).is_loopback:
+        return resolved
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((resolved, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,1 @@
+"""What processes of a job say to each other: messages, their encoding, and the states that messages lead to."""

@@ -1,0 +1,115 @@
+"""Messages as bytes and back: one JSON object with the kind and the fields, then the payload if the kind has one.
+
+Whatever arrives is checked against the class of its kind, field by field. A message that does not fit is one
+`ProtocolError`, which ends the connection that it came from and nothing else. Nothing is ever unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.runtime.protocol.messages import KINDS, Message
+
+__all__ = ["ProtocolError", "decode_message", "encode_message", "from_plain", "to_plain"]
+
+PAYLOAD = "data"
+"""The field that travels behind the JSON text; there it stands for the number of bytes."""
+
+
+class ProtocolError(ConnectionError):
+    """The peer sent what the protocol does not allow; only the connection to that peer ends."""
+
+
+def encode_message(message: Message) -> tuple[bytes, bytes]:
+    """The JSON text of a message, and its payload."""
+    payload: bytes = getattr(message, PAYLOAD) if message.has_payload else b""
+    values = dict(vars(message))
+    if message.has_payload:
+        values[PAYLOAD] = len(payload)
+    return json.dumps({"kind": message.kind, **to_plain(values)}, separators=(",", ":")).encode(), payload
+
+
+def decode_message(text: bytes, receive_payload: Callable[[int], bytes]) -> Message:
+    """The message of a JSON text; `receive_payload` is called with the announced size if a payload follows."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the peer sent what is not JSON") from error
+    kind = content.pop("kind", None) if isinstance(content, dict) else None
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ProtocolError(f"the peer sent a message of unknown kind {kind!r}")
+    if not cls.has_payload:
+        return typing.cast("Message", from_plain(cls, content, cls.kind))
+    size = from_plain(int, content.pop(PAYLOAD, None), f"{kind}.{PAYLOAD}")
+    return typing.cast("Message", _instance(cls, content, cls.kind, {PAYLOAD: receive_payload(size)}))
+
+
+def to_plain(value: Any) -> Any:
+    """A value of dataclasses, tables, lists, bytes and plain values as JSON data."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def from_plain(hint: Any, value: Any, where: str) -> Any:
+    """JSON data as a value of this type; raises ProtocolError that names the field where it does not fit."""
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):  # in messages always a type, or nothing
+        return None if value is None else from_plain(options[0], value, where)
+    if origin is typing.Literal and isinstance(value, str) and value in options:
+        return value
+    if origin is tuple and isinstance(value, list):
+        hints = [options[0]] * len(value) if options[-1] is Ellipsis else list(options)
+        if len(hints) == len(value):
+            return tuple(from_plain(each, item, f"{where}[]") for each, item in zip(hints, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {key: from_plain(options[1], item, f"{where}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _instance(hint, value, where, {})
+    return _simple(hint, value, where)
+
+
+def _simple(hint: Any, value: Any, where: str) -> Any:
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:  # `type`, since True is an int for isinstance
+        return value
+    if hint is bytes and isinstance(value, str):
+        try:
+            return bytes.fromhex(value)
+        except ValueError as error:
+            raise ProtocolError(f"{where} is not hexadecimal") from error
+    raise ProtocolError(f"{where} is {str(value)[:60]!r}, expected {getattr(hint, '__name__', hint)}")
+
+
+def _instance(cls: Any, content: dict[str, Any], where: str, values: dict[str, Any]) -> Any:
+    """A dataclass from its fields, of which some have their value already."""
+    hints = _hints(cls)
+    if set(content) | set(values) != set(hints):
+        wrong = sorted((set(content) | set(values)) ^ set(hints))
+        raise ProtocolError(f"{where} has missing or unknown fields: {', '.join(wrong)}"[:200])
+    try:
+        return cls(**values, **{name: from_plain(hints[name], content[name], f"{where}.{name}") for name in content})
+    except InputError as error:
+        raise ProtocolError(f"{where}: {error}") from error
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields; class variables are no fields."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

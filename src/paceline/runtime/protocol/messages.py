@@ -1,0 +1,400 @@
+"""Every message that processes of a job send each other: its fields, who sends it to whom, and what answers it.
+
+`codec.py` encodes them and checks what arrives. `docs/explanation/protocol.md` explains them, and a test compares it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, dataclass_transform
+
+from paceline.runtime.members.view import Peer, View
+from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.syncer.packing import Packing
+from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
+
+__all__ = [
+    "KINDS",
+    "Accepted",
+    "BoardEntry",
+    "BoardPut",
+    "Busy",
+    "Challenge",
+    "Done",
+    "Facts",
+    "FactsQuery",
+    "FetchParameters",
+    "GroupHeartbeat",
+    "GroupMessage",
+    "GroupStatus",
+    "Halt",
+    "Heartbeat",
+    "HeartbeatReply",
+    "Hello",
+    "Idle",
+    "LeaderHeartbeat",
+    "LeadershipQuery",
+    "LeadershipReply",
+    "LeaseReply",
+    "LeaseRequest",
+    "LeaveSyncer",
+    "Message",
+    "Parameters",
+    "Push",
+    "PushRejected",
+    "Ready",
+    "Redirect",
+    "Response",
+    "Resume",
+    "Retune",
+    "Role",
+    "Standing",
+    "StandingQuery",
+    "StartGroup",
+    "TrainingDone",
+    "ViewFailed",
+    "ViewFormed",
+    "WaitForSuccessor",
+    "Welcome",
+    "accepted_by",
+]
+
+KINDS: dict[str, type[Message]] = {}
+"""Every kind of message and its class."""
+
+
+class Role(Enum):
+    """What a process is to the peer at the other end of a connection."""
+
+    CALLER = "caller"
+    LISTENER = "listener"
+    """Accepted the connection that the caller opened; nothing is proven yet."""
+    MEMBER = "member"
+    """A rank of the job."""
+    LEADER = "leader"
+    """The member that forms the views of its group."""
+    GROUP = "group"
+    """The first rank of a group, which speaks for it."""
+    SHARD = "shard"
+    """A process of the syncer, which holds one part of the common parameters."""
+
+
+@dataclass_transform(frozen_default=True)
+class Message:
+    """A frozen dataclass; each subclass names its kind, sender, receiver and possible answers."""
+
+    kind: ClassVar[str]
+    sender: ClassVar[Role]
+    receiver: ClassVar[Role]
+    answers: ClassVar[tuple[str, ...]]
+    """Kinds of which exactly one answers this message; empty if none does."""
+    has_payload: ClassVar[bool]
+    """Whether the field `data` follows the JSON text as raw bytes."""
+
+    def __init_subclass__(
+        cls,
+        *,
+        route: tuple[Role, Role] | None = None,
+        kind: str = "",
+        answers: tuple[str, ...] = (),
+        payload: bool = False,
+    ) -> None:
+        dataclass(frozen=True)(cls)
+        if route is not None:
+            cls.kind, (cls.sender, cls.receiver), cls.answers, cls.has_payload = kind, route, answers, payload
+            KINDS[kind] = cls
+
+
+_OPENING = (Role.CALLER, Role.LISTENER)
+_REPLYING = (Role.LISTENER, Role.CALLER)
+_TO_MEMBER = (Role.MEMBER, Role.MEMBER)
+_TO_LEADER = (Role.MEMBER, Role.LEADER)
+_FROM_LEADER = (Role.LEADER, Role.MEMBER)
+_TO_SHARD = (Role.GROUP, Role.SHARD)
+_FROM_SHARD = (Role.SHARD, Role.GROUP)
+
+# The handshake of every connection.
+
+
+class Challenge(Message, route=_REPLYING, kind="challenge", answers=("response",)):
+    """The listener's nonce, sent as soon as a connection is accepted."""
+
+    nonce: str
+
+
+class Response(Message, route=_OPENING, kind="response", answers=("accepted",)):
+    """The caller's nonce, and its proof that it holds the secret; a wrong proof is answered by closing."""
+
+    nonce: str
+    proof: str
+
+
+class Accepted(Message, route=_REPLYING, kind="accepted"):
+    """The listener's proof that it holds the secret as well."""
+
+    proof: str
+
+
+# Between members, before one follows the other.
+
+
+class LeadershipQuery(Message, route=_TO_MEMBER, kind="leadership-query", answers=("leadership-reply",)):
+    """A leader asks a lost peer whether it leads another part of the job."""
+
+
+class LeadershipReply(Message, route=_TO_MEMBER, kind="leadership-reply"):
+    """Whether the peer leads, and how many."""
+
+    leads: bool
+    id: str
+    members: int
+
+
+class Hello(Message, route=_TO_MEMBER, kind="hello", answers=("welcome", "redirect", "wait")):
+    """A member asks to follow; the connection stays open if the answer is `welcome`."""
+
+    peer: Peer
+    view: int
+    """Number of the last view that the member was in."""
+
+
+class Redirect(Message, route=_TO_MEMBER, kind="redirect"):
+    """The endpoint of the leader that the asked member follows."""
+
+    address: str
+    port: int
+
+
+class WaitForSuccessor(Message, route=_TO_MEMBER, kind="wait"):
+    """The asked member follows nobody at the moment."""
+
+    successor: str | None
+    """Who it expects to lead next."""
+
+
+# Between a leader and the members that follow it.
+
+
+class Welcome(Message, route=_FROM_LEADER, kind="welcome"):
+    """The member follows this leader from now on."""
+
+    view: int
+    """Number of the newest view."""
+
+
+class Heartbeat(Message, route=_TO_LEADER, kind="heartbeat"):
+    """The member is alive, however slow it trains."""
+
+
+class LeaderHeartbeat(Message, route=_FROM_LEADER, kind="leader-heartbeat"):
+    """The leader is alive."""
+
+
+class Ready(Message, route=_TO_LEADER, kind="ready"):
+    """The member has stopped stepping and reports how far it came; the next view contains the reports of all."""
+
+    report: dict[str, Any]
+    """What the training loop of each rank has to know of the others; the leader reads its `step` only."""
+    finished: bool
+    """Whether the member has trained to the end, so that it needs no further view."""
+
+
+class Resume(Message, route=_TO_LEADER, kind="resume"):
+    """The member trains on after all had finished."""
+
+
+class ViewFailed(Message, route=_TO_LEADER, kind="view-failed"):
+    """A step of this view failed on the member, so the view has to end."""
+
+    view: int
+    why: str
+
+
+class BoardPut(Message, route=_TO_LEADER, kind="board-put"):
+    """An entry for the board of a view, through which ranks exchange the addresses of their collectives."""
+
+    view: int
+    key: str
+    value: bytes
+
+
+class BoardEntry(Message, route=_FROM_LEADER, kind="board-entry"):
+    """An entry of the view's board, sent to all members."""
+
+    view: int
+    key: str
+    value: bytes
+
+
+class Halt(Message, route=_FROM_LEADER, kind="halt"):
+    """The view has ended: members stop stepping and report."""
+
+    view: int
+    why: str
+
+
+class ViewFormed(Message, route=_FROM_LEADER, kind="view-formed"):
+    """The group from now on."""
+
+    view: View
+
+
+class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):
+    """All members have finished at the same step, so they may leave."""
+
+
+# Between a group and a shard of the syncer.
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """What a group says of itself to the other groups."""
+
+    costs: tuple[tuple[float, float], ...] | None
+    """Constant seconds and seconds per sample of each rank; None before any step was measured."""
+    straggling: tuple[tuple[float, float], ...]
+    """Share of straggling steps of each rank, and how many times longer they take."""
+    seconds: float
+    """Seconds of the last exchange, without waiting for other groups."""
+    size: int
+
+
+class GroupMessage(Message):
+    """What all messages of a group to a shard have."""
+
+    group: str
+    """Name of the group."""
+
+
+class GroupHeartbeat(GroupMessage, route=_TO_SHARD, kind="group-heartbeat", answers=("heartbeat-reply",)):
+    """The group is alive; sent on a connection of its own, since an exchange may wait for long."""
+
+    busy: bool
+    """Whether the group takes part in rounds; one that waits for samples does not."""
+
+
+class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters",), payload=True):
+    """The group begins; the first group's parameters and rules are those of all."""
+
+    num_samples: int
+    epochs: int
+    begin: tuple[int, int]
+    """Epoch, and samples of that epoch that are used already."""
+    staleness: StalenessRule | None
+    """None leaves the rule as the shard was started with."""
+    outer: OuterOptimizer | None
+    data: bytes
+
+
+class Push(GroupMessage, route=_TO_SHARD, kind="push", answers=("parameters", "push-rejected"), payload=True):
+    """Progress of the group since a version; answered when the round that it is part of is complete."""
+
+    sequence: int
+    """Counts the group's exchanges: a repeated push is applied once."""
+    base: int
+    """The version that the progress started from."""
+    samples: int
+    packing: Packing
+    data: bytes
+
+
+class FetchParameters(GroupMessage, route=_TO_SHARD, kind="fetch", answers=("parameters",)):
+    """The group asks for the common parameters as they are."""
+
+
+class Retune(GroupMessage, route=_TO_SHARD, kind="retune", answers=("done",)):
+    """The first group changes how all groups go on."""
+
+    local_steps: int
+    quorum: int
+    merge_at: tuple[str, int] | None
+    """Endpoint at which all groups meet as one; no fresh samples are leased any more."""
+
+
+class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=("lease-reply",)):
+    """The group asks for its next samples, which says that those before are done."""
+
+    sequence: int
+    """A repeated request gets the same lease."""
+    size: int
+    status: GroupStatus | None
+
+
+class StandingQuery(GroupMessage, route=_TO_SHARD, kind="standing-query", answers=("standing",)):
+    """The group asks whether it was declared failed while it could not be heard."""
+
+
+class Busy(GroupMessage, route=_TO_SHARD, kind="busy", answers=("done",)):
+    """The group takes part in rounds from now on."""
+
+
+class Idle(GroupMessage, route=_TO_SHARD, kind="idle", answers=("done",)):
+    """The group waits for samples: rounds do not wait for it."""
+
+
+class LeaveSyncer(GroupMessage, route=_TO_SHARD, kind="leave", answers=("done",)):
+    """The group takes part no more."""
+
+
+class FactsQuery(GroupMessage, route=_TO_SHARD, kind="facts-query", answers=("facts",)):
+    """The group asks for counts of versions and staleness."""
+
+
+class HeartbeatReply(Message, route=_FROM_SHARD, kind="heartbeat-reply"):
+    """The shard is alive."""
+
+
+class Parameters(Message, route=_FROM_SHARD, kind="parameters", payload=True):
+    """The shard's part of the common parameters."""
+
+    version: int
+    packing: Packing
+    waited: float
+    """Seconds that the push waited for other groups."""
+    data: bytes
+
+
+class PushRejected(Message, route=_FROM_SHARD, kind="push-rejected"):
+    """The group was declared failed and other groups have its samples: its progress does not count."""
+
+
+class Done(Message, route=_FROM_SHARD, kind="done"):
+    """The request was carried out."""
+
+
+class LeaseReply(Message, route=_FROM_SHARD, kind="lease-reply"):
+    """The next samples of the group, and what all groups have to know."""
+
+    lease: Lease | None
+    """None if no samples are left for now."""
+    outstanding: int
+    """Leases that groups still train on: if one fails, its samples are leased again."""
+    local_steps: int | None
+    """Steps between two exchanges from now on; None if nobody has changed them."""
+    merge_at: tuple[str, int] | None
+    statuses: dict[str, GroupStatus | None]
+    """What each group last said of itself."""
+    position: tuple[int, int]
+    """Epoch, and samples of that epoch that were leased."""
+
+
+class Standing(Message, route=_FROM_SHARD, kind="standing"):
+    """Whether progress of the group counts."""
+
+    counts: bool
+
+
+class Facts(Message, route=_FROM_SHARD, kind="facts"):
+    """Counts of a shard, for reports."""
+
+    version: int
+    dropped: int
+    groups: int
+    mean_staleness: float
+    largest_staleness: int
+
+
+def accepted_by(receiver: Role, *, sender: Role) -> tuple[type[Message], ...]:
+    """Every message that one role may send to another."""
+    return tuple(item for item in KINDS.values() if (item.sender, item.receiver) == (sender, receiver))

@@ -1,0 +1,262 @@
+"""A group's connections to the shards of the syncer: one for requests and one for heartbeats to each.
+
+A request is repeated until it is answered; sequence numbers make sure that a shard carries it out once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from paceline.errors import TrainingLost
+from paceline.runtime.members.channel import Channel, Endpoint, open_channel
+from paceline.runtime.protocol import messages
+from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
+from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
+
+__all__ = ["GroupHeartbeats", "LeaseRevoked", "ShardConnections", "as_received"]
+
+R = TypeVar("R", bound=messages.Message)
+RETRY = 0.1
+"""Seconds before a request is repeated: a shard that was killed is back within seconds."""
+POLL = 0.1
+"""Seconds between two requests for samples while other groups still train on the last ones."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds to connect to a shard, whose host may be busy with the training of its own group."""
+HEARTBEAT_INTERVAL = 0.1
+"""Seconds between two heartbeats."""
+HEARTBEAT_ANSWER = 2.0
+"""Seconds within which a shard answers a heartbeat: it does so from a thread that waits for no other group."""
+DOUBT_AFTER = 0.3
+"""Seconds without an answer after which this process may have been suspended, so that it asks whether it still counts.
+Below every heartbeat timeout of a shard: a group that was declared failed always asks."""
+UNANSWERED = 20.0
+"""Seconds after which a shard that does not answer heartbeats is cut off, so that requests are repeated."""
+
+
+class LeaseRevoked(Exception):
+    """This group was declared failed: its samples were leased to others, so its progress must not count."""
+
+
+class ShardConnections:
+    """Connections to every shard, made anew when a shard comes back."""
+
+    def __init__(self, shards: Sequence[Endpoint], secret: bytes, *, group: str, timeout: float = 60.0) -> None:
+        """`timeout`: seconds for which a shard may not answer; one that is started again takes a few."""
+        self._shards, self._secret, self._group, self._timeout = list(shards), secret, group, timeout
+        self._channels: dict[int, Channel] = {}
+        self.waited = 0.0
+        """Seconds of the last exchange that were spent waiting for other groups."""
+        self.last_reply: messages.LeaseReply | None = None
+        """What the syncer said with the last lease."""
+        self._pool = ThreadPoolExecutor(max_workers=len(shards), thread_name_prefix="paceline-syncer")
+        self._heartbeats = GroupHeartbeats(self._shards, secret, group=group, cut_off=self._hang_up)
+
+    def start(
+        self,
+        theta: np.ndarray,
+        *,
+        num_samples: int,
+        epochs: int,
+        begin: tuple[int, int] = (0, 0),
+        rules: tuple[StalenessRule | None, OuterOptimizer | None] = (None, None),
+    ) -> tuple[np.ndarray, list[int]]:
+        """Offer parameters and say what there is to train on; the common parameters and their versions come back."""
+        parts = np.array_split(theta, len(self._shards))
+        requests = [
+            messages.StartGroup(self._group, num_samples, epochs, begin, *rules, pack_numbers(part, "none"))
+            for part in parts
+        ]
+        return self._parameters(requests)
+
+    def common(self) -> tuple[np.ndarray, list[int]]:
+        """The common parameters and their versions, as of now."""
+        return self._parameters([messages.FetchParameters(self._group)] * len(self._shards))
+
+    def retune(self, *, local_steps: int, quorum: int, merge_at: Endpoint | None) -> None:
+        """Tell all shards, and through them all groups, how to go on; with `merge_at` as one group that meets there."""
+        self._tell_all(messages.Retune(self._group, local_steps, quorum, merge_at))
+
+    def exchange(
+        self,
+        progress: np.ndarray,
+        *,
+        sequence: int,
+        versions: Sequence[int],
+        samples: int,
+        packing: Packing = "none",
+    ) -> tuple[np.ndarray, list[int]]:
+        """Hand in progress since some versions; the common parameters and their versions come back.
+
+        Raises LeaseRevoked if this group was declared failed meanwhile.
+        """
+        # Asked before anything is handed in: only the first shard knows of leases, and the others would count progress
+        # on samples that another group has by now.
+        if self._heartbeats.doubtful:
+            self._heartbeats.doubtful = False
+            if not self._ask(0, messages.StandingQuery(self._group), messages.Standing).counts:
+                raise LeaseRevoked
+        parts = np.array_split(progress, len(self._shards))
+        requests = [
+            messages.Push(self._group, sequence, version, samples, packing, pack_numbers(part, packing))
+            for version, part in zip(versions, parts, strict=True)
+        ]
+        return self._parameters(requests)
+
+    def come_back(self) -> tuple[np.ndarray, list[int]]:
+        """Take part again after having been declared failed; the common parameters and their versions, as of now."""
+        self._tell_all(messages.Busy(self._group))
+        return self.common()
+
+    def lease(self, sequence: int, size: int, status: messages.GroupStatus | None = None) -> Lease | None:
+        """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
+        aside = False
+        request = messages.LeaseRequest(self._group, sequence, size, status)
+        while True:
+            reply = self.last_reply = self._ask(0, request, messages.LeaseReply)
+            if reply.lease is not None or not reply.outstanding:
+                if aside and reply.lease is not None:
+                    self._heartbeats.busy = True
+                    self._tell_all(messages.Busy(self._group))
+                return reply.lease
+            if not aside:
+                # Heartbeats first: one that still said `busy` after `idle` would make rounds wait for this group.
+                aside, self._heartbeats.busy = True, False
+                self._tell_all(messages.Idle(self._group))
+            time.sleep(POLL)
+
+    def leave(self) -> None:
+        """This group takes part no more."""
+        # Heartbeats end first: one after `leave` would bring the group back.
+        self._heartbeats.stop()
+        self._tell_all(messages.LeaveSyncer(self._group))
+        self.close()
+
+    def facts(self) -> messages.Facts:
+        """What the first shard says about versions and staleness."""
+        return self._ask(0, messages.FactsQuery(self._group), messages.Facts)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._heartbeats.stop()
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._pool.shutdown(wait=False)
+
+    def _tell_all(self, message: messages.Message) -> None:
+        for index in range(len(self._shards)):
+            self._ask(index, message, messages.Done)
+
+    def _parameters(self, requests: Sequence[messages.Message]) -> tuple[np.ndarray, list[int]]:
+        """Ask all shards at once, each for its part."""
+        expected: tuple[type[messages.Message], ...] = (messages.Parameters, messages.PushRejected)
+        asked = [self._pool.submit(self._ask, index, request, *expected) for index, request in enumerate(requests)]
+        replies = [future.result() for future in asked]
+        parts = [reply for reply in replies if isinstance(reply, messages.Parameters)]
+        if len(parts) < len(replies):
+            raise LeaseRevoked
+        self.waited = max(part.waited for part in parts)
+        theta = np.concatenate([unpack_numbers(part.data, part.packing) for part in parts])
+        return theta, [part.version for part in parts]
+
+    def _ask(self, index: int, message: messages.Message, *expected: type[R]) -> R:
+        """Ask one shard until it answers; what it has done already it does not do twice."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                channel = self._channel(index)
+                channel.send(message)
+                # No timeout: a push is answered when its round is complete. A shard that fails closes the connection,
+                # and one that hangs is cut off by the heartbeats.
+                return channel.receive(*expected)
+            except OSError as error:
+                self._hang_up(index)
+                self._heartbeats.doubtful = True
+                if time.monotonic() > deadline:
+                    address, port = self._shards[index]
+                    raise TrainingLost(f"the syncer at {address}:{port} does not answer: {error}") from error
+                time.sleep(RETRY)
+
+    def _hang_up(self, index: int) -> None:
+        """Whoever waits for an answer of this shard asks again."""
+        broken = self._channels.pop(index, None)
+        if broken is not None:
+            broken.close()
+
+    def _channel(self, index: int) -> Channel:
+        if index not in self._channels:
+            self._channels[index] = open_channel(*self._shards[index], self._secret, timeout=CONNECT_TIMEOUT)
+        return self._channels[index]
+
+
+class GroupHeartbeats:
+    """Sends heartbeats to every shard from construction until `stop`, apart from the exchanges, which may take long."""
+
+    def __init__(
+        self, shards: Sequence[Endpoint], secret: bytes, *, group: str, cut_off: Callable[[int], None]
+    ) -> None:
+        """`cut_off` is called with the number of a shard that does not answer any more."""
+        self._shards, self._secret, self._group, self._cut_off = shards, secret, group, cut_off
+        self.busy = True
+        """Whether the group takes part in rounds; one that waits aside does not."""
+        self.doubtful = True
+        """Whether this group may have been declared failed since this was last set to False."""
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(index,), daemon=True, name="paceline-heartbeats")
+            for index in range(len(shards))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """No further heartbeat; waits for the one under way."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(HEARTBEAT_INTERVAL + HEARTBEAT_ANSWER)
+
+    def _run(self, index: int) -> None:
+        channel: Channel | None = None
+        answered = time.monotonic()
+        while not self._stopped.wait(HEARTBEAT_INTERVAL):
+            # Before the next heartbeat, which would hide that this process was suspended.
+            if time.monotonic() - answered > DOUBT_AFTER:
+                self.doubtful = True
+            channel = self._send(index, channel)
+            now = time.monotonic()
+            if channel is not None:
+                answered = now
+            elif now - answered > UNANSWERED:
+                self._cut_off(index)
+                answered = now
+        if channel is not None:
+            channel.close()
+
+    def _send(self, index: int, channel: Channel | None) -> Channel | None:
+        """One heartbeat; the channel for the next one, None if there was no answer."""
+        try:
+            if channel is None:
+                channel = open_channel(*self._shards[index], self._secret, timeout=HEARTBEAT_ANSWER)
+                channel.set_timeout(HEARTBEAT_ANSWER)
+            channel.send(messages.GroupHeartbeat(self._group, self.busy))
+            channel.receive(messages.HeartbeatReply)
+            return channel
+        except OSError:
+            if channel is not None:
+                with contextlib.suppress(OSError):
+                    channel.close()
+            return None
+
+
+def as_received(progress: np.ndarray, shards: int, packing: Packing) -> np.ndarray:
+    """Progress as the shards will see it."""
+    parts = np.array_split(progress, shards)
+    return np.concatenate([unpack_numbers(pack_numbers(part, packing), packing) for part in parts])

@@ -1,0 +1,313 @@
+"""A process that serves one shard of the common parameters, and the first of them the leases of samples.
+
+python -m paceline.runtime.syncer.shard SETTINGS.json [ADDRESS], with the secret in PACELINE_SECRET. Each group has one
+connection for requests and one for heartbeats. A group without heartbeats for too long no longer counts, its samples
+are leased to others, and what it hands in later is rejected: it has to come back first. The states of a group are
+`GroupState`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline import variables
+from paceline.files import atomic_write
+from paceline.runtime.members.channel import Channel, in_background, serve_callers
+from paceline.runtime.protocol import messages
+from paceline.runtime.protocol.codec import ProtocolError
+from paceline.runtime.protocol.states import GROUP_TABLE, Event, GroupState, next_state
+from paceline.runtime.syncer.leases import Leases
+from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
+from paceline.runtime.syncer.rounds import (
+    Array,
+    Arrival,
+    OuterOptimizer,
+    RoundPolicy,
+    ShardState,
+    StalenessRule,
+    saved_or_exit,
+)
+
+__all__ = ["SyncerShard", "main", "round_policy"]
+
+TICK = 0.02
+"""Seconds between two looks at grace windows and heartbeats: a small part of either."""
+UNUSED = 120.0
+"""Seconds after which a group that never came is not waited for, and a syncer to which none came ends: the join timeout
+of a group, after which its processes have given up."""
+REPORTED = 1000
+"""Newest updates whose staleness is reported."""
+log = logging.getLogger("paceline.runtime")
+
+
+class SyncerShard:
+    """Serves from construction until the process ends."""
+
+    def __init__(
+        self, state: ShardState, *, groups: int, heartbeat_timeout: float, queue: Path | None, own: Path | None = None
+    ) -> None:
+        """`own`: the folder of a syncer that the groups started themselves; both go when all groups have left."""
+        self._shard, self._queue, self._own = state, queue, own
+        self._left_at = time.monotonic()
+        self._leases: Leases | None = None
+        self._expected, self._heartbeat_timeout = groups, heartbeat_timeout
+        # One lock for rounds, leases and groups, since each decision needs all three: a group is declared failed only
+        # if its progress has not arrived. Pushes wait on it for their round. Reentrant, as decisions nest.
+        self._changed = threading.Condition(threading.RLock())
+        self._born, self._restarted = time.monotonic(), state.theta is not None
+        self._groups: dict[str, GroupState] = {}
+        """Every group that was heard of since the start of this process, and those that were revoked before."""
+        self._last_heard: dict[str, float] = {}
+        """The last heartbeat or request of each group that takes part or holds samples."""
+        self._statuses: dict[str, messages.GroupStatus | None] = {}
+        self._local_steps: int | None = None
+        self._merge_at: tuple[str, int] | None = None
+        if queue is not None and queue.exists():
+            self._load(json.loads(queue.read_text(encoding="utf-8")))
+
+    def serve(self, server: socket.socket, secret: bytes) -> None:
+        """Accept callers for ever."""
+        # Without the thread that judges timeouts, groups would wait for ever: better no shard, which is started again.
+        in_background("rounds", self._tick, failed=lambda: os._exit(1))
+        serve_callers(server, secret, self._serve_caller, lambda: True)
+
+    def _load(self, content: dict[str, Any]) -> None:
+        self._leases, self._local_steps = Leases.of(content), content["local_steps"]
+        self._merge_at = tuple(content["merge_at"]) if content["merge_at"] else None
+        self._groups = dict.fromkeys(content["revoked"], GroupState.REVOKED)
+        # Holders have the whole timeout to be heard again: they could not reach this shard while it was down.
+        self._last_heard = dict.fromkeys(self._leases.holders, time.monotonic())
+
+    def _serve_caller(self, channel: Channel) -> None:
+        expected = messages.accepted_by(messages.Role.SHARD, sender=messages.Role.GROUP)
+        try:
+            while True:
+                message = channel.receive(*expected)
+                assert isinstance(message, messages.GroupMessage)
+                channel.answer(message, self._reply(message))
+        except ProtocolError as error:
+            log.warning("a group's connection is closed: %s", error)
+        finally:
+            channel.close()
+
+    def _state_of(self, group: str) -> GroupState:
+        return self._groups.get(group, GroupState.UNHEARD if self._restarted else GroupState.UNKNOWN)
+
+    def _reply(self, message: messages.GroupMessage) -> messages.Message:
+        """Carry out one request; only a push waits, for its round."""
+        # Unpacked before the lock is taken: groups that arrive together do so side by side.
+        numbers = _payload_numbers(message)
+        with self._changed:
+            if message.group in self._last_heard:
+                self._last_heard[message.group] = time.monotonic()
+            if isinstance(message, messages.GroupHeartbeat):
+                self._change(message.group, Event.BUSY_HEARTBEAT if message.busy else Event.IDLE_HEARTBEAT)
+                return messages.HeartbeatReply()
+            if isinstance(message, messages.StartGroup):
+                return self._start(message, numbers)
+            if isinstance(message, messages.Push):
+                return self._push(message, numbers)
+            self._change(message.group, type(message))
+            if isinstance(message, messages.FetchParameters):
+                return self._parameters()
+            if isinstance(message, messages.LeaseRequest):
+                return self._lease(message)
+            if isinstance(message, messages.StandingQuery):
+                return messages.Standing(self._state_of(message.group) is not GroupState.REVOKED)
+            if isinstance(message, messages.FactsQuery):
+                return self._facts()
+            if isinstance(message, messages.Retune):
+                self._retune(message)
+            elif isinstance(message, messages.LeaveSyncer):
+                self._last_heard.pop(message.group, None)
+            return messages.Done()
+
+    def _change(self, group: str, cause: Event | type[messages.Message]) -> None:
+        """The next state of a group; rounds count anew if it takes part now or no longer does."""
+        before = self._state_of(group)
+        after = next_state(GROUP_TABLE, before, cause)
+        if after is not before:
+            self._groups[group] = after
+            if after is GroupState.ACTIVE:
+                self._last_heard[group] = time.monotonic()
+            self._recount()
+
+    def _start(self, message: messages.StartGroup, theta: Array) -> messages.Message:
+        """A group begins; if it did before, all of its processes failed, and what it had is leased again."""
+        group = message.group
+        self._shard.start(theta, message.staleness, message.outer)
+        if self._leases is not None:
+            done = self._shard.settled(group, self._leases.sequence_of(group))
+            self._leases.release(group, handed_in=done)
+        # After the lease was judged by what the group had handed in, which is forgotten here.
+        self._shard.forget(group)
+        if self._leases is None:
+            self._leases = Leases(message.num_samples, message.epochs, begin=message.begin)
+        self._change(group, messages.StartGroup)
+        self._last_heard[group] = time.monotonic()
+        return self._parameters()
+
+    def _push(self, message: messages.Push, progress: Array) -> messages.Message:
+        """Answered when the round is complete, or at once if other groups have the samples."""
+        group, sequence = message.group, message.sequence
+        self._change(group, messages.Push)
+        if self._state_of(group) is GroupState.REVOKED:
+            return messages.PushRejected()
+        if self._shard.theta is None or len(progress) != len(self._shard.theta) or message.samples < 1:
+            raise ProtocolError(f"{group} pushed {len(progress)} numbers, which is not what this shard holds")
+        self._shard.arrive(Arrival(group, sequence, message.base, message.samples, progress), time.monotonic())
+        began = time.monotonic()
+        self._advance()
+        # No timeout: a group that fails no longer counts, so that every round is completed by those who are left.
+        self._changed.wait_for(lambda: self._shard.settled(group, sequence))
+        packing: Packing = "none" if message.packing == "none" else "half"
+        return self._parameters(packing, waited=time.monotonic() - began)
+
+    def _retune(self, message: messages.Retune) -> None:
+        """Another quorum, another number of local steps, or the end of all groups but one."""
+        self._shard.retune(message.quorum)
+        self._local_steps, self._merge_at = message.local_steps, message.merge_at
+        if message.merge_at is not None and self._leases is not None:
+            self._leases.halted = True
+        self._write_queue()
+        self._advance()
+
+    def _parameters(self, packing: Packing = "none", *, waited: float = 0.0) -> messages.Parameters:
+        if self._shard.theta is None:
+            raise ProtocolError("a group asked for parameters before any group has started")
+        return messages.Parameters(self._shard.version, packing, waited, pack_numbers(self._shard.theta, packing))
+
+    def _lease(self, message: messages.LeaseRequest) -> messages.LeaseReply:
+        group, leases = message.group, self._leases
+        if leases is None or message.size < 1:
+            raise ProtocolError(f"{group} asked for {message.size} samples, or before any group has started")
+        lease = leases.take(group, message.sequence, message.size)
+        self._write_queue()
+        if lease is not None:
+            self._last_heard[group] = time.monotonic()
+        self._statuses[group] = message.status
+        return messages.LeaseReply(
+            lease, leases.outstanding, self._local_steps, self._merge_at, dict(self._statuses), leases.position
+        )
+
+    def _write_queue(self) -> None:
+        """What was leased and what all groups have to know is written before any group is answered.
+
+        Not synchronised: this is about shards that are killed. After a power failure there are no groups either.
+        """
+        if self._queue is None or self._leases is None:
+            return
+        revoked = sorted(group for group, state in self._groups.items() if state is GroupState.REVOKED)
+        content = {"local_steps": self._local_steps, "merge_at": self._merge_at, "revoked": revoked}
+        with saved_or_exit(self._queue):
+            atomic_write(self._queue, json.dumps({**self._leases.plain(), **content}), durable=False)
+
+    @property
+    def _num_active(self) -> int:
+        return sum(state is GroupState.ACTIVE for state in self._groups.values())
+
+    def _recount(self) -> None:
+        """Who is expected and never came still counts for a while; after a restart a short one: it may have left."""
+        missing = max(0, self._expected - len(self._groups))
+        if time.monotonic() - self._born > (self._heartbeat_timeout if self._restarted else UNUSED):
+            missing = 0
+        self._shard.count(self._num_active + missing)
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._shard.advance(time.monotonic()):
+            self._changed.notify_all()
+
+    def _tick(self) -> None:
+        before = time.monotonic()
+        while True:
+            time.sleep(TICK)
+            with self._changed:
+                now = time.monotonic()
+                # It was this process that was suspended, or wrote to a slow disk: groups could not be heard meanwhile.
+                if now - before > self._heartbeat_timeout / 2:
+                    self._last_heard = dict.fromkeys(self._last_heard, now)
+                before = now
+                if self._groups:
+                    self._recount()
+                self._advance()
+                self._end_if_left()
+                silent = [group for group, at in self._last_heard.items() if now - at > self._heartbeat_timeout]
+                for group in silent:
+                    self._declare_failed(group)
+
+    def _declare_failed(self, group: str) -> None:
+        """A group sent no heartbeat for too long."""
+        log.warning("group %s sent no heartbeat for %.1f s and is declared failed", group, self._heartbeat_timeout)
+        del self._last_heard[group]
+        cause = Event.TIMEOUT
+        if self._leases is not None:
+            number = self._leases.sequence_of(group)
+            done = self._shard.has(group, number)
+            self._leases.release(group, handed_in=done)
+            cause = Event.TIMEOUT_WITH_LEASE if number > 0 and not done else Event.TIMEOUT
+        self._change(group, cause)
+        self._write_queue()
+
+    def _end_if_left(self) -> None:
+        """A syncer that the groups started themselves ends when all of them have left it."""
+        if self._own is None or self._num_active or self._last_heard:
+            self._left_at = time.monotonic()
+        elif time.monotonic() - self._left_at > (self._heartbeat_timeout if self._groups else UNUSED):
+            shutil.rmtree(self._own, ignore_errors=True)
+            os._exit(0)
+
+    def _facts(self) -> messages.Facts:
+        recent = self._shard.staleness[-REPORTED:]
+        mean = sum(recent) / len(recent) if recent else 0.0
+        return messages.Facts(self._shard.version, self._shard.dropped, self._num_active, mean, max(recent, default=0))
+
+
+def _payload_numbers(message: messages.GroupMessage) -> Array:
+    """The numbers that come with a message; none if it has no payload."""
+    if not isinstance(message, messages.StartGroup | messages.Push):
+        return np.zeros(0)
+    packing = message.packing if isinstance(message, messages.Push) else "none"
+    try:
+        return unpack_numbers(message.data, packing)
+    except (ValueError, IndexError) as error:
+        raise ProtocolError(f"a payload of {len(message.data)} bytes does not hold numbers: {error}") from error
+
+
+def round_policy(plain: dict[str, Any]) -> RoundPolicy:
+    """A policy from JSON data."""
+    rule, outer = StalenessRule(**plain.get("rule", {})), OuterOptimizer(**plain.get("outer", {}))
+    return RoundPolicy(plain["groups"], plain["quorum"], plain.get("grace", 0.0), rule, outer)
+
+
+def main() -> None:
+    """Serve one shard as the settings file says."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    folder = Path(settings["folder"]) if settings.get("folder") else None
+    index = settings["index"]
+    shard = SyncerShard(
+        ShardState(round_policy(settings), folder / f"shard-{index}.npz" if folder else None),
+        groups=settings["groups"],
+        heartbeat_timeout=settings.get("heartbeat_timeout", 10.0),
+        queue=folder / "queue.json" if folder and index == 0 else None,
+        own=folder if settings.get("ends") else None,
+    )
+    address = sys.argv[2] if len(sys.argv) > 2 else settings["address"]
+    listener = socket.create_server((address, settings["port"]), backlog=64)
+    shard.serve(listener, os.environ[variables.SECRET].encode())
+
+
+if __name__ == "__main__":
+    main()

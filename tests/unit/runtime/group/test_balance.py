@@ -1,0 +1,106 @@
+"""What the estimate of a rank's cost learns and ignores."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.runtime.group.balance import Balance, CostEstimate
+
+
+def test_constant_and_slope_are_found_from_two_sizes() -> None:
+    estimate = CostEstimate()
+    for size in (32, 64, 32, 64, 32, 64):
+        estimate.observe(size, 0.05 + 0.002 * size)
+    assert estimate.plain() == pytest.approx([0.05, 0.002])
+
+
+def test_a_single_straggling_step_changes_nothing() -> None:
+    estimate = CostEstimate()
+    for _ in range(8):
+        estimate.observe(32, 0.1)
+    before = estimate.plain()
+    estimate.observe(32, 1.0)
+    assert estimate.plain() == pytest.approx(before)
+
+
+def test_a_lasting_slowdown_is_known_after_three_steps() -> None:
+    estimate = CostEstimate()
+    for _ in range(16):
+        estimate.observe(32, 0.1)
+    for _ in range(3):
+        estimate.observe(32, 0.3)
+    assert estimate.cost().seconds(32) == pytest.approx(0.3)
+
+
+def test_noise_does_not_invent_a_constant() -> None:
+    generator = random.Random(1)
+    estimate = CostEstimate()
+    for _ in range(40):
+        size = generator.choice([30, 31, 32])
+        estimate.observe(size, 0.003 * size * generator.gauss(1, 0.02))
+    assert estimate.plain()[0] == 0.0
+    assert estimate.plain()[1] == pytest.approx(0.003, rel=0.03)
+
+
+def test_shares_follow_a_threefold_slowdown_within_ten_steps() -> None:
+    balance = Balance(["x", "y"], chunks=[None, None])
+    speeds = [0.001, 0.001]
+    for step in range(40):
+        if step == 20:
+            speeds[1] = 0.003
+        shares = balance.shares(128)
+        balance.learn(shares, [n * cost for n, cost in zip(shares, speeds, strict=True)])
+        if step == 29:
+            assert balance.shares(128) == (96, 32)
+
+
+def test_a_new_rank_is_taken_for_an_average_one() -> None:
+    balance = Balance(["x", "y", "late"], chunks=[None] * 3)
+    balance.assume({"x": [0.0, 0.001], "y": [0.0, 0.003]})
+    assert balance.shares(100)[2] == pytest.approx(27, abs=1)
+
+
+def test_a_rank_without_samples_is_tried_again_and_comes_back() -> None:
+    balance = Balance(["x", "y"], chunks=[None, None])
+    seconds = [0.001, 50.0]
+    shared = []
+    for step in range(200):
+        if step == 60:
+            seconds[1] = 0.001
+        shares = balance.shares(64)
+        shared.append(shares)
+        balance.learn(shares, [n * cost for n, cost in zip(shares, seconds, strict=True)])
+    assert shared[40] == (64, 0)
+    assert shared[-1] == (32, 32)
+
+
+def test_a_constant_part_is_not_made_from_one_straggling_step() -> None:
+    estimate = CostEstimate()
+    for size, seconds in ((200, 0.4), (200, 0.55), (100, 0.2), (100, 0.2), (100, 0.2)):
+        estimate.observe(size, seconds)
+    assert estimate.plain() == pytest.approx([0.0, 0.002])
+
+
+def efficiency(costs: list[float], batch: int, *, seed: int, noise: float) -> float:
+    """What the shares reach of the best split, while steps scatter, straggle, and the host is busy now and then."""
+    generator = random.Random(seed)
+    balance = Balance([str(cost) + str(index) for index, cost in enumerate(costs)], chunks=[None] * len(costs))
+    busy, taken, best = 1.0, 0.0, 0.0
+    for step in range(100):
+        shares = balance.shares(batch)
+        busy = min(2.0, max(0.5, busy * generator.lognormvariate(0, noise)))
+        late = [generator.uniform(1.5, 3) if generator.random() < 0.05 else 1.0 for _ in costs]
+        rows = zip(shares, costs, late, strict=True)
+        balance.learn(shares, [n * cost * busy * more * generator.lognormvariate(0, noise) for n, cost, more in rows])
+        if step >= 20:
+            taken += max(n * cost for n, cost in zip(shares, costs, strict=True))
+            best += batch / sum(1 / cost for cost in costs)
+    return best / taken
+
+
+@pytest.mark.parametrize("costs", [[0.001, 0.001], [0.0005, 0.002], [0.0005, 0.001, 0.002, 0.002]])
+def test_noise_is_not_chased(costs: list[float]) -> None:
+    found = [efficiency(costs, 400, seed=seed, noise=0.05) for seed in range(10)]
+    assert sum(found) / len(found) > 0.97

@@ -1,0 +1,300 @@
+"""Authentication and group_membership over real sockets, without any training."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TrainingLost, TrainingOver
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.view import Peer, Timeouts, View
+
+SECRET = b"the secret of this job"
+QUICK = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.6, join=10.0, settle=0.05, partition=2.5)
+
+
+class Crew:
+    """Members of one job in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.roster = folder / "roster.json"
+        self.members: dict[int, Member] = {}
+        self.meet: tuple[str, int] | None = None
+
+    def add(self, rank: int, *, first: int | None = None, timeouts: Timeouts = QUICK) -> Member:
+        server = socket.create_server(("127.0.0.1", 0))
+        place = server.getsockname()
+        self.meet = self.meet or (place[0], place[1])
+        peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
+        member = Member(server, SECRET, peer=peer, timeouts=timeouts)
+        member.start(self.meet, first=first, roster=self.roster)
+        self.members[rank] = member
+        return member
+
+    def next_views(self, *ranks: int) -> list[View]:
+        found: dict[int, View] = {}
+        threads = [
+            threading.Thread(target=lambda r=rank: found.__setitem__(r, self.members[r].next_view({"step": r})))
+            for rank in ranks
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(15)
+        return [found[rank] for rank in ranks]
+
+    def vanish(self, rank: int) -> None:
+        """As if the process had been killed: every connection of it breaks."""
+        self.members.pop(rank).leave()
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    made = Crew(tmp_path)
+    yield made
+    for rank in list(made.members):
+        made.vanish(rank)
+
+
+def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(2)
+    crew.add(1)
+    views = crew.next_views(0, 1, 2)
+    assert views[0] == views[1] == views[2]
+    assert [peer.rank for peer in views[0].peers] == [0, 1, 2]
+    assert [report["step"] for report in views[0].reports] == [0, 1, 2]
+
+
+def test_one_that_never_comes_is_not_waited_for_longer_than_patience(crew: Crew) -> None:
+    short = replace(QUICK, join=0.5)
+    crew.add(0, first=3, timeouts=short)
+    crew.add(1, timeouts=short)
+    assert [peer.rank for peer in crew.next_views(0, 1)[0].peers] == [0, 1]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_whoever_vanishes_the_others_form_the_next_view(crew: Crew, gone: int) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    first = crew.next_views(0, 1, 2)[0]
+    crew.vanish(gone)
+    left = [rank for rank in range(3) if rank != gone]
+    assert all(crew.members[rank].interrupted.wait(5) for rank in left)
+    views = crew.next_views(*left)
+    assert views[0] == views[1]
+    assert [peer.rank for peer in views[0].peers] == left
+    assert views[0].number > first.number
+    assert views[0].leader == crew.members[left[0]].peer.id
+
+
+def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    crew.vanish(0)
+    crew.members[1].interrupted.wait(5)
+    crew.next_views(1)
+    assert len(json.loads(crew.roster.read_text())) == 1
+    crew.add(0)
+    views = crew.next_views(0, 1)
+    assert [peer.rank for peer in views[0].peers] == [0, 1]
+    assert views[0].leader == crew.members[1].peer.id
+
+
+def finished(crew: Crew) -> None:
+    """Two members that have trained together to the end."""
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    last = threading.Thread(target=crew.members[1].finish, args=({"step": 7},))
+    last.start()
+    assert crew.members[0].finish({"step": 7}) is None
+    last.join(5)
+
+
+def test_after_the_end_of_one_loop_another_may_follow_and_survives_as_well(crew: Crew) -> None:
+    finished(crew)
+    for member in crew.members.values():
+        member.go_on()
+    crew.vanish(0)
+    assert crew.members[1].interrupted.wait(5)
+    assert [peer.rank for peer in crew.next_views(1)[0].peers] == [1]
+
+
+def test_one_whose_thread_fails_is_lost_and_says_so_while_the_others_go_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+
+    def broken() -> bool:
+        raise ValueError("no clock")
+
+    monkeypatch.setattr(crew.members[1], "_was_asleep", broken)
+    with pytest.raises(TrainingLost, match="a thread of this process failed"):
+        crew.members[1].next_view({"step": 0})
+    assert "no clock" in caplog.text
+    crew.vanish(1)
+    assert [peer.rank for peer in crew.next_views(0)[0].peers] == [0]
+
+
+def test_a_leader_that_fails_is_followed_by_another(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    leader = crew.members[0]._leader
+    assert leader is not None
+
+    def broken(now: float) -> None:
+        raise ValueError("no clock")
+
+    monkeypatch.setattr(leader, "_send_heartbeats", broken)
+    for member in crew.members.values():
+        assert member.interrupted.wait(5)
+    views = crew.next_views(0, 1)
+    assert len(views[0].peers) == 2
+    assert views[0].leader == crew.members[1].peer.id
+
+
+def test_a_roster_that_cannot_be_written_is_a_warning(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    crew.roster = crew.roster / "no" / "such" / "folder"
+    crew.add(0, first=1)
+    assert len(crew.next_views(0)[0].peers) == 1
+    assert "cannot be written" in caplog.text
+
+
+def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:
+    finished(crew)
+    crew.vanish(0)
+    crew.vanish(1)
+    late = crew.add(0)
+    with pytest.raises(TrainingOver) as ended:
+        late.next_view({"step": 0})
+    assert not ended.value.code
+
+
+def test_two_parts_that_were_cut_apart_become_one_again(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    loner = crew.members[2]
+    assert loner._channel is not None
+    loner._lead(first=None)
+    loner._turn_to = (loner.peer.address, loner.peer.port)
+    loner._channel.close()
+    assert crew.members[0].interrupted.wait(5)
+    assert len(crew.next_views(0, 1)[0].peers) == 2
+    assert crew.members[0].interrupted.wait(10), "the smaller part gives way"
+    assert crew.members[1].interrupted.wait(10)
+    assert loner._view is not None
+    assert len(loner._view.peers) == 3, "it leads, but it never went on without the others"
+    views = crew.next_views(0, 1, 2)
+    assert views[0] == views[1] == views[2]
+    assert len(views[0].peers) == 3
+
+
+@pytest.mark.parametrize("stays", [0, 2])
+def test_of_a_group_that_was_cut_apart_the_smaller_part_waits(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, stays: int
+) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    monkeypatch.setattr("paceline.runtime.members.peers.may_be_alive", lambda peer, secret: True)
+    for rank in {0, 1, 2} - {stays}:
+        crew.vanish(rank)
+    crew.members[stays].interrupted.wait(5)
+    begun = time.monotonic()
+    assert len(crew.next_views(stays)[0].peers) == 1
+    assert time.monotonic() - begun > QUICK.partition - QUICK.heartbeat_timeout, (
+        "alone against two it gives them time to come back"
+    )
+
+
+@pytest.mark.parametrize(("stays", "goes_on"), [(0, True), (1, False)], ids=["first-half", "second-half"])
+def test_of_two_halves_the_one_with_the_first_rank_goes_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, stays: int, goes_on: bool
+) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    monkeypatch.setattr("paceline.runtime.members.peers.may_be_alive", lambda peer, secret: True)
+    crew.vanish(1 - stays)
+    crew.members[stays].interrupted.wait(5)
+    begun = time.monotonic()
+    crew.next_views(stays)
+    assert (time.monotonic() - begun < QUICK.partition - QUICK.heartbeat_timeout) == goes_on
+
+
+def test_two_that_wait_for_each_other_do_not_wait_long(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    crew.members[1]._slept = True
+    begun = time.monotonic()
+    crew.vanish(0)
+    views = crew.next_views(1, 2)
+    assert [peer.rank for peer in views[0].peers] == [1, 2]
+    assert time.monotonic() - begun < 1.5
+
+
+@pytest.mark.parametrize("sleeper", [0, 1], ids=["leader", "follower"])
+def test_one_that_slept_so_short_that_nobody_noticed_takes_part_again(crew: Crew, sleeper: int) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    view = crew.next_views(0, 1)[0]
+    member = crew.members[sleeper]
+    member._slept = True
+    assert member.doubtful
+    member.report_failure(view, "it may have been left behind")
+    assert member.interrupted.wait(5)
+    crew.next_views(0, 1)
+    assert not member.doubtful, "else it would try the same step for ever"
+
+
+def test_trouble_of_one_interrupts_all_and_a_view_of_all_follows(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    view = crew.next_views(0, 1)[0]
+    crew.members[1].report_failure(view, "a test")
+    assert crew.members[0].interrupted.wait(5)
+    again = crew.next_views(0, 1)[0]
+    assert len(again.peers) == 2
+    assert again.number == view.number + 1
+
+
+def test_the_board_belongs_to_its_view(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    view = crew.next_views(0, 1)[0]
+    crew.members[0].put(view.number, "key", b"value")
+    assert crew.members[1].read(view.number, "key") == b"value"
+    assert crew.members[1].read(view.number - 1, "key") is None
+
+
+def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    place = server.getsockname()
+    unused = socket.create_server(("127.0.0.1", 0))
+    nowhere = ("127.0.0.1", unused.getsockname()[1])
+    unused.close()
+    hurry = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.3, join=0.5)
+    member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), timeouts=hurry)
+    member.start(nowhere, first=None)
+    with pytest.raises(TrainingLost, match="nobody who leads"):
+        member.next_view({})
+    member.leave()
