@@ -17,7 +17,7 @@ from paceline.model.measured.forecast import Forecast, Posterior, forecast
 from paceline.model.measured.forms import BATCH
 from paceline.model.measured.prior import Population
 
-__all__ = ["Measurement", "measure_next"]
+__all__ = ["NextMeasurement", "measure_next"]
 
 TYPICAL = 0.67
 """Median absolute error of a prediction over its scale."""
@@ -26,7 +26,7 @@ MOST = 3
 
 
 @dataclass(frozen=True)
-class Measurement:
+class NextMeasurement:
     """One measurement that would help, and how much."""
 
     kind: str
@@ -46,7 +46,7 @@ class Measurement:
         return {"kind": self.kind, "value": self.value, "measurement": self.what, "narrows": round(self.narrows, 3)}
 
 
-def measure_next(posterior: Posterior, made: Forecast, population: Population) -> list[Measurement]:
+def measure_next(posterior: Posterior, made: Forecast, population: Population) -> list[NextMeasurement]:
     """Measurements that would narrow this prediction, the best first."""
     series = posterior.series
     if made.count <= series.devices[-1]:
@@ -56,7 +56,7 @@ def measure_next(posterior: Posterior, made: Forecast, population: Population) -
         ranked.append(_batch(posterior, made, population))
     if not series.spread[-1]:
         what = f"repeat {series.devices[-1]:g} devices and give the spread"
-        ranked.append(Measurement("spread", float(series.devices[-1]), what, 0.0))
+        ranked.append(NextMeasurement("spread", float(series.devices[-1]), what, 0.0))
     return sorted((one for one in ranked if one.narrows > 0.005), key=lambda one: -one.narrows)[:MOST]
 
 
@@ -75,7 +75,7 @@ def _width(population: Population, made: Forecast, **changes: Any) -> float:
     return float(np.exp(high) - np.exp(low))
 
 
-def _count(posterior: Posterior, made: Forecast, population: Population, count: float) -> Measurement:
+def _count(posterior: Posterior, made: Forecast, population: Population, count: float) -> NextMeasurement:
     series = posterior.series
     batch = made.batch if made.doubt.situation != BATCH else made.batch * made.count / count
     there = forecast(posterior, None, count, batch)
@@ -90,7 +90,7 @@ def _count(posterior: Posterior, made: Forecast, population: Population, count: 
         disagreement=made.doubt.disagreement * share, hindcast=TYPICAL * scale_of(population.discrepancy, there.doubt),
     )  # fmt: skip
     what = f"measure {count:g} devices" + (f" ({series.hosts_at(count):g} hosts)" if series.hosts_at(count) > 1 else "")
-    return Measurement("devices", count, what, 1 - after / _width(population, made))
+    return NextMeasurement("devices", count, what, 1 - after / _width(population, made))
 
 
 def _given(posterior: Posterior, made: Forecast, count: float) -> float:
@@ -104,11 +104,11 @@ def _given(posterior: Posterior, made: Forecast, count: float) -> float:
     return float(min(np.sqrt(max(rest, 0.0)), made.doubt.posterior))
 
 
-def _batch(posterior: Posterior, made: Forecast, population: Population) -> Measurement:
+def _batch(posterior: Posterior, made: Forecast, population: Population) -> NextMeasurement:
     """One point at the target's batch tells what a step costs once."""
     series = posterior.series
     count, batch = series.devices[0], made.batch
     what = f"measure {count:g} devices at a batch of {batch:g} per device"
     known = TYPICAL * scale_of(population.discrepancy, made.doubt) / 2
     after = _width(population, made, hindcast=known, disagreement=made.doubt.disagreement / 2)
-    return Measurement("batch", float(batch), what, 1 - after / _width(population, made))
+    return NextMeasurement("batch", float(batch), what, 1 - after / _width(population, made))

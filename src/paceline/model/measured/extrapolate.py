@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import InputError, Unsupported
 from paceline.model.measured import curve
-from paceline.model.measured.advice import Measurement, measure_next
+from paceline.model.measured.advice import NextMeasurement, measure_next
 from paceline.model.measured.discrepancy import interval
 from paceline.model.measured.forecast import Forecast, Posterior, forecast, posteriors
 from paceline.model.measured.forms import BATCH, FORMS, step_parts
@@ -96,7 +96,7 @@ def _curve(
     )  # fmt: skip
 
 
-def _refusal(series: Series, far: Forecast, population: Population, ranked: Sequence[Measurement]) -> Unsupported:
+def _refusal(series: Series, far: Forecast, population: Population, ranked: Sequence[NextMeasurement]) -> Unsupported:
     return Unsupported(
         f"{series.label}: {_distance(far, series, population, force=False)}",
         hint=f"{ranked[0].text if ranked else 'measure a larger count'}; or force the prediction",

@@ -19,7 +19,7 @@ from paceline.model.measured.forms import SITUATIONS, amdahl, power_law, straigh
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, learn
 
-__all__ = ["Task", "judge", "learnt", "tasks_of"]
+__all__ = ["Task", "judge_origins", "learnt", "tasks_of"]
 
 Floats = NDArray[np.float64]
 
@@ -128,7 +128,7 @@ def _left_out(series: Sequence[Series]) -> list[tuple[str, list[Task]]]:
     return judged
 
 
-def judge(series: Sequence[Series]) -> list[Task]:
+def judge_origins(series: Sequence[Series]) -> list[Task]:
     """Every task, each under what the other campaigns teach."""
     return _with_intervals(_left_out(series))
 

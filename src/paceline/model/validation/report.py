@@ -15,9 +15,10 @@ from paceline.model.compute import roofline
 from paceline.model.measured.forms import BATCH, SITUATIONS
 from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
+from paceline.model.measured.prior import shipped_population
 from paceline.model.validation.campaigns import published_series, read_campaigns
 from paceline.model.validation.gpt import Judged, gpt_points, judge_many_hosts, judge_one_host
-from paceline.model.validation.origins import LEAST_POINTS, Task, judge
+from paceline.model.validation.origins import LEAST_POINTS, Task, judge_origins, tasks_of
 
 __all__ = ["LAWS", "Row", "failures", "validate_file", "validate_shipped"]
 
@@ -71,19 +72,22 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 
 def validate_file(path: Path) -> list[Row]:
-    """The table of a file in the public column format."""
+    """The table of a file in the public column format; campaigns that ship are left out of what predicts them."""
     series = read_campaigns(path)
     if not any(one.num_points >= LEAST_POINTS for one in series):
         raise InputError(f"{path}: no series has three device counts", hint="two are fitted, the largest is predicted")
+    shipped = {one.campaign for one in published_series()}
+    if not shipped & {one.campaign for one in series}:
+        return _rows(tasks_of(series, shipped_population()))
     known = {(one.campaign, one.label) for one in series}
     others = [one for one in published_series() if (one.campaign, one.label) not in known]
-    judged = judge([*series, *others])
+    judged = judge_origins([*series, *others])
     return _rows([task for task in judged if (task.series.campaign, task.series.label) in known])
 
 
 def validate_shipped() -> list[Row]:
     """The table of everything that ships."""
-    rows = _rows(judge(published_series()))
+    rows = _rows(judge_origins(published_series()))
     one_host, many = gpt_points("gpt-a100-one-host"), gpt_points("gpt-a100-many-hosts")
     rows.append(_gpt_row("GPT, one host of A100", judge_one_host(one_host)))
     rows.append(_gpt_row("GPT, 64-512 A100", judge_many_hosts(one_host, many)))
