@@ -8,10 +8,10 @@ import click
 
 from paceline.bench.sites.target import LaunchTarget
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, say
-from paceline.cli.place import place_options
+from paceline.cli.options import json_option, place_options
 from paceline.errors import LaunchFailed
 from paceline.model.plan.file import read_plan
+from paceline.report.terminal import emit, say
 from paceline.runtime.launch import TrainingRequest, run_training
 
 __all__ = ["command"]
