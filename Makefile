@@ -82,6 +82,10 @@ test-frameworks: setup
 	$(BIN)/paceline frameworks verify
 	$(BIN)/pytest -m "" tests/integration/frameworks tests/unit/test_frameworks.py -k "not computes"
 
+# QUICK=1 runs the shortest form of each and writes to results/; the full run writes benchmarks/results and the page.
+benchmarks: setup
+	$(BIN)/python tools/benchmarks.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
 docs: setup
 	$(BIN)/python tools/reference.py
 
@@ -89,4 +93,4 @@ lock: setup
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 
-.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks docs lock
+.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks docs lock

@@ -4,12 +4,11 @@ Both train LeNet, batch 128 per rank, a core for each rank; Horovod runs two ran
 within one session, so that the machine's mood touches both alike. Passes if the ratio of medians is at
 least 0.97 for every framework.
 
-    .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] [--pairs 6] [--json]
+    .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] --pairs 6
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,6 +16,8 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+
+from lib.result import Figure, parser_of, publish
 
 from paceline.bench.environments import environment_python, environment_variables, prepare
 from paceline.bench.measure import measure
@@ -33,7 +34,7 @@ ENVIRONMENTS = {
     "mxnet": "mxnet",
     "horovod": "horovod-pytorch",
 }
-NATIVE = Path(__file__).parent / "native_loops.py"
+NATIVE = Path(__file__).parent / "lib" / "native_loops.py"
 HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandline()"
 LEAST = 0.97
 STUDY = """
@@ -55,12 +56,11 @@ threads = 1
 
 def main() -> None:
     """Run the pairs, print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("frameworks", nargs="*", default=list(ENVIRONMENTS))
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = options.frameworks or list(ENVIRONMENTS)
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
@@ -69,18 +69,13 @@ def main() -> None:
             order = (native, under_paceline) if index % 2 else (under_paceline, native)
             rates = {run.__name__: run(name, options.batch, options.steps) for run in order}
             pairs[name].append((rates["under_paceline"], rates["native"]))
-    found = {name: _ratio(rows) for name, rows in pairs.items()}
-    if options.json:
-        print(json.dumps(found))
-    else:
-        for name, row in found.items():
-            print(f"{name:<11} paceline / native {row['ratio']:.3f}  95 % {row['low']:.3f} to {row['high']:.3f}")
-    sys.exit(0 if all(row["ratio"] >= LEAST for row in found.values()) else 1)
+    figures = [_ratio(name, rows) for name, rows in pairs.items()]
+    sys.exit(publish(options, figures, turns=pairs, passed=all(figure.value >= LEAST for figure in figures)))
 
 
-def _ratio(rows: list[tuple[float, float]]) -> dict[str, float]:
-    interval = speedup_interval([ours for ours, _ in rows], [theirs for _, theirs in rows])
-    return {"ratio": interval.value, "low": interval.low, "high": interval.high, "pairs": len(rows)}
+def _ratio(name: str, rows: list[tuple[float, float]]) -> Figure:
+    ratio = speedup_interval([ours for ours, _ in rows], [theirs for _, theirs in rows])
+    return Figure(f"throughput over its own loop, {name}", ratio.value, "", ratio.low, ratio.high, "95 %")
 
 
 def under_paceline(name: str, batch: int, steps: int) -> float:

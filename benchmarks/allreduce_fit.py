@@ -1,6 +1,6 @@
 """Gloo's all-reduce on a virtual cluster against the ring equation: fit, residuals, and the figure of the docs.
 
-    python benchmarks/allreduce_fit.py [--ranks 2,4,8] [--dilation 2] [--figure docs/explanation/allreduce-fit.svg]
+    .venv/bin/python benchmarks/allreduce_fit.py --ranks 2,4,8 --figure docs/explanation/allreduce-fit.svg
 
 Three forms are fitted to the same medians by least relative squares, and the data chooses:
 
@@ -13,13 +13,13 @@ Needs root and a quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from lib.result import Figure, parser_of, publish
 from scipy.optimize import minimize
 
 from paceline.bench.collectives import CollectiveTime, Sweep, collective_times, run_sweep
@@ -115,17 +115,17 @@ def figure(items: list[CollectiveTime], form: str, constants: Sequence[float]) -
 
 def main() -> int:
     """Measure, fit, print, draw."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--dilation", type=float, default=2.0)
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--json", type=Path, help="append medians as lines; with --ranks '' only fit what is there")
+    parser.add_argument("--medians", type=Path, help="append medians as lines; with --ranks '' only fit what is there")
     options = parser.parse_args()
     items = [item for ranks in filter(None, options.ranks.split(",")) for item in measure(int(ranks), options.dilation)]
-    if options.json:
-        with options.json.open("a") as file:
+    if options.medians:
+        with options.medians.open("a") as file:
             file.writelines(json.dumps(vars(item)) + "\n" for item in items)
-        items = [CollectiveTime(**json.loads(line)) for line in options.json.read_text().splitlines()]
+        items = [CollectiveTime(**json.loads(line)) for line in options.medians.read_text().splitlines()]
     fits = {form: fit(form, items) for form in FORMS}
     for form, (constants, residuals) in fits.items():
         mean, worst = np.mean(np.abs(residuals)), np.max(np.abs(residuals))
@@ -143,7 +143,16 @@ def main() -> int:
         print(f"| {item.ranks} | {size} | {times} | {100 * residual:+.1f} % |")
     if options.figure:
         options.figure.write_text(figure(items, best, constants))
-    return 0
+    _, off = fits[best]
+    a, b, *c = constants
+    figures = [
+        Figure(
+            "mean residual", 100 * float(np.mean(np.abs(off))), "%", 0.0, 100 * float(np.max(np.abs(off))), "largest"
+        ),
+        *(Figure(f"{name} of {best}", 1e6 * value, "us") for name, value in zip("ac", (a, *c), strict=False)),
+        Figure("bandwidth", 8e-9 / b, "Gb/s"),
+    ]
+    return publish(options, figures, turns=[vars(item) for item in items])
 
 
 if __name__ == "__main__":

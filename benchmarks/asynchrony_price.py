@@ -1,6 +1,6 @@
 """What staleness and local steps cost in samples: the prices that `paceline plan` weighs throughput by.
 
-python benchmarks/asynchrony_price.py --json
+    .venv/bin/python benchmarks/asynchrony_price.py
 
 A small network learns to tell ten noisy clusters apart. Groups take turns at equal speed through the product's own
 syncer rules (runtime.syncer.rounds, stale progress divided by 1 + staleness), so only the number of samples counts,
@@ -11,11 +11,10 @@ per local step. Medians over seeds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 
 import numpy as np
+from lib.result import Figure, parser_of, publish
 
 from paceline.runtime.syncer.rounds import Arrival, RoundPolicy, ShardState
 
@@ -139,9 +138,8 @@ def best(seed: int, **way: int) -> float:
 
 def main() -> None:
     """Print the prices."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     seeds = range(args.seeds)
     together = [best(seed, groups=1, local_steps=1, quorum=1) for seed in seeds]
@@ -159,15 +157,10 @@ def main() -> None:
     local = statistics.median(
         row["more_samples"] / (row["local_steps"] - 1) for row in rows if row["quorum"] == row["groups"]
     )
-    found = {"per_stale_step": round(stale, 4), "per_local_step": round(local, 4), "rows": rows}
-    if args.json:
-        print(json.dumps(found))
-    else:
-        for row in rows:
-            print(row)
-        print(
-            f"price of a step of staleness {stale:.3f}, of a local step {local:.4f}; one group needs {together} samples"
-        )
+    for row in rows:
+        print(row)
+    figures = [Figure("more samples per step of staleness", stale), Figure("more samples per local step", local)]
+    publish(args, figures, turns={"rows": rows, "samples_of_one_group": together})
 
 
 if __name__ == "__main__":

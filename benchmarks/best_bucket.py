@@ -1,6 +1,6 @@
 """Equal devices on a slow link: Paceline's own buckets against the best of DistributedDataParallel's bucket sizes.
 
-python benchmarks/best_bucket.py --json          (as root: the two hosts are network namespaces with a shaped link)
+    .venv/bin/python benchmarks/best_bucket.py          (as root: the hosts are network namespaces with a shaped link)
 
 Devices are emulated, gradients are real and cross the link. DDP is given every bucket size of the sweep; Paceline is
 given none. All run in turn, so that a drifting machine touches all alike. Printed are samples per second of Paceline
@@ -10,12 +10,12 @@ and of DDP with its best bucket size, the median and range of their ratio, and a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 
-import ranks
+from lib import ranks
+from lib.result import median_figure, parser_of, publish
 
 GRADIENTS, LAYERS, PER_SAMPLE, BATCH = 8e6, 16, 0.002, 100
 SWEEP = (0.5, 1, 2, 4, 8, 25)
@@ -26,11 +26,10 @@ WARMUP = 24
 
 def main() -> None:
     """Every way in turn, and the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--bandwidth", type=float, default=1.25e8, help="bytes per second of the link")
     parser.add_argument("--turns", type=int, default=2, help="times that each runs")
     parser.add_argument("--steps", type=int, default=16, help="counted steps of a run")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -38,15 +37,9 @@ def main() -> None:
     found = measure(args.bandwidth, args.turns, args.steps)
     best = max((way for way in found if way != "paceline"), key=lambda way: statistics.median(found[way]))
     ratios = [mine / theirs for mine, theirs in zip(found["paceline"], found[best], strict=True)]
-    result = {
-        "paceline": round(statistics.median(found["paceline"]), 1),
-        "ddp": round(statistics.median(found[best]), 1),
-        "ratio": round(statistics.median(ratios), 4),
-        "range": [round(min(ratios), 4), round(max(ratios), 4)],
-        "best_ddp_bucket_mib": float(best),
-        "samples_per_s": {way: round(statistics.median(values), 1) for way, values in found.items()},
-    }
-    print(json.dumps(result) if args.json else f"{result['ratio']:.3f} of DDP with its best bucket, {best} MiB")
+    names = {way: way if way == "paceline" else f"DDP, buckets of {way} MiB" for way in found}
+    figures = [median_figure(f"throughput, {names[way]}", values, "samples/s") for way, values in found.items()]
+    publish(args, [median_figure("throughput over DDP's best bucket", ratios), *figures], turns=found)
 
 
 def measure(bandwidth: float, turns: int, steps: int) -> dict[str, list[float]]:
@@ -77,7 +70,7 @@ def measure(bandwidth: float, turns: int, steps: int) -> dict[str, list[float]]:
 def worker(way: str, steps: int) -> None:
     """One rank: samples per second of both."""
     import torch
-    from layers import network
+    from lib.layers import network
 
     from paceline.runtime.emulate import Emulated
 

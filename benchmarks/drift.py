@@ -1,6 +1,6 @@
 """A rank slowed threefold in mid-run: how soon the group is back at the best that is now possible.
 
-python benchmarks/drift.py --json
+    .venv/bin/python benchmarks/drift.py
 
 Two equal emulated devices; after 30 steps one becomes three times slower. For each step after the change the new
 optimum's step time over the measured one is `reached`. A turn has recovered at the first step from which all but one
@@ -10,22 +10,20 @@ stay at 0.9 or above (a machine that does something else for a moment is no drif
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import time
 
-import ranks
+from lib import ranks
+from lib.result import Figure, median_figure, parser_of, publish
 
 PER_SAMPLE, BATCH, CHANGE, AFTER = 0.0005, 400, 30, 30
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--factor", type=float, default=3.0, help="how much slower the rank becomes")
     parser.add_argument("--turns", type=int, default=3, help="times that it happens")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -37,12 +35,9 @@ def main() -> None:
         turns.append([round(optimum / value, 3) for value in seconds])
     steps = [recovered_at(reached) for reached in turns]
     later = [value for at, reached in zip(steps, turns, strict=True) for value in reached[at:]]
-    after = statistics.median(later or [0.0])
-    result = {"paceline": max(steps), "steps_to_recover": steps, "reached_afterwards": round(after, 4)}
-    if args.json:
-        print(json.dumps({**result, "reached": turns}))
-    else:
-        print(f"back at 0.9 of the new optimum after {max(steps)} steps at most, then at {after:.3f} of it")
+    slowest = Figure("steps until 0.9 of the new optimum", max(steps), "", min(steps), max(steps), "range of turns")
+    figures = [slowest, median_figure("of the new optimum afterwards", later or [0.0], of="steps")]
+    publish(args, figures, turns={"reached": turns, "steps_to_recover": steps})
 
 
 def recovered_at(reached: list[float]) -> int:
@@ -54,7 +49,7 @@ def recovered_at(reached: list[float]) -> int:
 def worker(factor: float) -> None:
     """One rank; the second one slows down."""
     import torch
-    from layers import network
+    from lib.layers import network
     from torch.utils.data import TensorDataset
 
     from paceline.runtime import join

@@ -1,6 +1,6 @@
 """Step times of emulated DDP ranks against the closed form of wait-free back-propagation over a ring.
 
-    python benchmarks/emulated_ddp.py [--only 2,1,8 ...] [--json FILE]
+    .venv/bin/python benchmarks/emulated_ddp.py --only 2,1,8 4,10,100
 
 Each case is ranks, link in Gb/s, gradients in MB. Ranks are real processes on a virtual cluster: layers are timed
 waits, gradients are real and go through DDP and Gloo; dilation is chosen by Paceline. A run that Paceline itself marks
@@ -13,13 +13,13 @@ as not sustained is printed as such and is no result. Needs root and a quiet mac
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 from collections import defaultdict
-from pathlib import Path
 from statistics import median
+from typing import Any
+
+from lib.result import Figure, parser_of, publish
 
 from paceline.bench.environments import prepare
 from paceline.bench.launch import LaunchKey, launch_case
@@ -102,28 +102,38 @@ def measured(data: RunData) -> float:
 
 def main() -> int:
     """Measure the cases and print the table; more than 3 % off, or not sustained, is a failure."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="*", default=CASES, help="ranks,Gb/s,MB")
     parser.add_argument("--dilation", type=float)
-    parser.add_argument("--json", type=Path, help="append results as lines")
     options = parser.parse_args()
     prepare("pytorch", lambda line: None)
     protocol = Protocol(launches=1, warmup=2, steps=8, launch_budget=1.0, phases=False, timeout=230.0)
     machine = describe_machine(())
-    off = 0
+    rows = []
     with VirtualLauncher(dilation=options.dilation) as launcher:
         for number, words in enumerate(options.only):
             case = case_of(*(int(words.split(",")[0]), *(float(word) for word in words.split(",")[1:])))
             data = launch_case(LaunchKey("bench", "emulated", case, number), protocol, launcher, machine)
-            off += show(words, case, data, options.json)
-    return 1 if off else 0
+            rows.append(show(words, case, data))
+    errors = [100 * (row["measured_s"] / row["expected_s"] - 1) for row in rows if row["measured_s"]]
+    sizes = [abs(error) for error in errors]
+    figures = [Figure(f"of {len(rows)} combinations within 3 %", sum(size <= 3 for size in sizes))]
+    if sizes:
+        of = f"range of {len(sizes)} combinations"
+        figures.insert(0, Figure("largest error", max(sizes), "%", min(errors), max(errors), of))
+    return publish(options, figures, turns=rows, passed=figures[-1].value == len(rows))
 
 
-def show(words: str, case: Case, data: RunData, path: Path | None) -> bool:
-    """A line of the table; says whether it is off."""
+def show(words: str, case: Case, data: RunData) -> dict[str, Any]:
+    """A line of the table, printed and returned."""
     run, expected = data.run, closed_form(case)
     ranks, gigabits, megabytes = words.split(",")
-    row = {"ranks": int(ranks), "gigabits": float(gigabits), "megabytes": float(megabytes), "dilation": run.dilation}
+    row: dict[str, Any] = {
+        "ranks": int(ranks),
+        "gigabits": float(gigabits),
+        "megabytes": float(megabytes),
+        "dilation": run.dilation,
+    }
     row |= {"expected_s": expected, "measured_s": None, "note": run.failure.message if run.failure else ""}
     row |= {"emulation": run.facts.get("emulation", "")}
     if run.outcome == "ok":
@@ -137,10 +147,7 @@ def show(words: str, case: Case, data: RunData, path: Path | None) -> bool:
         else f"- | {1e3 * expected:.2f} | -"
     )
     print(f"| {ranks} | {gigabits} | {megabytes} | {run.dilation:g} | {ratio} | {row['note']} |", flush=True)
-    if path:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    return found is None or abs(found / expected - 1) > 0.03
+    return row
 
 
 if __name__ == "__main__":

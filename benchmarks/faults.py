@@ -1,6 +1,6 @@
 """Faults at random moments, again and again, in running jobs; what they cost and whether the books still balance.
 
-    python benchmarks/faults.py --fault kill,hang --times 20 --json
+    .venv/bin/python benchmarks/faults.py --fault kill,hang --times 20
 
 What happens at a random moment to a random rank of a job of three:
 
@@ -29,7 +29,6 @@ was interrupted goes on from there; --anew starts again.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -42,9 +41,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fault_books import Absence, books, syncer_books
-from fault_jobs import Failed, ForkedJob, Job, RoundsJob, SyncerJob, VirtualJob
-from fault_kinds import KINDS, Cost
+from lib.fault_books import Absence, books, syncer_books
+from lib.fault_jobs import Failed, ForkedJob, Job, RoundsJob, SyncerJob, VirtualJob
+from lib.fault_kinds import KINDS, Cost
+from lib.result import Figure, parser_of, publish
 
 TOGETHER = 10
 """Faults of one job."""
@@ -56,12 +56,11 @@ JOBS: dict[str, type[Job]] = {"delay": VirtualJob, "cut": VirtualJob, "syncer": 
 
 def main() -> None:
     """Run what is missing of each fault and print what all of them cost."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--fault", default=",".join(KINDS), help="one or several of the above")
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--results", type=Path, default=Path("results/faults.jsonl"))
     parser.add_argument("--anew", action="store_true", help="forget earlier results of these faults")
-    parser.add_argument("--json", action="store_true", help="one JSON document in place of a table")
     args = parser.parse_args()
     kinds = args.fault.split(",")
     if unknown := set(kinds) - set(KINDS):
@@ -72,11 +71,21 @@ def main() -> None:
     for kind in kinds:
         complete(kind, args.times, args.results)
         found[kind] = summary([job for job in known(args.results) if job["fault"] == kind])
-        if not args.json:
-            print(line(kind, found[kind]), flush=True)
-    if args.json:
-        print(json.dumps(found))
-    sys.exit(0 if all(item["passed"] for item in found.values()) else 1)
+        print(line(kind, found[kind]), flush=True)
+    figures = [figure for kind, item in found.items() for figure in figures_of(kind, item)]
+    sys.exit(publish(args, figures, turns=found, passed=all(item["passed"] for item in found.values())))
+
+
+def figures_of(kind: str, item: dict[str, Any]) -> list[Figure]:
+    """What a fault of one kind cost: medians and the largest of all times."""
+    meanings = {"fault_to_next_step_s": "fault to next step", "back_s": "return to first step of all"}
+    return [
+        Figure(
+            f"{kind}: {meaning}", item[key]["median"], "s", item[key]["median"], item[key]["max"], "median to largest"
+        )
+        for key, meaning in meanings.items()
+        if item[key]
+    ] + [Figure(f"{kind}: lost steps, samples twice or left out", sum(item[key] for key in BAD))]
 
 
 def known(results: Path) -> list[dict[str, Any]]:

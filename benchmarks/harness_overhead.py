@@ -4,17 +4,18 @@ Both do the same work: the same network, batch, optimiser and threads. They run 
 script, so that the machine's mood touches both alike; the ratio of medians over the pairs comes with its bootstrap
 interval.
 
-    .venv/bin/python benchmarks/harness_overhead.py [--pairs 12] [--json]
+    .venv/bin/python benchmarks/harness_overhead.py --pairs 12
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
+
+from lib.result import Figure, parser_of, publish
 
 from paceline.bench.environments import environment_python, prepare
 from paceline.bench.measure import measure
@@ -24,7 +25,7 @@ from paceline.measurements.summary import speedup_interval
 from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
-BARE = Path(__file__).parent / "bare_pytorch.py"
+BARE = Path(__file__).parent / "lib" / "bare_pytorch.py"
 STUDY = """
 name = "overhead"
 networks = ["resnet20"]
@@ -43,11 +44,10 @@ threads = 1
 
 def main() -> None:
     """Run the pairs and print the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     python = environment_python(prepare("pytorch", lambda line: None))
     pairs = []
@@ -55,15 +55,12 @@ def main() -> None:
         order = (bare, under_paceline) if index % 2 else (under_paceline, bare)
         rates = {run.__name__: run(python, options.batch, options.steps) for run in order}
         pairs.append((rates["under_paceline"], rates["bare"]))
-        if not options.json:
-            print(f"pair {index + 1:2d}: paceline {pairs[-1][0]:8.1f}  bare {pairs[-1][1]:8.1f} samples/s", flush=True)
+        print(f"pair {index + 1:2d}: paceline {pairs[-1][0]:8.1f}  bare {pairs[-1][1]:8.1f} samples/s", flush=True)
     ratio = speedup_interval([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
     paired = speedup_interval([ours / theirs for ours, theirs in pairs], [1.0] * len(pairs))
-    if options.json:
-        print(json.dumps({"ratio": ratio.value, "low": ratio.low, "high": ratio.high, "paired": paired.value}))
-    else:
-        print(f"paceline / bare: ratio of medians {ratio.value:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}")
-        print(f"median of paired ratios {paired.value:.3f}, 95 % interval {paired.low:.3f} to {paired.high:.3f}")
+    named = {"throughput over a bare loop": ratio, "median of paired ratios": paired}
+    figures = [Figure(name, item.value, "", item.low, item.high, "95 %") for name, item in named.items()]
+    publish(options, figures, turns=pairs)
 
 
 def under_paceline(python: Path, batch: int, steps: int) -> float:

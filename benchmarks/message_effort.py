@@ -1,6 +1,6 @@
 """What an all-reduce takes from the computation beside it, against the processor time that it uses by itself.
 
-python benchmarks/message_effort.py --json
+    .venv/bin/python benchmarks/message_effort.py
 
 Two ranks with one thread each. For every size: seconds of an all-reduce that nothing runs beside (`alone`), the
 processor time of one rank in it (`processor`), and how much longer the same matrix products take when all-reduces run
@@ -12,31 +12,32 @@ that Paceline takes with two ranks: each hands the other all it has, in one mess
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 
-import ranks
+from lib import ranks
+from lib.result import Figure, parser_of, publish
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20)
+MEANINGS = {"alone": "all-reduce", "processor": "processor time of it", "felt": "time it adds to computation"}
 REPEATS, PARTS, TURNS, WIDTH, PRODUCTS = 50, 40, 10, 96, 100
 
 
 def main() -> None:
     """Run both ranks and print what the first one saw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser = parser_of(__doc__)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker()
     rows = ranks.run(__file__, ["--worker"], 2)[0]
-    if args.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        print(", ".join(f"{name} {value}" for name, value in row.items()))
+    figures = [
+        Figure(f"{meaning}, {row['bytes'] // 1024} KiB", row[name], "us")
+        for row in rows
+        for name, meaning in MEANINGS.items()
+    ]
+    publish(args, figures, turns=rows)
 
 
 def worker() -> None:

@@ -1,6 +1,6 @@
 """Predicted against reached: what the plan says of emulated clusters, and what the runtime then does on them.
 
-python benchmarks/plan_accuracy.py --json          (as root: hosts are network namespaces with shaped links)
+    .venv/bin/python benchmarks/plan_accuracy.py          (as root: hosts are network namespaces with shaped links)
 
 Each cluster is planned, the best plan is written to a file, and `paceline train --plan --on virtual` runs it: one group
 or several, whatever was chosen. Devices are emulated, gradients are real and cross the links. Printed are samples per
@@ -9,7 +9,6 @@ second as predicted and as measured over whole rounds of exchange, and how long 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ranks
+from lib import ranks
+from lib.result import Figure, parser_of, publish
 
 from paceline import catalog
 from paceline.measurements.profile import Profile, ProfiledLayer
@@ -35,7 +35,7 @@ from paceline.spec.load import dump
 GRADIENTS, LAYERS, PER_SAMPLE = 4_000_000, 8, 0.002
 """Bytes, layers, and seconds of a sample on a device of speed 1."""
 GIGABIT, SLOW = 1.25e8, 1.25e7
-WORKER = Path(__file__).with_name("plan_worker.py")
+WORKER = Path(__file__).parent / "lib" / "plan_worker.py"
 INSIDE = Link(name="bus", bandwidth=1e9, latency=2e-4)
 """About what Gloo reaches between two processes of this machine."""
 
@@ -102,18 +102,18 @@ PLACES = (
 
 def main() -> None:
     """Plan, run and compare every cluster."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", type=int, help="number of one cluster, from 0")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
     ranks.interpreter()
     rows = list(compared(PLACES if args.only is None else [PLACES[args.only]]))
-    worst = max(abs(row["error"]) for row in rows)
-    took = seconds_for_a_thousand()
-    if args.json:
-        print(json.dumps({"worst_error": worst, "plan_1000_devices_s": round(took, 2), "clusters": rows}))
-        return
-    print(f"worst error {worst:.1%}; a plan for 1,000 devices took {took:.1f} s")
+    errors = [abs(row["error"]) * 100 for row in rows]
+    figures = [
+        Figure("largest error of a plan", max(errors), "%", min(errors), max(errors), f"range of {len(rows)} clusters"),
+        *(Figure(f"error, speeds {row['speeds']}, {row['link_mb_s']:g} MB/s", row["error"] * 100, "%") for row in rows),
+        Figure("a plan for 1,000 devices", seconds_for_a_thousand(), "s"),
+    ]
+    publish(args, figures, turns=rows)
 
 
 def compared(places: Any) -> Iterator[dict[str, Any]]:

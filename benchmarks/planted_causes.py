@@ -1,19 +1,22 @@
 """Plant a real slowdown in a real run, ask `explain` for its cause, remove it, and compare the gains, ten times.
 
-    python benchmarks/planted_causes.py run --store DIR [--only NAME]    measure both sides of every case
-    python benchmarks/planted_causes.py table --store DIR                explain them and print the table
+    .venv/bin/python benchmarks/planted_causes.py                 measure both sides of every case, explain, compare
+    .venv/bin/python benchmarks/planted_causes.py --only NAME     cases whose name contains this
+    .venv/bin/python benchmarks/planted_causes.py --what table    only explain what --store holds
 
+What --store (results/planted by default) already holds is not measured again; --anew measures all of it.
 Needs root, for the namespaces of the virtual cluster, and the PyTorch environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from planted_cases import CASES, Planted, Side, threads_of
+from lib.planted_cases import CASES, Planted, Side, threads_of
+from lib.planted_table import NEEDED, POINTS, judged
+from lib.result import Figure, parser_of, publish
 
 from paceline.bench import adapters
 from paceline.bench.campaign import LaunchFinished
@@ -28,7 +31,7 @@ from paceline.measurements.store import Store
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "lib"
 LAUNCHES = 2
 
 
@@ -106,24 +109,30 @@ def is_measured(case: Planted, which: str, store: Store) -> bool:
 
 
 def main() -> int:
-    """Run or print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
-    parser.add_argument("--store", type=Path, required=True)
+    """Measure what is missing, then judge."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--what", choices=("all", "table"), default="all")
+    parser.add_argument("--store", type=Path, default=Path("results/planted"))
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    arguments = parser.parse_args()
-    chosen = [case for case in CASES if arguments.only in case.name]
-    store = Store(arguments.store)
-    if arguments.what == "run":
+    parser.add_argument("--anew", action="store_true", help="measure again what the store holds")
+    args = parser.parse_args()
+    chosen = [case for case in CASES if args.only in case.name]
+    store = Store(args.store)
+    if args.what == "all":
         prepare("pytorch", lambda line: None)
         for case in chosen:
             for which in ("planted", "removed"):
-                if not is_measured(case, which, store):
+                if args.anew or not is_measured(case, which, store):
                     measure_side(case, which, store)
-        return 0
-    from planted_table import print_table
-
-    return print_table(chosen, store, study_name)
+    rows = judged(chosen, store, study_name)
+    num_named, num_close = sum(row["named"] for row in rows), sum(row["close"] for row in rows)
+    figures = [
+        Figure(f"of {len(chosen)} planted causes named first", num_named),
+        Figure(f"of {len(chosen)} gains within {100 * POINTS:.0f} points", num_close),
+        *(Figure(f"gain of {row['case']}, predicted less measured", 100 * row["off"], "points") for row in rows),
+    ]
+    needed = min(NEEDED, len(chosen))
+    return publish(args, figures, turns=rows, passed=min(num_named, num_close) >= needed)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Real DDP runs on two ranks here, predicted from what one rank computes alone and a sweep of the all-reduce.
 
-    python benchmarks/predict_ddp.py --store /tmp/ddp                     measure everything (20 min), then report
-    python benchmarks/predict_ddp.py --store /tmp/ddp --only resnet20     measure one network, then report
-    python benchmarks/predict_ddp.py --store /tmp/ddp --only report       report what is stored
-    python benchmarks/predict_ddp.py --store /tmp/lo --on local           over loopback instead of a shaped link
+    .venv/bin/python benchmarks/predict_ddp.py                      measure everything (20 min), then report
+    .venv/bin/python benchmarks/predict_ddp.py --only resnet20      measure one network, then report
+    .venv/bin/python benchmarks/predict_ddp.py --only report        report what --store (results/predict-ddp) holds
+    .venv/bin/python benchmarks/predict_ddp.py --on local           over loopback instead of a shaped link
 
 Real compute, real Gloo, real sockets: a virtual cluster of two hosts with a 1 Gb/s link, one core each. In every round
 the link is swept and each network is profiled and then run by DDP with three bucket sizes, so that a drifting machine
-touches all alike; of each case the quietest launch counts (the one with the shortest median step), on both sides alike,
-because other load only adds time. The profile is that of ranks that exchange nothing (`aggregation = "none"`) while
+touches all alike. Of each case the median over its launches counts, and both sides use the same number of launches:
+those of the newest rounds in which both were measured. The profile is that of ranks that exchange nothing
+(`aggregation = "none"`) while
 the other computes too, because both share memory and caches. No DDP run is used for the prediction: fixed cost and
 slowdown come from the sweep (copies, processor time). Exits with 1 if the mean absolute error exceeds 5 %.
 """
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from lib.result import Figure, parser_of, publish
 
 from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, load_launches
@@ -94,60 +97,80 @@ def _studies(network: str, store: Path, cluster: str) -> list[Path]:
     return paths
 
 
-def launches(store: Store, study: str) -> list[Launches]:
-    """Every case of a study with its launches of all rounds."""
+def launches(store: Store, study: str) -> list[list[Launches]]:
+    """Every case of a study, each with its successful rounds, the oldest first."""
     cases: dict[str, list[Launches]] = defaultdict(list)
     for campaign in store.read_campaigns():
         if campaign["study"] == study:
             for item in load_launches(store, str(campaign["campaign"])):
                 if item.steps:
                     cases[item.first.case_id].append(item)
-    return [min(rounds, key=lambda item: item.steps[0]) for rounds in cases.values()]
+    return list(cases.values())
 
 
-def report(path: Path) -> int:
+def merged(rounds: list[Launches]) -> Launches:
+    """The launches of several rounds as those of one."""
+    return Launches(
+        runs=tuple(run for item in rounds for run in item.runs),
+        throughputs=tuple(value for item in rounds for value in item.throughputs),
+        steps=tuple(value for item in rounds for value in item.steps),
+        passes=tuple(value for item in rounds for value in item.passes),
+        num_steps=sum(item.num_steps for item in rounds),
+    )
+
+
+def report(args: argparse.Namespace) -> int:
     """Predicted against measured for every stored network."""
-    store = Store(path)
+    store = Store(args.store)
     calibration = swept_calibration(store)
-    errors: list[float] = []
+    rows: list[dict[str, Any]] = []
     print(f"{'network':14s} {'bucket':>8s} {'measured':>10s} {'predicted':>10s} {'90 %':>20s} {'off':>8s}  terms in ms")
     for name in NETWORKS:
-        profiled = launches(store, f"alone-{name}")
-        if profiled:
-            errors += _network(profile_of(store, profiled[0]), launches(store, f"buckets-{name}"), calibration)
-    mean = float(np.mean(np.abs(errors)))
-    print(f"mean absolute error {100 * mean:.1f} % over {len(errors)} cases, worst {100 * max(map(abs, errors)):.1f} %")
-    return 0 if mean <= TARGET else 1
+        alone, buckets = launches(store, f"alone-{name}"), launches(store, f"buckets-{name}")
+        if alone and buckets:
+            count = min(len(rounds) for rounds in [*alone, *buckets])
+            profile = profile_of(store, merged(alone[0][-count:]))
+            rows += _network(profile, [merged(rounds[-count:]) for rounds in buckets], calibration)
+    errors = [100 * abs(row["error"]) for row in rows]
+    mean = statistics.fmean(errors)
+    of = f"range of {len(rows)} cases"
+    figures = [
+        Figure("mean absolute error", mean, "%", min(errors), max(errors), of),
+        *(Figure(f"error, {row['network']}, {row['bucket']}", 100 * row["error"], "%") for row in rows),
+    ]
+    return publish(args, figures, turns=rows, passed=mean <= 100 * TARGET)
 
 
-def _network(profile: Profile, found: list[Launches], calibration: Calibration) -> list[float]:
-    errors = []
+def _network(profile: Profile, found: list[Launches], calibration: Calibration) -> list[dict[str, Any]]:
+    rows = []
     for item in sorted(found, key=lambda item: float(item.first.case["strategy"]["bucket"])):
         case = item.first.case
         strategy = Strategy.model_validate({**case["strategy"], "name": item.first.strategy})
         cluster = Cluster.model_validate_json(json.dumps(case["cluster"]))
         question = Question(cluster, "pytorch", profile.batch, profile=profile, strategy=strategy)
         prediction = predict_curve(question, (2,), calibration=calibration).predictions[0]
-        step, measured = prediction.step_s, item.steps[0]
-        errors.append(step.value / measured - 1)
+        step, measured = prediction.step_s, statistics.median(item.steps)
+        error = step.value / measured - 1
         interval = "{:.0f}-{:.0f} ms".format(*(1e3 * bound for bound in step.interval_90))
         terms = ", ".join(f"{key} {1e3 * value:.0f}" for key, value in prediction.terms.items() if value > 5e-4)
         print(f"{profile.network:14s} {item.first.strategy:>8s} {1e3 * measured:7.1f} ms {1e3 * step.value:7.1f} ms "
-              f"{interval:>20s} {100 * errors[-1]:+6.1f} %  {terms}")  # fmt: skip
-    return errors
+              f"{interval:>20s} {100 * error:+6.1f} %  {terms}")  # fmt: skip
+        row = {"network": profile.network, "bucket": item.first.strategy, "measured_s": item.steps, "error": error}
+        rows.append({**row, "predicted_s": step.value, "interval_90_s": step.interval_90})
+    return rows
 
 
 def main() -> int:
     """Measure what was asked, or everything, then report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, required=True)
+    parser = parser_of(__doc__)
+    parser.add_argument("--store", type=Path, default=Path("results/predict-ddp"))
     parser.add_argument("--only", nargs="+", choices=["report", *NETWORKS], default=list(NETWORKS))
     parser.add_argument("--on", choices=["virtual", "local"], default="virtual")
     parser.add_argument("--rounds", type=int, default=4)
     asked = parser.parse_args()
     if asked.only != ["report"]:
         measure([name for name in asked.only if name in NETWORKS], asked.store, where=asked.on, rounds=asked.rounds)
-    return report(asked.store)
+    return report(asked)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast the model is: cases of the recurrence and events of the simulation per second.
 
-    python benchmarks/predict_speed.py
+    .venv/bin/python benchmarks/predict_speed.py
 
 Targets: 10,000 data-parallel cases of ResNet-50 (161 gradient tensors) in under 0.5 s; 1,024 unequal devices x 100
 asynchronous iterations in about a second. Exits with 1 if a target is missed.
@@ -12,6 +12,7 @@ import sys
 import time
 
 import numpy as np
+from lib.result import median_figure, parser_of, publish
 
 from paceline import catalog
 from paceline.cost.collective import Fabric, allreduce
@@ -51,14 +52,16 @@ def simulation_seconds() -> tuple[float, int]:
 
 
 def main() -> int:
-    """Print both rates; the median of five repetitions."""
-    recurrence = sorted(recurrence_seconds() for _ in range(5))[2]
-    simulation = sorted(simulation_seconds() for _ in range(5))[2]
-    print(f"recurrence: {CASES} cases x {recurrence[1]} gradients in {recurrence[0]:.3f} s, "
-          f"{CASES / recurrence[0]:,.0f} cases/s")  # fmt: skip
-    print(f"simulation: {DEVICES} devices x {ITERATIONS} iterations in {simulation[0]:.3f} s, "
-          f"{simulation[1] / simulation[0]:,.0f} events/s")  # fmt: skip
-    return 0 if recurrence[0] < 0.5 and simulation[0] < 1.5 else 1
+    """Print both times; the median of five repetitions."""
+    args = parser_of(__doc__).parse_args()
+    recurrence = [recurrence_seconds() for _ in range(5)]
+    simulation = [simulation_seconds() for _ in range(5)]
+    cases = median_figure(f"{CASES:,} cases x {recurrence[0][1]} gradients", [item[0] for item in recurrence], "s")
+    events = [count / seconds for seconds, count in simulation]
+    simulated = median_figure(f"{DEVICES:,} devices x {ITERATIONS} iterations", [item[0] for item in simulation], "s")
+    figures = [cases, simulated, median_figure("events of the simulation", events, "per second")]
+    turns = {"recurrence": recurrence, "simulation": simulation}
+    return publish(args, figures, turns=turns, passed=cases.value < 0.5 and simulated.value < 1.5)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """How long a report of 2,000 stored runs takes, from the command's start to the file on disk, and how large it is.
 
-python benchmarks/report_speed.py [--runs 2000]
+.venv/bin/python benchmarks/report_speed.py --runs 2000
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from lib.result import Figure, parser_of, publish
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -47,15 +48,14 @@ def measure(store: Path, runs: int) -> tuple[float, int]:
 
 def main() -> int:
     """Print both figures; 0 if they are within the limits."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=2000)
-    runs = parser.parse_args().runs
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        seconds, size = measure(Path(folder), runs)
-    print(
-        f"{runs} runs: report in {seconds:.1f} s (limit {LIMIT_S:g}), {size / 1e6:.2f} MB (limit {LIMIT_BYTES / 1e6:g})"
-    )
-    return 0 if seconds <= LIMIT_S and size <= LIMIT_BYTES else 1
+        seconds, size = measure(Path(folder), args.runs)
+    figures = [Figure("time of the report", seconds, "s"), Figure("size of the page", size / 1e6, "MB")]
+    passed = seconds <= LIMIT_S and size <= LIMIT_BYTES
+    return publish(args, figures, turns={"seconds": seconds, "bytes": size}, passed=passed)
 
 
 if __name__ == "__main__":

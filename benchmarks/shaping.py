@@ -1,18 +1,17 @@
 """Links of virtual clusters, measured against what was asked: rates for three patterns, and round trips.
 
-    python benchmarks/shaping.py [--rates 100e6,1e9] [--trips 0.5,1,2,5] [--json FILE]
+    .venv/bin/python benchmarks/shaping.py --rates 100e6,1e9 --trips 0.5,1,2,5
 
 Rates up to 1 Gb/s are played as they are, faster ones in dilated time. Needs root and a quiet machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from lib.result import Figure, parser_of, publish
 
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
 from paceline.bench.virtual.links.verify import measure_streams, measure_trip
@@ -93,10 +92,9 @@ def show(row: Row) -> None:
 
 def main() -> int:
     """Measure all and print the table; an error of more than 5 % is a failure."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--rates", default="100e6,1e9,10e9,25e9,100e9", help="bits per second")
     parser.add_argument("--trips", default="0.5,1,2,5", help="round trips in ms")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print("| what | pattern | dilation | asked | measured | error |\n|---|---|---|---|---|---|")
     rows: list[Row] = []
@@ -107,11 +105,14 @@ def main() -> int:
     for trip in filter(None, options.trips.split(",")):
         rows.append(trip_row(float(trip) / 1e3, 1e9))
         show(rows[-1])
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    wrong = [row for row in rows if abs(row.error) > 0.05]
-    print(f"\n{len(rows) - len(wrong)} of {len(rows)} within 5 %")
-    return 1 if wrong else 0
+    figures = [
+        Figure(f"largest error of a {what}", 100 * max(errors), "%", 100 * min(errors), 100 * max(errors), "range")
+        for what in ("bandwidth", "round trip")
+        if (errors := [abs(row.error) for row in rows if row.what == what])
+    ]
+    good = sum(abs(row.error) <= 0.05 for row in rows)
+    figures.append(Figure(f"of {len(rows)} links within 5 %", good))
+    return publish(options, figures, turns=[asdict(row) for row in rows], passed=good == len(rows))
 
 
 if __name__ == "__main__":

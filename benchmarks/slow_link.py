@@ -1,19 +1,18 @@
 """Two groups with a slow link between them: time to a fixed accuracy and final accuracy, against synchronous DDP.
 
-    python benchmarks/slow_link.py --seeds 0,1,2,3,4 --json
-    python benchmarks/slow_link.py --tune
+    .venv/bin/python benchmarks/slow_link.py --seeds 0,1,2,3,4
+    .venv/bin/python benchmarks/slow_link.py --tune
 
 Two hosts of a virtual cluster, two ranks on each, 100 Mbit/s between them (root). Devices are emulated, the network
 (0.5 million parameters), its gradients and scikit-learn's digits are real. `ddp` all-reduces every step over both
 hosts; `groups` are one group for each host that takes H local steps between exchanges through the syncer, one shard on
 each host, all groups in every round. Same samples, network, epochs and kind of optimiser. `--tune` tries batch sizes
 and learning rates for both sides, and H for the groups, on seeds that are not measured, and writes the best to
-benchmarks/tuned/slow_link.json; it runs in virtual time, where an exchange takes its bytes over the link's bandwidth.
+benchmarks/lib/tuned/slow_link.json; it runs in virtual time, where an exchange takes its bytes over the bandwidth.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,8 +20,9 @@ import statistics
 import sys
 from typing import Any
 
-import tuned
-from digits_jobs import Place, learn
+from lib import tuned
+from lib.digits_jobs import Place, learn
+from lib.result import Figure, median_figure, parser_of, publish
 
 from paceline.bench.virtual.lifecycle import bring_up, take_down
 from paceline.spec.cluster import Cluster, Device, Host, Link
@@ -39,12 +39,11 @@ BATCHES, RATES, LOCAL_STEPS = [64, 128, 256, 512], [0.05, 0.1, 0.2, 0.4], [4, 8,
 
 def main() -> None:
     """Both ways for each seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--accuracy", type=float, default=0.95)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--tune", action="store_true", help="find the best settings first")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     fixed = {"accuracy": args.accuracy, "epochs": args.epochs, "hidden": HIDDEN, "looks": 1, "devices": GROUPS * EACH}
     fixed |= {
@@ -62,11 +61,17 @@ def main() -> None:
     seeds = [int(seed) for seed in args.seeds.split(",")]
     runs = measured(fixed, seeds)
     result = {way: summary([run for run in runs if run["way"] == way]) for way in ("ddp", "groups")}
-    ratio = result["groups"]["seconds"] / result["ddp"]["seconds"]
+    times = {way: [run["seconds"] for run in runs if run["way"] == way] for way in result}
+    ratios = [ours / theirs for ours, theirs in zip(times["groups"], times["ddp"], strict=True)]
     points = 100 * (result["groups"]["final"] - result["ddp"]["final"])
-    document = {**result, "time_ratio": round(ratio, 3), "final_difference_points": round(points, 2), "seeds": seeds}
-    document["settings"] = {way: chosen["settings"] for way, chosen in tuned.read("slow_link").items()}
-    print(json.dumps({**document, "runs": runs}) if args.json else json.dumps(document, indent=2))
+    ratio = result["groups"]["seconds"] / result["ddp"]["seconds"]
+    figures = [
+        Figure("time to accuracy over DDP's", ratio, "", min(ratios), max(ratios), f"range of {len(seeds)} seeds"),
+        *(median_figure(f"time to accuracy, {way}", values, "s", "seeds") for way, values in times.items()),
+        Figure("final accuracy against DDP", points, "points"),
+    ]
+    settings = {way: chosen["settings"] for way, chosen in tuned.read("slow_link").items()}
+    publish(args, figures, turns={"runs": runs, "summary": result, "settings": settings})
 
 
 def tune(fixed: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Real compute on two ranks of which one is throttled: achieved throughput over the sum of both alone.
 
-python benchmarks/throttled.py --json
+    .venv/bin/python benchmarks/throttled.py
 
 The second rank is held to a quarter of a processor by a control group (as root; by stopping and continuing it where
 there is none). Alone it is throttled in the same way, so the sum is what both can do on this machine. `paceline` knows
@@ -10,23 +10,21 @@ nothing of it; `ddp` is DistributedDataParallel with equal batches, for comparis
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import sys
 
-import ranks
+from lib import ranks
+from lib.result import median_figure, parser_of, publish
 
 BATCH, WARMUP = 320, 12
 
 
 def main() -> None:
     """Each rank alone, then both together, in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--share", type=float, default=0.25, help="of a processor that the second rank has")
     parser.add_argument("--turns", type=int, default=3, help="times that everything runs; the median counts")
     parser.add_argument("--steps", type=int, default=20, help="counted steps of a run")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", choices=["paceline", "ddp"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -36,13 +34,8 @@ def main() -> None:
         alone = sum(run("paceline", [share], args.steps) for share in (1.0, args.share))
         for way, values in found.items():
             values.append(run(way, [1.0, args.share], args.steps) / alone)
-    result = {way: round(statistics.median(values), 4) for way, values in found.items()}
-    if args.json:
-        spread = {way: [round(min(values), 4), round(max(values), 4)] for way, values in found.items()}
-        print(json.dumps({**result, "share": args.share, "turns": args.turns, "range": spread}))
-    else:
-        for way, value in result.items():
-            print(f"{way:12} {value:.3f}")
+    figures = [median_figure(f"utilisation, {way}", values) for way, values in found.items()]
+    publish(args, figures, turns=found)
 
 
 def run(way: str, shares: list[float], steps: int) -> float:
@@ -67,7 +60,7 @@ def run(way: str, shares: list[float], steps: int) -> float:
 
 def worker(way: str, steps: int) -> None:
     """One rank."""
-    from real_loops import trained
+    from lib.real_loops import trained
 
     timed = trained(way, batch=BATCH, steps=steps + WARMUP)[WARMUP:]
     ranks.finish(BATCH * (len(timed) - 1) / (timed[-1] - timed[0]))

@@ -1,6 +1,6 @@
 """How fully unequal devices are used: achieved throughput over the sum of what each does alone, in one run.
 
-python benchmarks/utilisation.py --speeds 4,1 --json
+    .venv/bin/python benchmarks/utilisation.py --speeds 4,1
 
 Devices are emulated by timed waits (see paceline.runtime.emulate), gradients are real and travel over Gloo. The
 schemes run in turn, so that a drifting machine touches all alike: `paceline` (knows nothing of the speeds), `ddp`
@@ -10,13 +10,12 @@ schemes run in turn, so that a drifting machine touches all alike: `paceline` (k
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import ranks
+from lib import ranks
+from lib.result import median_figure, parser_of, publish
 
 PER_SAMPLE = 0.002
 """Seconds per sample of the device with speed 1."""
@@ -24,7 +23,7 @@ PER_SAMPLE = 0.002
 
 def arguments() -> argparse.Namespace:
     """What is asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--speeds", default="4,1", help="relative speed of each rank's device")
     parser.add_argument("--step", type=float, default=0.2, help="seconds of a perfectly balanced step")
     parser.add_argument("--gradients", type=float, default=4e6, help="bytes of gradients")
@@ -32,7 +31,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=12, help="first steps that are not counted")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--schemes", default="paceline,ddp,hand_tuned")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -50,13 +48,8 @@ def main() -> None:
             alone = sum(pool.map(lambda speed: launch(args, "solo", [speed]), speeds))
         for scheme in found:
             found[scheme].append(launch(args, scheme, speeds) / alone)
-    result = {scheme: round(statistics.median(values), 4) for scheme, values in found.items()}
-    if args.json:
-        spread = {scheme: [round(min(values), 4), round(max(values), 4)] for scheme, values in found.items()}
-        print(json.dumps({**result, "speeds": speeds, "turns": args.turns, "step_s": args.step, "range": spread}))
-    else:
-        for scheme, value in result.items():
-            print(f"{scheme:12} {value:.3f}")
+    figures = [median_figure(f"utilisation, {scheme}", values) for scheme, values in found.items()]
+    publish(args, figures, turns=found)
 
 
 def launch(args: argparse.Namespace, scheme: str, speeds: list[float]) -> float:
@@ -89,7 +82,7 @@ def worker(args: argparse.Namespace) -> None:
 def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:
     """Five lines of a user's loop, no number about the devices."""
     import torch
-    from layers import network
+    from lib.layers import network
     from torch.utils.data import TensorDataset
 
     from paceline.runtime import join
@@ -110,7 +103,7 @@ def run_ddp(args: argparse.Namespace, batch: int, rank: int, *, speed: float, sh
     """DistributedDataParallel; unequal shares by hand need weighted losses."""
     import torch
     import torch.distributed as dist
-    from layers import network
+    from lib.layers import network
     from torch.nn.parallel import DistributedDataParallel
 
     from paceline.runtime.emulate import Emulated

@@ -15,9 +15,9 @@ from paceline.model.compute import roofline
 from paceline.model.measured import curve
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
-from paceline.model.simulate.training import simulate_step
 from paceline.model.step import NOMINAL, Ranks, step_terms
 from paceline.units import BANDWIDTH, SECONDS
+from tests.property.events import simulate_step
 from tests.unit.model.clusters import V100, cluster
 
 times = st.floats(1e-4, 1.0)

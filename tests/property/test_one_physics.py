@@ -19,12 +19,12 @@ from paceline.model.calibration import AS_STATED
 from paceline.model.plan.make import make_plan
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
-from paceline.model.simulate.training import simulate_step
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, Placed, place
 from paceline.spec.layers import Flatten, Linear
 from paceline.spec.network import ImageInput, Network, layer_costs
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
+from tests.property.events import simulate_step
 
 speeds = st.floats(0.2, 5.0)
 rates = st.floats(1e6, 1e10)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, say, table
-from paceline.model.validation.report import LAWS, Row, failures, validate_file, validate_shipped
-from paceline.units import format_share
+from paceline.cli.options import json_option
+from paceline.model.validation.report import failures, validate_file, validate_shipped
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.records import show_validation
 
 __all__ = ["command"]
 
@@ -34,18 +35,7 @@ def command(data: Path | None, as_json: bool) -> None:
     if as_json:
         emit({"rows": [row.as_dict() for row in rows], "failures": failed}, "validate")
     else:
-        columns = ["judged by", "", ">points", ">mean", ">median", ">bias", ">in 50 %", ">in 90 %", ">score",
-                   *(f">{law}" for law in LAWS), ">worst"]  # fmt: skip
-        table("predicted against published, campaign left out", columns, [_cells(row) for row in rows])
+        show_validation(rows)
         for line in failed:
             say(f"failed: {line}")
     sys.exit(1 if failed else 0)
-
-
-def _cells(row: Row) -> list[object]:
-    optional = [row.bias, row.covered_50, row.covered_90]
-    shares = ["" if share is None else format_share(share) for share in optional]
-    score = "" if row.score is None else f"{row.score:.2f}"
-    laws = [format_share(row.laws[law]) if law in row.laws else "" for law in LAWS]
-    errors = [format_share(value) for value in (row.mean_error, row.median_error)]
-    return [row.group, row.name, row.points, *errors, *shares, score, *laws, format_share(row.worst_error)]

@@ -121,18 +121,18 @@ def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str
     rows = [_row(item, profiles[label_of(item)], start) for item in many]
     matrix = np.array([row[1] for row in rows])
     base, steps = np.array([row[0] for row in rows]), np.array([float(np.median(item.steps)) for item in many])
-    found = _solve(
+    costs = _solve(
         matrix / steps[:, None], (steps - base) / steps, scale=matrix.mean(axis=0) / steps.mean(), usual=usual
     )
     spread = 0.5 if len(many) < 3 else 0.25
     calibration = replace(
         start,
-        fixed_per_gradient=Uncertain(float(found[0]), spread),
-        slowdown=Uncertain(float(found[1]), spread),
-        crowding=float(found[2]),
+        fixed_per_gradient=Uncertain(float(costs[0]), spread),
+        slowdown=Uncertain(float(costs[1]), spread),
+        crowding=float(costs[2]),
     )
     fitted = tuple(
-        Fitted(label_of(item), item.first.ranks, float(step), float(low + row @ found))
+        Fitted(label_of(item), item.first.ranks, float(step), float(low + row @ costs))
         for item, step, low, row in zip(many, steps, base, matrix, strict=True)
     )
     return Calibrated(calibration, profiles, fitted)
@@ -169,12 +169,12 @@ def _blank(start: Calibration) -> Calibration:
 def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> Floats:
     """Least squares on relative errors with a weak pull to usual values, nothing negative, slowdown below one."""
     pull = np.diag(0.02 * np.maximum(scale, 1e-9))
-    found = lsq_linear(
+    solution = lsq_linear(
         np.vstack([matrix, pull]),
         np.concatenate([wanted, pull @ usual]),
         bounds=([0, 0, 0], [0.01, 0.9, 1.0]),
     )
-    return np.where(found.x < 1e-9, 0.0, found.x)
+    return np.where(solution.x < 1e-9, 0.0, solution.x)
 
 
 def label_of(item: Launches) -> str:

@@ -29,8 +29,8 @@ Row = tuple[str, str, float, float, int | None]
 def profile_of(store: Store, launches: Launches) -> Profile:
     """The profile of a case that ran on one rank."""
     runs = [item.id for item in launches.runs if item.outcome == "ok"]
-    found = profile_from(_one_rank(store, launches, runs), _spans(store, runs), jitter=_jitter(store, runs))
-    return found.model_copy(update={"crowd": _crowd(launches.first)})
+    profile = profile_from(_one_rank(store, launches, runs), _spans(store, runs), jitter=_jitter(store, runs))
+    return profile.model_copy(update={"crowd": _crowd(launches.first)})
 
 
 def alone(run: Run) -> bool:
@@ -58,8 +58,8 @@ def _one_rank(store: Store, launches: Launches, runs: list[str]) -> Launches:
     passes: dict[str, dict[str, float]] = defaultdict(dict)
     for run, name, seconds in rows:
         passes[run][name] = seconds
-    steps = tuple(found["clean"] for found in passes.values())
-    return replace(launches, steps=steps, passes=tuple(found for found in passes.values() if len(found) > 1))
+    steps = tuple(one["clean"] for one in passes.values())
+    return replace(launches, steps=steps, passes=tuple(one for one in passes.values() if len(one) > 1))
 
 
 def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profile:
@@ -126,10 +126,9 @@ def _layers(rows: list[Row], forward: float, backward: float) -> tuple[tuple[Pro
     """Layers in forward order, scaled to the clean passes, and their names in the order of readiness."""
     ahead = sorted((row for row in rows if row[0] == "forward"), key=lambda row: row[3])
     behind = sorted((row for row in rows if row[0] == "backward"), key=lambda row: row[3])
-    found: dict[str, list[Row]] = defaultdict(list)
+    gradients: dict[str, list[Row]] = defaultdict(list)
     for row in behind:
-        found[row[1].rpartition(".")[0]].append(row)
-    gradients = dict(found)
+        gradients[row[1].rpartition(".")[0]].append(row)
     scale_f = forward / sum(row[2] for row in ahead)
     scale_b = backward / sum(row[2] for row in behind)
     names = [row[1] for row in ahead]

@@ -114,8 +114,8 @@ def _solve(form: str, n: Floats, t: Floats) -> tuple[float, float, float]:
     from scipy.optimize import nnls
 
     solution, _ = nnls(matrix, np.ones_like(n))
-    found = np.append(solution / scale, 0.0)
-    return float(found[0]), float(found[1]), float(found[2])
+    values = np.append(solution / scale, 0.0)
+    return float(values[0]), float(values[1]), float(values[2])
 
 
 def seconds_at(

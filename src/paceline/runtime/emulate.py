@@ -6,24 +6,21 @@ the device that is emulated. A backward wait comes before the layer's gradients 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import random
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline import variables
+from paceline.bench.virtual.devices.clock import DeviceClock, exact_timers
 
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
 FORGIVEN = 0.002
 """Seconds of host lag that the device clock catches up with."""
-SET_TIMER_SLACK = 29
 
 
 @dataclass
@@ -40,25 +37,21 @@ class Emulated:
     """Probability that a step takes `straggle_factor` times as long."""
     straggle_factor: float = 10.0
     seed: int = 0
-    _free_at: float = 0.0
     _step_seconds: float = 0.0
-    _random: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
-        self._random.seed(self.seed)
-        ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1, 0, 0, 0)
+        unsteady = {"straggle": self.straggle, "straggle_factor": self.straggle_factor}
+        self._clock = DeviceClock(unsteady, seed=self.seed, forgiven=FORGIVEN)
+        exact_timers()
 
     def begin(self, samples: int) -> None:
-        """A forward pass of `samples` samples begins."""
-        factor = self.straggle_factor if self._random.random() < self.straggle else 1.0
-        self._step_seconds = (self.constant + self.per_sample * samples) * factor / self.speed
+        """A forward pass of this many samples begins."""
+        self._step_seconds = (self.constant + self.per_sample * samples) / self.speed
+        self._clock.begin_step()
 
     def occupy(self, share: float) -> None:
         """Wait until the device has done this share of the step."""
-        now = time.perf_counter()
-        self._free_at = max(self._free_at, now - FORGIVEN) + share * self._step_seconds
-        if self._free_at > now:
-            time.sleep(self._free_at - now)
+        self._clock.run(share * self._step_seconds)
 
 
 class _Pause(torch.autograd.Function):
@@ -94,13 +87,13 @@ def emulate(model: nn.Module, device: Emulated) -> None:
 
 
 def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emulated | None:
-    """The device that a cluster file describes, its times stated for `batch` samples; None if it states no times."""
+    """The device that a cluster file describes, its times stated for `batch` samples unless it says otherwise."""
     forward = emulation["forward"]
     if forward is None:
         return None
     backward = 2 * forward if emulation["backward"] is None else emulation["backward"]
     return Emulated(
-        per_sample=(forward + backward) / batch,
+        per_sample=(forward + backward) / (emulation.get("batch") or batch),
         speed=emulation["speed"],
         forward_share=forward / (forward + backward),
         straggle=emulation["straggle"],

@@ -16,12 +16,21 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_kill_and_the_death_of_a_group_are_survived(tmp_path: Path) -> None:
-    argv = [sys.executable, str(BENCHMARKS / "faults.py"), "--fault", "kill,group", "--times", "1", "--json"]
+    argv = [
+        sys.executable,
+        str(BENCHMARKS / "faults.py"),
+        "--fault",
+        "kill,group",
+        "--times",
+        "1",
+        "--json",
+        str(tmp_path / "result.json"),
+    ]
     done = subprocess.run(
         [*argv, "--results", str(tmp_path / "faults.jsonl")], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads((tmp_path / "result.json").read_text())["turns"]
     assert found["kill"]["times"] == found["group"]["times"] == 1
     assert found["kill"]["go_on_s"]["max"] < 2.0
 
@@ -42,7 +51,7 @@ class Written:
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from fault_books import Absence, books
+    from lib.fault_books import Absence, books
 
     return lambda absences=(), **lines: books(Written(**lines), [Absence(*absence) for absence in absences])
 

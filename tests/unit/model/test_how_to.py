@@ -12,7 +12,8 @@ POINTS = "\n".join(re.findall(r"^    (network,.*|ResNet-50,.*)$", PAGE, flags=re
 
 
 @pytest.mark.parametrize(
-    "command", [one for one in COMMANDS if one.startswith(("predict", "whatif", "simulate")) and "my-" not in one]
+    "command",
+    [one for one in COMMANDS if one.startswith(("plan", "predict", "whatif", "simulate")) and "my-" not in one],
 )
 def test_a_command_of_the_page_runs(command, paceline, tmp_path):
     points = tmp_path / "points.csv"

@@ -186,6 +186,8 @@ def test_questions_that_no_plan_answers() -> None:
         make_plan(ask(where), global_batch=0)
     with pytest.raises(InputError, match="accumulated"):
         make_plan(ask(where, strategy=Strategy(accumulate=2)))
+    with pytest.raises(InputError, match="step together"):
+        make_plan(ask(where, framework="mxnet/dist_async"))
     with pytest.raises(InputError, match="either a network or a profile"):
         make_plan(ask(where, profile=profile()))
 

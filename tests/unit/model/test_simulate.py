@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError
-from paceline.model.simulate.events import FairLink, Simulation
 from paceline.model.simulate.training import (
     AsyncRun,
+    FairLink,
     Job,
+    Simulation,
     SyncRun,
     simulate_async,
     simulate_jobs,

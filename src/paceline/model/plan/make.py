@@ -117,6 +117,11 @@ def make_plan(
             f"a plan of {question.strategy.accumulate} accumulated batches: expected 1",
             hint="give the global batch; a device whose memory is too small accumulates by itself",
         )
+    if resolve(question.framework, question.strategy).synchrony == "asynchronous":
+        raise InputError(
+            f"ranks of {question.framework} do not wait for each other: expected a framework whose ranks step together",
+            hint="a plan makes groups of ranks that step together; groups may exchange seldom, and need not wait",
+        )
     works = works_of(question, stated_for=batch)
     every = tuple(work(max(1, batch // question.cluster.num_devices)) for work in works.values())
     spreads = spreads_of(every, question.cluster.num_devices, calibration)

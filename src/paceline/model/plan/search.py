@@ -82,6 +82,11 @@ class GroupStep:
     exposed: float
     """Seconds in which devices only wait for the exchange."""
 
+    @property
+    def waits(self) -> float:
+        """Share of the step that waits for the exchange."""
+        return self.exposed / self.seconds
+
 
 Group = tuple[int, ...]
 """Devices by their index."""
@@ -99,7 +104,6 @@ class Candidate:
     """Samples per step of each device, by group; together they are the global batch."""
     local_steps: int
     quorum: int
-    predicted_step: float
     predicted_throughput: float
     predicted_utilisation: float
     staleness: float
@@ -108,6 +112,11 @@ class Candidate:
     interval_50: tuple[float, float] | None = None
     interval_90: tuple[float, float] | None = None
     """Of the throughput, where it was asked for."""
+
+    @property
+    def predicted_step(self) -> float:
+        """Seconds in which the global batch is trained."""
+        return sum(map(sum, self.shares)) / self.predicted_throughput
 
     @property
     def score(self) -> float:
@@ -181,35 +190,28 @@ def _combined(
     quorum: int = 1,
 ) -> Candidate:
     """The strategy of one group, or of groups that exchange through the syncer every `local_steps` steps."""
+    kind, reason = "synchronous", f"all finish together; {steps[0].waits:.0%} of a step waits for the exchange"
     if len(groups) > 1:
         kind = "local" if local_steps > 1 else "hybrid"
         reason = f"{len(groups)} groups exchange every {local_steps} steps, so the slow links carry less"
-    else:
-        kind = "synchronous"
-        reason = f"all finish together; {steps[0].exposed / steps[0].seconds:.0%} of a step waits for the exchange"
     stale = (len(groups) - quorum) / quorum / local_steps
     unknown = local_steps * (1 + local_steps * stale)  # of groups that do not wait, the others are rounds ahead as well
+    shares, seconds = tuple(step.shares for step in steps), np.array([[step.seconds] for step in steps])
     candidate = Candidate(
         kind=kind,
         groups=tuple(groups),
-        shares=tuple(step.shares for step in steps),
+        shares=shares,
         local_steps=local_steps,
         quorum=quorum,
-        predicted_step=0.0,
         predicted_throughput=0.0,
         predicted_utilisation=0.0,
         staleness=stale,
         efficiency=1 / (1 + STALE_PRICE * stale) / (1 + LOCAL_PRICE * (unknown - 1)),
         reason=reason,
     )
-    seconds = np.array([[step.seconds] for step in steps])
     throughput = float(throughputs(candidate, devices, seconds, np.array(exchanges)[:, None])[0])
-    return replace(
-        candidate,
-        predicted_step=sum(map(sum, candidate.shares)) / throughput,
-        predicted_throughput=throughput,
-        predicted_utilisation=throughput / sum(device.rate for device in devices),
-    )
+    utilisation = throughput / sum(device.rate for device in devices)
+    return replace(candidate, predicted_throughput=throughput, predicted_utilisation=utilisation)
 
 
 def throughputs(candidate: Candidate, devices: Sequence[PlannedDevice], seconds: Floats, exchanges: Floats) -> Floats:
@@ -218,12 +220,10 @@ def throughputs(candidate: Candidate, devices: Sequence[PlannedDevice], seconds:
     A group's step takes its share of the exchange and, where a quorum must come together, as long as that quorum.
     """
     groups, samples = candidate.groups, np.array([[float(sum(shares))] for shares in candidate.shares])
-    if len(groups) == 1:
-        return np.asarray((samples / seconds)[0])
-    if candidate.quorum == len(groups):
+    if candidate.quorum == len(groups) > 1:
         waits = [_waiting([devices[i] for i in group], len(groups), candidate.local_steps) for group in groups]
         seconds = seconds * np.array(waits)[:, None]
-    rounds = seconds + exchanges / candidate.local_steps
+    rounds = seconds + exchanges / candidate.local_steps * (len(groups) > 1)
     lasts = np.sort(rounds, axis=0)[candidate.quorum - 1]
     return np.asarray((samples / np.maximum(rounds, lasts)).sum(axis=0))
 

@@ -215,7 +215,7 @@ def _asynchronous(
         raise InputError("every worker failed before its first update", hint="a longer --mtbf")
     step = count / result.updates_per_s
     compute = float(setting.compute.mean()) / step
-    way = min(worker / step, 1 - compute)
+    travel = min(worker / step, 1 - compute)
     return Simulated(
         devices=count,
         synchrony="asynchronous",
@@ -223,7 +223,7 @@ def _asynchronous(
         step_s=step,
         quantiles={},
         samples_per_s=samples * result.updates_per_s,
-        shares={"compute": compute, "exchange and rest": way, "queue and stragglers": 1 - compute - way},
+        shares={"compute": compute, "exchange and rest": travel, "queue and stragglers": 1 - compute - travel},
         num_events=result.num_events,
         staleness=result.staleness,
         server_busy=result.server_busy,
@@ -231,7 +231,7 @@ def _asynchronous(
 
 
 def _server_times(ranks: Ranks, policy: Policy, calibration: Calibration) -> tuple[float, float]:
-    """Seconds on a worker's way to the servers and back, and seconds that all servers are busy with one worker."""
+    """Seconds from a worker to the servers and back, and seconds that all servers are busy with one worker."""
     fabric = ranks.fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
     size = max(work.total_bytes for work in ranks.works) * ranks.element_share
     many = fabric.hosts > 1

@@ -39,8 +39,7 @@ class Member:
     """Takes part from construction until `leave`."""
 
     def __init__(self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts) -> None:
-        self.peer, self.secret, self._timeouts = peer, secret, timeouts
-        self._server = server
+        self.peer, self.secret, self._timeouts, self._server = peer, secret, timeouts, server
         self.roster: Path | None = None
         """Where this member writes the endpoints of a view when it leads."""
         self.interrupted = threading.Event()
@@ -120,7 +119,7 @@ class Member:
 
     def read(self, view: int, key: str) -> bytes | None:
         """What a view's board says under a key; waits for it until the view ends."""
-        with self._changed:  # without a timeout: the failure of whoever should write the key ends the view
+        with self._changed:  # no timeout: the failure of whoever should write the key ends the view
             self._changed.wait_for(lambda: key in self._board or self._has_ended(view))
             return None if self._has_ended(view) else self._board[key]
 
@@ -194,14 +193,19 @@ class Member:
     def _was_asleep(self) -> bool:
         """Whether it was this process that was suspended: then the others have a leader, most likely the same."""
         with self._changed:
-            if time.monotonic() - self._ticked > self._timeouts.heartbeat_timeout:
-                self._slept = True
+            self._slept = self._slept or time.monotonic() - self._ticked > self._timeouts.heartbeat_timeout
             return self._slept
 
     def _follow(self, endpoints: list[Endpoint]) -> None:
         """Find the leader, follow it until it is gone, and again."""
         deadline = time.monotonic() + self._timeouts.join
-        while not self._machine.ended and self._machine.state is not MemberState.DONE:
+        while not self._machine.ended:
+            if self._machine.state is MemberState.DONE:  # there is nobody to look for, unless training is resumed
+                deadline = time.monotonic() + self._timeouts.join
+                time.sleep(RETRY)
+                continue
+            if self._machine.state is MemberState.FOLLOWING:  # training was resumed after the leader had left
+                self._machine.on(Event.DISCONNECTED)
             channel = self._find(endpoints)
             if channel is None:
                 if is_closed(self.roster):
@@ -277,9 +281,8 @@ class Member:
         resigned = self._leader is not None and not self._leader.leading
         order = self._view.succession(self.peer.id, absent=resigned or self._was_asleep())
         self._successor = order[0].id
-        first = [self._turn_to] if self._turn_to is not None else []
-        self._turn_to = None
-        return [*first, *(peer.endpoint for peer in order)]
+        first, self._turn_to = self._turn_to, None
+        return [*([first] if first else []), *(peer.endpoint for peer in order)]
 
     def _find(self, endpoints: list[Endpoint]) -> Channel | None:
         """The first endpoint that leads, or where it points to; ourselves lead if all before us are silent."""
@@ -292,11 +295,9 @@ class Member:
         return None
 
     def _ask(self, endpoint: Endpoint) -> Channel | None:
-        """Follow whoever leads according to this endpoint; None if it is silent itself.
-
-        A live member that has not noticed yet that its leader is gone is asked again until it knows: who turned to
-        the next endpoint now would lead a second group.
-        """
+        """Follow whoever leads according to this endpoint; None if it is silent itself."""
+        # A live member that has not noticed yet that its leader is gone is asked again until it knows: who turned to
+        # the next endpoint now would lead a second group.
         deadline = time.monotonic() + 2 * self._timeouts.heartbeat_timeout + NOTICE_TIMEOUT
         asked = endpoint
         while time.monotonic() < deadline and not self._machine.ended:
@@ -326,13 +327,10 @@ class Member:
     def _lead(self, *, first: int | None) -> None:
         log.info("%s leads after %s", self.peer.id, f"view {self._view.number}" if self._view else "no view")
         self._leader = Leader(
-            self.peer.id,
-            self._timeouts,
-            first=first,
-            last=self._view,
+            self.peer.id, self._timeouts, first=first, last=self._view,
             formed=lambda view: write_roster(self.roster, view),
             may_be_alive=lambda peer: peers.may_be_alive(peer, self.secret),
-        )
+        )  # fmt: skip
 
     def _listen(self) -> None:
         serve_callers(self._server, self.secret, self._answer, lambda: self._machine.state is not MemberState.LEFT)

@@ -6,15 +6,7 @@ import contextlib
 
 from paceline.runtime.members.channel import Channel, Endpoint, open_channel
 from paceline.runtime.members.view import Peer
-from paceline.runtime.protocol.messages import (
-    Hello,
-    LeadershipQuery,
-    LeadershipReply,
-    Message,
-    Redirect,
-    WaitForSuccessor,
-    Welcome,
-)
+from paceline.runtime.protocol import messages
 
 __all__ = ["answers", "ask_leadership", "ask_to_follow", "may_be_alive"]
 
@@ -58,8 +50,8 @@ def ask_leadership(peer: Peer, secret: bytes) -> tuple[int, str]:
     try:
         with contextlib.closing(open_channel(peer.address, peer.port, secret, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
-            channel.send(LeadershipQuery())
-            reply = channel.receive(LeadershipReply)
+            channel.send(messages.LeadershipQuery())
+            reply = channel.receive(messages.LeadershipReply)
             return (reply.members, reply.id) if reply.leads else (0, "")
     except ConnectionRefusedError:
         raise
@@ -67,19 +59,21 @@ def ask_leadership(peer: Peer, secret: bytes) -> tuple[int, str]:
         return (0, "")
 
 
-def ask_to_follow(endpoint: Endpoint, secret: bytes, peer: Peer, *, seen: int) -> tuple[Message | None, Channel | None]:
+def ask_to_follow(
+    endpoint: Endpoint, secret: bytes, peer: Peer, *, seen: int
+) -> tuple[messages.Message | None, Channel | None]:
     """What the process at an endpoint answers to a peer that wants to follow, and the channel to it if it leads."""
     try:
         channel = open_channel(*endpoint, secret, timeout=QUERY_TIMEOUT)
     except OSError:
         return None, None
-    reply: Message | None = None
+    reply: messages.Message | None = None
     with contextlib.suppress(OSError):
         channel.set_timeout(WELCOME_TIMEOUT)
-        channel.send(Hello(peer, seen))
-        reply = channel.receive(Welcome, Redirect, WaitForSuccessor)
+        channel.send(messages.Hello(peer, seen))
+        reply = channel.receive(messages.Welcome, messages.Redirect, messages.WaitForSuccessor)
         channel.set_timeout(None)
-        if isinstance(reply, Welcome):
+        if isinstance(reply, messages.Welcome):
             return reply, channel
     channel.close()
     return reply, None

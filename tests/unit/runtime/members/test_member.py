@@ -131,6 +131,14 @@ def test_after_the_end_of_one_loop_another_may_follow_and_survives_as_well(crew:
     assert [peer.rank for peer in crew.next_views(1)[0].peers] == [1]
 
 
+def test_a_loop_that_follows_the_end_goes_on_without_those_that_have_left(crew: Crew) -> None:
+    finished(crew)
+    crew.vanish(0)
+    assert crew.members[1].interrupted.wait(5), "the leader has left"
+    crew.members[1].go_on()
+    assert [peer.rank for peer in crew.next_views(1)[0].peers] == [1]
+
+
 def test_one_whose_thread_fails_is_lost_and_says_so_while_the_others_go_on(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,1 @@
+"""Workers, jobs and cases that the benchmarks share."""

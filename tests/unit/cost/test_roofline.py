@@ -1,0 +1,77 @@
+"""Layer times where the equation can be done by hand, and the reach that the catalog states."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import catalog
+from paceline.catalog.describe import describe
+from paceline.catalog.devices import reach_of
+from paceline.cost.roofline import device_times, measured_times, update_seconds
+from paceline.errors import Unsupported
+from paceline.spec.cluster import Device, Emulation
+from paceline.spec.layers import Flatten, Linear, Relu
+from paceline.spec.network import ImageInput, Network
+
+NETWORK = Network(
+    name="n",
+    input=ImageInput(channels=1, height=10, width=10),
+    layers=(Flatten(name="flat"), Linear(name="fc", features=50, bias=False), Relu(name="relu")),
+)
+DEVICE = Device(name="d", peak={"float32": 1e9}, memory_bandwidth=1e8, launch_overhead=1e-5)
+
+
+def test_a_layer_takes_the_longer_of_compute_and_memory() -> None:
+    forward, backward = device_times(NETWORK, DEVICE).at(1000)
+    compute = 2 * 100 * 50 * 1000 / (1e9 * 0.7)
+    memory = (150 * 1000 + 5000) * 4 / (1e8 * 0.75)
+    assert forward[1] == pytest.approx(max(compute, memory) + 1e-5)
+    assert forward[2] == pytest.approx(100 * 1000 * 4 / (1e8 * 0.75) + 1e-5)
+    assert backward == pytest.approx(2 * forward)
+    alone = device_times(NETWORK, DEVICE).at(1)[0, 1]
+    assert alone == pytest.approx((150 + 5000) * 4 / (1e8 * 0.75) + 1e-5), "weights are read whatever the batch"
+
+
+def test_the_reach_is_the_device_s_own_or_that_of_its_kind() -> None:
+    own = DEVICE.model_copy(update={"reach": {"linear": 0.35}, "memory_bandwidth": 1e12})
+    usual = own.model_copy(update={"reach": {}})
+    slow, fast = (device_times(NETWORK, device).at(1000)[0, 1] - 1e-5 for device in (own, usual))
+    assert slow == pytest.approx(2 * fast)
+    for kind in ("gpu", "cpu", "manycore", "other"):
+        shares = reach_of(Device(name="d", kind=kind))
+        assert set(shares) == {"convolution", "linear", "attention", "elementwise"}
+        assert all(0 < share <= 1 for share in shares.values())
+
+
+@pytest.mark.parametrize("name", catalog.device_names())
+def test_the_catalog_shows_the_reach_with_its_source(name: str) -> None:
+    figures = {row["figure"]: row for row in describe(name)["figures"]}
+    for kind, share in reach_of(catalog.device(name)).items():
+        assert figures[f"reach.{kind}"]["value"] == share
+        assert figures[f"reach.{kind}"]["source"]
+
+
+def test_a_quota_slows_a_real_device_and_a_speed_an_emulated_one() -> None:
+    half = device_times(NETWORK, DEVICE.model_copy(update={"quota": 0.5})).at(8)
+    assert half == pytest.approx(2 * device_times(NETWORK, DEVICE).at(8))
+    emulated = DEVICE.model_copy(update={"emulation": Emulation(speed=2.0), "quota": 0.5})
+    assert device_times(NETWORK, emulated).at(8) == pytest.approx(device_times(NETWORK, DEVICE).at(8) / 2)
+
+
+def test_measured_layers_grow_beyond_the_start_of_their_kernels() -> None:
+    times = measured_times([("a", 1e-3, 2e-3, (4.0,)), ("b", 1e-6, 1e-6, ())], batch=4, launch=1e-5)
+    assert times.at(4).ravel() == pytest.approx([1e-3, 1e-6, 2e-3, 1e-6])
+    assert times.at(8)[0] == pytest.approx([1e-5 + 2 * (1e-3 - 1e-5), 1e-6])
+
+
+def test_the_update_moves_float32_copies_five_times() -> None:
+    assert update_seconds(1e6, DEVICE) == pytest.approx(5 * 4e6 / (1e8 * 0.75) + 1e-5)
+    assert update_seconds(1e6, DEVICE, precision="float16") == update_seconds(1e6, DEVICE)
+    assert update_seconds(1e6, Device(name="d")) == 0.0
+
+
+def test_a_device_of_which_nothing_is_known_is_refused() -> None:
+    with pytest.raises(Unsupported, match="no memory bandwidth is known"):
+        device_times(NETWORK, Device(name="d", peak={"float32": 1e12}))
+    with pytest.raises(Unsupported, match="no peak rate in float16"):
+        device_times(NETWORK, DEVICE, precision="float16")
