@@ -5,20 +5,38 @@ A job has a folder for its secret's lifetime: logs of all ranks, and the roster 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import variables
+from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.sites.site import Process, Rendezvous, Site
+from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.errors import InputError
+from paceline.model.plan.file import PlanFile
 from paceline.spec.cluster import Cluster, Placed, place
 
-__all__ = ["Ended", "Grouping", "TrainingJob", "num_ports", "processes_of", "reduced", "watch"]
+__all__ = [
+    "Ended",
+    "Grouping",
+    "TrainingJob",
+    "TrainingRequest",
+    "num_ports",
+    "planned_devices",
+    "planned_grouping",
+    "processes_of",
+    "reduced",
+    "run_training",
+    "watch",
+]
 
 POLL_S = 0.1
 """Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
@@ -67,6 +85,71 @@ class Ended:
     def ok(self) -> bool:
         """Whether the training came to its end: somebody finished, and nobody stopped over an error of its own."""
         return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A script, and the devices of a cluster that run it."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    cluster: Cluster
+    devices: tuple[int, ...]
+    grouping: Grouping | None = None
+    threads: int = 1
+    restarts: int = 0
+
+
+def planned_devices(plan: PlanFile) -> tuple[int, ...]:
+    """The devices that the plan uses; the others are not started."""
+    return tuple(sorted(member.rank for group in plan.group for member in group.members))
+
+
+def planned_grouping(plan: PlanFile) -> Grouping | None:
+    """The groups of a plan; None if there is one group only."""
+    order = planned_devices(plan)
+    if len(plan.group) == 1:
+        return None
+    return Grouping(
+        groups=tuple(tuple(order.index(member.rank) for member in group.members) for group in plan.group),
+        samples=tuple(sum(member.samples for member in group.members) for group in plan.group),
+        local_steps=plan.local_steps,
+        quorum=plan.quorum,
+    )
+
+
+def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> Ended:
+    """Run a training job to its end; `show` receives the lines that its ranks print."""
+    used, grouping = reduced(request.cluster, request.devices), request.grouping
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-train-") as folder,
+        make_launcher(_in_real_time(target)) as launcher,
+        launcher.open(used, used.num_devices, num_ports=num_ports(grouping)) as site,
+    ):
+        own = importlib.util.find_spec("torch") is not None
+        job = TrainingJob(
+            script=request.script,
+            arguments=request.arguments,
+            python=Path(sys.executable) if own else environment_python(prepare("pytorch", show)),
+            folder=Path(folder),
+            placement=place(used, used.num_devices),
+            rendezvous=site.rendezvous,
+            threads=request.threads,
+            path=None if own else worker_path(),
+            grouping=grouping,
+        )
+        # Agents on hosts see by this file whether they share this folder.
+        (job.folder / "job.json").write_text("{}", encoding="utf-8")
+        for line in watch(site, processes_of(job), restarts=request.restarts):
+            if isinstance(line, Ended):
+                return line
+            show(line)
+    raise AssertionError("a watched job always ends")
+
+
+def _in_real_time(target: LaunchTarget) -> LaunchTarget:
+    """Training runs in real time unless a dilation is given."""
+    return replace(target, dilation=1.0) if target.on == "virtual" and target.dilation is None else target
 
 
 def processes_of(job: TrainingJob) -> list[Process]:
