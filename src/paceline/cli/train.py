@@ -9,10 +9,10 @@ import click
 from paceline.bench.sites.target import LaunchTarget
 from paceline.catalog import shipped_catalog
 from paceline.cli.options import json_option, place_options
-from paceline.errors import InputError, LaunchFailed
+from paceline.errors import LaunchFailed
 from paceline.model.plan.file import read_plan
 from paceline.report.terminal import emit, say
-from paceline.runtime.launch import TrainingRequest, planned_devices, planned_grouping, run_training
+from paceline.runtime.launch import TrainingRequest, run_training
 
 __all__ = ["command"]
 
@@ -24,18 +24,27 @@ __all__ = ["command"]
 @click.option("--ranks", type=click.IntRange(min=1), help="Processes, one per device; all devices if not given.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Groups as `paceline plan --output` wrote.")
 @click.option("--restarts", type=click.IntRange(min=0), default=0, help="How often killed ranks are started again.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each rank.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
+)
 @place_options
 @json_option
 def command(
-    script: Path, arguments: tuple[str, ...], name: str, ranks: int | None, plan_file: Path | None, restarts: int,
-    threads: int, target: LaunchTarget, as_json: bool,
-) -> None:  # fmt: skip
+    script: Path,
+    arguments: tuple[str, ...],
+    name: str,
+    ranks: int | None,
+    plan_file: Path | None,
+    restarts: int,
+    threads: int,
+    target: LaunchTarget,
+    as_json: bool,
+) -> None:
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
 
     With --on the same script runs on other hosts, where it must be at the same path, or on a virtual cluster of this
-    machine. The ranks authenticate with a secret made for this job. A rank that dies is left behind, and the others go
-    on; with --restarts it comes back and takes part again. ARGUMENTS after the script go to the script.
+    machine. The ranks authenticate with a secret made for this job. Training continues without a rank that fails; with
+    --restarts the rank is restarted and rejoins. ARGUMENTS after the script go to the script.
 
     \b
     Examples:
@@ -45,17 +54,17 @@ def command(
       paceline train train.py --cluster my-cluster.toml --on slurm
     """
     cluster = shipped_catalog().cluster(name)
-    plan = read_plan(plan_file) if plan_file else None
-    chosen = planned_devices(plan) if plan else tuple(range(ranks or (cluster.num_devices if name != "local" else 1)))
-    if max(chosen) >= cluster.num_devices:
-        raise InputError(
-            f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
-            hint="lower --ranks, or name the cluster that the plan was made for",
-        )
-    grouping = planned_grouping(plan) if plan else None
-    request = TrainingRequest(script, arguments, cluster, chosen, grouping, threads=threads, restarts=restarts)
-    ended = run_training(request, target, (lambda line: None) if as_json else say)
+    request = TrainingRequest(
+        script,
+        arguments,
+        cluster,
+        ranks=ranks or (cluster.num_devices if name != "local" else 1),
+        plan=read_plan(plan_file) if plan_file else None,
+        restarts=restarts,
+        threads=threads,
+    )
+    result = run_training(request, target, (lambda line: None) if as_json else say)
     if as_json:
-        emit({"ok": ended.ok, "codes": ended.codes, "restarts": ended.restarts}, "train")
-    if not ended.ok:
-        raise LaunchFailed(f"the training did not come to its end: exit codes {ended.codes}")
+        emit({"ok": result.ok, "codes": result.codes, "restarts": result.restarts}, "train")
+    if not result.ok:
+        raise LaunchFailed(f"the training did not come to its end: exit codes {result.codes}")

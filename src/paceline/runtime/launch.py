@@ -25,13 +25,11 @@ from paceline.model.plan.file import PlanFile
 from paceline.spec.cluster import Cluster, Placed, place
 
 __all__ = [
-    "Ended",
     "Grouping",
+    "JobResult",
     "TrainingJob",
     "TrainingRequest",
     "num_ports",
-    "planned_devices",
-    "planned_grouping",
     "processes_of",
     "reduced",
     "run_training",
@@ -55,6 +53,41 @@ class Grouping:
 
 
 @dataclass(frozen=True)
+class TrainingRequest:
+    """What a user asks to be trained."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    cluster: Cluster
+    ranks: int
+    """Processes, one per device; without meaning if there is a plan."""
+    plan: PlanFile | None = None
+    restarts: int = 0
+    """How often killed ranks are started again."""
+    threads: int = 1
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The devices that take part; those that a plan leaves out are not started."""
+        if self.plan is None:
+            return tuple(range(self.ranks))
+        return tuple(sorted(member.rank for group in self.plan.group for member in group.members))
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """The groups of the plan, by the numbers of the ranks that take part."""
+        if self.plan is None or len(self.plan.group) == 1:
+            return None
+        order, groups = self.chosen, self.plan.group
+        return Grouping(
+            groups=tuple(tuple(order.index(member.rank) for member in group.members) for group in groups),
+            samples=tuple(sum(member.samples for member in group.members) for group in groups),
+            local_steps=self.plan.local_steps,
+            quorum=self.plan.quorum,
+        )
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """One script to be run by all ranks."""
 
@@ -74,7 +107,7 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """How a job ended."""
 
     codes: dict[str, int]
@@ -87,43 +120,21 @@ class Ended:
         return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
 
 
-@dataclass(frozen=True)
-class TrainingRequest:
-    """A script, and the devices of a cluster that run it."""
-
-    script: Path
-    arguments: tuple[str, ...]
-    cluster: Cluster
-    devices: tuple[int, ...]
-    grouping: Grouping | None = None
-    threads: int = 1
-    restarts: int = 0
-
-
-def planned_devices(plan: PlanFile) -> tuple[int, ...]:
-    """The devices that the plan uses; the others are not started."""
-    return tuple(sorted(member.rank for group in plan.group for member in group.members))
-
-
-def planned_grouping(plan: PlanFile) -> Grouping | None:
-    """The groups of a plan; None if there is one group only."""
-    order = planned_devices(plan)
-    if len(plan.group) == 1:
-        return None
-    return Grouping(
-        groups=tuple(tuple(order.index(member.rank) for member in group.members) for group in plan.group),
-        samples=tuple(sum(member.samples for member in group.members) for group in plan.group),
-        local_steps=plan.local_steps,
-        quorum=plan.quorum,
-    )
-
-
-def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> Ended:
-    """Run a training job to its end; `show` receives the lines that its ranks print."""
-    used, grouping = reduced(request.cluster, request.devices), request.grouping
+def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> JobResult:
+    """Run a script on the devices that take part, and show what its ranks print."""
+    cluster, chosen, grouping = request.cluster, request.chosen, request.grouping
+    if max(chosen) >= cluster.num_devices:
+        raise InputError(
+            f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
+            hint="ask for fewer ranks, or name the cluster that the plan was made for",
+        )
+    used = reduced(cluster, chosen)
+    # Training runs in real time unless it is asked for otherwise.
+    if target.on == "virtual" and target.dilation is None:
+        target = replace(target, dilation=1.0)
     with (
         tempfile.TemporaryDirectory(prefix="paceline-train-") as folder,
-        make_launcher(_in_real_time(target)) as launcher,
+        make_launcher(target) as launcher,
         launcher.open(used, used.num_devices, num_ports=num_ports(grouping)) as site,
     ):
         own = importlib.util.find_spec("torch") is not None
@@ -141,15 +152,10 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
         # Agents on hosts see by this file whether they share this folder.
         (job.folder / "job.json").write_text("{}", encoding="utf-8")
         for line in watch(site, processes_of(job), restarts=request.restarts):
-            if isinstance(line, Ended):
+            if isinstance(line, JobResult):
                 return line
             show(line)
     raise AssertionError("a watched job always ends")
-
-
-def _in_real_time(target: LaunchTarget) -> LaunchTarget:
-    """Training runs in real time unless a dilation is given."""
-    return replace(target, dilation=1.0) if target.on == "virtual" and target.dilation is None else target
 
 
 def processes_of(job: TrainingJob) -> list[Process]:
@@ -260,8 +266,8 @@ def num_ports(grouping: Grouping | None) -> int:
     return 1 + (2 * len(grouping.groups) if grouping is not None else 0)
 
 
-def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | Ended]:
-    """Start the ranks and tell their lines as they come; the last value says how it ended.
+def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
+    """Start the ranks and yield their lines as they come; the last value says how the job ended.
 
     A rank that is killed is started again while restarts are left; it joins the others where they are.
     """
@@ -280,8 +286,10 @@ def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Ite
                 launches[process.name] = site.start([_late(process)])
                 codes[process.name] = None
         if not training:
-            ended = {p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None}
-            yield Ended(ended, used)
+            codes_of_ranks = {
+                p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None
+            }
+            yield JobResult(codes_of_ranks, used)
             return
         time.sleep(POLL_S)
 
