@@ -33,7 +33,6 @@ REPLACED_CLASSES = {"Between", "Door", "Launched", "Order", "Patience", "Ticket"
 NOT_YET = {
     "src/paceline/explain/confirm.py",
     "docs/reference/commands.md",
-    "src/paceline/bench",
     "src/paceline/cli",
     "src/paceline/report",
 }

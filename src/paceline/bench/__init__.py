@@ -1,1 +1,1 @@
-"""From spec to measurements: environments, launchers, frameworks, and the one loop over cases."""
+"""Measurement of studies: environments, sites, frameworks, and the campaign loop."""

@@ -69,11 +69,11 @@ class Availability:
     status: str
     """`ready`, `installable` or `unavailable`."""
     reason: str
-    """Why it is not ready, and what is unusual about it."""
+    """Why it is not ready, and further notes."""
     modes: tuple[str, ...] = ()
     environments: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    """What every reader of its numbers must know."""
+    """Notes on all its numbers."""
     origin: str = BUILT_IN
     """The distribution that it comes from."""
 
@@ -85,7 +85,7 @@ def availability() -> list[Availability]:
 
 
 def environments_of(name: str) -> tuple[str, ...]:
-    """Environments that a framework, or one of its modes, needs."""
+    """Names of the environments that a framework, or one of its modes, needs."""
     short, _, mode = name.partition("/")
     adapter = adapter_of(short)
     modes = [mode] if mode else list(framework_record(short).mode)

@@ -1,9 +1,9 @@
-"""The one loop over cases: interleaved random order, repeat, stop rule, budget, resume.
+"""The campaign loop: interleaved launches in random order, stopping rule, budget, resume.
 
 A campaign is one pass through a study; one process at a time works on it. Launches go in rounds: each round launches
-every case that is not done once, in a new random order, so that a drifting machine hurts all alike. A case is done
-when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A launch
-that the machine could not sustain is not one of its launches: it is repeated, played slower.
+every case that is not done once, in a new random order, so that drift of the machine affects all cases equally. A case
+is done when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A
+launch that the machine could not sustain does not count: it is repeated with more dilation.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Campaign:
 
 @contextlib.contextmanager
 def open_campaign(study: Study, cases: tuple[Case, ...], store: Store, *, resume: bool, launcher: str) -> Iterator[str]:
-    """The id of a new campaign, or of the newest one that asked for the same in the same place; held until it ends."""
+    """The id of a new campaign, or of the newest equal one to resume; locked until the block ends."""
     digest = _digest(study, cases)
     stored = store.read_campaigns(study.name)
     same = [item for item in stored if item["digest"] == digest and item.get("launcher", launcher) == launcher]
@@ -134,7 +134,7 @@ def _held(store: Store, campaign: str) -> Iterator[None]:
 
 @dataclass
 class CaseState:
-    """What the loop knows about one case."""
+    """The state of one case in the loop."""
 
     case: Case
     launched: int = 0
@@ -146,12 +146,12 @@ class CaseState:
 
     @property
     def steady(self) -> int:
-        """Launches that count: successful, and not while the machine had drifted."""
+        """Number of launches that count: successful and not drifted."""
         return len(self.throughputs) - self.drifted
 
 
 def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
-    """Measure what the store does not hold yet, yielding each event as it happens."""
+    """Measure the cases that are not complete in the store; yield events."""
     protocol = campaign.study.protocol
     states = _resumed(campaign, store)
     probes = [run.probe_s for run in store.read_all(campaign=campaign.id) if run.probe_s]
@@ -175,7 +175,7 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
 
 
 def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
-    """Each case with what the store already holds of this campaign."""
+    """The state of each case from the stored runs of this campaign."""
     states = {case.id: CaseState(case) for case in campaign.cases}
     runs = store.read_all(campaign=campaign.id)
     stored = launch_throughputs(store, [run.id for run in runs])

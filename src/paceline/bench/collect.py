@@ -1,4 +1,4 @@
-"""From what the ranks wrote to a stored run: events become steps and spans, a missing end becomes a failure."""
+"""Conversion of the ranks' events to a run: steps, spans, and a failure if a rank did not finish."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reason = Literal[
 
 @dataclass
 class RankReport:
-    """What one rank wrote, as far as it came."""
+    """The events of one rank, possibly incomplete."""
 
     rank: int
     phase: Phase = "launch"
@@ -42,17 +42,17 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a launch ended: exit codes by process before any was stopped, and who was first to fail."""
+    """How a launch ended: exit codes by process before any was stopped, and the first failures."""
 
     codes: dict[str, int | None]
     first_failed: tuple[str, ...] = ()
-    """Processes that had failed when the first failure was seen."""
+    """Processes that had failed when the first failure was detected."""
     timed_out: bool = False
     oom_killed: bool = False
 
 
 def read_report(path: Path, rank: int, *, dilation: float = 1.0) -> RankReport:
-    """The rank's events; a last line cut off by a kill is left out."""
+    """The events of a rank, without an incomplete last line."""
     report = RankReport(rank)
     for event in _events(path):
         if event["event"] in _READERS:
@@ -128,7 +128,7 @@ _READERS = {
 
 
 def explain_failure(processes: list[Process], reports: list[RankReport], ending: Ending) -> Failure | None:
-    """Why the launch has no result, or None if every rank came to its end."""
+    """Why the launch has no result; None if every rank finished."""
     codes = [ending.codes.get(process.name) for process in processes if process.rank is not None]
     if all(report.done for report in reports) and not any(codes) and not ending.timed_out:
         return None
@@ -147,13 +147,13 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
 
 
 def faithfulness_of(reports: list[RankReport], *, dilation: float) -> Faithfulness | None:
-    """How well the machine kept up with the devices it emulated; none where it emulated none."""
+    """The accuracy of the emulation; None without emulated devices."""
     found = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
     return judge(found, dilation=dilation) if found else None
 
 
 def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:
-    """A failure if the machine could not keep up with the devices it emulated: such times are no result."""
+    """A failure if the machine was too slow to emulate the devices."""
     faithfulness = faithfulness_of(reports, dilation=dilation)
     if faithfulness is None or faithfulness.holds:
         return None
@@ -162,10 +162,10 @@ def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:
 
 
 def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending) -> Process:
-    """The process that failed first, else one that did not come to its end.
+    """The process that failed first, else one that did not finish.
 
-    Of several that failed between two looks, one that was killed had no say and comes first, then the earliest error:
-    the others often fail only because a peer is gone.
+    Of several that failed between two polls, a killed process comes first, then the earliest error: the others often
+    fail only because a peer is gone.
     """
     failed = [process for process in processes if process.name in ending.first_failed]
     if failed:

@@ -1,4 +1,4 @@
-"""Sweeps of all-reduce and its relatives by size and ranks, stored like runs, with bus bandwidth as nccl-tests has it.
+"""Sweeps of collectives over sizes and ranks, stored as runs, with bus bandwidth as nccl-tests defines it.
 
 bus bandwidth = size / time * factor;  factor = 2 (P-1) / P for all-reduce, (P-1) / P for reduce-scatter and
 all-gather, 1 for broadcast and point to point; size is the whole buffer of one rank.
@@ -42,7 +42,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to measure."""
+    """The parameters of a sweep."""
 
     cluster: Cluster
     ranks: int
@@ -54,13 +54,13 @@ class Sweep:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON data; equal sweeps are equal."""
+        """The sweep as canonical JSON data."""
         data = {"sizes": list(self.sizes), "collectives": list(self.collectives), "transport": self.transport}
         return {**data, "ranks": self.ranks, "cluster": self.cluster.model_dump(mode="json")}
 
     @property
     def id(self) -> str:
-        """Hash of what is measured."""
+        """Hash of the canonical form."""
         return hashlib.sha256(json.dumps(self.plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -77,14 +77,14 @@ class CollectiveTime:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """What turns bytes per second of the buffer into bytes per second of the busiest link."""
+    """Ratio of the bus bandwidth to the bandwidth of the buffer."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
 
 
 def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine, *, launch: int = 0) -> RunData:
-    """Measure one launch of a sweep; a failure is a stored run too."""
+    """Measure one launch of a sweep; a failure is stored as a run."""
     _check(sweep, launcher)
     prepare("pytorch")
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
@@ -150,7 +150,7 @@ def _carry_out(sweep: Sweep, launcher: Launcher, folder: Path) -> _SweepOutcome:
 
 
 def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
-    # Ranks that really compute have no real-time priority either, and wait for their turn on the processor.
+    # Ranks with real compute have no real-time priority either, and wait to be scheduled.
     devices = [device for host in sweep.cluster.hosts for device in host.devices]
     computes = all(device.kind == "cpu" and device.emulation is None for device in devices)
     real_time = launcher.name == "virtual" and not computes

@@ -1,4 +1,4 @@
-"""The preflight: what on this machine would spoil a measurement, what it should be, and the command that fixes it."""
+"""Preflight checks: conditions of this machine that disturb a measurement, and how to fix them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 
 
 def diagnose(store: Path, *, ranks: int = 2, threads: int | None = None) -> tuple[Check, ...]:
-    """Every check, for a study of so many ranks with so many threads each on this machine."""
+    """All checks, for a study with `ranks` ranks of `threads` threads on this machine."""
     probes: tuple[Callable[[], Check], ...] = (
         lambda: _threads(ranks, threads),
         _thread_variables,
@@ -66,7 +66,7 @@ def _thread_variables() -> Check:
 
 
 def _load() -> Check:
-    """Share of the machine that others use, measured for half a second."""
+    """CPU load of other processes, measured for half a second."""
     busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
     heavy = _heaviest() if busy > 0.3 else ""
     status = "ok" if busy <= 0.3 else ("warn" if busy <= 1.0 else "bad")
@@ -109,7 +109,7 @@ def _governor() -> Check:
 
 
 def _interface() -> Check:
-    """The interface that Gloo and NCCL would choose by themselves: the one of the default route or the host name."""
+    """The interface that Gloo and NCCL choose by default: that of the default route or the host name."""
     stats = psutil.net_if_stats()
     up = sorted(name for name, item in stats.items() if item.isup and name != "lo")
     chosen = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ}

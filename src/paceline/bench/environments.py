@@ -1,12 +1,12 @@
-"""One isolated Python environment per framework, pinned, made on first use, kept for the next.
+"""Isolated, pinned Python environments of frameworks, created at first use.
 
-    HOME/environments/<name>-<digest>/      a virtual environment; the digest is of what was asked to be installed
-    HOME/environments/<name>-<digest>.lock  held while it is made, so that two studies do not collide
+    HOME/environments/<name>-<digest>/      a virtual environment; the digest identifies its requirements
+    HOME/environments/<name>-<digest>.lock  locked during creation, so that two studies do not collide
     HOME/cache/<name>-<digest>/             downloads and built wheels that outlive a failed attempt
     HOME/worker-path/<digest>/paceline      a link to this package: workers import Paceline, a plug-in, nothing else
 
-HOME is $PACELINE_HOME, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. An environment is made under a
-temporary name, tried out, and renamed: one that is there works, one that failed leaves nothing behind.
+HOME is $PACELINE_HOME, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. An environment is created under a
+temporary name, tested, and renamed: an existing environment works, a failed one leaves no files.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = [
 
 
 def home() -> Path:
-    """Where environments are kept."""
+    """The directory of environments, data sets and virtual clusters."""
     if "PACELINE_HOME" in os.environ:
         return Path(os.environ["PACELINE_HOME"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline"
 
 
 def find_environment(name: str) -> Path | None:
-    """The environment's folder if it was made already."""
+    """The folder of an environment, if it exists."""
     folder = _folder(recipe_of(name))
     return folder if folder.is_dir() else None
 
@@ -61,7 +61,7 @@ def environment_python(folder: Path) -> Path:
 
 
 def prepare(name: str, progress: Progress = lambda line: None) -> Path:
-    """The environment's folder, made now if it is not there."""
+    """The folder of an environment; creates the environment if necessary."""
     recipe = recipe_of(name)
     folder = _folder(recipe)
     if folder.is_dir():
@@ -80,12 +80,12 @@ def environment_variables(name: str) -> dict[str, str]:
 
 
 def missing_programs(name: str) -> list[str]:
-    """Programs that making an environment needs and this machine lacks."""
+    """Missing programs that the creation of an environment needs."""
     return [program for program in recipe_of(name).needs if shutil.which(program) is None]
 
 
 def remove(name: str) -> bool:
-    """Delete an environment; whether there was one."""
+    """Delete an environment; return whether it existed."""
     folder = _folder(recipe_of(name))
     with _locked(folder.with_suffix(".lock"), lambda line: None, name) if folder.is_dir() else contextlib.nullcontext():
         there = folder.is_dir()
@@ -155,7 +155,7 @@ def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
 
 
 def _readdress(building: Path, folder: Path) -> None:
-    """Programs of an environment name its interpreter by path: let them name the path that it is about to have."""
+    """Replace the temporary path of the environment in its programs by the final path."""
     for program in (building / "bin").iterdir():
         if program.is_file() and not program.is_symlink():
             content = program.read_bytes()

@@ -1,7 +1,7 @@
-"""Makes the data sets that `input = "files"` reads: random images, kept and used again.
+"""Generation of the data sets of `input = "files"`: random images, kept for later runs.
 
 Colour images of 32 x 32 become CIFAR's binary records (a class byte, then red, green and blue planes); other sizes a
-folder per class of PNG images. Made under a temporary name and renamed, so that a data set is there whole or not.
+folder of PNG images per class. A data set is created under a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECORDS, FILES, IMAGES, CLASSES = 1000, 2, 256, 4
 
 
 def data_set(network: Network) -> dict[str, str]:
-    """Kind and path of the data set for a network, made now if it is not there."""
+    """Kind and path of the data set for a network; creates the data set if necessary."""
     given = network.input
     if not isinstance(given, ImageInput):
         raise Unsupported(f"{network.name} reads tokens: only images are read from files", hint='use input = "copied"')
@@ -37,7 +37,7 @@ def data_set(network: Network) -> dict[str, str]:
         (_write_records if kind == "cifar" else _write_images)(building, given.shape, min(CLASSES, network.classes))
         try:
             building.rename(folder)
-        except OSError:  # another process was faster
+        except OSError:  # another process created it first
             shutil.rmtree(building)
     return {"kind": kind, "path": str(folder)}
 

@@ -1,4 +1,4 @@
-"""What a launch is asked to do, and how a framework's adapter makes processes of it."""
+"""The context of a launch, and the adapter interface that derives its processes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """What the processes of one launch need: their hosts, their folder, their interpreter, and their rendezvous."""
+    """The parameters of the processes of one launch: hosts, folder, interpreter, rendezvous."""
 
     placement: tuple[Placed, ...]
-    """Where each rank runs."""
+    """Placement of each rank."""
     folder: Path
     python: Path
     worker_path: Path
-    """The directory that makes `paceline` importable in the worker, and nothing else."""
+    """Directory for the PYTHONPATH of workers, with `paceline` only."""
     rendezvous: Rendezvous
     token: str
     threads: int
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that the framework's environment needs."""
+    """Environment variables of the framework's environment."""
     one_machine: bool = False
-    """Whether this machine plays all hosts, so that all ranks share its cores."""
+    """Whether this machine emulates all hosts, so that all ranks share its cores."""
 
     @property
     def job_path(self) -> Path:
@@ -57,10 +57,10 @@ class CaseLaunch(LaunchSpec):
 
 
 class Adapter(Protocol):
-    """A framework as the bench sees it: how a case becomes processes, and what it refuses."""
+    """The interface of a framework: supported cases, and the processes of a launch."""
 
     name: str
-    """As in the catalog."""
+    """Name of the framework in the catalog."""
 
     def environment(self, mode: str) -> str:
         """Name of the isolated environment that a mode needs."""
@@ -93,7 +93,7 @@ def rank_processes(
 
 
 def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
-    """Variables of one rank: its place among the ranks, its threads and cores, the rendezvous and where to write."""
+    """Environment variables of one rank: rank, threads, cores, rendezvous and output files."""
     threads = str(spec.threads)
     rendezvous = spec.rendezvous
     env = {
@@ -121,7 +121,7 @@ def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
 
 
 def _cores(spec: LaunchSpec, placed: Placed) -> str:
-    """Cores of a rank, so that ranks of a machine do not share any; empty where there are too few."""
+    """Cores of a rank, disjoint from those of other ranks; empty if there are too few cores."""
     usable = sorted(os.sched_getaffinity(0))
     mates = [other for other in spec.placement if spec.one_machine or other.host == placed.host]
     position = mates.index(placed)

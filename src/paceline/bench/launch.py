@@ -1,4 +1,4 @@
-"""One launch of one case: prepare, start, wait_for_ranks, collect. Whatever happens, a run comes out."""
+"""One launch of one case: prepare, start, wait_for_ranks, collect. Every outcome is a run."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ __all__ = [
 
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
-"""After one rank failed, the others may end by themselves for so long."""
+"""Grace period in seconds for the other ranks after one rank failed."""
 
 
 @dataclass(frozen=True)
 class LaunchKey:
-    """Which launch of which case of which campaign this is, and how fast the machine was before it."""
+    """Campaign, case and number of a launch, and the drift probe before it."""
 
     campaign: str
     study: str
@@ -59,7 +59,7 @@ class LaunchKey:
 
     @property
     def run_id(self) -> str:
-        """Unique: a launch is stored once."""
+        """Unique id of the run."""
         return f"{self.campaign}-{self.case.id}-{self.launch:03d}"
 
 
@@ -73,7 +73,7 @@ class _Outcome:
 
 
 def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine: Machine) -> RunData:
-    """Measure one launch; every way it can fail is a stored failure, an interruption ends the processes first."""
+    """Measure one launch; every failure is part of the run, an interruption ends the processes first."""
     started_at, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     threads = threads_of(key.case, machine.cores, one_machine=launcher.one_machine)
     adapter = adapter_of(key.case.framework)
@@ -88,7 +88,7 @@ def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine:
 
 @contextmanager
 def launch_folder() -> Iterator[Path]:
-    """A folder for the files of one launch, gone after it."""
+    """A temporary folder for the files of one launch."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-launch-"))
     try:
         yield folder
@@ -99,7 +99,7 @@ def launch_folder() -> Iterator[Path]:
 def case_launch(
     case: Case, adapter: Adapter, launcher: Launcher, site: Site, folder: Path, *, threads: int
 ) -> CaseLaunch:
-    """What one launch of a case at a site needs."""
+    """The context of one launch of a case at a site."""
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
@@ -143,13 +143,13 @@ def open_case_site(launcher: Launcher, case: Case) -> Site:
 
 
 def read_reports(spec: LaunchSpec) -> list[RankReport]:
-    """What every rank wrote, in undilated time."""
+    """The reports of all ranks, in undilated time."""
     dilation = spec.rendezvous.dilation
     return [read_report(spec.events_path(rank), rank, dilation=dilation) for rank in range(len(spec.placement))]
 
 
 def threads_of(case: Case, cores: int, *, one_machine: bool = True) -> int:
-    """Compute threads of each rank: what is asked, else an even share of the cores that its peers use too."""
+    """Compute threads of each rank: as requested, else an even share of the cores of its host."""
     if case.threads is not None:
         return case.threads
     placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
@@ -160,14 +160,14 @@ def threads_of(case: Case, cores: int, *, one_machine: bool = True) -> int:
 
 
 def passes_of(case: Case) -> list[str]:
-    """The partial steps that split this case's step into phases, each adding one part to the one before."""
+    """The partial steps of a case, each with one more part than the previous one."""
     exchange = ["exchange"] if case.ranks > 1 else []
     more = {"resident": [], "copied": ["copied"], "files": ["copied", "full"]}[case.input]
     return ["forward", "compute", *exchange, "resident", *more]
 
 
 def job_document(launch: CaseLaunch, protocol: Protocol) -> dict[str, Any]:
-    """Everything a worker needs to know, as JSON data."""
+    """The parameters of a worker, as JSON data."""
     case = launch.case
     framework, mode = case.framework.split("/")
     devices = [item.device for item in launch.placement]
@@ -203,7 +203,7 @@ def _emulation(devices: list[Device], case: Case) -> list[dict[str, Any]]:
 
 
 def wait_for_ranks(launch: Launch, processes: list[Process], timeout: float) -> Ending:
-    """Wait until all ranks ended, one failed and the others had their grace, or time is up."""
+    """Wait until all ranks have ended, until the grace period after a failure, or until the timeout."""
     ranks = {process.name for process in processes if process.rank is not None}
     kills_before = _oom_kills()
     deadline = time.monotonic() + timeout
@@ -222,7 +222,7 @@ def wait_for_ranks(launch: Launch, processes: list[Process], timeout: float) -> 
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed a process for want of memory."""
+    """Number of processes that the kernel has killed for lack of memory."""
     with open("/proc/vmstat", encoding="ascii") as file:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 

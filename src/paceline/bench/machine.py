@@ -1,4 +1,4 @@
-"""What this machine is, and how fast it is at this moment."""
+"""Description of this machine, and the drift probe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def describe_machine(checks: tuple[Check, ...] = ()) -> Machine:
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel tells it."""
+    """Name of the processor according to the kernel."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return names[0] if names else platform.machine()

@@ -1,10 +1,10 @@
-"""Measure cases, the one way for every caller: launcher, campaign, checks of the machine, environments, launches.
+"""Measurement of cases, for all callers: launcher, campaign, checks of the machine, environments, launches.
 
     with measure(study, cases, store) as measurement:
         for event in measurement.events:
             ...
 
-Every launch leaves a run in the store as soon as it ends; an interruption keeps what is there.
+Every launch leaves a run in the store as soon as it ends; an interruption keeps all stored runs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from paceline.spec.study import Case, Study
 __all__ = ["Measurement", "measure", "prepare_environments"]
 
 Installing = Callable[[str], AbstractContextManager[Progress]]
-"""Shows how the environment of a name is made: a context that receives pip's output line by line."""
+"""Progress display of an installation: a context that receives pip's output line by line."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A campaign that is open: what the machine's checks say, and the launches, which run as they are iterated."""
+    """An open campaign: the checks of the machine, and an iterator that runs the launches."""
 
     campaign: str
     checks: tuple[Check, ...]
@@ -57,7 +57,7 @@ def measure(
     resume: bool = False,
     installing: Installing = _silent,
 ) -> Iterator[Measurement]:
-    """Open all that the cases need at the target, this machine if none is given; released at the end of the block."""
+    """Open a campaign on a target, by default this machine; the block releases all resources at its end."""
     with (
         make_launcher(target or LaunchTarget()) as launcher,
         open_campaign(study, cases, store, resume=resume, launcher=launcher.name) as name,
@@ -75,7 +75,7 @@ def _events(campaign: Campaign, store: Store, installing: Installing) -> Iterato
 
 
 def prepare_environments(cases: tuple[Case, ...], installing: Installing = _silent) -> None:
-    """Make the environments that these cases need and that are not there yet."""
+    """Create the missing environments of these cases."""
     names = {adapter_of(case.framework).environment(case.framework.split("/")[1]) for case in cases}
     for name in sorted(names):
         if find_environment(name) is None:
@@ -84,7 +84,7 @@ def prepare_environments(cases: tuple[Case, ...], installing: Installing = _sile
 
 
 def _ranks_here(case: Case, launcher: Launcher) -> int:
-    """Ranks that compute on this machine at the same time; emulated devices only wait."""
+    """Largest number of ranks with real compute on this machine."""
     placed = place(case.cluster, case.ranks, spread=case.placement == "spread")
     computing = sum(item.device.emulation is None for item in placed)
     return max(1, computing) if launcher.one_machine else 1

@@ -1,4 +1,4 @@
-"""Small networks that hold every kind of layer, for the equality proof; each framework proves those it can build."""
+"""Small networks with every kind of layer, for the equality proof."""
 
 from __future__ import annotations
 

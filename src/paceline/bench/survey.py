@@ -33,9 +33,9 @@ class MeasuredLink:
     source: str
     target: str
     bandwidth: float
-    """Bytes per second of one stream: the best of its samples, because disturbances only take away."""
+    """Bytes per second of one stream: the maximum of its samples, because disturbances only reduce it."""
     bandwidth_spread: tuple[float, float]
-    """Least and most of the samples."""
+    """Minimum and maximum of the samples."""
     latency: float
     """Half of the median round trip."""
     latency_spread: tuple[float, float]
@@ -44,16 +44,16 @@ class MeasuredLink:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the hosts have, and how the links between them measure."""
+    """The hardware of the hosts, and the measured links between them."""
 
     hosts: tuple[dict[str, Any], ...]
     links: tuple[MeasuredLink, ...]
     clock_offsets_s: tuple[tuple[float, float], ...]
-    """What to add to each host's clock to get the first one's, and how uncertain that is."""
+    """Clock offset of each host relative to the first host, with its uncertainty."""
 
 
 def named_hosts(names: Sequence[str]) -> Cluster:
-    """A cluster of which nothing is known but where its hosts are."""
+    """A cluster with the names of its hosts only."""
     link = Link(name="unknown", bandwidth=1e14)
     devices = (Device(name="unknown", kind="other"),)
     hosts = tuple(Host(name=name, devices=devices, inside=link, link=link) for name in names)
@@ -61,7 +61,7 @@ def named_hosts(names: Sequence[str]) -> Cluster:
 
 
 def survey_hosts(launcher: Launcher, cluster: Cluster) -> Survey:
-    """Start one surveyor on each host and read what they measured."""
+    """Start one survey worker on each host and read their results."""
     names = [host.name for host in cluster.hosts]
     # One device of each host, so that each host gets one process.
     hosts = tuple(host.model_copy(update={"devices": host.devices[:1]}) for host in cluster.hosts)
@@ -119,7 +119,7 @@ def _link(pair: dict[str, Any], names: list[str]) -> MeasuredLink:
 
 
 def slurm_nodes() -> list[str]:
-    """Nodes of the cluster that would take a job now."""
+    """Nodes of the Slurm cluster that accept jobs now."""
     command = ["sinfo", "--noheader", "--Node", "--format=%N %t"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

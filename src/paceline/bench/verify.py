@@ -1,4 +1,4 @@
-"""The equality proof: the same weights and batches in every framework must give the same numbers.
+"""The equality proof: equal weights and batches must give equal results in every framework.
 
 For each framework and mode:
 
@@ -6,8 +6,8 @@ For each framework and mode:
                 that it can build
     two ranks   the weights after three steps, each rank on its half of the batch, of an image and a text network
 
-must equal a float64 reference in one process on the whole batch. Batch normalisation uses the statistics of a rank's
-own batch, so that networks with it are proved on one rank only.
+must equal a float64 reference in one process on the whole batch. Batch normalization uses the statistics of a rank's
+own batch, so networks with it are verified on one rank only.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ UNPROVABLE = {
     "cntk/onebit": "quantises gradients to one bit",
     "cntk/block_momentum": "exchanges models, not gradients",
 }
-"""Modes whose two-rank weights are not those of the large batch, by design; one rank of them is proved."""
+"""Modes that by design are not equivalent to the large batch; they are verified on one rank only."""
 UNKNOWN = {
     "paceline": "the runtime deals out batches itself; its own tests prove it equal",
     "script": "a user's own program",
 }
-"""What cannot be fed given weights and batches."""
+"""Frameworks without given weights and batches."""
 ON_TWO_RANKS = ("plain", "transformer")
-"""Layers are proved on one rank; two ranks prove the exchange."""
+"""Networks of the two-rank proof, which verifies the exchange; layers are verified on one rank."""
 ONE_BY_ONE = ("tensorflow/parameter_server",)
-"""Modes that join their servers once in a process."""
+"""Modes that can connect to their servers only once per process."""
 Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one comparison."""
+    """The result of one comparison."""
 
     framework: str
     network: str
@@ -69,14 +69,14 @@ class Proof:
     status: str
     """`equal`, `different`, `failed`, or `skipped` where the framework refuses the network."""
     worst: str = ""
-    """The tensor that is furthest from the reference."""
+    """The tensor with the largest error."""
     error: float | None = None
     """Its relative error."""
     reason: str = ""
 
 
 def prove_framework(framework: str, networks: dict[str, Network] | None = None) -> Iterator[Proof]:
-    """Every comparison of one framework and mode; without names every network on one rank, some on two."""
+    """All comparisons of one framework and mode; by default all networks on one rank, some on two."""
     for ranks in (1, 2):
         chosen = networks or {name: PROOF_NETWORKS[name] for name in (PROOF_NETWORKS if ranks == 1 else ON_TWO_RANKS)}
         yield from _compared(framework, chosen, ranks)
@@ -96,7 +96,7 @@ def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Itera
 
 
 def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Proof:
-    """What came of one network; alone in its launch if it was not, or could not be, computed with the others."""
+    """The result for one network, in a separate launch if it was not computed with the others."""
     if computed is None:
         found = _found([case])
         if isinstance(found, str):
@@ -106,7 +106,7 @@ def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Proof:
 
 
 def _refusal(case: Case) -> str | None:
-    """Why there is nothing to compare."""
+    """Why there is no comparison; None if there is one."""
     if case.framework.split("/")[0] in UNKNOWN:
         return UNKNOWN[case.framework.split("/")[0]]
     refused = adapter_of(case.framework).refusal(case)
@@ -142,7 +142,7 @@ def _words(key: str) -> str:
 
 
 def _distance(value: Any, expected: Any) -> float:
-    """Error relative to the norm of what is expected; infinite where shapes differ or a number is undefined."""
+    """Error relative to the norm of the reference; infinite if shapes differ or a value is not finite."""
     if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
     scale = max(float(np.linalg.norm(expected)), 1e-3)
@@ -153,7 +153,7 @@ _known: dict[str, Arrays] = {}
 
 
 def _reference(network: Network) -> Arrays:
-    """What is expected of a network; those of the proof are computed in one launch."""
+    """The reference results of a network; those of all proof networks are computed in one launch."""
     if network.digest not in _known:
         networks = {item.digest: item for item in (network, *PROOF_NETWORKS.values())}
         found = _found([_case(REFERENCE, item, 1, "float64") for item in networks.values()])
@@ -195,7 +195,7 @@ def _given(network: Network) -> Arrays:
 
 
 def _found(cases: list[Case]) -> list[list[Arrays]] | str:
-    """What each rank computed of each case, all in one launch, or why there is nothing."""
+    """The results of each rank for each case, from one launch, or why there are none."""
     first, protocol = cases[0], Protocol(timeout=240.0)
     adapter = adapter_of(first.framework)
     with tempfile.TemporaryDirectory(prefix="paceline-proof-") as name:
@@ -214,7 +214,7 @@ def _found(cases: list[Case]) -> list[list[Arrays]] | str:
 
 
 def _asked(network: Network, folder: Path) -> dict[str, Any]:
-    """One proof as the worker reads it, with its weights and batches in a folder."""
+    """The parameters of one proof for the worker, with its weights and batches in a folder."""
     folder.mkdir()
     np.savez(folder / "given.npz", **_given(network))
     return {"network": plain_network(network), "given": str(folder / "given.npz"), "found": str(folder)}

@@ -1,4 +1,4 @@
-"""Sessions that are fed by NumPy arrays, and how each proves that it computes the network it was asked to.
+"""Sessions with NumPy input, and their part of the equality proof.
 
 Runs inside every framework's own environment: standard library and NumPy only, Python 3.9 syntax only.
 """
@@ -16,7 +16,7 @@ from paceline.bench.frameworks.harness import Job, Session
 __all__ = ["MOMENTUM", "POOL", "RATE", "ArraySession", "initial_tensors", "shard", "synthetic_batch"]
 
 POOL = 4
-"""Host batches among which the copied input rotates, so that no cache holds just one."""
+"""Number of host batches that the copied input alternates between, to defeat caches."""
 RATE, MOMENTUM = 0.01, 0.9
 """Every framework trains by stochastic gradient descent with this rate and momentum."""
 Tensors = dict[str, Any]
@@ -60,7 +60,7 @@ class ArraySession(Session):
         raise NotImplementedError
 
     def step(self, upto: str) -> None:
-        """One step, as far as asked, on the input that the pass names."""
+        """Run one step up to and including the part of a pass, on the input of that pass."""
         batch = self.batch
         if upto == "copied":
             self._turn += 1
@@ -75,7 +75,7 @@ class ArraySession(Session):
         return next(self._reader)
 
     def read(self) -> Iterator[Any]:
-        """Batches from the job's data set, by the framework's own loader; here by a thread that reads ahead."""
+        """Batches of the job's data set, by the framework's own loader; by default by a prefetching thread."""
         from paceline.bench.frameworks.datasets import read_ahead
 
         for inputs, targets in read_ahead(self.job, self.rank):
@@ -86,7 +86,7 @@ class ArraySession(Session):
         raise NotImplementedError
 
     def tensors(self) -> Tensors:
-        """All trainable tensors as they are now."""
+        """All trainable tensors."""
         raise NotImplementedError
 
     def reveal(self) -> tuple[Any, float, Tensors]:

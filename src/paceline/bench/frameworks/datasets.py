@@ -1,8 +1,8 @@
 """Reads training data from files: CIFAR's binary records, or a folder of PNG images per class.
 
     FileSet(job)           sample by sample, for frameworks whose loaders take a data set
-    share(count, job, rank)  which samples are a rank's
-    read_ahead(job, rank)  batch by batch from a thread, for frameworks without a loader of their own
+    share(count, job, rank)  the samples of a rank
+    read_ahead(job, rank)  batch by batch from a thread, for frameworks without a loader
 
 Runs inside every framework's own environment: standard library and NumPy only, Python 3.9 syntax only.
 """
@@ -24,7 +24,7 @@ from paceline.bench.frameworks.harness import Job
 __all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead", "share", "write_list"]
 
 AHEAD = 4
-"""Batches that may wait, read, for the step."""
+"""Number of prefetched batches."""
 
 
 class FileSet:
@@ -94,20 +94,20 @@ def decode_png(data: bytes) -> Any:
 
 
 def share(count: int, job: Job, rank: int) -> list[int]:
-    """Indices of this rank's share of a data set, over again until they fill a batch."""
+    """Indices of this rank's share of a data set, repeated until they fill a batch."""
     own = list(range(rank, count, job["ranks"]))
     return own * -(-job["batch"] // len(own))
 
 
 def write_list(path: str, files: FileSet, indices: list[int]) -> None:
-    """A file of lines `image class`, which loaders of that time read."""
+    """A file of lines `image class`, which older loaders read."""
     entries = files.files()
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(f"{entries[index][0]} {entries[index][1]}\n" for index in indices)
 
 
 def read_ahead(job: Job, rank: int) -> Iterator[tuple[Any, Any]]:
-    """Batches of this rank's share, for ever, read by a thread that stays a few batches ahead."""
+    """An endless iterator over batches of this rank's share, read by a prefetching thread."""
     ready: Any = queue.Queue(AHEAD)
     thread = threading.Thread(target=_fill, args=(ready, job, rank), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Walks a plain network (the JSON form of a spec network) for builders that run without Paceline's dependencies."""
+"""Traversal of a network in JSON form, for builders that run without Paceline's dependencies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Plain = dict[str, Any]
 
 
 class UnsupportedLayer(Exception):
-    """A framework has no way to build a kind of layer."""
+    """A framework cannot build a kind of layer."""
 
 
 def run_layers(network: Plain, apply: Callable[..., Any], value: Any) -> Any:
-    """The output of the last layer, each layer being applied to the outputs that it reads."""
+    """The output of the last layer; `apply` computes each layer from its inputs."""
     values = {"input": value}
     for layer in network["layers"]:
         values[layer["name"]] = apply(layer, *[values[name] for name in layer["inputs"]])

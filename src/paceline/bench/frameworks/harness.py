@@ -1,7 +1,7 @@
-"""The worker's side of a launch: agree on the passes, time them, write events.
+"""The worker's side of a launch: synchronize passes with the other ranks, time them, write events.
 
-A framework hands in a Session; everything else is the same for all. Standard library only, Python 3.9 syntax only,
-because it runs inside every framework's own environment.
+A framework provides a Session; everything else is common to all frameworks. Standard library only, Python 3.9 syntax
+only, because it runs inside every framework's own environment.
 
 Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pass`, `spans`, `error`, `done`.
 """
@@ -29,42 +29,42 @@ Job = dict[str, Any]
 Rows = list[list[float]]
 """Start and seconds of steps."""
 LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
-"""The pass that does everything the case's input asks for."""
+"""The pass that runs the complete step for each input."""
 MAX_WARMUP = 200
 BLOCK = 5
-"""Steps of one pass in a row."""
+"""Number of consecutive steps of one pass."""
 OUT_OF_MEMORY_EXIT = 77
 MISMATCH_EXIT = 78
 
 
 class Session:
-    """What a framework's worker provides. Subclass it; a method that has no meaning for a framework stays as it is."""
+    """The interface of a framework's worker. Subclasses override the methods that apply to the framework."""
 
     versions: dict[str, str]
     labels: list[str]
     same: dict[str, str] = {}  # noqa: RUF012  replaced, never changed
-    """Passes that do nothing more than another one, by its name: they are not run a second time."""
+    """Passes that equal another pass, which is run only once: name by name."""
 
     def step(self, upto: str) -> None:
         """One step up to and including a pass's part: forward, compute, exchange, resident, copied or full."""
         raise NotImplementedError
 
     def begin_timing(self) -> None:
-        """Warm-up is over: the steps that follow are the result."""
+        """Called after warm-up, before the timed steps."""
 
     def sync(self) -> None:
-        """Wait until everything asked of the device is done."""
+        """Wait until the device has completed all its work."""
 
     def mark(self) -> dict[str, float]:
-        """Run one whole step with the framework's own timers: seconds by phase."""
+        """Run one complete step with the framework's own timers: seconds by phase."""
         return {}
 
     def trace(self, step: int) -> list[dict[str, Any]]:
-        """Run one whole step with hooks: spans of layers and gradients."""
+        """Run one complete step with hooks: spans of layers and gradients."""
         return []
 
     def facts(self) -> dict[str, Any]:
-        """Whatever is worth keeping about this session, such as the loss or the wrapper's choices."""
+        """Facts of the session for the run, such as the loss or the wrapper."""
         return {}
 
     def close(self) -> None:
@@ -84,9 +84,9 @@ class Events:
 
 
 def main(make_session: Callable[[Job, int], Session]) -> None:
-    """Run this rank from start to end, and never return: threads of frameworks must not hold up the exit."""
+    """Run this rank to its end and exit; threads of frameworks must not block the exit."""
     _die_with_launcher()
-    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves its stack in the log
+    faulthandler.register(signal.SIGTERM, chain=True)  # writes the stack of a hanging rank to the log
     job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
     rank = int(os.environ["PACELINE_RANK"])
     events = Events(os.environ["PACELINE_EVENTS"])
@@ -143,7 +143,7 @@ def _opened(make_session: Callable[[Job, int], Session], job: Job, rank: int, ev
 
 
 def _prove(job: Job, rank: int, make_session: Callable[[Job, int], Session], meeting: Meeting, events: Events) -> None:
-    """One session after the other, in one process: most of a proof's time is the framework's own start."""
+    """All proofs in one process, because starting the framework takes most of the time of a proof."""
     from paceline.bench.frameworks.prove import prove  # needs NumPy, which timing does not
 
     events.write("phase", phase="verify")
@@ -158,7 +158,7 @@ def _prove(job: Job, rank: int, make_session: Callable[[Job, int], Session], mee
 
 
 def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> Rows:
-    """Whole steps until times settle on every rank."""
+    """Complete steps until step times are stable on every rank."""
     meeting.barrier()
     start = time.perf_counter()
     rows: Rows = []
@@ -173,7 +173,7 @@ def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> Rows:
 
 
 def _steps(job: Job, meeting: Meeting, warm: Rows) -> int:
-    """How many whole steps are timed: what is asked, or what fits the launch's budget; at least five."""
+    """Number of timed complete steps: as requested, or as many as fit the launch budget; at least five."""
     typical = statistics.median(seconds for _, seconds in warm[-5:])
     fitting = int(job["launch_budget"] / max(typical, 1e-9))
     steps: int = meeting.agree(max(5, min(job["steps"], fitting)))
@@ -181,10 +181,10 @@ def _steps(job: Job, meeting: Meeting, warm: Rows) -> int:
 
 
 def _alternate(job: Job, session: Session, meeting: Meeting, steps: int) -> tuple[Rows, dict[str, Rows]]:
-    """Whole steps without any instrument, and partial ones, in short blocks that take turns.
+    """Complete steps without instrumentation and partial steps, in short alternating blocks.
 
-    So a machine that drifts during the launch touches all passes alike, and phases add up to the step. A block begins
-    with a step that is not counted: memory and caches are left as the pass before needed them.
+    So drift of the machine during the launch affects all passes equally, and phases sum to the step. The first step of
+    a block is not counted, because memory and caches are in the state that the previous pass left.
     """
     names = [name for name in job["passes"] if name not in session.same]
     last = LAST_PASS[job["input"]]
@@ -201,7 +201,7 @@ def _alternate(job: Job, session: Session, meeting: Meeting, steps: int) -> tupl
 
 
 def _parts(count: int, number: int) -> list[int]:
-    """So many steps in so many parts, as equal as can be."""
+    """Divide `num_steps` steps into `num_blocks` blocks of nearly equal size."""
     return [count * (part + 1) // number - count * part // number for part in range(number)]
 
 
@@ -213,7 +213,7 @@ def _block(session: Session, meeting: Meeting, upto: str, count: int, start: flo
 
 
 def _timed(session: Session, upto: str, count: int, start: float, rows: Rows) -> None:
-    """Time steps one by one, synchronised, from one end to the next."""
+    """Time synchronized steps, each from the end of the previous step."""
     clock, step, sync = time.perf_counter, session.step, session.sync
     begin = clock()
     for _ in range(count):
@@ -225,9 +225,9 @@ def _timed(session: Session, upto: str, count: int, start: float, rows: Rows) ->
 
 
 def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
-    """Steps to drop as warm-up, or None while times have not settled.
+    """Number of warm-up steps, or None while step times are not stable.
 
-    Settled: the medians of the last two windows differ by at most `tolerance`, and `least` steps were seen.
+    Stable: the medians of the last two windows differ by at most `tolerance`, and at least `least` steps ran.
     """
     for end in range(max(least, 2 * window), len(seconds) + 1):
         recent = statistics.median(seconds[end - window : end])
@@ -243,7 +243,7 @@ def _means(marks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def pin() -> None:
-    """Stay on the cores that the launcher gave to this rank."""
+    """Pin this process to the cores of its rank."""
     cores = os.environ.get("PACELINE_CORES")
     if cores:
         with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ def pin() -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it dies, however it dies."""
+    """Let the kernel kill this process when its parent dies."""
     set_parent_death_signal = 1
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
@@ -260,7 +260,7 @@ def die_with_parent() -> None:
 def _die_with_launcher() -> None:
     die_with_parent()
     parent = os.environ.get("PACELINE_PARENT")
-    if parent and os.getppid() != int(parent):  # it died before it could be watched
+    if parent and os.getppid() != int(parent):  # the parent died before prctl took effect
         os._exit(1)
 
 

@@ -10,7 +10,7 @@ __all__ = ["InOut"]
 
 
 class InOut:
-    """Kernels as (height, width, in, out), matrices as (in, out); everything else as Paceline has it.
+    """Kernels as (height, width, in, out), matrices as (in, out); everything else in Paceline's layout.
 
     With channels last, the rows of a matrix that reads a flattened image stand in that image's own order.
     """

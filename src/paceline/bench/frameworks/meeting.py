@@ -1,7 +1,7 @@
-"""How the ranks of one launch agree: barriers, one rank's word for all, and the offsets of their clocks.
+"""Synchronization of the ranks of one launch: barriers, broadcast, gather, and clock offsets.
 
-Rank 0 listens, the others connect; lines of JSON over TCP, nothing but the standard library, so that it works the same
-in every framework. A peer must show the launch's token. Runs inside measured processes: Python 3.9 syntax only.
+Rank 0 listens, the others connect and exchange lines of JSON over TCP, with the standard library only, so that it works
+the same in every framework. Peers authenticate with the launch's token. Runs in measured processes: Python 3.9 syntax.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PINGS = 20
 
 
 class _Peer:
-    """One connection that carries a JSON value per line."""
+    """One connection with one JSON value per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,18 +41,18 @@ class _Peer:
 
 
 class Meeting:
-    """All ranks of a launch; every method must be called by all of them, in the same order."""
+    """The ranks of a launch; all ranks must call the same methods in the same order."""
 
     def __init__(self, rank: int, peers: list[_Peer]) -> None:
         self.rank = rank
         self._peers = peers
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Barrier: return when every rank has called this method."""
         self.agree(None)
 
     def agree(self, value: Json) -> Json:
-        """Rank 0's value, on every rank."""
+        """Broadcast: return the value of rank 0 on every rank."""
         if self.rank == 0:
             for peer in self._peers:
                 peer.receive()
@@ -65,7 +65,7 @@ class Meeting:
         return value
 
     def gather(self, value: Json) -> list[Json] | None:
-        """Every rank's value, in order of ranks, on rank 0; None elsewhere."""
+        """Gather: return the values of all ranks on rank 0, None elsewhere."""
         if self.rank == 0:
             values = [value, *(peer.receive() for peer in self._peers)]
         else:
@@ -75,9 +75,9 @@ class Meeting:
         return values
 
     def clock_offsets(self) -> list[list[float]]:
-        """For each rank, what to add to its clock to get rank 0's, and how uncertain that is; on rank 0.
+        """The clock offset of each rank relative to rank 0, with its uncertainty; on rank 0.
 
-        Each rank asks rank 0 for its time; the quickest of the round trips bounds the error by half its length.
+        Each rank requests the time of rank 0; half of the shortest round trip bounds the error.
         """
         if self.rank == 0:
             for peer in self._peers:
@@ -101,13 +101,13 @@ class Meeting:
         return best
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for peer in self._peers:
             peer.close()
 
 
 def join(rank: int, ranks: int, *, address: str, port: int, token: str, timeout: float = 120.0) -> Meeting:
-    """Meet the other ranks; a launch of one rank meets nobody."""
+    """Connect the ranks of a launch; with one rank there is nothing to connect."""
     if ranks == 1:
         return Meeting(0, [])
     if rank == 0:

@@ -1,4 +1,4 @@
-"""What adapters share: a case is refused where it asks for something that the framework's mode does not do."""
+"""The common part of adapters: refuse cases that the mode of the framework does not support, build worker commands."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from paceline.spec.study import Case
 __all__ = ["PolicyAdapter", "mpi_processes", "rank_endpoint"]
 
 RANK_PORTS = 4
-"""Index of the first of the ports that belong to ranks."""
+"""Index of the first port of the ranks."""
 FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchrony", "servers", "shard_stage")
 
 
 class PolicyAdapter:
-    """An adapter whose strategies are its catalog policy, but for the fields that it lets a study choose."""
+    """An adapter that supports its catalog policy, except for fields that a study may choose."""
 
     name: str
     module: ClassVar[str]
-    """The worker; one process per rank runs it."""
+    """Module of the worker, one process per rank."""
     choices: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Fields of a strategy that a study may set, and to what; an empty tuple means anything."""
+    """Fields of a strategy that a study may set, with their allowed values; an empty tuple allows any value."""
     missing: ClassVar[Mapping[str, str]] = {}
-    """Kinds of layer that the framework cannot build or train here, and why."""
+    """Kinds of layer that the framework cannot build or train, with the reason."""
     inputs: ClassVar[tuple[str, ...]] = ("image", "tokens")
     labels: ClassVar[tuple[str, ...]] = ()
-    """What every reader of its numbers must know."""
+    """Notes on all its numbers."""
 
     def environment(self, mode: str) -> str:
         """One environment for all modes."""
         return self.name
 
     def refusal(self, case: Case) -> str | None:
-        """The first thing that the mode cannot do, if any."""
+        """Why the mode does not support a case; None if it does."""
         return self._refused_network(case) or self._refused_ranks(case) or self._refused_strategy(case)
 
     def _refused_network(self, case: Case) -> str | None:
@@ -80,12 +80,12 @@ class PolicyAdapter:
         return rank_processes(launch, self.module, lambda placed: self.rank_env(launch, placed))
 
     def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
-        """Variables by which this framework's ranks find each other."""
+        """Environment variables of the rendezvous of this framework."""
         return {}
 
 
 def rank_endpoint(launch: CaseLaunch, placed: Placed) -> str:
-    """Address and port where a rank may listen: a port of its own, or one at a distance on a host of its own."""
+    """Address and port on which a rank may listen."""
     ports, host = launch.rendezvous.ports, launch.case.cluster.hosts[placed.host]
     own = ports[RANK_PORTS + placed.rank] if len(ports) > RANK_PORTS else ports[-1] + 100 + placed.local_rank
     at_first = placed.host == launch.placement[0].host

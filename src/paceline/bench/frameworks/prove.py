@@ -1,4 +1,4 @@
-"""The worker's side of the equality proof: given weights and batches, write down what this framework computes.
+"""The worker's side of the equality proof: computes results from given weights and batches and writes them to a file.
 
 Runs inside every framework's own environment: standard library and NumPy only, Python 3.9 syntax only.
 """
@@ -16,7 +16,7 @@ __all__ = ["prove"]
 
 
 def prove(job: Job, rank: int, session: Any) -> None:
-    """Logits, loss and gradients of one batch, then the weights after the asked number of steps."""
+    """Write logits, loss and gradients of one batch, and the weights after the requested number of steps."""
     given = np.load(job["proof"]["given"])
     weights = {name[2:]: given[name] for name in given.files if name.startswith("w/")}
     inputs, targets = given["inputs"], given["targets"]

@@ -1,6 +1,7 @@
-"""One host's part of a survey: says what it has, and measures its way to every other host in turn.
+"""One host's part of a survey: reports its hardware and measures its link to every other host.
 
-Standard library only, because it runs on hosts that have nothing else. Rank 0 writes what all found to its events file.
+Standard library only, because it runs on hosts that have nothing else. Rank 0 writes the results of all hosts to its
+events file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TRIPS = 60
 
 
 def describe(interface: str | None) -> dict[str, Any]:
-    """What this host has."""
+    """The hardware of this host."""
     return {
         "host": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
@@ -50,7 +51,7 @@ def _cpu_name() -> str:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """NVIDIA's devices, if its tool is there; nothing is guessed."""
+    """NVIDIA devices according to nvidia-smi, if installed."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
@@ -60,7 +61,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _stated_rate(interface: str | None) -> float | None:
-    """What the interface says of itself; virtual ones say nothing useful."""
+    """Nominal rate of the interface; None for virtual interfaces."""
     with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{interface}/speed", encoding="ascii") as file:
         speed = float(file.read())
         return speed * 1e6 if speed > 0 else None
@@ -68,7 +69,7 @@ def _stated_rate(interface: str | None) -> float | None:
 
 
 def main() -> None:
-    """Take part in a survey."""
+    """Run this host's part of a survey."""
     with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
         job = json.load(file)
     rank, ranks = int(os.environ["PACELINE_RANK"]), int(job["ranks"])
@@ -94,7 +95,7 @@ def _own_address(peer: str, port: int) -> str:
 
 
 def _measure(meeting: Meeting, rank: int, hosts: list[dict[str, Any]], port: int) -> list[dict[str, Any]]:
-    """Every ordered pair of hosts, one pair at a time, so that none disturbs another."""
+    """Measure every ordered pair of hosts, one pair at a time."""
     server = probe.listen(hosts[rank]["address"], port)
     threading.Thread(target=probe.serve, args=(server,), daemon=True).start()
     meeting.barrier()

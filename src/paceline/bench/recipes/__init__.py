@@ -1,4 +1,4 @@
-"""How one environment is made: what pip installs, at which exact versions, and what else has to be done."""
+"""Recipes of environments: requirements, exact versions, and further steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.errors import EnvironmentFailed
 __all__ = ["Progress", "Recipe", "Step", "Workshop"]
 
 Progress = Callable[[str], None]
-"""Told one line at a time what is going on."""
+"""Receives progress messages, one line at a time."""
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """The place where an environment is being made, with the means to do it."""
+    """The working directory of the creation of an environment, with pip and commands."""
 
     folder: Path
     """The virtual environment under its temporary name."""
@@ -36,7 +36,7 @@ class Workshop:
 
     @property
     def packages(self) -> Path:
-        """Where its packages are."""
+        """The directory of its packages."""
         return self.folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 
     def pip(self, *args: str) -> None:
@@ -45,7 +45,7 @@ class Workshop:
         self.run([*command, *(["-c", str(self.lock)] if self.lock else []), *args])
 
     def run(self, argv: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
-        """Run a command to its end, its output told line by line; a failure carries the end of the output."""
+        """Run a command to its end and report its output line by line; an error contains the end of the output."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         process = subprocess.Popen(
             argv,
@@ -73,36 +73,36 @@ Step = Callable[[Workshop], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make one environment."""
+    """The recipe of one environment."""
 
     name: str
     requirements: tuple[str, ...]
-    """What pip is asked for."""
+    """Requirements for pip."""
     lock: Path | None
     """Exact versions of everything that comes along; pip reads it as constraints. None where pip has nothing to do."""
     smoke: str
-    """Python code that must run in the new environment."""
+    """Python code that tests the new environment."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that its processes need; `{folder}` stands for the environment's own path."""
+    """Environment variables of its processes; `{folder}` is the path of the environment."""
     steps: tuple[Step, ...] = ()
-    """What pip cannot do by itself, in order, after the requirements."""
+    """Further steps after the installation of the requirements, in order."""
     files: tuple[Path, ...] = ()
     """Further lock files that the steps read."""
     needs: tuple[str, ...] = ()
     """Programs that must be on this machine already, such as a compiler."""
     about: str = ""
-    """What is unusual about it, for people."""
+    """Notes for users."""
     python: str = "bin/python"
     """The interpreter, relative to the environment."""
 
     @property
     def digest(self) -> str:
-        """Changes when what would be installed changes."""
+        """Hash of everything that would be installed."""
         locks = [path.read_text(encoding="utf-8") for path in (self.lock, *self.files) if path]
         steps = [step.__qualname__ for step in self.steps if hasattr(step, "__qualname__")]
         text = "\n".join([*self.requirements, *locks, *steps, sys.version])
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """Its processes' variables, for an environment at this path."""
+        """Environment variables of its processes, for an environment at this path."""
         return {name: value.format(folder=folder) for name, value in self.env.items()}

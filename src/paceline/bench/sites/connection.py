@@ -1,7 +1,7 @@
-"""Processes on other hosts: an engine starts one agent for each, and the agent is held by a TCP connection.
+"""Connections to agents on other hosts: an engine starts one agent per process, and the agent connects to the launcher.
 
-Whatever the engine, the rest is the same: what to run travels over the connection, exit codes and logs come back over
-it, and when it breaks the process ends. A connection that breaks from the far side is a lost host.
+The connection is the same for all engines: it carries the command, the exit code and logs, and when it breaks the
+process ends. A connection that the agent's side closes means a lost host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOST = -9
 
 
 class AgentConnection:
-    """One agent: where it is, and after `run` how its process fares."""
+    """One agent: its host and, after `run`, the state of its process."""
 
     def __init__(self, connection: socket.socket, hello: dict[str, Any], lines: Iterable[str]) -> None:
         self.host, self.address, self.pid = str(hello["host"]), str(hello["address"]), int(hello["pid"])
@@ -39,7 +39,7 @@ class AgentConnection:
         self.code: int | None = None
 
     def run(self, process: Process, *, addresses: Mapping[str, str], needed: Iterable[Path]) -> None:
-        """Send the agent what to run, with addresses in place of their placeholders."""
+        """Send the agent its command, with addresses in place of placeholders."""
         folder = process.log.parent
 
         def resolved(text: str) -> str:
@@ -62,7 +62,7 @@ class AgentConnection:
         self._thread.start()
 
     def _follow(self) -> None:
-        """Answer the agent until it says how its process ended, or is lost."""
+        """Serve the agent until it reports the exit code or is lost."""
         code = LOST
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
@@ -90,19 +90,19 @@ class AgentConnection:
         self._send({"end": True})
 
     def release(self) -> None:
-        """Let go: the agent ends its process and itself."""
+        """Close the connection: the agent ends its process and exits."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the last words, then hang up."""
+        """Wait for the last messages, then close the connection."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         self._connection.close()
 
 
 def _members(path: Path) -> Iterable[Path]:
-    """A folder with all in it, links to folders followed once, so that a linked package travels as files."""
+    """An archive of a folder; links to folders are followed once, so that a linked package is sent as files."""
     if path.is_symlink() or not path.is_dir():
         yield path
         return
@@ -113,7 +113,7 @@ def _members(path: Path) -> Iterable[Path]:
 
 
 def accept(server: socket.socket, token: str, *, timeout_s: float) -> AgentConnection | None:
-    """The next agent that knows the token; none if nobody comes in time."""
+    """The next authenticated agent; None after the timeout."""
     if not select.select([server], [], [], timeout_s)[0]:
         return None
     connection, _ = server.accept()

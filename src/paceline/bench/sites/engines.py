@@ -22,16 +22,16 @@ __all__ = ["Agents", "Engine", "MpiEngine", "RayEngine", "SshEngine", "Submissio
 
 @dataclass(frozen=True)
 class Agents:
-    """What an engine is asked to start: one agent for each entry of `hosts`."""
+    """A request to an engine: start one agent for each entry of `hosts`."""
 
     hosts: tuple[str, ...]
-    """Host of each agent, empty names if any will do."""
+    """Host of each agent; an empty name means any host."""
     command: tuple[str, ...]
     folder: Path
 
     @property
     def named(self) -> bool:
-        """Whether it matters which hosts they are."""
+        """Whether hosts are specified."""
         return all(self.hosts)
 
     @property
@@ -41,7 +41,7 @@ class Agents:
 
     @property
     def num_by_host(self) -> dict[str, int]:
-        """How many agents each host gets, in order of first mention."""
+        """Number of agents by host, in order of first mention."""
         return dict(Counter(self.hosts))
 
     def log(self, name: str) -> Path:
@@ -50,12 +50,12 @@ class Agents:
 
 
 def _nothing() -> None:
-    """Most engines end when their agents do."""
+    """Nothing to cancel: most engines end when their agents end."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """How an engine starts agents: commands to run here, by name, and what tells a scheduler to drop the job again."""
+    """How an engine starts agents: local commands by name, and a function that cancels the job."""
 
     commands: dict[str, list[str]]
     cancel: Callable[[], None] = _nothing
@@ -66,15 +66,15 @@ class Engine(Protocol):
 
     name: str
     timeout_s: float
-    """How long its agents may take to connect."""
+    """Seconds that its agents may take to connect."""
 
     def submission(self, agents: Agents) -> Submission:
-        """What starts the agents."""
+        """The commands that start the agents."""
         ...
 
 
 class SshEngine:
-    """OpenSSH's client with the user's own configuration and keys; asks for nothing, gives up in ten seconds."""
+    """OpenSSH's client with the user's configuration and keys, in batch mode with a timeout of ten seconds."""
 
     name = "ssh"
     timeout_s = 60.0
@@ -83,7 +83,7 @@ class SshEngine:
         self._options = options
 
     def submission(self, agents: Agents) -> Submission:
-        """One ssh for each agent; agents end by themselves when their connection breaks."""
+        """One ssh per agent; an agent ends when its connection breaks."""
         if not agents.named:
             raise InputError("ssh needs to know the hosts", hint="name them: --on ssh --hosts a,b, or a cluster file")
         ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", *self._options]
@@ -126,7 +126,7 @@ class MpiEngine:
 
 
 class RayEngine:
-    """A small driver connects to a Ray cluster that is up and starts the agents as its tasks, each on its node."""
+    """A driver connects to a running Ray cluster and starts the agents as tasks, each on its node."""
 
     name = "ray"
     timeout_s = 300.0
@@ -142,7 +142,7 @@ class RayEngine:
         request = agents.folder / "ray.json"
         document = {"address": self._address, "hosts": agents.hosts, "agent": agents.command}
         request.write_text(json.dumps(document), encoding="utf-8")
-        # A copy, because the modules beside the original would hide packages of the same names.
+        # A copy, because modules in the folder of the original would shadow packages with the same names.
         driver = agents.folder / "driver.py"
         driver.write_text(files("paceline.bench.sites").joinpath("ray_driver.py").read_text(encoding="utf-8"))
         return Submission({"ray": [self._python, str(driver), str(request)]})

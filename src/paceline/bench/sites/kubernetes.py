@@ -1,6 +1,6 @@
 """Agents as pods: a manifest for JobSet or the Kubeflow training operator, applied by kubectl.
 
-The pods run nothing but agents, which connect like those of every other engine; the image needs Python 3 and, where
+The pods run agents, which connect like those of every other engine; the image needs Python 3 and, where
 no file system is shared, receives the framework's environment over the agent's connection. Manifests are JSON, which
 kubectl reads like YAML.
 """
@@ -29,7 +29,7 @@ class KubernetesEngine:
 
     name = "kubernetes"
     timeout_s = 1800.0
-    """Pods may queue, and pull their image."""
+    """Seconds for pods to be scheduled and to pull their image."""
 
     def __init__(self, options: tuple[str, ...] = ()) -> None:
         asked = dict(word.split("=", 1) for word in options if "=" in word)
@@ -46,7 +46,7 @@ class KubernetesEngine:
         self._kept = Path(asked["manifest"]) if "manifest" in asked else None
 
     def submission(self, agents: Agents) -> Submission:
-        """One kubectl for all; where the manifest is to be kept, whoever applies it may do so elsewhere."""
+        """One kubectl for all agents, or only the manifest file if the user applies it."""
         name = "paceline-" + re.sub(r"[^a-z0-9]+", "-", agents.folder.name.lower()).strip("-")
         document = manifest(self._kind, name, ranks=len(agents.hosts), image=self._image, command=agents.command)
         path = self._kept or agents.folder / "manifest.json"
@@ -63,14 +63,14 @@ class KubernetesEngine:
 
 
 def _delete(path: Path) -> None:
-    """Delete what was applied."""
+    """Delete the applied resources."""
     if path.exists() and shutil.which("kubectl"):
         delete = ["kubectl", "delete", "--ignore-not-found", "--wait=false", "--filename", str(path)]
         subprocess.run(delete, capture_output=True, timeout=60, check=False)
 
 
 def manifest(kind: ManifestKind, name: str, *, ranks: int, image: str, command: tuple[str, ...]) -> dict[str, Any]:
-    """One pod for each rank; a pod that fails is not started again, because a measurement is not repeated in part."""
+    """One pod per rank; a failed pod is not restarted, because a measurement is not repeated in part."""
     container = {"name": "pytorch", "image": image, "command": list(command)}
     pod = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     if kind == "jobset":

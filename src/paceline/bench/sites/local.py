@@ -29,9 +29,9 @@ DROPPED_VARIABLES = (
     "MASTER_",
     "LOCAL_RANK",
 )
-"""First letters of variables that change what is imported or how many threads run; no rank inherits them."""
+"""Prefixes of variables that change imports or the number of threads; ranks do not inherit them."""
 GRACE_S = 2.0
-"""How long a process may take to end by itself before it is killed."""
+"""Seconds after SIGTERM before a process is killed."""
 
 
 class LocalLauncher(Launcher):
@@ -49,7 +49,7 @@ class LocalLauncher(Launcher):
         num_ports: int | None = None,
         workload: Case | None = None,
     ) -> Site:
-        """Free ports on loopback; nothing else needs to be ready."""
+        """A site with free ports on loopback."""
         return LocalSite(Rendezvous("127.0.0.1", free_ports(num_ports_for(ranks, num_ports)), "lo"))
 
 
@@ -62,11 +62,11 @@ class LocalSite(Site):
 
 
 Command = tuple[Sequence[str], dict[str, str], Path]
-"""What to run, its whole environment, and the file for its output."""
+"""Command, complete environment, and output file."""
 
 
 def spawn(commands: Mapping[str, Command]) -> Spawned:
-    """Start commands by name, each in a session of its own, so that it can be ended with all its children."""
+    """Start commands by name, each in a separate session, so that it can be killed with all its children."""
     started: dict[str, subprocess.Popen[bytes]] = {}
     launch = Spawned(started)
     try:
@@ -92,7 +92,7 @@ def _popen(argv: Sequence[str], env: dict[str, str], path: Path) -> subprocess.P
 
 
 def inherited() -> dict[str, str]:
-    """The user's variables without those that would change what is imported or how many threads run."""
+    """The environment without variables that change imports or the number of threads."""
     return {name: value for name, value in os.environ.items() if not name.startswith(DROPPED_VARIABLES)}
 
 
@@ -107,7 +107,7 @@ class Spawned:
         return {name: process.poll() for name, process in self._processes.items()}
 
     def stop(self) -> None:
-        """Ask all to end, then make them."""
+        """Send SIGTERM to all, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._processes.values():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -120,7 +120,7 @@ class Spawned:
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> tuple[int, ...]:
-    """Ports that nobody listens on at this moment."""
+    """Currently free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for item in sockets:

@@ -1,4 +1,4 @@
-"""Runs in an interpreter that has Ray: starts an agent on each wanted node and waits for all of them.
+"""The driver that runs in an interpreter with Ray: starts an agent on each requested node and waits for all.
 
 python ray_driver.py REQUEST.json      {"address": ..., "hosts": [...], "agent": [...]}
 """
@@ -24,7 +24,7 @@ def run_agent(command: list[str]) -> int:
 
 
 def node_of(host: str, nodes: list[dict[str, Any]]) -> str:
-    """The node that a host name or address means."""
+    """The node of a host name or address."""
     address = socket.gethostbyname(host)
     for node in nodes:
         if node["Alive"] and host in (node["NodeManagerHostname"], node["NodeManagerAddress"]):

@@ -1,4 +1,4 @@
-"""Ranks on other hosts through an engine that exists: the engine starts agents, everything else is the same for all."""
+"""Ranks on other hosts: an engine starts agents, everything else is common to all engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRACE_S = 8.0
 
 
 class RemoteLauncher(Launcher):
-    """Starts processes through an engine and holds each by the connection of its agent."""
+    """Starts processes through an engine and controls each over the connection of its agent."""
 
     def __init__(self, engine: Engine, *, hosts: tuple[str, ...] = ()) -> None:
         self.name = engine.name
@@ -44,7 +44,7 @@ class RemoteLauncher(Launcher):
         num_ports: int | None = None,
         workload: Case | None = None,
     ) -> Site:
-        """Addresses are known once agents have connected from there; until then placeholders stand for them."""
+        """A site with placeholders for addresses, which are known after the agents have connected."""
         first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT, PORT_STEP)
         ports = tuple(range(first, first + num_ports_for(ranks, num_ports)))
         hosts = tuple(_placeholder(host) for host in range(len(cluster.hosts)))
@@ -58,7 +58,7 @@ class RemoteSite(Site):
         super().__init__(rendezvous)
         self._engine, self._hosts = engine, hosts
         self._addresses: dict[str, str] = {}
-        """By the placeholders that stand for them, as agents of this site connected from there."""
+        """Addresses by placeholder, from the connections of agents of this site."""
 
     def _start(self, processes: Sequence[Process]) -> Launch:
         """Have the engine start an agent for each process, then send each agent its process."""
@@ -79,7 +79,7 @@ class RemoteSite(Site):
         return launch
 
     def _learn(self, processes: Sequence[Process], connections: dict[str, AgentConnection]) -> None:
-        """A process that is started later at this site receives the same addresses."""
+        """Fix the addresses, which later processes of this site receive as well."""
         self._addresses.setdefault(PLACEHOLDER, connections[processes[0].name].address)
         for process in processes:
             self._addresses.setdefault(_placeholder(process.host), connections[process.name].address)
@@ -91,7 +91,7 @@ class RemoteSite(Site):
 
 
 def _names(cluster: Cluster) -> tuple[str, ...]:
-    """The names by which an engine knows the hosts; any host will do for this machine's own."""
+    """The names of the hosts for an engine; empty for the local cluster."""
     return tuple("" if host.name == "localhost" else host.address or host.name for host in cluster.hosts)
 
 
@@ -100,7 +100,7 @@ def _placeholder(host: int) -> str:
 
 
 def _agent_command(addresses: list[str], port: int, token: str) -> tuple[str, ...]:
-    """The agent, its source packed into an argument, so that hosts need nothing but Python."""
+    """The command of the agent with its source in an argument, so that hosts need only Python."""
     source = files("paceline.bench.sites").joinpath("agent.py").read_bytes()
     packed = base64.b64encode(zlib.compress(source, 9)).decode()
     loader = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
@@ -108,7 +108,7 @@ def _agent_command(addresses: list[str], port: int, token: str) -> tuple[str, ..
 
 
 def _accept_all(server: socket.socket, token: str, launch: _RemoteLaunch, *, timeout_s: float) -> list[AgentConnection]:
-    """All agents; an engine that gives up before they connected is a failed launch, with its own words."""
+    """Wait for all agents; if the engine ends before they connect, the launch fails with its log."""
     connections: list[AgentConnection] = []
     expected, deadline = len(launch.agents.hosts), time.monotonic() + timeout_s
     while len(connections) < expected:
@@ -130,7 +130,7 @@ def _accept_all(server: socket.socket, token: str, launch: _RemoteLaunch, *, tim
 def _assign(
     processes: Sequence[Process], hosts: tuple[str, ...], connections: list[AgentConnection]
 ) -> dict[str, AgentConnection]:
-    """An agent for each process, on its host if that matters."""
+    """Assign an agent to each process, on its host if hosts are specified."""
     free = sorted(connections, key=lambda connection: (connection.address, connection.pid))
     assigned: dict[str, AgentConnection] = {}
     for process, host in zip(processes, hosts, strict=True):

@@ -4,7 +4,7 @@
         processes = ...site.rendezvous...
         launch = site.start(processes)
 
-Whoever has a site has its rendezvous, and a site that was closed starts nothing more: no other order is possible.
+A site always has a rendezvous, and a closed site starts no processes, so methods cannot be called in a wrong order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paceline.spec.study import Case
 __all__ = ["NOWHERE", "NUM_SHARED_PORTS", "Launch", "Launcher", "Process", "Rendezvous", "Site", "num_ports_for"]
 
 NUM_SHARED_PORTS = 4
-"""Ports of a rendezvous that every framework may use; those after them belong to ranks."""
+"""Number of shared ports of a rendezvous; the following ports belong to ranks."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one launch connect to each other: rank 0's address, free ports on its host, the interface."""
+    """The rendezvous of the ranks of one launch: address of rank 0, free ports on its host, interface."""
 
     address: str
     ports: tuple[int, ...]
@@ -36,9 +36,9 @@ class Rendezvous:
     dilation: float = 1.0
     """Factor by which links and emulated compute are slowed at the site."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is known about the site, stored with the run: links as measured, hosts, job numbers."""
+    """Facts of the site that are stored with the run: measured links, hosts, job ids."""
     hosts: tuple[str, ...] = ()
-    """Address of each host of the cluster; none where all are the same machine."""
+    """Address of each host of the cluster; empty if all hosts are this machine."""
 
     def address_of(self, host: int) -> str:
         """The address of one of the cluster's hosts."""
@@ -46,7 +46,7 @@ class Rendezvous:
 
 
 NOWHERE = Rendezvous("", ())
-"""Of a launch that failed before a site was open."""
+"""The rendezvous of a launch that failed before its site was open."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Process:
     env: dict[str, str]
     log: Path
     rank: int | None = None
-    """None for helpers, such as parameter servers, which end when the ranks are done."""
+    """None for helpers, such as parameter servers, which end after the ranks."""
 
 
 class Launch(Protocol):
@@ -72,14 +72,14 @@ class Launch(Protocol):
         ...
 
     def stop(self) -> None:
-        """End whatever still runs, and everything it started."""
+        """End all processes and their children."""
         ...
 
 
 class _ContextManager(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
-        """Release what is held."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +91,7 @@ class _ContextManager(abc.ABC):
 
 
 class Site(_ContextManager):
-    """Hosts that are ready; processes may be started in several calls, and all of them end with the site."""
+    """Hosts that are ready for processes; all processes end with the site."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
@@ -117,11 +117,11 @@ class Site(_ContextManager):
 
 
 class Launcher(_ContextManager):
-    """Opens sites on the hosts of a cluster, and holds what they share until it is closed."""
+    """Opens sites on the hosts of a cluster, and owns their shared resources until it is closed."""
 
     name: str
     one_machine = False
-    """Whether all hosts are played by this machine, so that all ranks share its cores."""
+    """Whether this machine emulates all hosts, so that all ranks share its cores."""
 
     @abc.abstractmethod
     def open(
@@ -133,23 +133,23 @@ class Launcher(_ContextManager):
         num_ports: int | None = None,
         workload: Case | None = None,
     ) -> Site:
-        """A site for so many ranks on a cluster, host after host or spread over the hosts.
+        """Open a site for `ranks` ranks on a cluster, host after host or spread over the hosts.
 
-        Without `num_ports` the rendezvous has the shared ports and one for each rank. The workload says what will be
-        trained there: a virtual cluster dilates its time as far as this case needs.
+        Without `num_ports` the rendezvous has the shared ports and one for each rank. The workload is the
+        case to be trained, from which a virtual cluster chooses its dilation.
         """
 
     def slow_down(self, workload: Case) -> None:
-        """The machine did not keep up: dilate time more when a site is next opened for this case.
+        """Increase the dilation of this case at the next opening, because the machine did not keep up.
 
-        Only a virtual cluster can; real time cannot be dilated.
+        Only a virtual cluster supports this; real time cannot be dilated.
         """
         return
 
     def close(self) -> None:
-        """Release whatever is held from site to site; most launchers hold nothing."""
+        """Release resources that are shared by sites; most launchers have none."""
 
 
 def num_ports_for(ranks: int, asked: int | None) -> int:
-    """Ports of a rendezvous: as many as asked for, else the shared ones and one for each rank."""
+    """Number of ports of a rendezvous: as requested, else the shared ports and one per rank."""
     return NUM_SHARED_PORTS + ranks if asked is None else asked

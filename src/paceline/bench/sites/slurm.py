@@ -1,4 +1,4 @@
-"""Agents by Slurm: srun at once, or a batch job, an array of jobs, or a heterogeneous job where that was asked."""
+"""Agents by Slurm: srun, a batch job, a job array, or a heterogeneous job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SlurmEngine:
 
     name = "slurm"
     timeout_s = 86400.0
-    """A job may queue for long; one that cannot run makes srun or sbatch end."""
+    """Seconds that a job may be queued; if it cannot run, srun or sbatch ends earlier."""
 
     def __init__(self, options: tuple[str, ...] = (), *, kind: JobKind = "srun") -> None:
         self._options, self._kind = options, kind
@@ -65,7 +65,7 @@ class SlurmEngine:
         return [*self._batch(agents), f"--array=0-{last}", "--ntasks=1", *nodes, str(script)]
 
     def _hetjob(self, agents: Agents) -> list[str]:
-        """One component for each node, so that unequal nodes are asked for with what each of them has."""
+        """One component per node, so that each node is requested with its own resources."""
         words = ["srun", "--kill-on-bad-exit=0", *self._options]
         for number, (host, count) in enumerate(agents.num_by_host.items()):
             node = [f"--nodelist={host}", "--nodes=1"] if host else []
@@ -74,7 +74,7 @@ class SlurmEngine:
 
 
 def _tasks(agents: Agents) -> list[str]:
-    """Tasks on the nodes they belong to; a node listed twice gets two."""
+    """The distribution of tasks over nodes; a node that is listed twice gets two tasks."""
     if not agents.named:
         return [f"--ntasks={len(agents.hosts)}"]
     machines = agents.folder / "machines"
@@ -84,7 +84,7 @@ def _tasks(agents: Agents) -> list[str]:
 
 
 def _cancel(log: Path) -> None:
-    """Drop the batch job that was submitted, if any; its number is the first word that sbatch wrote."""
+    """Cancel the submitted batch job, if any; its id is the first word of the output of sbatch."""
     number = re.match(r"\d+", log.read_text(errors="replace")) if log.exists() else None
     if number:
         subprocess.run(["scancel", number.group()], capture_output=True, timeout=20, check=False)

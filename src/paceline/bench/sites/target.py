@@ -1,4 +1,4 @@
-"""Every launcher in one table, made from what the command line says after --on."""
+"""The table of all launchers, selected by the option --on."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["LAUNCHERS", "LaunchTarget", "make_launcher"]
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """Where a study runs: on this machine, on a virtual cluster, or on hosts that an engine reaches."""
+    """Where a study runs: this machine, a virtual cluster, or hosts of an engine."""
 
     on: str = "local"
     hosts: tuple[str, ...] = ()
     dilation: float | None = None
     options: tuple[str, ...] = ()
-    """Words passed on to the engine, such as `--partition=gpu` for Slurm."""
+    """Options for the engine, such as `--partition=gpu` for Slurm."""
 
     @property
     def arguments(self) -> str:
-        """As a user writes it on the command line, with a blank before each part."""
+        """The options of the command line, each with a leading blank."""
         parts = [f" --on {self.on}"] if self.on != "local" else []
         parts += [f" --hosts {','.join(self.hosts)}"] if self.hosts else []
         parts += [f" --dilation {self.dilation:g}"] if self.dilation is not None else []
@@ -70,7 +70,7 @@ LAUNCHERS: dict[str, Callable[[LaunchTarget], Launcher]] = {
 
 
 def make_launcher(target: LaunchTarget) -> Launcher:
-    """The launcher that was asked for."""
+    """The launcher of a target."""
     if target.on not in LAUNCHERS:
         raise UnknownName("launcher", target.on, LAUNCHERS)
     if target.dilation is not None and target.on != "virtual":

@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a virtual cluster: made for the study and gone with it, or one that is already up."""
+"""Ranks on the hosts of a virtual cluster, which is created for the study or already running."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SLOWER = 2.5
 
 
 class VirtualLauncher(Launcher):
-    """Each host a namespace of this machine, each link shaped; time dilated as far as a case needs."""
+    """Hosts are namespaces of this machine, links are shaped, and time is dilated as each case requires."""
 
     name = "virtual"
     one_machine = True
@@ -53,7 +53,7 @@ class VirtualLauncher(Launcher):
         num_ports: int | None = None,
         workload: Case | None = None,
     ) -> Site:
-        """A cluster that is made, reshaped or reused; the next site may reshape it, so that one is open at a time."""
+        """A site on a new, reshaped or reused cluster; one site is open at a time, as the next may reshape it."""
         if self._open is not None and not self._open.closed:
             raise LaunchFailed("a site on this virtual cluster is open", hint="close it before another is opened")
         placement = place(cluster, ranks, spread=spread)
@@ -78,13 +78,13 @@ class VirtualLauncher(Launcher):
         return choose_dilation(load, slower=self._slowed.get(workload.id, 1.0))
 
     def _next_ports(self, count: int) -> tuple[int, ...]:
-        """Ports that the site before did not use: connections of its ranks may still be closing."""
+        """Ports that the previous site did not use, because connections of its ranks may still be closing."""
         first = self._port if self._port + count <= LAST_PORT else FIRST_PORT
         self._port = first + count
         return tuple(range(first, first + count))
 
     def _ensure(self, cluster: Cluster, dilation: float, *, linked: bool) -> VirtualCluster:
-        """A cluster with these hosts; a rank alone uses no link, so that it does not matter how those are played."""
+        """A cluster with these hosts; with one rank any link shaping is acceptable, because no link is used."""
         up = self._up
         if up is not None and up.is_up and _serves(up, cluster):
             self._up = up if up.layout.dilation == dilation or not linked else reshape(up, dilation=dilation)
@@ -94,7 +94,7 @@ class VirtualLauncher(Launcher):
         return self._up
 
     def _borrow(self, cluster: Cluster, dilation: float) -> VirtualCluster | None:
-        """A cluster that the user brought up, if it serves and no other study is on it."""
+        """A suitable cluster that the user started, if no other study uses it."""
         for home in state.listing():
             up = opened(home.name)
             if up is None or up.owned or not _serves(up, cluster):
@@ -108,11 +108,11 @@ class VirtualLauncher(Launcher):
         return None
 
     def slow_down(self, workload: Case) -> None:
-        """Dilate more the next time."""
+        """Increase the dilation for the next launch."""
         self._slowed[workload.id] = self._slowed.get(workload.id, 1.0) * _SLOWER
 
     def close(self) -> None:
-        """Take down what was made here; give back what was borrowed."""
+        """Remove a cluster that was created here; release a cluster of the user."""
         up, self._up = self._up, None
         if self._borrowed is not None:
             self._borrowed.close()
@@ -131,7 +131,7 @@ class VirtualSite(Site):
         self._up, self._cluster, self._placement = up, cluster, placement
 
     def _start(self, processes: Sequence[Process]) -> Launch:
-        """Each process enters the namespaces of its host; it ends with this process and with its host."""
+        """Start processes in the namespaces of their hosts; they end with this process and with their host."""
         return spawn({p.name: (self._command(p), {**inherited(), **p.env}, p.log) for p in processes})
 
     def _command(self, process: Process) -> list[str]:
@@ -149,6 +149,6 @@ class VirtualSite(Site):
 
 
 def _serves(up: VirtualCluster, cluster: Cluster) -> bool:
-    """Whether all hosts of the cluster are there, with the same links."""
+    """Whether the virtual cluster has all hosts of the cluster, with the same links."""
     there = {host.name: (host.link, host.inside, host.nics) for host in up.cluster.hosts}
     return all(there.get(host.name) == (host.link, host.inside, host.nics) for host in cluster.hosts)

@@ -1,1 +1,1 @@
-"""A cluster on one machine: hosts are namespaces, links are shaped, devices may be emulated."""
+"""Virtual clusters on one machine: hosts are namespaces, links are shaped, devices may be emulated."""

@@ -1,4 +1,4 @@
-"""Where the hosts of a virtual cluster sit on its network, and what each link must carry once time is dilated."""
+"""The layout of a virtual cluster: addresses of its hosts, and rates and latencies of its links in dilated time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Seat:
     port: str
     """Its interface at the switch."""
     link: Link
-    """Its link as it is shaped: slower than asked by the dilation, all its ports together."""
+    """Its shaped link: divided by the dilation, all ports together."""
     inside: Link
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A cluster laid out: names, addresses and links in the dilated time of the machine that plays it."""
+    """The layout of a cluster: names, addresses and links in dilated time."""
 
     instance: str
     dilation: float
@@ -42,7 +42,7 @@ class Layout:
 
 
 def lay_out(cluster: Cluster, *, instance: str, dilation: float = 1.0) -> Layout:
-    """Seats for the hosts of a cluster; the network number follows from the instance, so that two never share one."""
+    """The layout of a cluster; the network number follows from the instance, so that two clusters never share one."""
     if len(cluster.hosts) > MOST_HOSTS:
         raise Unsupported(f"{len(cluster.hosts)} hosts on one virtual switch; at most {MOST_HOSTS} are possible")
     digest = zlib.crc32(instance.encode())
@@ -71,7 +71,7 @@ def _dilated(link: Link, dilation: float, *, ports: int = 1) -> Link:
 
 
 def path_latency(one: Seat, other: Seat) -> float:
-    """One-way time between two hosts: half of each one's link."""
+    """One-way latency between two hosts: half of the latency of each link."""
     return (one.link.latency + other.link.latency) / 2
 
 

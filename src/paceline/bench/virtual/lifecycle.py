@@ -1,4 +1,4 @@
-"""A virtual cluster brought up, listed, taken down."""
+"""Life cycle of virtual clusters: start, list, reshape, stop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv"
 _START_S = 30.0
 _CALIBRATIONS = 4
 _CLOSE = 0.015
-"""Share of the asked latency at which calibration ends.  Verification allows more."""
+"""Relative error of the latency at which calibration ends; verification allows more."""
 
 
 @dataclass(frozen=True)
 class VirtualCluster:
-    """A cluster that is up on this machine."""
+    """A running virtual cluster."""
 
     name: str
     home: Path
@@ -42,7 +42,7 @@ class VirtualCluster:
     processes: state.Processes
     checks: tuple[LinkCheck, ...]
     owned: bool
-    """Whether it goes with the process that made it."""
+    """Whether it ends with the process that created it."""
 
     def pid_of(self, host: str) -> int:
         """The first process of a host, which gives its namespaces."""
@@ -50,12 +50,12 @@ class VirtualCluster:
 
     @property
     def is_up(self) -> bool:
-        """Whether it still stands."""
+        """Whether it still runs."""
         return state.is_alive(self.home)
 
 
 def check_machine() -> None:
-    """An error that says what is missing for virtual clusters on this machine."""
+    """Raise an error if this machine lacks a requirement of virtual clusters."""
     if os.geteuid() != 0:
         raise Unsupported(
             "a virtual cluster needs root: it makes network namespaces and shapes their links",
@@ -73,7 +73,7 @@ def check_machine() -> None:
 
 
 def _cluster_around() -> str | None:
-    """The virtual cluster of whose hosts this is one: they see its list of names in place of /etc/hosts."""
+    """The virtual cluster that this process runs in, identified by its /etc/hosts; None outside."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         source, target = line.split()[3:5]
         if target == "/etc/hosts" and Path(source).parent.parent.name == "clusters":
@@ -82,9 +82,9 @@ def _cluster_around() -> str | None:
 
 
 def bring_up(cluster: Cluster, *, name: str | None = None, dilation: float = 1.0, owner: int = 0) -> VirtualCluster:
-    """Make the hosts, join and shape them, and prove the links by measuring; nothing is left if that fails.
+    """Create the hosts, connect and shape them, and verify the links; a failure leaves nothing behind.
 
-    With an owner (a process number) the cluster goes when that process does; without one it stays until taken down.
+    With an owner (a pid) the cluster ends with that process; without one it runs until it is stopped.
     """
     check_machine()
     state.sweep()
@@ -115,7 +115,7 @@ def _claim(name: str) -> Path:
 def _build(cluster: Cluster, home: Path, *, dilation: float, owner: int) -> VirtualCluster:
     layout = lay_out(cluster, instance=home.name, dilation=dilation)
     _write_hosts(home, layout)
-    # Until the links are proved the maker owns the cluster, so that killing it half-way leaves nothing.
+    # This process owns the cluster until the links are verified, so that killing it leaves nothing behind.
     _start_holder(home, owner=owner or os.getpid())
     processes = _await_processes(home)
     hosts = processes.hosts
@@ -131,7 +131,7 @@ def _build(cluster: Cluster, home: Path, *, dilation: float, owner: int) -> Virt
 
 
 def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
-    """The same hosts with their links played faster or slower, proved again."""
+    """The same hosts with links of another dilation, verified again."""
     layout = lay_out(up.cluster, instance=up.home.name, dilation=dilation)
     shape(layout, keeper=up.processes.keeper, hosts=up.processes.hosts)
     if needs_delay(layout) and len(layout.seats) > 1:
@@ -143,7 +143,7 @@ def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
 
 
 def _delay_links(layout: Layout, processes: state.Processes) -> None:
-    """Add latency; what the bare way takes is measured and taken off, then corrected by what came out."""
+    """Add latency minus the measured latency of the unshaped path, then correct it by the measured result."""
     _, floor = measure_trips(layout, processes.hosts)
     for _ in range(_CALIBRATIONS):
         start_delays(layout, keeper=processes.keeper, hosts=processes.hosts, floor_s=floor)
@@ -160,7 +160,7 @@ def _write_hosts(home: Path, layout: Layout) -> None:
 
 
 def _start_holder(home: Path, *, owner: int) -> None:
-    """Start the holder, which goes to the background at once."""
+    """Start the holder, which runs in the background."""
     command = [sys.executable, "-m", "paceline.bench.virtual.hosts.holder", str(home), str(owner)]
     with (home / "holder.log").open("wb") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_START_S, check=False)
@@ -190,7 +190,7 @@ def _record(up: VirtualCluster) -> None:
 
 
 def opened(name: str) -> VirtualCluster:
-    """A cluster that is up, by name."""
+    """A running cluster by name."""
     home = state.find(name)
     try:
         data = json.loads((home / "cluster.json").read_text())
@@ -206,7 +206,7 @@ def opened(name: str) -> VirtualCluster:
 
 
 def take_down(home: Path, *, patience_s: float = 15.0) -> None:
-    """End the holder, which ends everything else, and wait until all of it is gone; only what it made is touched."""
+    """Stop the holder, which stops everything else, and wait until all resources are removed."""
     processes = state.read_processes(home)
     if processes is not None and state.is_alive(home):
         os.kill(processes.holder, signal.SIGTERM)

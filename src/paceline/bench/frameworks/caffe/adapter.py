@@ -1,4 +1,4 @@
-"""How a case becomes Caffe processes."""
+"""The adapter that converts a case to Caffe processes."""
 
 from __future__ import annotations
 

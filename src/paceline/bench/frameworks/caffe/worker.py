@@ -81,7 +81,7 @@ class CaffeSession(ArraySession):
             yield self.place(reader.blobs["input"].data, reader.blobs["label"].data)
 
     def run(self, part: str, batch: Any) -> None:
-        """One step."""
+        """Run one step up to and including a part."""
         if part == "update" and self.exchange is None:
             self.solver.step(1)
             return
@@ -104,28 +104,28 @@ class CaffeSession(ArraySession):
         return [tensor["name"] for layer in self.job["network"]["layers"] for tensor in layer["tensors"]]
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters."""
+        """Set all trainable tensors."""
         for name, array in tensors.items():
             self._blob(name).data[...] = array
 
     def tensors(self) -> dict[str, Any]:
-        """Parameters as they are."""
+        """All trainable tensors."""
         return {name: self._blob(name).data.copy() for name in self._names()}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         self.run("compute", None)
         logits = self.net.blobs[self.job["network"]["layers"][-1]["name"]].data.copy()
         loss = float(self.net.blobs["loss"].data)
         return logits, loss, {name: self._blob(name).diff.copy() for name in self._names()}
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         wrapper = "none" if self.exchange is None else "layer-wise MPI all-reduce"
         return {"loss": float(self.net.blobs["loss"].data), "wrapper": wrapper}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         if self.exchange is not None:
             self.exchange.close()
 
@@ -163,7 +163,7 @@ class LayerwiseExchange:
             self._work.task_done()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._work.put(None)
         self._thread.join()
         self._finalize()

@@ -1,4 +1,4 @@
-"""How a case becomes Chainer processes."""
+"""The adapter that converts a case to Chainer processes."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Chainer(PolicyAdapter):
     module = "paceline.bench.frameworks.chainer.worker"
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """The ranks under one mpirun."""
+        """All ranks under one mpirun."""
         return mpi_processes(launch, self.module)

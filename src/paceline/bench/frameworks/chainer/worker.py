@@ -77,26 +77,26 @@ class ChainerSession(ArraySession):
             self.optimizer.update()
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters."""
+        """Set all trainable tensors."""
         for name, array in tensors.items():
             self.net.parameter(name).array[...] = array
 
     def tensors(self) -> dict[str, Any]:
-        """Parameters as they are."""
+        """All trainable tensors."""
         return {name: self.net.parameter(name).array for name in tensor_shapes(self.job["network"])}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         self.run("compute", self.batch)
         gradients = {name: self.net.parameter(name).grad.copy() for name in tensor_shapes(self.job["network"])}
         return self.net(self.batch[0]).array, float(self.loss.array), gradients
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss.array), "wrapper": type(self.communicator).__name__}
 
     def close(self) -> None:
-        """Leave together, as MPI demands."""
+        """Leave the group of ranks, as MPI requires."""
         if self.communicator is not None:
             from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""How a case becomes CNTK processes."""
+"""The adapter that converts a case to CNTK processes."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Cntk(PolicyAdapter):
     labels = ("unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11",)
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """The ranks under one mpirun."""
+        """All ranks under one mpirun."""
         return mpi_processes(launch, self.module)

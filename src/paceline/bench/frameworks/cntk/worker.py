@@ -79,7 +79,7 @@ class CntkSession(ArraySession):
         return self.loss.grad(batch, self.parameters, as_numpy=False)
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters."""
+        """Set all trainable tensors."""
         for name, array in tensors.items():
             self.net.tensors[name].value = np.ascontiguousarray(self.net.native(name, array), np.float32)
 
@@ -88,7 +88,7 @@ class CntkSession(ArraySession):
         return {name: self.net.plain(name, parameter.value) for name, parameter in self.net.tensors.items()}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         logits = self._trained(self.logits, {self.images: self.batch[self.images]})
         losses = self._trained(self.loss, self.batch)
         size = len(losses)
@@ -102,12 +102,12 @@ class CntkSession(ArraySession):
         return found[function.output]
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         wrapper = "none" if self.ranks == 1 else self.job["mode"]
         return {"loss": float(self.trainer.previous_minibatch_loss_average), "wrapper": wrapper}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         if self.ranks > 1:
             cntk.train.distributed.Communicator.finalize()
 

@@ -1,4 +1,4 @@
-"""How a case becomes DeepSpeed processes."""
+"""The adapter that converts a case to DeepSpeed processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured DeepSpeed process: an engine with ZeRO of the asked stage."""
+"""The measured DeepSpeed process: an engine with the ZeRO stage of the mode."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DeepSpeedSession(ArraySession):
             self.engine.optimizer.zero_grad()
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set the twin's parameters, and build the engine anew: it copies and shards weights when it is made."""
+        """Set the parameters of the twin and recreate the engine, which copies and shards weights at creation."""
         self.net = Graph(self.job["network"], dropout=self.training)
         for net in (self.twin, self.net):
             own = net.named_tensors()
@@ -104,7 +104,7 @@ class DeepSpeedSession(ArraySession):
             return {name: mine[name].detach().clone().numpy() for name in tensor_shapes(self.job["network"])}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives, on the twin."""
+        """Logits, loss and gradients of the resident batch, from the twin."""
         logits = self.twin(self.batch[0])
         loss = F.cross_entropy(logits.flatten(0, -2), self.batch[1].flatten())
         tensors = self.twin.named_tensors()
@@ -113,11 +113,11 @@ class DeepSpeedSession(ArraySession):
         return logits.detach().numpy(), float(loss), found
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss), "wrapper": f"DeepSpeedEngine, ZeRO {self.stage}"}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         dist.barrier()
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""How a case becomes Horovod processes."""
+"""The adapter that converts a case to Horovod processes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FOLDER = "paceline.bench.frameworks.horovod"
 
 
 class Horovod(PolicyAdapter):
-    """The ring over Gloo, the ranks meeting at a rendezvous that rank 0 serves; or over MPI under mpirun."""
+    """Horovod's ring over Gloo with a rendezvous on the host of rank 0, or over MPI under mpirun."""
 
     name = "horovod"
     module = f"{FOLDER}.worker_pytorch"
     choices: ClassVar = {"transport": ("gloo", "mpi"), "bucket": ()}
 
     def environment(self, mode: str) -> str:
-        """One per framework that it is built for."""
+        """One environment per framework that Horovod is built for."""
         return f"horovod-{mode}"
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """One worker per rank, by the transport that is asked for."""
+        """One worker per rank, for the transport of the case."""
         worker = f"{FOLDER}.worker_{launch.case.framework.split('/')[1]}"
         if launch.case.strategy.transport == "mpi":
             return mpi_processes(launch, worker, env={**self._tuning(launch), "HOROVOD_CONTROLLER": "mpi"})
@@ -34,7 +34,7 @@ class Horovod(PolicyAdapter):
         return [_rendezvous(launch), *ranks]
 
     def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
-        """What horovodrun would set."""
+        """The environment variables that horovodrun sets."""
         mates = [other for other in launch.placement if other.host == placed.host]
         hosts = len({other.host for other in launch.placement})
         env = {
@@ -60,7 +60,7 @@ class Horovod(PolicyAdapter):
 
 
 def _rendezvous(launch: CaseLaunch) -> Process:
-    """Horovod's own key-value server, by which Gloo's ranks find each other; ends with them."""
+    """Horovod's key-value server, the rendezvous of Gloo's ranks; it ends with them."""
     argv = (str(launch.python), "-m", f"{FOLDER}.worker_rendezvous")
     sizes: dict[int, int] = {}
     for placed in launch.placement:

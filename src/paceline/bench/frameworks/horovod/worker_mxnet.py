@@ -34,12 +34,12 @@ class HorovodMxnetSession(MxnetSession):
             self.trainer.allreduce_grads()
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         loss = float(self.loss.mean().asscalar())
         return {"loss": loss, "wrapper": "DistributedTrainer", "mpi": bool(hvd.mpi_enabled())}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         hvd.shutdown()
 
 

@@ -17,7 +17,7 @@ from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 __all__ = ["HorovodTorchSession"]
 
 NEVER = 1 << 30
-"""More backward passes than will ever happen: with this setting the hooks exchange nothing."""
+"""More backward passes than ever happen, so that the hooks exchange nothing."""
 
 
 class HorovodTorchSession(ArraySession):
@@ -50,7 +50,7 @@ class HorovodTorchSession(ArraySession):
         return F.cross_entropy(self.net(batch[0]).flatten(0, -2), batch[1].flatten())
 
     def run(self, part: str, batch: Any) -> None:
-        """One step."""
+        """Run one step up to and including a part."""
         quiet = part == "compute" and self.ranks > 1
         if quiet:
             self.optimizer.set_backward_passes_per_step(NEVER)
@@ -68,23 +68,23 @@ class HorovodTorchSession(ArraySession):
         self._clear()
 
     def _clear(self) -> None:
-        """Forget gradients; the wrapper's own zero_grad refuses between synchronize and step, where nothing is lost."""
+        """Set gradients to None; the wrapper's own zero_grad refuses to run between synchronize and step."""
         for parameter in self.net.parameters():
             parameter.grad = None
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters."""
+        """Set all trainable tensors."""
         mine = self.net.named_tensors()
         with torch.no_grad():
             for name, array in tensors.items():
                 mine[name].copy_(torch.from_numpy(array))
 
     def tensors(self) -> dict[str, Any]:
-        """Parameters as they are."""
+        """All trainable tensors."""
         return {name: tensor.detach().numpy() for name, tensor in self.net.named_tensors().items()}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         logits = self.net(self.batch[0])
         loss = self._loss_of(self.batch)
         tensors = self.net.named_tensors()
@@ -93,11 +93,11 @@ class HorovodTorchSession(ArraySession):
         return logits.detach().numpy(), float(loss), found
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss), "wrapper": type(self.optimizer).__name__, "mpi": bool(hvd.mpi_enabled())}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         hvd.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""Serves Horovod's rendezvous at a given port, so that its ranks can be started by any launcher."""
+"""Horovod's rendezvous server on a given port, so that any launcher can start the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["serve"]
 
 
 def serve() -> None:
-    """Serve until ended."""
+    """Serve until the launch ends."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 

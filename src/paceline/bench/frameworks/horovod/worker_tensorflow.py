@@ -40,11 +40,11 @@ class HorovodTensorFlowSession(TensorFlowSession):
         return loss
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss), "wrapper": "DistributedGradientTape", "mpi": bool(hvd.mpi_enabled())}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         hvd.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""How a case becomes JAX processes."""
+"""The adapter that converts a case to JAX processes."""
 
 from __future__ import annotations
 

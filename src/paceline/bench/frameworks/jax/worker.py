@@ -102,19 +102,19 @@ class JaxSession(ArraySession):
         return {name: self.net.plain(name, np.asarray(_local(self.weights[name]))) for name in self.names}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         weights, inputs, targets = _local(self.weights), _local(self.batch[0]), _local(self.batch[1])
         logits = jax.jit(self.net)(weights, inputs, self.key)
         loss, gradients = self.passes["compute"](weights, inputs, targets, self.key)
         return np.asarray(logits), float(loss), {n: self.net.plain(n, np.asarray(g)) for n, g in gradients.items()}
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         loss = self.result if not isinstance(self.result, tuple) else self.result[0]
         return {"loss": float(jnp.asarray(_local(loss))), "wrapper": "shard_map" if self.ranks > 1 else "none"}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         if self.ranks > 1:
             jax.distributed.shutdown()
 

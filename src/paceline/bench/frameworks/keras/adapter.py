@@ -1,4 +1,4 @@
-"""How a case becomes Keras processes, by the backend that the mode names."""
+"""The adapter that converts a case to Keras processes, by the backend that the mode names."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class KerasJaxSession(JaxSession):
 
 
 class _Stateless:
-    """Gives a Keras model the face of a JAX network of Paceline; its moving averages are not kept."""
+    """A Keras model with the interface of a JAX network; moving averages are not kept."""
 
     def __init__(self, network: Any, *, training: bool) -> None:
         self._keras = KerasNetwork(network, training=training)

@@ -20,11 +20,11 @@ __all__ = ["KerasNetwork"]
 
 LOWEST = -1e30
 EMPTY: dict[str, Any] = {"kernel_initializer": "zeros"}
-"""Weights are loaded afterwards; drawing them would only cost time."""
+"""Initializer without random numbers, because weights are loaded later."""
 
 
 class KerasNetwork:
-    """A Keras model and the way from Paceline's tensor names to its variables.
+    """A Keras model and the mapping of Paceline's tensor names to its variables.
 
     Images are channels last, Keras' default; with the torch backend channels first, which that backend computes in.
     """

@@ -55,7 +55,7 @@ class KerasTorchSession(ArraySession):
         return F.cross_entropy(self.model(batch[0], training=True).flatten(0, -2), batch[1].flatten())
 
     def run(self, part: str, batch: Any) -> None:
-        """One step."""
+        """Run one step up to and including a part."""
         quiet = self.ranks > 1 and part in ("forward", "compute")
         with self.model.no_sync() if quiet else contextlib.nullcontext():
             loss = self._loss_of(batch)
@@ -80,7 +80,7 @@ class KerasTorchSession(ArraySession):
         return {name: self.net.plain(name, self.net.variable(name).value.detach().numpy()) for name in names}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         logits = self.net.model(self.batch[0], training=True)
         loss = F.cross_entropy(logits.flatten(0, -2), self.batch[1].flatten())
         names = list(tensor_shapes(self.job["network"]))
@@ -89,11 +89,11 @@ class KerasTorchSession(ArraySession):
         return logits.detach().numpy(), float(loss), found
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss), "wrapper": type(self.model).__name__}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()

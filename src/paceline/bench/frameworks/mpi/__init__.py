@@ -1,1 +1,1 @@
-"""MPI itself, without a framework: only its collectives are measured."""
+"""MPI without a framework, for sweeps of its collectives."""

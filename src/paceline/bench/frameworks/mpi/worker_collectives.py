@@ -1,4 +1,4 @@
-"""One rank of a sweep of collectives through OpenMPI's own library: nothing between it and the clock."""
+"""One rank of a sweep of collectives that calls OpenMPI's library directly."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LIBRARY = "libmpi.so.40"
 
 
 class Mpi:
-    """What is needed of MPI, on the world communicator and single-precision numbers."""
+    """The MPI calls of a sweep, on the world communicator in single precision."""
 
     def __init__(self) -> None:
-        # The library's plug-ins look for its symbols among the global ones.
+        # The library's plug-ins need its symbols to be global.
         self._library = ctypes.CDLL(ctypes.util.find_library("mpi") or _LIBRARY, mode=ctypes.RTLD_GLOBAL)
         self._world, self._float, self._sum = (self._object(n) for n in ("comm_world", "mpi_float", "op_sum"))
         self.call("MPI_Init", None, None)
@@ -47,7 +47,7 @@ class Mpi:
             raise RuntimeError(f"{function} returned {code}")
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Barrier: return when every rank has called this method."""
         self.call("MPI_Barrier", self._world)
 
     def actions(self, elements: int) -> dict[str, Callable[[], None]]:
@@ -70,7 +70,7 @@ class Mpi:
 
 
 def main() -> None:
-    """Measure every collective at every size, then leave together."""
+    """Measure every collective at every size, then finalize."""
     with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
         job = json.load(file)
     rank = int(os.environ["PACELINE_RANK"])
@@ -97,7 +97,7 @@ def main() -> None:
 def _sweep(
     act: Callable[[], None], mpi: Mpi, meeting: Any, name: str, size: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time one collective at one size as often as fits the time for it; rank 0's estimate counts for all."""
+    """Time one collective at one size repeatedly within its time limit; rank 0 decides the number of repetitions."""
     for _ in range(WARMUP):
         act()
     begin = time.perf_counter()

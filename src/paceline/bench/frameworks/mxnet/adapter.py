@@ -1,4 +1,4 @@
-"""How a case becomes MXNet processes: workers, and for distributed stores a scheduler and servers."""
+"""The adapter that converts a case to MXNet processes: workers, and for distributed stores a scheduler and servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mxnet(PolicyAdapter):
         return None
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """Workers; with more than one also the scheduler and the servers, which end with them."""
+        """The workers; with several ranks also the scheduler and the servers, which end with them."""
         workers = super().processes(launch)
         if launch.case.ranks == 1:
             return workers

@@ -47,7 +47,7 @@ class MxnetSession(ArraySession):
         return mx.kv.create(self.job["mode"] if self.ranks > 1 else "local")
 
     def trainer_of(self, parameters: Any) -> Any:
-        """Pushes gradients to the store and pulls what it makes of them."""
+        """A Trainer that pushes gradients to the store and pulls the result."""
         options = {"learning_rate": RATE, "momentum": MOMENTUM}
         return gluon.Trainer(parameters, "sgd", options, kvstore=self.store)
 
@@ -67,7 +67,7 @@ class MxnetSession(ArraySession):
                 yield tuple(part.as_in_context(mx.cpu()).astype("float32") for part in (inputs, targets))
 
     def run(self, part: str, batch: Any) -> None:
-        """One step; MXNet's engine runs it while Python goes on."""
+        """Run one step; MXNet's engine executes it asynchronously."""
         inputs, targets = batch
         with autograd.record():
             self.loss = self.criterion(self.net(inputs), targets)
@@ -83,22 +83,22 @@ class MxnetSession(ArraySession):
         self.trainer.step(batch * self.ranks)
 
     def sync(self) -> None:
-        """Drain the engine."""
+        """Wait for the engine."""
         nd.waitall()
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters; a new trainer forgets momentum and hands the weights to the servers."""
+        """Set all trainable tensors; a new trainer resets the momentum and sends the weights to the servers."""
         for name, array in tensors.items():
             self.net.parameter(name).set_data(nd.array(array, dtype="float32"))
         nd.waitall()
 
     def tensors(self) -> dict[str, Any]:
-        """Parameters as they are."""
+        """All trainable tensors."""
         nd.waitall()
         return {name: self.net.parameter(name).data().asnumpy() for name in self.names}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         inputs, targets = self.batch
         with autograd.record():
             logits = self.net(inputs)
@@ -108,11 +108,11 @@ class MxnetSession(ArraySession):
         return logits.asnumpy(), float(loss.asscalar()), gradients
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss.mean().asscalar()), "wrapper": self.store.type}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         nd.waitall()
         if self.ranks > 1:
             self.store._barrier()

@@ -1,4 +1,4 @@
-"""How a case becomes processes of Paceline's runtime: one balanced group, or groups of one around a syncer."""
+"""The adapter of Paceline's runtime: one balanced group, or groups of one rank with a syncer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from paceline.spec.study import Case
 __all__ = ["Paceline"]
 
 WORKER = "paceline.runtime.measured"
-"""It lives in the runtime, which bench must not import."""
+"""Module of the worker, which is in the runtime: bench must not import the runtime."""
 SYNCER = "paceline.runtime.syncer.shard"
 
 
 class Paceline:
-    """The balanced synchronous group over Gloo, and its asynchronous relative."""
+    """The balanced synchronous group over Gloo, and the asynchronous mode with a syncer."""
 
     name = "paceline"
 
     def environment(self, mode: str) -> str:
-        """It needs what PyTorch needs."""
+        """The environment of PyTorch."""
         return "pytorch"
 
     def refusal(self, case: Case) -> str | None:
-        """Only what the runtime does itself."""
+        """Refuse strategies that the runtime does not implement."""
         strategy, hybrid = case.strategy, case.framework.endswith("/hybrid")
         way, pace = ("parameter_server", "asynchronous") if hybrid else ("allreduce", "synchronous")
         if strategy.aggregation not in (None, way):
@@ -53,7 +53,7 @@ class Paceline:
 
 
 def _own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
-    """Every rank is a group of one that takes an equal share of the batch and more of the queue if it is fast."""
+    """Each rank is a group of one with an equal share of the batch; fast ranks lease more samples."""
     return {
         "PACELINE_SIZE": "1",
         "PACELINE_GROUP": f"rank{placed.rank}",
@@ -64,7 +64,7 @@ def _own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
 
 
 def _syncer(launch: CaseLaunch) -> Process:
-    """One shard beside rank 0, with a quorum of one."""
+    """One shard on the host of rank 0, with a quorum of one."""
     settings = {
         "index": 0,
         "folder": str(launch.folder),

@@ -1,4 +1,4 @@
-"""How a case becomes PaddlePaddle processes."""
+"""The adapter that converts a case to PaddlePaddle processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Paddle(PolicyAdapter):
     module = "paceline.bench.frameworks.paddle.worker"
 
     def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
-        """Its place among the trainers."""
+        """Variables of the rank among the trainers."""
         if launch.case.ranks == 1:
             return {}
         meet = launch.rendezvous

@@ -52,7 +52,7 @@ class PaddleSession(ArraySession):
         return ops.cross_entropy(logits.reshape([-1, logits.shape[-1]]), batch[1].reshape([-1]))
 
     def run(self, part: str, batch: Any) -> None:
-        """One step."""
+        """Run one step up to and including a part."""
         quiet = self.ranks > 1 and part in ("forward", "compute")
         with self.model.no_sync() if quiet else contextlib.nullcontext():
             self.loss = self._loss_of(batch)
@@ -64,7 +64,7 @@ class PaddleSession(ArraySession):
         self.optimizer.clear_grad()
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters."""
+        """Set all trainable tensors."""
         for name, array in tensors.items():
             native = array.T if self.net.transposed(name) else array
             self.net.parameter(name).set_value(np.ascontiguousarray(native, np.float32))
@@ -77,7 +77,7 @@ class PaddleSession(ArraySession):
         return {name: self._plain(name, self.net.parameter(name)) for name in tensor_shapes(self.job["network"])}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         logits = self.net(self.batch[0])
         loss = ops.cross_entropy(logits.reshape([-1, logits.shape[-1]]), self.batch[1].reshape([-1]))
         loss.backward()
@@ -87,11 +87,11 @@ class PaddleSession(ArraySession):
         return logits.numpy(), float(loss), gradients
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(self.loss), "wrapper": type(self.model).__name__ if self.ranks > 1 else "none"}
 
     def close(self) -> None:
-        """Leave together."""
+        """Leave the group of ranks."""
         if self.ranks > 1:
             dist.barrier()
 

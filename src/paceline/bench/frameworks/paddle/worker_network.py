@@ -114,7 +114,7 @@ class PaddleNetwork(nn.Layer):
 
 
 def _key(layer: str) -> str:
-    """Layer names may hold dots, which PaddlePaddle keeps for nesting."""
+    """Replace dots in a layer name, which PaddlePaddle reserves for nesting."""
     return "at_" + layer.replace(".", "__")
 
 

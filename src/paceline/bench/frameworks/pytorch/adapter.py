@@ -1,4 +1,4 @@
-"""How a case becomes PyTorch processes."""
+"""The adapter that converts a case to PyTorch processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PyTorch:
         return "pytorch"
 
     def refusal(self, case: Case) -> str | None:
-        """Only what DDP or FSDP2 does itself."""
+        """Refuse strategies that DDP or FSDP2 does not implement."""
         strategy = case.strategy
         if case.framework == "pytorch/fsdp2":
             return _refused_by_fsdp(strategy)

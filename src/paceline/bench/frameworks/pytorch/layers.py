@@ -1,4 +1,4 @@
-"""Framework-free layers as PyTorch modules; parameters keep Paceline's names, shapes and layout."""
+"""Layers of a network as PyTorch modules; parameters have Paceline's names, shapes and layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Spec = dict[str, Any]
 
 
 class Graph(nn.Module):
-    """A network's layers in order; each reads the outputs of the layers it names."""
+    """The layers of a network in order; each reads the outputs of its input layers."""
 
     def __init__(self, network: Spec, *, dropout: bool = True) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _key(name: str) -> str:
 
 
 def _last_uses(order: list[Any]) -> dict[int, list[str]]:
-    """Outputs that nobody needs after a position, so that memory is given back as autograd allows."""
+    """Outputs that are not needed after a position, so that their memory can be freed."""
     last = {source: position for position, (_, inputs) in enumerate(order) for source in inputs}
     uses: dict[int, list[str]] = {}
     for source, position in last.items():

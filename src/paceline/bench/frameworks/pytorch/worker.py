@@ -24,12 +24,12 @@ from paceline.cost.buckets import bucket_members, fill_buckets
 __all__ = ["TorchSession"]
 
 POOL = 4
-"""Host batches among which the copied input rotates, so that no cache holds just one."""
+"""Number of host batches that the copied input alternates between, to defeat caches."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class TorchSession(Session):
-    """Eager PyTorch as its documentation teaches it: SGD with momentum, gradients averaged by DDP."""
+    """Eager PyTorch as in its documentation: SGD with momentum, gradients averaged by DDP."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
@@ -71,7 +71,7 @@ class TorchSession(Session):
         return wrapped
 
     def _shard(self, net: Graph) -> nn.Module:
-        """FSDP2: each layer that has parameters of its own is a unit; tied ones belong to the whole."""
+        """Shard with FSDP2: each layer with parameters is a unit; tied layers belong to the root."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -89,11 +89,11 @@ class TorchSession(Session):
         return Graph(network, dropout=not self.job.get("proof"))
 
     def update(self) -> None:
-        """The optimiser's turn."""
+        """Run the update of the optimizer."""
         self.optimizer.step()
 
     def step(self, upto: str) -> None:
-        """One step, as far as asked."""
+        """Run one step up to and including a part."""
         if upto in ("copied", "full"):
             self._copy_batch(from_files=upto == "full")
         exchange = upto not in ("forward", "compute")
@@ -117,14 +117,14 @@ class TorchSession(Session):
             self._average_gradients()
 
     def _quiet(self, exchange: bool) -> contextlib.AbstractContextManager[None]:
-        """Without gradient exchange, unless it is asked for."""
+        """A context without gradient exchange, unless the part includes it."""
         if exchange or not isinstance(self.model, DistributedDataParallel):
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[None] = self.model.no_sync()
         return context
 
     def _average_gradients(self) -> None:
-        """Exchange after the backward pass, in buckets of the asked size: no overlap."""
+        """Exchange gradients after the backward pass in buckets of the requested size, without overlap."""
         gradients = [p.grad for p in reversed(list(self.net.parameters())) if p.grad is not None]
         limit = self.job["strategy"]["bucket"]
         limit = 25 * 2**20 if limit is None else limit
@@ -154,7 +154,7 @@ class TorchSession(Session):
             torch.cuda.synchronize(self.device)
 
     def mark(self) -> dict[str, float]:
-        """Native timers: the host's clock around each part, with the device drained before each reading."""
+        """Native timers: the host clock around each part, with device synchronization before each reading."""
         clock = [self._now()]
         if self.job["input"] != "resident":
             self._copy_batch()
@@ -187,7 +187,7 @@ class TorchSession(Session):
         return {name: data[key] / 1e9 for name, key in names.items() if data.get(key)}
 
     def trace(self, step: int) -> list[dict[str, Any]]:
-        """Spans of each layer's forward, of each gradient's way to being ready, and of each exchange."""
+        """Spans of the forward pass of each layer, of each gradient until it is ready, and of each exchange."""
         spans: list[dict[str, Any]] = []
         with ExchangeTrace() as exchanges:
             handles = self._hooks(spans, step)
@@ -239,7 +239,7 @@ class TorchSession(Session):
                 mine[name].copy_(torch.from_numpy(array))
 
     def tensors(self) -> dict[str, Any]:
-        """All trainable tensors as they are now."""
+        """All trainable tensors."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.net.named_tensors().items()}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
@@ -252,12 +252,12 @@ class TorchSession(Session):
         return logits.detach().cpu().numpy(), float(loss), found
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         wrapper = type(self.model).__name__ if self.exchanges else "none"
         return {"loss": float(self.loss), "wrapper": wrapper, "device": str(self.device)}
 
     def close(self) -> None:
-        """Leave together: a rank that exits early would break the others."""
+        """Leave after a barrier: a rank that exits early would break the others."""
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
@@ -291,7 +291,7 @@ def _batch(job: Job, index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_session(job: Job, rank: int) -> TorchSession:
-    """The session of a real device, of a sharded network, or of a device that is emulated."""
+    """The session for a real device, a sharded network, or an emulated device."""
     if job["emulation"]:
         from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
 

@@ -23,13 +23,13 @@ __all__ = ["main"]
 WARMUP = 3
 ELEMENT = 4
 EXCHANGED = 4 * 2**20
-"""Bytes of the all-reduce that is timed beside compute."""
+"""Bytes of the all-reduce that is timed during compute."""
 COPIED = 32 * 2**20
-"""Bytes of the buffer whose copy is timed: more than caches hold."""
+"""Bytes of the buffer whose copy is timed, larger than the caches."""
 
 
 def main() -> None:
-    """Measure every collective at every size, then leave together."""
+    """Measure every collective at every size, then finalize."""
     with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
         job = json.load(file)
     rank = int(os.environ["PACELINE_RANK"])
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _copy_rate() -> float:
-    """Bytes per second at which a rank copies memory while all others do too: what filling a bucket costs."""
+    """Memory copy rate of a rank while all ranks copy, which determines the cost of filling a bucket."""
     source, target = torch.ones(COPIED // ELEMENT), torch.empty(COPIED // ELEMENT)
     seconds = []
     for _ in range(12):
@@ -71,7 +71,7 @@ def _copy_rate() -> float:
 
 
 def _overlap(seconds: float) -> dict[str, float]:
-    """What computing and exchanging on the same cores leave of each other: the rate of each beside the other."""
+    """Relative speed of compute during an exchange, and of an exchange during compute, on the same cores."""
     whole = torch.ones(EXCHANGED // ELEMENT)
     free = _exchange_for(whole, seconds)
     compute = _Compute()
@@ -85,7 +85,7 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 
 def _exchange_for(whole: torch.Tensor, seconds: float) -> float:
-    """Median seconds of an all-reduce, repeated for about so long; rank 0 says how often."""
+    """Median seconds of an all-reduce, repeated for about `seconds`; rank 0 decides the number of repetitions."""
     dist.all_reduce(whole)
     begin = time.perf_counter()
     dist.all_reduce(whole)
@@ -100,7 +100,7 @@ def _exchange_for(whole: torch.Tensor, seconds: float) -> float:
 
 
 class _Compute:
-    """A thread that multiplies matrices without end, as a rank's backward pass does, and counts."""
+    """A thread that multiplies matrices continuously, like a backward pass, and counts the products."""
 
     def __init__(self) -> None:
         self._left, self._right = torch.ones(256, 256), torch.ones(256, 256)
@@ -114,20 +114,20 @@ class _Compute:
             self._count += 1
 
     def rate(self, action: Callable[[], object]) -> float:
-        """Products per second while something else is done."""
+        """Products per second during an action."""
         dist.barrier()
         begin, before = time.perf_counter(), self._count
         action()
         return (self._count - before) / (time.perf_counter() - begin)
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._going = False
         self._thread.join()
 
 
 def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time one collective at one size as often as fits the time for it."""
+    """Time one collective at one size repeatedly within its time limit."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if job["transport"] == "nccl" else torch.device("cpu")
     act = _actions(rank, job["ranks"], max(1, size // ELEMENT), device)[name]
     for _ in range(WARMUP):
@@ -148,7 +148,7 @@ def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[st
 
 
 def _repeats(act: Callable[[], object], seconds: float) -> int:
-    """How often fits; rank 0's estimate counts for all."""
+    """Number of repetitions within the time limit, decided by rank 0."""
     begin = time.perf_counter()
     act()
     estimate = torch.tensor([time.perf_counter() - begin])
@@ -171,7 +171,7 @@ def _actions(rank: int, ranks: int, elements: int, device: torch.device) -> dict
 
 
 def _pass_on(tensor: torch.Tensor, rank: int, ranks: int) -> None:
-    """Each rank sends to the next and receives from the one before, at once."""
+    """Each rank sends to the next rank and receives from the previous rank concurrently."""
     arriving = torch.empty_like(tensor)
     sending = dist.isend(tensor, (rank + 1) % ranks)
     dist.recv(arriving, (rank - 1) % ranks)

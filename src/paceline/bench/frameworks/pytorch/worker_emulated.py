@@ -1,4 +1,4 @@
-"""A rank that pretends to be an accelerator: layers are timed waits, gradients are real and really exchanged."""
+"""A rank with an emulated device: layers are timed waits, gradients are real and exchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EmulatedSession"]
 
 
 class EmulatedSession(TorchSession):
-    """The usual session around a network whose compute is time on a device's clock."""
+    """The session of an emulated device: compute is time on a device clock."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.emulation: dict[str, Any] = job["emulation"][rank]
@@ -49,11 +49,11 @@ class EmulatedSession(TorchSession):
         super().step(upto)
 
     def begin_timing(self) -> None:
-        """From here on it counts whether the machine keeps up: what came before is no result."""
+        """Start to record whether the machine keeps up, after warm-up."""
         self.keeping_up = KeepingUp(self.clock)
 
     def update(self) -> None:
-        """The optimiser's update takes the device's time and touches no weight."""
+        """The update takes time on the device clock and changes no weight."""
         self.clock.end_compute()
         self.clock.run(self.emulation["update"])
 
@@ -62,7 +62,7 @@ class EmulatedSession(TorchSession):
         return output
 
     def facts(self) -> dict[str, Any]:
-        """What the session did, and whether the machine kept up."""
+        """Facts of the session, and whether the machine kept up."""
         return {**super().facts(), "keeping_up": self.keeping_up.report(), "real_time": self.real_time}
 
 
@@ -97,13 +97,13 @@ class EmulatedLayer(nn.Module):
         self.sharded = False
 
     def compute(self, direction: int) -> None:
-        """Occupy the device for forward (0) or backward (1); shards were waited for before, which is no lateness."""
+        """Occupy the device for forward (0) or backward (1), after the wait for shards, which is not lateness."""
         if self.sharded:
             self.clock.waited_for_data()
         self.clock.run(self.times[direction])
 
     def forward(self, carried: Tensor) -> Tensor:
-        """Wait as long as the layer takes; its gradients appear when its backward has waited too."""
+        """A layer as a timed wait in forward and backward; its gradients are ready after the backward wait."""
         output: Tensor = _Wait.apply(carried, self, *self.parameters())
         return output
 

@@ -1,4 +1,4 @@
-"""Reads the job's files by PyTorch's own loader, for every framework whose tensors are PyTorch's."""
+"""PyTorch's DataLoader for the job's files, for every framework with PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["batches_from_files"]
 
 
 def batches_from_files(job: Job, rank: int) -> Iterator[list[Tensor]]:
-    """Inputs and targets of this rank's share, for ever: DataLoader with one worker process."""
+    """An endless iterator over batches of this rank's share: DataLoader with one worker process."""
     files = FileSet(job)
     own = torch.utils.data.Subset(files, share(len(files), job, rank))
     loader = torch.utils.data.DataLoader(

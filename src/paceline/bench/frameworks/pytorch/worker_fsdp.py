@@ -15,14 +15,14 @@ __all__ = ["FsdpSession"]
 
 
 class FsdpSession(TorchSession):
-    """Each layer with parameters is a unit of its own; a plain twin computes the passes without exchange."""
+    """Each layer with parameters is a unit; an unsharded twin computes the passes without exchange."""
 
     def _distribute(self, net: Graph) -> nn.Module:
         self.twin = self.build(self.job["network"]).to(self.device, self.dtype)
         return super()._distribute(net)
 
     def step(self, upto: str) -> None:
-        """Partial passes run on the twin, whole ones on the sharded network."""
+        """Partial passes run on the twin, complete steps on the sharded network."""
         if self.job["ranks"] > 1 and upto in ("forward", "compute"):
             loss = nn.functional.cross_entropy(self.twin(self.batch).flatten(0, -2), self.targets.flatten())
             if upto == "compute":
@@ -53,7 +53,7 @@ class FsdpSession(TorchSession):
         return {name: _whole(tensor) for name, tensor in self.net.named_tensors().items()}
 
     def trace(self, step: int) -> list[dict[str, Any]]:
-        """Hooks on sharded tensors would time the gathering too: no spans."""
+        """No spans, because hooks on sharded tensors would include the all-gather."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""Exchanges inside one traced step, as PyTorch's profiler sees them on the threads that move the data."""
+"""Spans of exchanges in one traced step, from PyTorch's profiler on the communication threads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["ExchangeTrace"]
 
 ORIGIN = "paceline: the step begins"
 OTHERS = ("broadcast", "barrier", "send", "recv")
-"""What ranks exchange beside gradients."""
+"""Names of exchanges other than gradients."""
 
 
 class ExchangeTrace:
-    """Profiles what happens inside it if there are other ranks; they begin together."""
+    """Profiles a block if there are several ranks, after a barrier."""
 
     def __init__(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
@@ -36,7 +36,7 @@ class ExchangeTrace:
             self._profile.__exit__(kind, error, trace)
 
     def begin(self) -> None:
-        """The step begins now: spans count from here."""
+        """Mark the start of the step, the origin of the spans."""
         if self._on:
             with record_function(ORIGIN):
                 pass

@@ -1,1 +1,1 @@
-"""A user's own training command."""
+"""User scripts: any training command."""

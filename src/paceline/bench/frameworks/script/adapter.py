@@ -1,4 +1,4 @@
-"""How a user's own command becomes a process that is measured like any other."""
+"""The adapter for a user's training command."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ GROUPS = ("throughput", "per_rank", "seconds")
 
 
 class OwnScript:
-    """Runs the study's command, which starts its own ranks, and reads its speed from what it prints."""
+    """Runs the command of the study, which starts its own ranks, and extracts the speed from its output."""
 
     name = "script"
 
     def environment(self, mode: str) -> str:
-        """An empty one: the command brings its own."""
+        """An empty environment: the command has its own."""
         return "script"
 
     def refusal(self, case: Case) -> str | None:
-        """A study that names `script` must say what to run and how to read it."""
+        """Refuse a study without a command."""
         if case.script is None:
             return "the study has no [script] table: give command, and pattern unless it prints Paceline's lines"
         if case.script.environment and find_environment(case.script.environment) is None:

@@ -1,7 +1,7 @@
-"""Runs a user's command and turns what it prints into the same events as any framework's worker.
+"""The worker for a user's command: converts its output to the events of a worker.
 
 Paceline's line protocol: `paceline: {"seconds": 0.0123}` for each step, or `paceline: {"throughput": 5200.0}` in
-samples per second of all ranks; anything else that it prints is kept in the log.
+samples per second of all ranks; all other output is kept in the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "paceline: "
 
 
 def main() -> None:
-    """Run the command to its end; without a single reading the run has failed."""
+    """Run the command to its end; without any measurement the run has failed."""
     with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
         job = json.load(file)
     paths = [os.environ["PACELINE_EVENTS"].replace("rank-0", f"rank-{rank}") for rank in range(job["ranks"])]
@@ -64,7 +64,7 @@ def _lines(process: Any) -> Iterator[str]:
 
 
 def command_of(job: Job) -> list[str]:
-    """The command with its blanks filled in."""
+    """The command with its placeholders substituted."""
     folder = os.environ.get("PACELINE_BIN", "")
     blanks = {"ranks": job["ranks"], "batch": job["batch"], "threads": job["threads"], "bin": folder}
     blanks["here"] = os.environ["PACELINE_HERE"]
@@ -73,7 +73,7 @@ def command_of(job: Job) -> list[str]:
 
 
 def reading_of(line: str, job: Job) -> float | None:
-    """Seconds of a step that a line of output tells, if it tells any."""
+    """Seconds of a step according to a line of output, or None."""
     samples = job["ranks"] * job["batch"]
     if job["script"]["pattern"] is None:
         if not line.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""How a case becomes SINGA processes."""
+"""The adapter that converts a case to SINGA processes."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Singa(PolicyAdapter):
     labels = ("unsupported combination: SINGA 3.0.0.dev1's extension for CPython 3.6 loaded into 3.11",)
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """The ranks under one mpirun."""
+        """All ranks under one mpirun."""
         return mpi_processes(launch, self.module)

@@ -11,7 +11,7 @@ warnings.filterwarnings("ignore")
 
 import numpy as np  # noqa: E402
 
-np.int, np.float = int, float  # type: ignore[attr-defined]  # SINGA's preview uses NumPy's old names
+np.int, np.float = int, float  # type: ignore[attr-defined]  # SINGA's preview uses removed names of NumPy
 
 from singa import autograd, data, device, tensor  # noqa: E402
 
@@ -72,7 +72,7 @@ class SingaSession(ArraySession):
             yield self.place(*self.arrange(inputs / np.float32(127.5) - np.float32(1), targets))
 
     def run(self, part: str, batch: Any) -> None:
-        """One step."""
+        """Run one step up to and including a part."""
         inputs, targets = batch
         self.loss = SoftmaxCrossEntropy(targets)(self.net(inputs))[0]
         if part == "forward":
@@ -96,11 +96,11 @@ class SingaSession(ArraySession):
         tensor.axpy(-RATE, momentum, parameter)
 
     def sync(self) -> None:
-        """SINGA's CPU device computes at once; reading the loss makes sure."""
+        """SINGA's CPU device is synchronous; reading the loss guarantees completion."""
         tensor.to_numpy(self.loss)
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Set parameters."""
+        """Set all trainable tensors."""
         for name, array in tensors.items():
             native = np.ascontiguousarray(self.net.native(name, array), np.float32)
             self.net.tensors[name].copy_from_numpy(native)
@@ -110,7 +110,7 @@ class SingaSession(ArraySession):
         return {name: self.net.plain(name, tensor.to_numpy(value)) for name, value in self.net.tensors.items()}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         inputs, targets = self.batch
         logits = self.net(inputs)
         loss = SoftmaxCrossEntropy(targets)(logits)[0]
@@ -119,12 +119,12 @@ class SingaSession(ArraySession):
         return tensor.to_numpy(logits), float(tensor.to_numpy(loss).sum()), gradients
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         wrapper = "none" if self.world is None else "mpi4py all-reduce"
         return {"loss": float(tensor.to_numpy(self.loss).sum()), "wrapper": wrapper}
 
     def close(self) -> None:
-        """Leave together, as MPI demands; its reader is a process that would stay."""
+        """Leave the group of ranks, as MPI requires, and end the reader process."""
         if self.images is not None:
             self.images.end()
         if self.world is not None:
@@ -134,7 +134,7 @@ class SingaSession(ArraySession):
 
 
 class _Images(data.ImageBatchIter):
-    """SINGA's reader, whose process ends with this one."""
+    """SINGA's reader with a process that ends with this process."""
 
     def run(self) -> None:
         """Read, for ever."""
@@ -143,7 +143,7 @@ class _Images(data.ImageBatchIter):
 
 
 class _Picture:
-    """An image as ImageBatchIter takes it, which asks for RGB whatever the file holds."""
+    """An image for ImageBatchIter, which requires RGB."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Carries arrays into and out of SINGA's tensors, past its SWIG layer, which does not know this NumPy.
+"""Copies of arrays to and from SINGA's tensors without its SWIG layer, which does not support this NumPy.
 
 The preview wheel's typemaps reject every array. Its library exports the C++ methods themselves, so they are called by
 their mangled names on the object that the SWIG proxy points to.
@@ -40,7 +40,7 @@ def _copy_out(self: Any, size: int, *_: Any) -> Any:
 
 
 class SoftmaxCrossEntropy(autograd.Operator):
-    """The mean loss; SINGA's own divides in place, which its proxies for CPython 3.6 do not survive here."""
+    """The mean loss; SINGA's own loss divides in place, which crashes its proxies for CPython 3.6."""
 
     def __init__(self, targets: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How a case becomes TensorFlow processes."""
+"""The adapter that converts a case to TensorFlow processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TensorFlow(PolicyAdapter):
     choices: ClassVar = {"transport": ("grpc", "nccl"), "algorithm": ("ring",), "bucket": ()}
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """One worker per rank; with a parameter server, that too."""
+        """One worker per rank, and the parameter server if the mode has one."""
         if launch.case.framework.endswith("/parameter_server"):
             ranks = rank_processes(launch, f"{FOLDER}.worker_ps", lambda placed: _server_cluster(launch))
             return [*_servers(launch), *ranks]
         return super().processes(launch)
 
     def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
-        """The cluster as TensorFlow wants to read it."""
+        """The cluster in TensorFlow's format."""
         return cluster_config(launch, placed) if launch.case.ranks > 1 else {}
 
 

@@ -18,7 +18,7 @@ __all__ = ["TensorFlowSession"]
 
 
 class TensorFlowSession(ArraySession):
-    """A custom training loop in tf.function, as TensorFlow's distributed guides teach it."""
+    """A custom training loop in tf.function, as in TensorFlow's guides to distributed training."""
 
     def setup(self) -> None:
         """Join the strategy, build variables inside its scope, compile the passes."""
@@ -43,7 +43,7 @@ class TensorFlowSession(ArraySession):
         return TensorFlowNetwork(self.job["network"], training=self.training)
 
     def join(self) -> Any:
-        """The strategy that holds the ranks together."""
+        """The distribution strategy of the ranks."""
         return _strategy(self.job) if self.ranks > 1 else tf.distribute.get_strategy()
 
     def arrange(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -66,7 +66,7 @@ class TensorFlowSession(ArraySession):
         self.loss = result[0] if isinstance(result, tuple) else result
 
     def sync(self) -> None:
-        """Kernels of a tf.function on CPU end before it returns; reading the loss makes sure."""
+        """On CPU a tf.function returns after its kernels; reading the loss guarantees completion."""
         tf.nest.map_structure(lambda value: value.numpy(), self.strategy.experimental_local_results(self.loss)[:1])
 
     def _forward(self, inputs: Any, targets: Any) -> Any:
@@ -84,7 +84,7 @@ class TensorFlowSession(ArraySession):
     def _compute(self, inputs: Any, targets: Any) -> Any:
         def replica(inputs: Any, targets: Any) -> Any:
             loss, gradients = self._gradients(inputs, targets)
-            return loss, gradients  # results that nobody reads would be optimised away
+            return loss, gradients  # unused results would be optimized away
 
         return self.strategy.run(replica, args=(inputs, targets))
 
@@ -113,14 +113,14 @@ class TensorFlowSession(ArraySession):
         return {name: self.net.plain(name, self.net.tensors[name].numpy()) for name in self.names}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
-        """What the resident batch gives."""
+        """Logits, loss and gradients of the resident batch, without exchange."""
         logits = self.net(self.batch[0])
         loss, gradients = self._gradients(*self.batch)
         found = {name: self.net.plain(name, grad.numpy()) for name, grad in zip(self.names, gradients, strict=True)}
         return logits.numpy(), float(loss), found
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         loss = self.strategy.experimental_local_results(self.loss)[0]
         return {"loss": float(loss), "wrapper": type(self.strategy).__name__}
 

@@ -1,4 +1,4 @@
-"""Reads the job's files by tf.data."""
+"""tf.data pipelines for the job's files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The measured TensorFlow process with ParameterServerStrategy: rank 0 drives the workers, one for each rank.
 
 Workers and the parameter server are processes of their own. A step of rank 0 schedules one training step for each
-worker and waits for all; the other ranks wait for its word, so that their clocks agree.
+worker and waits for all; the other ranks wait for its message, so that their step times agree.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChiefSession(TensorFlowSession):
         self.waiting.release()
 
     def sync(self) -> None:
-        """The coordinator has joined already."""
+        """Nothing to wait for: the coordinator has joined."""
 
     def _forward(self, inputs: Any, targets: Any) -> Any:
         return cross_entropy(self.net(inputs), targets)
@@ -79,7 +79,7 @@ class ChiefSession(TensorFlowSession):
         return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.variables)]
 
     def _compute(self, inputs: Any, targets: Any) -> Any:
-        """Gradients come back as one number: to send them whole would count their way to the chief as backward."""
+        """Return the gradients as one number: sending them to the chief would count as backward."""
         loss, gradients = self._gradients(inputs, targets)
         return loss, tf.add_n([tf.reduce_sum(gradient) for gradient in gradients])
 
@@ -92,19 +92,19 @@ class ChiefSession(TensorFlowSession):
         return loss
 
     def facts(self) -> dict[str, Any]:
-        """What the session did."""
+        """Facts of the session for the run: loss and wrapper."""
         return {"loss": float(np.asarray(self.loss)), "wrapper": "ParameterServerStrategy"}
 
     def close(self) -> None:
-        """The followers end when this rank hangs up."""
+        """Close the connections; the followers then end."""
         self.waiting.close()
 
 
 class FollowerSession(ArraySession):
-    """Another rank: its worker computes when the chief says so; its steps last as long as the chief's."""
+    """Another rank: its worker computes on the chief's command, and its steps are as long as the chief's."""
 
     def setup(self) -> None:
-        """Call the chief."""
+        """Connect to the chief."""
         self.same = SAME
         self.versions = {"tensorflow": tf.__version__}
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -118,13 +118,13 @@ class FollowerSession(ArraySession):
         return None
 
     def run(self, part: str, batch: Any) -> None:
-        """Wait for the chief's word."""
+        """Wait for the chief's message."""
         if not self.chief.recv(1):
             raise ConnectionError("the chief is gone")
 
 
 class _Followers:
-    """The chief's lines to the other ranks."""
+    """The chief's connections to the other ranks."""
 
     def __init__(self, ranks: int) -> None:
         self._lines = []
@@ -135,12 +135,12 @@ class _Followers:
             self._lines = [server.accept()[0] for _ in range(ranks - 1)]
 
     def release(self) -> None:
-        """The step is over."""
+        """Notify the other ranks that the step has ended."""
         for line in self._lines:
             line.sendall(b".")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for line in self._lines:
             line.close()
 
@@ -160,7 +160,7 @@ def _cluster() -> dict[str, list[str]]:
 
 
 def make_session(job: Any, rank: int) -> Any:
-    """The chief or one that follows."""
+    """The session of the chief or of a follower."""
     return ChiefSession(job, rank) if rank == 0 else FollowerSession(job, rank)
 
 

@@ -11,7 +11,7 @@ __all__ = ["serve"]
 
 
 def serve() -> None:
-    """Serve until ended."""
+    """Serve until the launch ends."""
     threads = int(os.environ["OMP_NUM_THREADS"])
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     cluster = tf.train.ClusterSpec(json.loads(os.environ["PACELINE_CLUSTER"]))

@@ -1,1 +1,1 @@
-"""Emulated devices: how long each layer takes, the clock that takes that long, and whether the machine kept up."""
+"""Emulated devices: layer times, the device clock, and the check whether the machine kept up."""

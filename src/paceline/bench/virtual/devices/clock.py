@@ -1,4 +1,4 @@
-"""A pretend device: compute is time that passes on its clock, and a record of how well the host kept up with it.
+"""The clock of an emulated device, and the record of how well the host kept up with it.
 
 Work is queued on the device's own clock, as on an accelerator: a host that is late (waking up, running hooks, copying
 gradients that a device would copy itself) does not delay the device as long as it catches up within the step.
@@ -19,7 +19,7 @@ from typing import Any
 __all__ = ["DeviceClock", "KeepingUp", "exact_timers", "real_time"]
 
 WAKE_S = 30e-6
-"""What it takes to wake a thread on an idle core; no lateness, because streams go on meanwhile."""
+"""Wake-up time of a thread on an idle core; not lateness, because streams continue meanwhile."""
 _TIMER_SLACK = 29
 
 
@@ -36,14 +36,14 @@ class DeviceClock:
         self._factor = 1.0
         self._behind = 0.0
         self.late_s = 0.0
-        """Real seconds by which the host came to the end of its compute later than the device, over all steps."""
+        """Real seconds by which the host finished its compute later than the device, over all steps."""
         least = emulation.get("least_tail")
         self._least_tail = None if least is None else least * dilation
         self.beyond_s = 0.0
-        """Real seconds from the end of compute to the end of the exchange beyond the least that the links allow."""
+        """Real seconds from the end of compute to the end of the exchange, minus the minimum of the links."""
 
     def begin_step(self) -> None:
-        """A step starts now; its luck is drawn."""
+        """Start a step and draw its jitter."""
         self.late_s += self._behind
         self._behind = 0.0
         self._free_at = time.perf_counter()
@@ -53,7 +53,7 @@ class DeviceClock:
             self._factor *= self._emulation["straggle_factor"]
 
     def run(self, seconds: float) -> None:
-        """Occupy the device for some emulated seconds; returns when it is done with them."""
+        """Occupy the device for some emulated seconds and wait until they have passed."""
         now = time.perf_counter()
         self._free_at = max(self._free_at, now - self._forgiven) + seconds * self._factor * self._dilation
         rest = self._free_at - now
@@ -62,7 +62,7 @@ class DeviceClock:
             time.sleep(rest)
 
     def end_compute(self) -> None:
-        """Forward and backward are over; what the host is behind by now is lateness, what comes next starts now."""
+        """End the compute of a step and record the lateness of the host."""
         now = time.perf_counter()
         self.late_s += self._behind
         self._behind = 0.0
@@ -72,17 +72,17 @@ class DeviceClock:
 
     @property
     def bounds_exchange(self) -> bool:
-        """Whether it is known how soon after its compute a step could have ended."""
+        """Whether the minimum time between compute and end of a step is known."""
         return self._least_tail is not None
 
     def waited_for_data(self) -> None:
-        """The device stood still for its peers until now, rightly: that is not the host's lateness."""
+        """Advance the clock to now after a wait for peers, which is not lateness of the host."""
         self._free_at = max(self._free_at, time.perf_counter())
         self._behind = 0.0
 
 
 class KeepingUp:
-    """Whether the machine kept up with what it emulates, between two moments."""
+    """Records whether the machine kept up with the emulation during an interval."""
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class KeepingUp:
         return time.perf_counter(), self._clock.late_s, self._clock.beyond_s, _queued()
 
     def report(self) -> dict[str, float]:
-        """Shares of the time since the beginning: host late, worst thread kept waiting, exchange beyond its least."""
+        """Shares of the elapsed time: host late, most delayed thread waiting, exchange beyond its minimum."""
         (begin, late_before, beyond_before, before), (end, late, beyond, after) = self._begin, self._sample()
         seconds = end - begin
         waits = [0.0]
@@ -109,7 +109,7 @@ def exact_timers() -> None:
 
 
 def real_time(priority: int = 10) -> bool:
-    """Give this process real-time priority and exact timers; without it wake-ups stall by a scheduler tick."""
+    """Set real-time priority and exact timers; without them wake-ups are late by a scheduler tick."""
     exact_timers()
     with contextlib.suppress(PermissionError, OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
@@ -118,9 +118,9 @@ def real_time(priority: int = 10) -> bool:
 
 
 def _queued() -> dict[str, tuple[float, int]]:
-    """For each thread that moves data: seconds it was ready to run and did not, and how often it got a turn."""
+    """By communication thread: seconds in the run queue, and number of times it was scheduled."""
     waits = {}
-    main = f"/proc/self/task/{os.getpid()}/schedstat"  # its lateness is measured on the device's clock
+    main = f"/proc/self/task/{os.getpid()}/schedstat"  # its lateness is measured on the device clock
     for path in set(glob.glob("/proc/self/task/*/schedstat")) - {main}:
         with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
             _, waited, turns = file.read().split()

@@ -1,7 +1,7 @@
-"""Time dilation: how much slower a cluster must be played so that this machine can keep up, and whether it did.
+"""Time dilation: the factor at which this machine can emulate a cluster, and the check whether it kept up.
 
 Links and compute are slowed by the same factor and every time is divided by it. The factor is the smallest round one at
-which moving the gradients costs the machine little beside what the emulated links take, or hides behind compute.
+which moving the gradients costs the machine little compared with the emulated links, or overlaps with compute.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from paceline.bench.virtual.links.delay import LEAST_LATENCY_S, PLAYABLE_LATENCY
 __all__ = ["ExchangeLoad", "Faithfulness", "choose_dilation", "judge"]
 
 MOVED_PER_CORE = 300e6
-"""Bytes per second of gradients, summed over all ranks, that one core moves without disturbing anything."""
+"""Bytes per second of gradients of all ranks that one core moves without measurable disturbance."""
 STEP_S = 1.5e-3
-"""Seconds that a step takes the host of a rank beside waiting: hooks, copies, waking up."""
+"""Seconds of a step that the host of a rank spends on hooks, copies and wake-ups."""
 COPIES, COPIED_PER_S = 2, 2e9
-"""Copies of the last gradient that nothing hides and a device would make itself, and the host's rate for them."""
+"""Number of exposed copies of the last gradient that a device would make itself, and the copy rate of the host."""
 HOP_S = 100e-6
 HOP_PER_RANK_S = 10e-6
-"""Seconds that one hop of a ring takes the machine: of itself, and for each rank that shares its cores."""
+"""Seconds of one hop of a ring on this machine: a constant, and a part per rank that shares its cores."""
 DISTURBANCE = 0.0075
-"""Share of a step that the machine's own cost may add."""
+"""Largest share of a step that the machine's own cost may add."""
 LARGEST = 20000.0
 
 LARGEST_ERROR = 0.03
-"""Share of a step that the machine may have added before a run is no result."""
+"""Largest share of a step that the machine may have added to a valid run."""
 
 
 @dataclass(frozen=True)
 class ExchangeLoad:
-    """What one step of a case asks of the machine, in emulated time."""
+    """The load of one step of a case on the machine, in emulated time."""
 
     ranks: int
     rates: tuple[float, ...]
@@ -45,27 +45,27 @@ class ExchangeLoad:
     step_s: float
     """Compute of the fastest device."""
     latency: float = 0.0
-    """Shortest one-way time between hosts that is asked for."""
+    """Shortest requested one-way latency between hosts."""
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Whether an emulated run is a result: the largest shares over its ranks, and what they may have added."""
+    """The accuracy of an emulated run: the largest shares over its ranks, and the time they may have added."""
 
     late_share: float
-    """Time that a host was late for its device."""
+    """Share of the time that a host was late for its device."""
     queued_share: float
-    """Time that a thread which moves gradients waited for a core."""
+    """Share of the time that a communication thread waited for a core."""
     dilation: float
     beyond_share: float = math.inf
-    """Time from the end of compute to the end of the exchange beyond what the links need; the least of all ranks."""
+    """Share of the exchange after the end of compute, minus that of the links; minimum of all ranks."""
 
     @property
     def error(self) -> float:
-        """Largest share of a step that the machine, not the emulated cluster, may have caused: the lower of two bounds.
+        """Upper bound of the share of a step that the machine added: the lower of two bounds.
 
-        What kept threads waiting may be hidden behind compute; what came after the compute of the rank that waited
-        least, beyond the links' own time for the last gradient, holds everything that was added.
+        Waiting of threads may be hidden behind compute. The time after the compute of the rank that waited least, minus
+        the time of the links for the last gradients, includes everything that was added.
         """
         return min(self.late_share + self.queued_share, self.beyond_share)
 
@@ -87,7 +87,7 @@ class Faithfulness:
 
 
 def choose_dilation(load: ExchangeLoad, *, cores: int | None = None, slower: float = 1.0) -> float:
-    """The smallest round factor at which this machine plays the load faithfully; `slower` multiplies it."""
+    """The smallest round factor at which this machine emulates the load accurately; `slower` multiplies it."""
     if load.ranks < 2 or load.step_s <= 0:
         return 1.0
     moved = (cores or os.cpu_count() or 1) * MOVED_PER_CORE
@@ -108,7 +108,7 @@ def _hops(ranks: int) -> float:
 
 
 def _round_up(factor: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ...: clusters are then reused from case to case."""
+    """The next of 1, 2, 5, 10, 20, ..., so that cases can share a cluster."""
     scale = 1.0
     while scale <= LARGEST:
         for step in (1, 2, 5):
@@ -119,7 +119,7 @@ def _round_up(factor: float) -> float:
 
 
 def judge(reports: Sequence[Mapping[str, float]], *, dilation: float) -> Faithfulness:
-    """The worst of all ranks' reports; of what came after compute the least, because ranks wait for the slowest."""
+    """The maximum over all ranks; for the time after compute the minimum, because ranks wait for the slowest."""
     return Faithfulness(
         late_share=max(report["late_share"] for report in reports),
         queued_share=max(report["queued_share"] for report in reports),

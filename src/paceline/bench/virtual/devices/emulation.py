@@ -1,4 +1,4 @@
-"""What emulated devices take for a case: the document for their workers, and what a step asks of this machine."""
+"""Emulation of a case: the layer times for the workers, and the load of a step on this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _profiled(path: Path, network: Network, *, speed: float) -> LayerTimes:
 
 
 def emulation_document(devices: Sequence[Device], case: Case) -> list[dict[str, Any]]:
-    """What each rank's worker needs to pretend, as JSON data in order of ranks; all devices must be emulated."""
+    """The emulation parameters of each rank's worker as JSON data; all devices must be emulated."""
     real = next((device for device in devices if device.emulation is None), None)
     if real is not None:
         raise Unsupported(
@@ -110,11 +110,11 @@ def _buckets(case: Case, placed: Sequence[Placed], backward: Floats) -> list[flo
 
 
 def least_tail(case: Case, device: Device) -> float | None:
-    """Seconds that the exchange must go on after the device's last compute of a step; none where that is not known.
+    """Minimum seconds of exchange after the last compute of a step; None if unknown.
 
-    A layer's gradients cannot leave before its backward pass is over, and no all-reduce sends less than 2 (H-1)/H of
-    them over the link of each of H hosts: what is ready late must still pass, and the very last goes around the ring.
-    An unsteady device's passes take longer at times; then only the very last are sure to be outstanding.
+    The gradients of a layer cannot be sent before its backward pass ends, and no all-reduce sends less than 2 (H-1)/H
+    of them over the link of each of H hosts: gradients that are ready late must still be sent, and the last goes around
+    the ring. With jitter a pass may take longer; then only the last gradients are certain to be outstanding.
     """
     strategy, emulation = case.strategy, device.emulation
     if case.framework != "pytorch/ddp" or strategy.compression != "none" or strategy.precision != "float32":
@@ -138,5 +138,5 @@ def _placed(case: Case) -> tuple[Placed, ...]:
 
 
 def _seconds_per_byte(hosts: list[Host]) -> float:
-    """What the slowest link needs for each byte of gradients, at the least."""
+    """Minimum seconds per byte of gradients on the slowest link."""
     return 2 * (len(hosts) - 1) / len(hosts) / min(host.link.bandwidth * host.nics for host in hosts)

@@ -1,1 +1,1 @@
-"""Hosts of a virtual cluster: namespaces, the process that holds them, their state on disk, throttled devices."""
+"""Hosts of a virtual cluster: namespaces, the holder process, state on disk, throttled devices."""

@@ -1,4 +1,4 @@
-"""Commands that run on a host of a virtual cluster: entered by process number, killed with whoever started them."""
+"""Commands on a host of a virtual cluster, which are killed together with their parent process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def on_network(pid: int, command: Sequence[str]) -> list[str]:
 
 
 def run_script(pid: int, tool: Sequence[str], lines: Sequence[str]) -> None:
-    """Feed lines to a batch tool (`ip -batch -`) on a host's network; the first complaint ends it."""
+    """Run a batch tool (`ip -batch -`) with these lines in the network of a host; an error raises."""
     if not lines:
         return
     done = subprocess.run(

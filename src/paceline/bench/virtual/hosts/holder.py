@@ -1,12 +1,12 @@
 """The process that holds a virtual cluster's namespaces, so that the kernel itself takes the cluster down.
 
-    holder                    waits for its owner and its keeper; removes what is left when either is gone
+    holder                    waits for its owner and its keeper; cleans up when either is gone
     └── keeper                pid 1 of the cluster's process namespace; its network namespace holds the switch
         ├── host "a"          pid 1 of the host's process namespace; own network, host name and mounts
         └── host "b"
 
-Nothing has a name outside these processes. When the holder or the keeper dies, by any signal, the kernel kills every
-process of every host and with the last of them the namespaces, interfaces and shaping go.
+No resource has a name outside these processes. When the holder or the keeper dies, by any signal, the kernel kills
+every process of every host and with the last of them the namespaces, interfaces and shaping go.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(directory: str, owner: str) -> int:
 
 
 def _keep(hosts: list[str], report: socket.socket, *, hosts_file: Path) -> None:
-    """Become the cluster's first process: make the hosts, then reap orphans for ever."""
+    """Become the first process of the cluster: create the hosts, then reap orphans."""
     syscalls.die_with_parent()
     os.setsid()
     syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
@@ -68,7 +68,7 @@ def _keep(hosts: list[str], report: socket.socket, *, hosts_file: Path) -> None:
 
 
 def _be_host(name: str, report: socket.socket, *, hosts_file: Path) -> None:
-    """Become a host's first process, with a network, a name and mounts of its own."""
+    """Become the first process of a host, with a separate network, host name and mounts."""
     syscalls.die_with_parent()
     syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNS)
     syscalls.set_host_name(name)
@@ -79,7 +79,7 @@ def _be_host(name: str, report: socket.socket, *, hosts_file: Path) -> None:
 
 
 def _mount_own(hosts_file: Path) -> None:
-    """The host's own view of processes, devices of the network, shared memory, and names of its peers."""
+    """Mount the host's view of processes, network devices, shared memory, and names of its peers."""
     groups = str(hosts_file.parent / "cgroup")
     Path(groups).mkdir(exist_ok=True)
     syscalls.mount("/sys/fs/cgroup", groups, flags=syscalls.MS_BIND | syscalls.MS_REC)
@@ -91,7 +91,7 @@ def _mount_own(hosts_file: Path) -> None:
 
 
 def _reap_for_ever() -> None:
-    """What a first process does: wait for whatever was left to it."""
+    """Reap orphaned processes, the task of a first process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         try:
@@ -103,7 +103,7 @@ def _reap_for_ever() -> None:
 
 
 def _collect(report: socket.socket, *, expected: int) -> dict[str, int]:
-    """Each host's first process as this process numbers it; the kernel translates the sender's number."""
+    """The pid of the first process of each host in this namespace; the kernel translates the pid of the sender."""
     report.settimeout(10)
     pids: dict[str, int] = {}
     while len(pids) < expected:
@@ -120,9 +120,9 @@ def _announce(home: Path, keeper: int, pids: dict[str, int]) -> None:
 
 
 def _wait(keeper: int, *, owner: int) -> None:
-    """Until the keeper ends, the owner dies (0 stands for nobody), or a termination signal comes.
+    """Wait until the keeper ends, the owner dies (0: no owner), or a termination signal arrives.
 
-    SIGUSR1 frees it from its owner: the cluster is complete and stays.
+    SIGUSR1 releases it from its owner: the cluster is complete and stays.
     """
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write)
@@ -146,7 +146,7 @@ def _wait(keeper: int, *, owner: int) -> None:
 
 
 def _remove(home: Path, keeper: int) -> None:
-    """Kill everything inside, wait until it is gone, remove control groups and the state."""
+    """Kill all processes of the cluster, wait for them, and remove control groups and state."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(keeper, signal.SIGKILL)
     os.waitpid(keeper, 0)

@@ -1,4 +1,4 @@
-"""What is known on disk about virtual clusters that are up: one directory each, owned by its holder process."""
+"""State of running virtual clusters on disk: one directory each, owned by its holder process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Processes", "find", "forget", "is_alive", "listing", "read_processes
 
 @dataclass(frozen=True)
 class Processes:
-    """Process numbers of a cluster, as seen outside it."""
+    """Pids of the processes of a cluster, in the outer namespace."""
 
     holder: int
     keeper: int
@@ -25,13 +25,13 @@ class Processes:
 
 
 def state_directory() -> Path:
-    """Where clusters keep their state: $XDG_STATE_HOME/paceline/clusters."""
+    """The state directory of clusters: $XDG_STATE_HOME/paceline/clusters."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "paceline" / "clusters"
 
 
 def read_processes(home: Path) -> Processes | None:
-    """The processes of a cluster; none while it is being made or after it is gone."""
+    """The processes of a cluster; None before it is complete and after it has ended."""
     try:
         data = json.loads((home / "processes.json").read_text())
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def read_processes(home: Path) -> Processes | None:
 
 
 def is_alive(home: Path) -> bool:
-    """Whether the holder of this very cluster runs: its command line names the directory."""
+    """Whether the holder of this cluster runs, identified by the directory in its command line."""
     processes = read_processes(home)
     if processes is None:
         return False
@@ -52,14 +52,14 @@ def is_alive(home: Path) -> bool:
 
 
 def listing() -> list[Path]:
-    """Directories of the clusters that are up and complete, by name."""
+    """Directories of the running, complete clusters by name."""
     root = state_directory()
     homes = sorted(root.iterdir()) if root.is_dir() else []
     return [home for home in homes if (home / "cluster.json").exists() and is_alive(home)]
 
 
 def find(name: str) -> Path:
-    """The directory of a cluster that is up."""
+    """The directory of a running cluster."""
     for home in listing():
         if home.name == name:
             return home
@@ -67,7 +67,7 @@ def find(name: str) -> Path:
 
 
 def sweep(*, older_than_s: float = 60.0) -> list[str]:
-    """Remove what clusters left whose holder was killed: control groups and state, never anything alive."""
+    """Remove control groups and state of clusters whose holder was killed; running clusters are not touched."""
     root = state_directory()
     gone = []
     for home in root.iterdir() if root.is_dir() else []:
@@ -85,5 +85,5 @@ def forget(home: Path) -> None:
 
 
 def _is_young(home: Path, seconds: float) -> bool:
-    """Still being made, perhaps."""
+    """Whether a cluster may still be under construction."""
     return time.time() - home.stat().st_mtime < seconds

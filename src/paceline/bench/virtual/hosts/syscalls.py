@@ -1,4 +1,4 @@
-"""The Linux calls that Python 3.11 does not offer: namespaces, mounts, and dying with one's parent."""
+"""Linux system calls that Python 3.11 does not offer: namespaces, mounts, parent-death signal."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def set_host_name(name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent dies, however it dies."""
+    """Let the kernel kill this process when its parent dies."""
     _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

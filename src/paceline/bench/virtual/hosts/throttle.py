@@ -1,4 +1,4 @@
-"""Real devices made slower: a share of a processor by control group, by duty cycle where there are none.
+"""Throttled real devices: a share of a processor, by control group or by duty cycle.
 
 A quota of 0.5 lets a rank run half of each period. The control group is version 1 (`cpu.cfs_quota_us`) or 2
 (`cpu.max`), whichever the kernel offers with a cpu controller; real-time ranks are not bound by either.
@@ -23,7 +23,7 @@ _PREFIX = "paceline-"
 
 
 def _controller() -> Path | None:
-    """Where processor quotas are set on this machine, if anywhere."""
+    """The control-group directory for CPU quotas, if any."""
     if (_ROOT / "cpu" / "cpu.cfs_quota_us").exists() or (_ROOT / "cpu" / "cpu.shares").exists():
         return _ROOT / "cpu"
     controllers = _ROOT / "cgroup.subtree_control"
@@ -33,7 +33,7 @@ def _controller() -> Path | None:
 
 
 def group_for(instance: str, label: str, *, share: float, cores: int = 1) -> Path | None:
-    """A control group that holds its processes to a share of some cores; none if the kernel has no such thing."""
+    """A control group that limits its processes to a share of some cores; None without control groups."""
     controller = _controller()
     if controller is None:
         return None
@@ -83,7 +83,7 @@ def _removed(group: Path) -> bool:
 
 
 def duty_cycle(pid: int, *, share: float, period_s: float = 0.02) -> None:
-    """Let a process run for a share of each period, until it ends; for machines without control groups."""
+    """Let a process run for a share of each period until it ends, for machines without control groups."""
     ended = os.pidfd_open(pid)
     try:
         while not select.select([ended], [], [], period_s * share)[0]:
@@ -97,7 +97,7 @@ def duty_cycle(pid: int, *, share: float, period_s: float = 0.02) -> None:
 
 
 def main(share: str, *command: str) -> int:
-    """Run a command by duty cycle and end as it ends."""
+    """Run a command with a duty cycle and exit with its exit code."""
     process = subprocess.Popen(command)
     duty_cycle(process.pid, share=float(share))
     code = process.wait()

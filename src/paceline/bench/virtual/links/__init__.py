@@ -1,1 +1,1 @@
-"""Links of a virtual cluster: rate, delay, and the measurements that prove both."""
+"""Links of a virtual cluster: rate, latency, and their verification."""

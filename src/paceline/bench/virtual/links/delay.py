@@ -1,6 +1,6 @@
-"""Latency, jitter and loss of links, by a small helper that holds packets: this kernel family often lacks netem.
+"""Latency, jitter and loss of links by a helper that delays packets, because many kernels lack netem.
 
-The helper is compiled on first use. What a packet's way costs anyway is measured before and taken off its delay.
+The helper is compiled on first use. The latency of the unshaped path is measured and subtracted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["LEAST_LATENCY_S", "PLAYABLE_LATENCY_S", "compiled_helper", "needs_de
 
 
 LEAST_LATENCY_S = 1e-4
-"""One-way times below this are shorter than the machine's own way between two processes."""
+"""One-way latencies below this are shorter than the machine's own latency between two processes."""
 PLAYABLE_LATENCY_S = 2.5e-4
-"""One-way times from this on can be held exactly; between the two the machine's own way is too large a part."""
+"""One-way latencies from this on can be emulated exactly; below, the machine's own latency is too large a part."""
 
 
 def needs_delay(layout: Layout) -> bool:
-    """Whether any link asks for jitter, loss, or more latency than the machine has anyway."""
+    """Whether any link has jitter, loss, or more latency than the machine itself."""
     links = [seat.link for seat in layout.seats]
     return any(link.latency >= LEAST_LATENCY_S or link.jitter or link.loss for link in links)
 
@@ -57,7 +57,7 @@ def _compile(source: bytes, program: Path) -> None:
 
 
 def start_delays(layout: Layout, *, keeper: int, hosts: dict[str, int], floor_s: float) -> None:
-    """Send arriving packets through the helper, which holds each as long as its path asks, less the bare time."""
+    """Queue packets for the helper, which delays each by the latency of its path minus the unshaped latency."""
     arguments: list[str] = []
     stop_delays(keeper=keeper, hosts=hosts)
     for seat in layout.seats:
@@ -98,7 +98,7 @@ def _restore(host: int, lines: list[str]) -> None:
 
 
 def stop_delays(*, keeper: int, hosts: dict[str, int]) -> None:
-    """Let packets pass unhindered again: no queues, and no helper (a child of the keeper, known by its program)."""
+    """Remove the queues and stop the helper (a child of the keeper, identified by its program)."""
     for host in hosts.values():
         _restore(host, ["*mangle", "-F INPUT"])
     program = compiled_helper()
@@ -109,7 +109,7 @@ def stop_delays(*, keeper: int, hosts: dict[str, int]) -> None:
 
 
 def _start(keeper: int, arguments: list[str]) -> None:
-    """Start the helper among the cluster's own processes, so that it ends with them."""
+    """Start the helper inside the cluster, so that it ends with the cluster."""
     command = ["nsenter", f"--target={keeper}", "--pid", "--", str(compiled_helper()), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0 or "ready" not in done.stdout:

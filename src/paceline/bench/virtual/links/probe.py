@@ -1,6 +1,6 @@
 """Measures one link from inside its hosts: bytes per second of a stream, round trips, and the other host's clock.
 
-Runs as a script with nothing but the standard library, so that any host with Python can take part:
+Runs as a script with the standard library only, so that it works on any host with Python:
 
     probe.py serve ADDRESS PORT             answers measurements until killed; prints "ready"
     probe.py rate ADDRESS PORT SECONDS      prints the bytes per second that arrived
@@ -23,18 +23,18 @@ _ASK = struct.Struct("!c")
 _TIME = struct.Struct("!d")
 _RATE = struct.Struct("!dd")
 _SETTLE_S = 0.1
-"""Time at the start of a stream that is not counted, while it speeds up."""
+"""Seconds at the start of a stream that are not counted (TCP slow start)."""
 _DROPPED = 5
 """First exchanges of a connection that are not counted."""
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Be ready for measurements."""
+    """Listen for measurements."""
     return socket.create_server((address, port), backlog=64)
 
 
 def serve(server: socket.socket) -> None:
-    """Answer measurements, several at once, for ever."""
+    """Serve measurements concurrently until killed."""
     with server:
         while True:
             peer, _ = server.accept()
@@ -53,7 +53,7 @@ def _answer(peer: socket.socket) -> None:
 
 
 def _count(peer: socket.socket) -> tuple[float, float]:
-    """Bytes that arrived after the stream settled, and in how many seconds."""
+    """Bytes that arrived after the start of the stream, and the seconds they took."""
     buffer = memoryview(bytearray(1 << 18))
     begin = settled_at = last = time.perf_counter()
     settled = total = 0
@@ -78,7 +78,7 @@ def rate(address: str, port: int, seconds: float) -> float:
 
 
 def exchanges(address: str, port: int, count: int) -> list[tuple[float, float, float]]:
-    """When each message was sent, the other side's clock on it, and when its answer came, all as wall clock."""
+    """Send time, time of the other side's clock, and receive time of each message, as wall clock."""
     found = []
     with _connect(address, port) as peer:
         peer.sendall(b"t")
@@ -113,7 +113,7 @@ def _say(value: object) -> None:
 
 
 def main(verb: str, address: str, port: str, *rest: str) -> int:
-    """One verb of the module's description."""
+    """Run one command of the module docstring."""
     if verb == "serve":
         server = listen(address, int(port))
         _say("ready")

@@ -1,6 +1,6 @@
-"""Wires and rates: each host joined to a switch by a pair of interfaces, with a token bucket on both of their ends.
+"""Link shaping: each host connects to a switch by a pair of interfaces with a token bucket at both ends.
 
-The asked bandwidth is what a TCP stream can carry; the bucket lets its headers through on top. Segments handed to the
+The requested bandwidth is the payload rate of a TCP stream; the bucket rate includes headers. Segments handed to the
 bucket are kept short in time (about 0.15 ms of the link), so that small messages are shaped like large ones, but no
 shorter than the machine can handle when all links are busy at once.
 """
@@ -20,9 +20,9 @@ PAYLOAD, FRAME = 1448, 1514
 """Bytes of a full TCP segment with timestamps, and of the frame that carries it."""
 SEGMENT_S = 150e-6
 SEGMENTS_PER_CORE = 6000
-"""Segments per second of all links together that one core passes on without being noticed."""
+"""Segments per second of all links that one core forwards without measurable disturbance."""
 FASTEST_SHAPED = 5e9
-"""Bytes per second above which a bucket no longer slows anything down on one machine."""
+"""Bytes per second above which a bucket has no effect on one machine."""
 _LONGEST_SEGMENT = 65536
 _HEADERS = 100
 _IP = ("ip", "-batch", "-")
@@ -30,13 +30,13 @@ _TC = ("tc", "-batch", "-")
 
 
 def connect(layout: Layout, *, keeper: int, hosts: dict[str, int]) -> None:
-    """Join all hosts to the switch and shape their links."""
+    """Connect all hosts to the switch and shape their links."""
     run_script(keeper, _IP, _switch_lines(layout, hosts))
     shape(layout, keeper=keeper, hosts=hosts)
 
 
 def shape(layout: Layout, *, keeper: int, hosts: dict[str, int]) -> None:
-    """Give every link its rate; on a cluster that is up already, its new rate."""
+    """Set the rate of every link, also on a running cluster."""
     run_script(keeper, _TC, [_bucket(seat.port, seat, segment_bytes(layout, seat)) for seat in layout.seats])
     for seat in layout.seats:
         segment = segment_bytes(layout, seat)
@@ -60,13 +60,13 @@ def _host_lines(seat: Seat, segment: int) -> list[str]:
         f"link set {INTERFACE} gso_max_size {segment} gso_max_segs {max(1, segment // PAYLOAD)}",
         f"address replace {seat.address}/24 dev {INTERFACE}",
         f"link set {INTERFACE} up",
-        # Congestion control by route, because a namespace may not choose its default; cubic fills a bucket evenly.
+        # Congestion control is set by route, because a namespace cannot set its default; cubic fills a bucket evenly.
         f"route change {network} dev {INTERFACE} proto kernel scope link src {seat.address} congctl cubic",
     ]
 
 
 def segment_bytes(layout: Layout, seat: Seat) -> int:
-    """Longest segment handed to the bucket; single frames where packets may be lost, so that each is lost by itself."""
+    """Longest segment for the bucket; single frames on links with loss, so that frames are lost independently."""
     if seat.link.loss:
         return PAYLOAD + _HEADERS
     busy = sum(other.link.bandwidth for other in layout.seats) / (SEGMENTS_PER_CORE * (os.cpu_count() or 1))

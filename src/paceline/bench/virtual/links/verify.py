@@ -1,4 +1,4 @@
-"""Proof that a virtual cluster's links are what was asked: each is measured, and refused if off by more than 5 %."""
+"""Verification of the links of a virtual cluster: each is measured, and refused if it deviates by more than 5 %."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PORT = 5199
 _RATE_S = 0.4
 _TRIPS = 60
 _PAUSES_S = (0.0, 1.0, 3.0)
-"""Seconds before what is off is measured once more: a busy moment is not the link's fault."""
+"""Seconds before a deviating link is measured again, because other load may have disturbed the measurement."""
 _TOGETHER = 100e6
-"""Bytes per second for each core that streams measured at the same time may move without disturbing each other."""
+"""Bytes per second per core that concurrent streams may move without disturbing each other."""
 
 
 @dataclass(frozen=True)
 class LinkCheck:
-    """One measurement against what was asked, in the time of the emulated cluster."""
+    """One measured and requested value of a link, in the time of the emulated cluster."""
 
     source: str
     target: str
@@ -42,11 +42,11 @@ class LinkCheck:
     asked: float
     measured: float
     binding: bool
-    """Whether being off refuses the cluster."""
+    """Whether a deviation refuses the cluster."""
 
     @property
     def error(self) -> float:
-        """Measured against asked, as a signed share."""
+        """Relative deviation of the measured from the requested value."""
         return self.measured / self.asked - 1
 
     @property
@@ -62,7 +62,7 @@ class LinkCheck:
 
 
 def verify_links(layout: Layout, hosts: dict[str, int]) -> tuple[LinkCheck, ...]:
-    """Measure every host's link both ways; an error if one is off by more than the tolerance."""
+    """Measure the link of every host in both directions; raise an error if one exceeds the tolerance."""
     if len(layout.seats) < 2:
         return ()
     with _serving(layout, hosts):
@@ -75,14 +75,14 @@ def verify_links(layout: Layout, hosts: dict[str, int]) -> tuple[LinkCheck, ...]
     wrong = [check for check in checks if not check.holds]
     if wrong:
         raise LaunchFailed(
-            "the virtual cluster's links are not what was asked:\n  " + "\n  ".join(map(str, wrong)),
+            "the links of the virtual cluster deviate from the request:\n  " + "\n  ".join(map(str, wrong)),
             hint=_advice(wrong, layout),
         )
     return tuple(checks)
 
 
 def _advice(wrong: Sequence[LinkCheck], layout: Layout) -> str:
-    """What to do about links that are off."""
+    """The hint for deviating links."""
     shortest = min((check.asked / 2 for check in wrong if check.kind == "round_trip"), default=math.inf)
     if shortest * layout.dilation < PLAYABLE_LATENCY_S:
         return (
@@ -100,7 +100,7 @@ def _checks(layout: Layout, hosts: dict[str, int]) -> list[LinkCheck]:
 
 
 def _again(check: LinkCheck, layout: Layout, hosts: dict[str, int]) -> LinkCheck:
-    """Measured once more, by itself; the nearer of both to what was asked."""
+    """Measure a path again separately; return the measurement with the smaller deviation."""
     source, target = layout.seat(check.source), layout.seat(check.target)
     if check.kind == "bandwidth":
         (repeated,) = _check_rates(layout, hosts, [(source, target)])
@@ -110,9 +110,9 @@ def _again(check: LinkCheck, layout: Layout, hosts: dict[str, int]) -> LinkCheck
 
 
 def link_paths(layout: Layout) -> list[tuple[Seat, Seat]]:
-    """Every host to and from one whose link is no narrower, so that each link is measured both ways at its full rate.
+    """Paths from and to every host whose peer has no slower link, so that each link is measured at its full rate.
 
-    The neighbour where that serves, else the widest; the narrower of two links is all that a path shows.
+    The peer is the neighbour if possible, else the host with the fastest link; a path is as fast as its slower link.
     """
     paths: dict[tuple[str, str], tuple[Seat, Seat]] = {}
     for number, seat in enumerate(layout.seats):
@@ -126,7 +126,7 @@ def link_paths(layout: Layout) -> list[tuple[Seat, Seat]]:
 
 
 def _rounds(paths: Sequence[tuple[Seat, Seat]]) -> list[list[tuple[Seat, Seat]]]:
-    """Paths that may be measured at the same time: no host twice, and no more than the machine moves with ease."""
+    """Groups of paths for concurrent measurement: no host twice, and within the capacity of the machine."""
     limit = _TOGETHER * (os.cpu_count() or 1)
     rounds: list[list[tuple[Seat, Seat]]] = []
     for path in paths:
@@ -142,7 +142,7 @@ def _rounds(paths: Sequence[tuple[Seat, Seat]]) -> list[list[tuple[Seat, Seat]]]
 
 
 def _check_rates(layout: Layout, hosts: dict[str, int], paths: Sequence[tuple[Seat, Seat]]) -> list[LinkCheck]:
-    """Rates of paths that are measured at the same time."""
+    """Rates of paths that are measured concurrently."""
     found = _streams(hosts, paths, seconds=_RATE_S)
     return [_rate_check(layout, *path, measured=rate) for path, rate in zip(paths, found, strict=True)]
 
@@ -173,7 +173,7 @@ def _check_trip(layout: Layout, hosts: dict[str, int], source: Seat, target: Sea
 
 
 def measure_trips(layout: Layout, hosts: dict[str, int]) -> tuple[float, float]:
-    """Asked and measured one-way seconds, both as medians over the first pairs of neighbours."""
+    """Requested and measured one-way latency, both as medians over the first pairs of neighbours."""
     pairs = list(zip(layout.seats[:4], layout.seats[1:5], strict=False))
     with _serving(layout, hosts):
         trips = [_median_trip(hosts[one.name], other.address) for one, other in pairs]
@@ -184,7 +184,7 @@ def measure_trips(layout: Layout, hosts: dict[str, int]) -> tuple[float, float]:
 def measure_streams(
     layout: Layout, hosts: dict[str, int], pairs: Sequence[tuple[str, str]], *, seconds: float
 ) -> list[float]:
-    """Bytes per second of streams that run at the same time, each from one host to another, in the machine's time."""
+    """Bytes per second of concurrent streams, each from one host to another, in the machine's time."""
     with _serving(layout, hosts):
         return _streams(hosts, [(layout.seat(a), layout.seat(b)) for a, b in pairs], seconds=seconds)
 
@@ -229,7 +229,7 @@ def _probe(host: int, verb: str, address: str, amount: str) -> str:
 
 @contextmanager
 def _serving(layout: Layout, hosts: dict[str, int]) -> Iterator[None]:
-    """A server of measurements on every host, for as long as the block lasts."""
+    """A measurement server on every host during the block."""
     servers = []
     try:
         for seat in layout.seats:
