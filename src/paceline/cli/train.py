@@ -14,10 +14,10 @@ from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.sites.site import Site
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, say
-from paceline.cli.place import place_options
+from paceline.cli.options import json_option, place_options
 from paceline.errors import InputError, LaunchFailed
 from paceline.model.plan.file import PlanFile, read_plan
+from paceline.report.terminal import emit, say
 from paceline.runtime.launch import Ended, Grouping, TrainingJob, num_ports, processes_of, reduced, watch
 from paceline.spec.cluster import place
 
