@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.frameworks.meeting import Meeting, join
+from paceline.bench.frameworks.meeting import Meeting, join_meeting
 from paceline.bench.sites.local import free_ports
 
 
@@ -21,7 +21,7 @@ def together(ranks: int, act: Callable[[Meeting], Any], before: Callable[[int], 
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:
-        meeting = join(rank, ranks, address="127.0.0.1", port=port, token="secret", timeout=10)
+        meeting = join_meeting(rank, ranks, address="127.0.0.1", port=port, token="secret", timeout=10)
         results[rank] = act(meeting)
         meeting.close()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from paceline import variables
 from paceline.bench.environments import RECIPES, find_environment, home
 from paceline.measurements.run import Check
 from paceline.units import BYTES
@@ -160,9 +161,7 @@ def _disk(what: str, path: Path) -> Check:
         status="ok" if good else "bad",
         saw=f"{BYTES.format(usage.free)} free" + ("" if writable else ", not writable"),
         expected=f"at least {BYTES.format(need)}, writable",
-        fix=""
-        if good
-        else f"free space, or choose another place ({'--store' if what == 'store' else 'PACELINE_HOME'})",
+        fix="" if good else f"free space, or choose another place ({'--store' if what == 'store' else variables.HOME})",
     )
 
 

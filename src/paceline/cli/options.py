@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from paceline import variables
 from paceline.bench.sites.target import LAUNCHERS, LaunchTarget
 from paceline.errors import InputError
 from paceline.measurements.store import default_store
@@ -41,7 +42,7 @@ store_option = click.option(
     "--store",
     type=click.Path(path_type=Path, file_okay=False),
     default=default_store,
-    show_default="$PACELINE_STORE or ./results",
+    show_default=f"${variables.STORE} or ./results",
     help="Directory of the stored runs.",
 )
 plot_option = click.option(

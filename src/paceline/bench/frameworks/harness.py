@@ -21,7 +21,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from paceline.bench.frameworks.meeting import Meeting, join
+from paceline import variables
+from paceline.bench.frameworks.meeting import Meeting, join_meeting
 
 __all__ = ["Events", "Job", "Session", "die_with_parent", "main", "pin", "settled"]
 
@@ -87,9 +88,9 @@ def main(make_session: Callable[[Job, int], Session]) -> None:
     """Run this rank to its end and exit; threads of frameworks must not block the exit."""
     _die_with_launcher()
     faulthandler.register(signal.SIGTERM, chain=True)  # writes the stack of a hanging rank to the log
-    job = json.loads(open(os.environ["PACELINE_JOB"], encoding="utf-8").read())  # noqa: SIM115
-    rank = int(os.environ["PACELINE_RANK"])
-    events = Events(os.environ["PACELINE_EVENTS"])
+    job = json.loads(open(os.environ[variables.JOB], encoding="utf-8").read())  # noqa: SIM115
+    rank = int(os.environ[variables.RANK])
+    events = Events(os.environ[variables.EVENTS])
     pin()
     code = 0
     try:
@@ -112,9 +113,9 @@ def main(make_session: Callable[[Job, int], Session]) -> None:
 
 
 def _meet(job: Job, rank: int) -> Meeting:
-    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
-    token = os.environ["PACELINE_TOKEN"]
-    return join(rank, job["ranks"], address=address, port=int(port), token=token)
+    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
+    token = os.environ[variables.TOKEN]
+    return join_meeting(rank, job["ranks"], address=address, port=int(port), token=token)
 
 
 def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events) -> None:
@@ -244,7 +245,7 @@ def _means(marks: list[dict[str, float]]) -> dict[str, float]:
 
 def pin() -> None:
     """Pin this process to the cores of its rank."""
-    cores = os.environ.get("PACELINE_CORES")
+    cores = os.environ.get(variables.CORES)
     if cores:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
@@ -259,7 +260,7 @@ def die_with_parent() -> None:
 
 def _die_with_launcher() -> None:
     die_with_parent()
-    parent = os.environ.get("PACELINE_PARENT")
+    parent = os.environ.get(variables.PARENT)
     if parent and os.getppid() != int(parent):  # the parent died before prctl took effect
         os._exit(1)
 

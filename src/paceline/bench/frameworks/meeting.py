@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any
 
-__all__ = ["Meeting", "join"]
+__all__ = ["Meeting", "join_meeting"]
 
 Json = Any
 PINGS = 20
@@ -106,7 +106,7 @@ class Meeting:
             peer.close()
 
 
-def join(rank: int, ranks: int, *, address: str, port: int, token: str, timeout: float = 120.0) -> Meeting:
+def join_meeting(rank: int, ranks: int, *, address: str, port: int, token: str, timeout: float = 120.0) -> Meeting:
     """Connect the ranks of a launch; with one rank there is nothing to connect."""
     if ranks == 1:
         return Meeting(0, [])

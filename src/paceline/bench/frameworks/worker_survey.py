@@ -17,17 +17,18 @@ import subprocess
 import threading
 from typing import Any
 
-from paceline.bench.frameworks.meeting import Meeting, join
+from paceline import variables
+from paceline.bench.frameworks.meeting import Meeting, join_meeting
 from paceline.bench.virtual.links import probe
 
-__all__ = ["describe", "main"]
+__all__ = ["describe_host", "main"]
 
 SECONDS = 0.5
 REPEATS = 3
 TRIPS = 60
 
 
-def describe(interface: str | None) -> dict[str, Any]:
+def describe_host(interface: str | None) -> dict[str, Any]:
     """The hardware of this host."""
     return {
         "host": socket.gethostname(),
@@ -70,19 +71,19 @@ def _stated_rate(interface: str | None) -> float | None:
 
 def main() -> None:
     """Run this host's part of a survey."""
-    with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
+    with open(os.environ[variables.JOB], encoding="utf-8") as file:
         job = json.load(file)
-    rank, ranks = int(os.environ["PACELINE_RANK"]), int(job["ranks"])
-    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
-    meeting = join(rank, ranks, address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
-    own = describe(os.environ.get("GLOO_SOCKET_IFNAME"))
+    rank, ranks = int(os.environ[variables.RANK]), int(job["ranks"])
+    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
+    meeting = join_meeting(rank, ranks, address=address, port=int(port), token=os.environ[variables.TOKEN])
+    own = describe_host(os.environ.get("GLOO_SOCKET_IFNAME"))
     own["address"] = address if rank == 0 else _own_address(address, int(port))
     hosts = meeting.agree(meeting.gather(own))
     offsets = meeting.clock_offsets()
     links = _measure(meeting, rank, hosts, int(os.environ["MASTER_PORT"]))
     if rank == 0:
         found = {"event": "survey", "hosts": hosts, "links": links, "clock_offsets_s": offsets}
-        with open(os.environ["PACELINE_EVENTS"], "a", encoding="utf-8") as events:
+        with open(os.environ[variables.EVENTS], "a", encoding="utf-8") as events:
             events.write(json.dumps(found) + "\n")
     meeting.barrier()
 

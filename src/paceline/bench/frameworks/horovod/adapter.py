@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from paceline import variables
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.sites.site import Process
@@ -66,7 +67,9 @@ def _rendezvous(launch: CaseLaunch) -> Process:
     for placed in launch.placement:
         sizes[placed.host] = sizes.get(placed.host, 0) + 1
     hosts = ",".join(f"host-{host}:{count}" for host, count in sizes.items())
-    env = {**launch.env, "PYTHONPATH": str(launch.worker_path), "PACELINE_HOSTS": hosts}
-    env.update({"PACELINE_ADDRESS": launch.rendezvous.address, "PACELINE_PORT": str(launch.rendezvous.ports[1])})
+    env = {**launch.env, "PYTHONPATH": str(launch.worker_path), variables.HOROVOD_HOSTS: hosts}
+    env.update(
+        {variables.HOROVOD_ADDRESS: launch.rendezvous.address, variables.HOROVOD_PORT: str(launch.rendezvous.ports[1])}
+    )
     first = launch.placement[0]
     return Process(name="rendezvous", host=first.host, argv=argv, env=env, log=launch.folder / "rendezvous.log")

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline import variables
 from paceline.bench.frameworks.harness import Events
-from paceline.bench.frameworks.meeting import join
+from paceline.bench.frameworks.meeting import join_meeting
 
 __all__ = ["Mpi", "main"]
 
@@ -71,13 +72,13 @@ class Mpi:
 
 def main() -> None:
     """Measure every collective at every size, then finalize."""
-    with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
+    with open(os.environ[variables.JOB], encoding="utf-8") as file:
         job = json.load(file)
-    rank = int(os.environ["PACELINE_RANK"])
-    events = Events(os.environ["PACELINE_EVENTS"])
+    rank = int(os.environ[variables.RANK])
+    events = Events(os.environ[variables.EVENTS])
     events.write("phase", phase="setup")
-    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
-    meeting = join(rank, job["ranks"], address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
+    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
+    meeting = join_meeting(rank, job["ranks"], address=address, port=int(port), token=os.environ[variables.TOKEN])
     mpi = Mpi()
     if mpi.size != job["ranks"]:
         raise RuntimeError(f"MPI sees {mpi.size} ranks instead of {job['ranks']}: start them with --on mpi (OpenMPI)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from paceline import variables
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
@@ -48,18 +49,18 @@ class Paceline:
         if launch.case.framework.endswith("/hybrid") and launch.case.ranks > 1:
             return [_syncer(launch), *rank_processes(launch, WORKER, lambda placed: _own_group(launch, placed))]
         place = f"{launch.rendezvous.address}:{launch.rendezvous.ports[1]}"
-        meet = {"PACELINE_JOIN": place, "PACELINE_SECRET": launch.token, "PACELINE_SIZE": str(launch.case.ranks)}
+        meet = {variables.JOIN: place, variables.SECRET: launch.token, variables.SIZE: str(launch.case.ranks)}
         return rank_processes(launch, WORKER, lambda placed: meet)
 
 
 def _own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
     """Each rank is a group of one with an equal share of the batch; fast ranks lease more samples."""
     return {
-        "PACELINE_SIZE": "1",
-        "PACELINE_GROUP": f"rank{placed.rank}",
-        "PACELINE_GROUP_SHARE": repr(1 / launch.case.ranks),
-        "PACELINE_SYNCER": f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}",
-        "PACELINE_SYNCER_SECRET": launch.token,
+        variables.SIZE: "1",
+        variables.GROUP: f"rank{placed.rank}",
+        variables.GROUP_SHARE: repr(1 / launch.case.ranks),
+        variables.SYNCER: f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}",
+        variables.SYNCER_SECRET: launch.token,
     }
 
 
@@ -75,6 +76,6 @@ def _syncer(launch: CaseLaunch) -> Process:
     }
     path = launch.folder / "syncer.json"
     path.write_text(json.dumps(settings), encoding="utf-8")
-    env = {"PYTHONPATH": str(launch.worker_path), "PYTHONUNBUFFERED": "1", "PACELINE_SECRET": launch.token}
+    env = {"PYTHONPATH": str(launch.worker_path), "PYTHONUNBUFFERED": "1", variables.SECRET: launch.token}
     argv = (str(launch.python), "-m", SYNCER, str(path))
     return Process("syncer", launch.placement[0].host, argv, env, launch.folder / "syncer.log")

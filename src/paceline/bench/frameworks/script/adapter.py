@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from paceline import variables
 from paceline.bench.environments import environment_variables, find_environment
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.sites.site import Process
@@ -43,9 +44,9 @@ class OwnScript:
         """One process, which runs the command and watches its output."""
         script = launch.case.script
         assert script is not None
-        env = {"PACELINE_HERE": str(Path.cwd())}
+        env = {variables.HERE: str(Path.cwd())}
         if script.environment:
             folder = find_environment(script.environment)
-            env |= {**environment_variables(script.environment), "PACELINE_BIN": str(folder / "bin") if folder else ""}
+            env |= {**environment_variables(script.environment), variables.BIN: str(folder / "bin") if folder else ""}
         module = "paceline.bench.frameworks.script.worker"
         return [rank_processes(launch, module, lambda placed: env)[0]]

@@ -15,6 +15,7 @@ np.int, np.float = int, float  # type: ignore[attr-defined]  # SINGA's preview u
 
 from singa import autograd, data, device, tensor  # noqa: E402
 
+from paceline import variables  # noqa: E402
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.datasets import FileSet, decode_png, share, write_list  # noqa: E402
 from paceline.bench.frameworks.harness import die_with_parent, main  # noqa: E402
@@ -63,7 +64,7 @@ class SingaSession(ArraySession):
             yield from super().read()
             return
         files = FileSet(self.job)
-        path = os.path.join(os.path.dirname(os.environ["PACELINE_EVENTS"]), f"files-{self.rank}.txt")
+        path = os.path.join(os.path.dirname(os.environ[variables.EVENTS]), f"files-{self.rank}.txt")
         write_list(path, files, share(len(files), self.job, self.rank))
         self.images = _Images(path, self.job["batch"], lambda place: [_Picture(place)], image_folder="")
         self.images.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
+from paceline import variables
 from paceline.bench.frameworks.policy_adapter import PolicyAdapter, rank_endpoint
 from paceline.bench.job import CaseLaunch, rank_processes, shared_env
 from paceline.bench.sites.site import Process
@@ -42,7 +43,12 @@ def _servers(launch: CaseLaunch) -> list[Process]:
             name=task,
             host=placed.host,
             argv=(str(launch.python), "-m", f"{FOLDER}.worker_server"),
-            env={**shared_env(launch, placed), **launch.env, **_server_cluster(launch), "PACELINE_TASK": task},
+            env={
+                **shared_env(launch, placed),
+                **launch.env,
+                **_server_cluster(launch),
+                variables.TENSORFLOW_TASK: task,
+            },
             log=launch.folder / f"{task.replace(' ', '-')}.log",
         )
         for task, placed in tasks
@@ -55,7 +61,7 @@ def _server_cluster(launch: CaseLaunch) -> dict[str, str]:
     servers = [f"{launch.rendezvous.address}:{launch.rendezvous.ports[3]}"]
     chief = [f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}"]
     cluster = {"chief": chief, "ps": servers, "worker": workers}
-    return {"PACELINE_CLUSTER": json.dumps(cluster), "GRPC_FAIL_FAST": "use_caller"}
+    return {variables.TENSORFLOW_CLUSTER: json.dumps(cluster), "GRPC_FAIL_FAST": "use_caller"}
 
 
 def cluster_config(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
