@@ -7,22 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from paceline import variables
 from tests.house.test_rules import MODULES, SOURCE, complaints, exports, name_of, tree
 
-COLLIDING = {
-    "batches_from_files",
-    "cross_entropy",
-    "describe",
-    "die_with_parent",
-    "join",
-    "serve",
-}
+COLLIDING = {"join"}
 """Names that still mean several things."""
-LITERAL = {"bench", "cli"}
-"""Packages that still spell names of environment variables."""
 
 
 def test_no_two_public_things_have_one_name() -> None:
@@ -55,16 +44,10 @@ def is_plugin_entry(path: Path, name: str) -> bool:
 
 def test_variables_are_named_in_one_module() -> None:
     def rule(path: Path) -> Iterator[str]:
-        if path.stem != "variables" and path.relative_to(SOURCE).parts[0] not in LITERAL:
+        if path.stem != "variables":
             yield from (f"{text!r}: use paceline.variables" for text in literals(path) if "PACELINE_" in text)
 
     assert complaints(rule) == []
-
-
-@pytest.mark.parametrize("package", sorted(LITERAL))
-def test_packages_that_spell_variables_are_listed_only_while_they_do(package: str) -> None:
-    paths = [path for path in MODULES if path.relative_to(SOURCE).parts[0] == package]
-    assert any("PACELINE_" in text for path in paths for text in literals(path)), "take it from LITERAL"
 
 
 def literals(path: Path) -> list[str]:

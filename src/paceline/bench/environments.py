@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import paceline
+from paceline import variables
 from paceline.bench.plugins import plugin_recipes
 from paceline.bench.recipes import Progress, Recipe, Workshop
 from paceline.bench.recipes.table import RECIPES
@@ -44,8 +45,8 @@ __all__ = [
 
 def home() -> Path:
     """The directory of environments, data sets and virtual clusters."""
-    if "PACELINE_HOME" in os.environ:
-        return Path(os.environ["PACELINE_HOME"])
+    if variables.HOME in os.environ:
+        return Path(os.environ[variables.HOME])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline"
 
 

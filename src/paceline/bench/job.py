@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from paceline import variables
 from paceline.bench.sites.site import Process, Rendezvous
 from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
@@ -100,12 +101,12 @@ def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
         "PYTHONPATH": str(spec.worker_path),
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",
-        "PACELINE_JOB": str(spec.job_path),
-        "PACELINE_RANK": str(placed.rank),
-        "PACELINE_EVENTS": str(spec.events_path(placed.rank)),
-        "PACELINE_MEET": f"{rendezvous.address}:{rendezvous.ports[0]}",
-        "PACELINE_TOKEN": spec.token,
-        "PACELINE_CORES": _cores(spec, placed),
+        variables.JOB: str(spec.job_path),
+        variables.RANK: str(placed.rank),
+        variables.EVENTS: str(spec.events_path(placed.rank)),
+        variables.RENDEZVOUS: f"{rendezvous.address}:{rendezvous.ports[0]}",
+        variables.TOKEN: spec.token,
+        variables.CORES: _cores(spec, placed),
         "RANK": str(placed.rank),
         "LOCAL_RANK": str(placed.local_rank),
         "WORLD_SIZE": str(len(spec.placement)),

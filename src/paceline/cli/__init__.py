@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from paceline import __version__
+from paceline import __version__, variables
 from paceline.errors import PacelineError
 
 __all__ = ["main", "program"]
@@ -101,8 +101,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if os.environ.get("PACELINE_DEBUG"):
+        if os.environ.get(variables.DEBUG):
             raise
         click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
-        click.echo("  hint: this is a defect of Paceline; PACELINE_DEBUG=1 shows where it happened", err=True)
+        click.echo(f"  hint: this is a defect of Paceline; {variables.DEBUG}=1 shows where it happened", err=True)
         sys.exit(70)

@@ -99,8 +99,8 @@ def list_clusters(as_json: bool) -> None:
 @json_option
 def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) -> None:
     """Find out what hosts have and measure the links between them; prints or writes a cluster file."""
+    from paceline.bench.sites.survey import cluster_text, survey_hosts
     from paceline.bench.sites.target import make_launcher
-    from paceline.bench.survey import cluster_text, survey_hosts
 
     with make_launcher(target) as launcher:
         survey = survey_hosts(launcher, _hosts(target))
@@ -117,7 +117,7 @@ def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) ->
 
 def _hosts(target: LaunchTarget) -> Cluster:
     """The hosts to inspect: those named, those of Slurm, those of the virtual cluster that is up, or this one."""
-    from paceline.bench.survey import named_hosts, slurm_nodes
+    from paceline.bench.sites.survey import named_hosts, slurm_nodes
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
     from paceline.errors import InputError

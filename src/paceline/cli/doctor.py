@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.bench.doctor import diagnose
-from paceline.bench.machine import describe_machine
+from paceline.bench.machine import describe_machine, diagnose
 from paceline.cli.output import emit, json_option, say, store_option, table
 
 __all__ = ["command"]

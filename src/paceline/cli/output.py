@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from paceline import variables
 from paceline.measurements.store import default_store
 
 __all__ = ["emit", "json_option", "say", "store_option", "table"]
@@ -20,7 +21,7 @@ store_option = click.option(
     "--store",
     type=click.Path(path_type=Path, file_okay=False),
     default=default_store,
-    show_default="$PACELINE_STORE or ./results",
+    show_default=f"${variables.STORE} or ./results",
     help="Directory where runs are kept.",
 )
 

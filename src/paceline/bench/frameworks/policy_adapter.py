@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from paceline import variables
 from paceline.bench.job import CaseLaunch, rank_processes, shared_env
 from paceline.bench.sites.site import Process
 from paceline.catalog.frameworks import policy
@@ -105,7 +106,7 @@ def mpi_processes(
         own = {**shared_env(launch, placed), **launch.env, **(env or {})}
         pairs = [f"{name}={value}" for name, value in sorted(own.items())]
         argv += [":"] if placed.rank else []
-        argv += ["-n", "1", "/usr/bin/env", "-u", "PACELINE_PARENT", *pairs, *command]
+        argv += ["-n", "1", "/usr/bin/env", "-u", variables.PARENT, *pairs, *command]
     first = launch.placement[0]
     log = launch.folder / "rank-0.log"
     return [Process(name="rank 0", rank=0, host=first.host, argv=tuple(argv), env=dict(launch.env), log=log)]

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
+from paceline import variables
 from paceline.errors import InputError, Unsupported
 
 __all__ = ["Agents", "Engine", "MpiEngine", "RayEngine", "SshEngine", "Submission"]
@@ -135,7 +136,7 @@ class RayEngine:
         self._address = next(
             (word for word in options if not word.startswith("-")), os.environ.get("RAY_ADDRESS", "auto")
         )
-        self._python = python or os.environ.get("PACELINE_RAY_PYTHON") or _python_of_ray()
+        self._python = python or os.environ.get(variables.RAY_PYTHON) or _python_of_ray()
 
     def submission(self, agents: Agents) -> Submission:
         """One driver for all agents, which end with it."""
@@ -157,6 +158,6 @@ def _python_of_ray() -> str:
     if not beside.exists():
         raise Unsupported(
             "Ray is not installed here",
-            hint="pip install 'ray[default]', or set PACELINE_RAY_PYTHON to a Python with it",
+            hint=f"pip install 'ray[default]', or set {variables.RAY_PYTHON} to a Python with it",
         )
     return sys.executable

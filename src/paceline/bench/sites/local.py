@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline import variables
 from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
 from paceline.errors import LaunchFailed
 from paceline.spec.cluster import Cluster
@@ -57,7 +58,7 @@ class LocalSite(Site):
     """This machine."""
 
     def _start(self, processes: Sequence[Process]) -> Launch:
-        parent = {"PACELINE_PARENT": str(os.getpid())}
+        parent = {variables.PARENT: str(os.getpid())}
         return spawn({p.name: (p.argv, {**inherited(), **p.env, **parent}, p.log) for p in processes})
 
 

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from paceline import variables
+
 os.environ["GLOG_minloglevel"] = "2"  # noqa: SIM112
 
 import caffe
@@ -39,7 +41,7 @@ class CaffeSession(ArraySession):
         """Write the prototxt, load it, join MPI if there are more ranks."""
         caffe.set_mode_cpu()
         self.versions = {"caffe": caffe.__version__}
-        self.solver = self._solver(os.path.dirname(os.environ["PACELINE_EVENTS"]))
+        self.solver = self._solver(os.path.dirname(os.environ[variables.EVENTS]))
         self.net = self.solver.net
         self.kinds = {layer["name"]: layer for layer in self.job["network"]["layers"]}
         self.last = list(self.net._layer_names)[-1]
@@ -70,7 +72,7 @@ class CaffeSession(ArraySession):
             yield from super().read()
             return
         files = FileSet(self.job)
-        folder = os.path.dirname(os.environ["PACELINE_EVENTS"])
+        folder = os.path.dirname(os.environ[variables.EVENTS])
         listed, path = (os.path.join(folder, f"files-{self.rank}.{kind}") for kind in ("txt", "prototxt"))
         write_list(listed, files, share(len(files), self.job, self.rank))
         with open(path, "w", encoding="utf-8") as file:

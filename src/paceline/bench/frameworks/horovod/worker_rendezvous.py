@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["serve"]
+from paceline import variables
+
+__all__ = ["main"]
 
 
-def serve() -> None:
+def main() -> None:
     """Serve until the launch ends."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    hosts = parse_hosts(os.environ["PACELINE_HOSTS"])
+    hosts = parse_hosts(os.environ[variables.HOROVOD_HOSTS])
     slots = get_host_assignments(hosts, sum(host.slots for host in hosts))
     server = RendezvousHTTPServer(
-        (os.environ["PACELINE_ADDRESS"], int(os.environ["PACELINE_PORT"])), RendezvousHandler, 0
+        (os.environ[variables.HOROVOD_ADDRESS], int(os.environ[variables.HOROVOD_PORT])), RendezvousHandler, 0
     )
     server.init(slots)
     server.serve_forever()
 
 
 if __name__ == "__main__":
-    serve()
+    main()

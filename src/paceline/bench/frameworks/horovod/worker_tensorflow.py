@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
-from paceline.bench.frameworks.tensorflow.worker_network import cross_entropy
+from paceline.bench.frameworks.tensorflow.worker_network import mean_cross_entropy
 
 __all__ = ["HorovodTensorFlowSession"]
 
@@ -25,7 +25,7 @@ class HorovodTensorFlowSession(TensorFlowSession):
 
     def _averaged(self, inputs: Any, targets: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
-            loss = cross_entropy(self.net(inputs), targets)
+            loss = mean_cross_entropy(self.net(inputs), targets)
         if self.ranks > 1:
             tape = hvd.DistributedGradientTape(tape)
         return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.variables)]

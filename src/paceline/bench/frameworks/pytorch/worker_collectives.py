@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline import variables
 from paceline.bench.frameworks.harness import Events, pin
-from paceline.bench.frameworks.meeting import join
+from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
 __all__ = ["main"]
@@ -30,21 +31,20 @@ COPIED = 32 * 2**20
 
 def main() -> None:
     """Measure every collective at every size, then finalize."""
-    with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
+    with open(os.environ[variables.JOB], encoding="utf-8") as file:
         job = json.load(file)
-    rank = int(os.environ["PACELINE_RANK"])
-    events = Events(os.environ["PACELINE_EVENTS"])
+    rank = int(os.environ[variables.RANK])
+    events = Events(os.environ[variables.EVENTS])
     events.write("phase", phase="setup")
     if job["real_time"]:
         real_time()
     pin()
     torch.set_num_threads(1)
-    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
-    meeting = join(rank, job["ranks"], address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
+    channel = join_job(rank, job["ranks"])
     dist.init_process_group(job["transport"], timeout=timedelta(seconds=job["timeout"]))
     events.write("facts", versions={"torch": torch.__version__}, labels=[], pid=os.getpid())
     events.write("phase", phase="measure")
-    offsets = meeting.clock_offsets()
+    offsets = channel.clock_offsets()
     events.write("facts", facts={"clock_offsets_s": offsets} if rank == 0 else {})
     for name in job["collectives"]:
         for size in job["sizes"]:

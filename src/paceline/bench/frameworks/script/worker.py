@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from paceline import variables
 from paceline.bench.frameworks.harness import Events, Job
 
 __all__ = ["command_of", "main", "reading_of"]
@@ -24,9 +25,9 @@ PREFIX = "paceline: "
 
 def main() -> None:
     """Run the command to its end; without any measurement the run has failed."""
-    with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
+    with open(os.environ[variables.JOB], encoding="utf-8") as file:
         job = json.load(file)
-    paths = [os.environ["PACELINE_EVENTS"].replace("rank-0", f"rank-{rank}") for rank in range(job["ranks"])]
+    paths = [os.environ[variables.EVENTS].replace("rank-0", f"rank-{rank}") for rank in range(job["ranks"])]
     ranks = [Events(path) for path in paths]
     for events in ranks:
         events.write("phase", phase="measure")
@@ -45,7 +46,7 @@ def main() -> None:
 
 def _measure(job: Job) -> tuple[list[list[float]], int]:
     rows: list[list[float]] = []
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_PARENT")}
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", variables.PARENT)}
     process = subprocess.Popen(
         command_of(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
     )
@@ -65,9 +66,9 @@ def _lines(process: Any) -> Iterator[str]:
 
 def command_of(job: Job) -> list[str]:
     """The command with its placeholders substituted."""
-    folder = os.environ.get("PACELINE_BIN", "")
+    folder = os.environ.get(variables.BIN, "")
     blanks = {"ranks": job["ranks"], "batch": job["batch"], "threads": job["threads"], "bin": folder}
-    blanks["here"] = os.environ["PACELINE_HERE"]
+    blanks["here"] = os.environ[variables.HERE]
     blanks["python"] = os.path.join(folder, "python") if folder else sys.executable
     return [part.format(**blanks) for part in job["script"]["command"]]
 

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from paceline import variables
+
 warnings.filterwarnings("ignore")
 
 import numpy as np  # noqa: E402
@@ -17,9 +19,13 @@ from singa import autograd, data, device, tensor  # noqa: E402
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.datasets import FileSet, decode_png, share, write_list  # noqa: E402
-from paceline.bench.frameworks.harness import die_with_parent, main  # noqa: E402
-from paceline.bench.frameworks.singa.worker_network import SingaNetwork  # noqa: E402
-from paceline.bench.frameworks.singa.worker_tensors import SoftmaxCrossEntropy, open_bridge  # noqa: E402
+from paceline.bench.frameworks.harness import main  # noqa: E402
+from paceline.bench.frameworks.singa.worker_network import (  # noqa: E402
+    SingaNetwork,
+    SoftmaxCrossEntropy,
+    open_bridge,
+)
+from paceline.bench.virtual.hosts.syscalls import die_with_parent  # noqa: E402
 
 __all__ = ["SingaSession"]
 
@@ -63,7 +69,7 @@ class SingaSession(ArraySession):
             yield from super().read()
             return
         files = FileSet(self.job)
-        path = os.path.join(os.path.dirname(os.environ["PACELINE_EVENTS"]), f"files-{self.rank}.txt")
+        path = os.path.join(os.path.dirname(os.environ[variables.EVENTS]), f"files-{self.rank}.txt")
         write_list(path, files, share(len(files), self.job, self.rank))
         self.images = _Images(path, self.job["batch"], lambda place: [_Picture(place)], image_folder="")
         self.images.start()

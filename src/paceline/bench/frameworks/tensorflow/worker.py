@@ -11,8 +11,8 @@ import tensorflow as tf
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
-from paceline.bench.frameworks.tensorflow.worker_files import batches_from_files
-from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, cross_entropy
+from paceline.bench.frameworks.tensorflow.worker_files import dataset_from_files
+from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, mean_cross_entropy
 
 __all__ = ["TensorFlowSession"]
 
@@ -58,7 +58,7 @@ class TensorFlowSession(ArraySession):
 
     def read(self) -> Iterator[Any]:
         """tf.data's iterator."""
-        return iter(batches_from_files(self.job, self.rank))
+        return iter(dataset_from_files(self.job, self.rank))
 
     def run(self, part: str, batch: Any) -> None:
         """One compiled pass."""
@@ -73,7 +73,7 @@ class TensorFlowSession(ArraySession):
         return self.strategy.run(self._local_loss, args=(inputs, targets))
 
     def _local_loss(self, inputs: Any, targets: Any) -> Any:
-        return cross_entropy(self.net(inputs), targets)
+        return mean_cross_entropy(self.net(inputs), targets)
 
     def _gradients(self, inputs: Any, targets: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:

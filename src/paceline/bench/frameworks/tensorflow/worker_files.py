@@ -11,10 +11,10 @@ import tensorflow as tf
 from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.harness import Job
 
-__all__ = ["batches_from_files"]
+__all__ = ["dataset_from_files"]
 
 
-def batches_from_files(job: Job, rank: int) -> Any:
+def dataset_from_files(job: Job, rank: int) -> Any:
     """A tf.data.Dataset of this rank's share, for ever: decode in parallel, batch, prefetch; images channels last."""
     files = FileSet(job)
     paths, marks = zip(*files.files(), strict=True)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.bench.frameworks.graph import (
+    InOut,
     Plain,
     UnsupportedLayer,
     input_shapes,
@@ -15,9 +16,8 @@ from paceline.bench.frameworks.graph import (
     run_layers,
     tensor_shapes,
 )
-from paceline.bench.frameworks.layouts import InOut
 
-__all__ = ["TensorFlowNetwork", "cross_entropy"]
+__all__ = ["TensorFlowNetwork", "mean_cross_entropy"]
 
 
 class TensorFlowNetwork(tf.Module):
@@ -158,6 +158,6 @@ def _future_mask(length: int, dtype: Any) -> Any:
     return (1 - seen) * dtype.min
 
 
-def cross_entropy(logits: Any, targets: Any) -> Any:
+def mean_cross_entropy(logits: Any, targets: Any) -> Any:
     """Mean softmax cross-entropy over the batch and, for sequences, the positions."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from paceline import variables
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
-from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, cross_entropy
+from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, mean_cross_entropy
 
 __all__ = ["make_session"]
 
@@ -71,11 +72,11 @@ class ChiefSession(TensorFlowSession):
         """Nothing to wait for: the coordinator has joined."""
 
     def _forward(self, inputs: Any, targets: Any) -> Any:
-        return cross_entropy(self.net(inputs), targets)
+        return mean_cross_entropy(self.net(inputs), targets)
 
     def _gradients(self, inputs: Any, targets: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
-            loss = cross_entropy(self.net(inputs), targets)
+            loss = mean_cross_entropy(self.net(inputs), targets)
         return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.variables)]
 
     def _compute(self, inputs: Any, targets: Any) -> Any:
@@ -155,7 +156,7 @@ def _call(address: str, port: int) -> socket.socket:
 
 
 def _cluster() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = json.loads(os.environ["PACELINE_CLUSTER"])
+    found: dict[str, list[str]] = json.loads(os.environ[variables.TENSORFLOW_CLUSTER])
     return found
 
 

@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline import variables
 from paceline.bench.frameworks.harness import Events
-from paceline.bench.frameworks.meeting import join
+from paceline.bench.frameworks.rendezvous import join_job
 
-__all__ = ["Mpi", "main"]
+__all__ = ["MpiLibrary", "main"]
 
 WARMUP = 3
 ELEMENT = 4
 _LIBRARY = "libmpi.so.40"
 
 
-class Mpi:
+class MpiLibrary:
     """The MPI calls of a sweep, on the world communicator in single precision."""
 
     def __init__(self) -> None:
@@ -71,17 +72,16 @@ class Mpi:
 
 def main() -> None:
     """Measure every collective at every size, then finalize."""
-    with open(os.environ["PACELINE_JOB"], encoding="utf-8") as file:
+    with open(os.environ[variables.JOB], encoding="utf-8") as file:
         job = json.load(file)
-    rank = int(os.environ["PACELINE_RANK"])
-    events = Events(os.environ["PACELINE_EVENTS"])
+    rank = int(os.environ[variables.RANK])
+    events = Events(os.environ[variables.EVENTS])
     events.write("phase", phase="setup")
-    address, port = os.environ["PACELINE_MEET"].rsplit(":", 1)
-    meeting = join(rank, job["ranks"], address=address, port=int(port), token=os.environ["PACELINE_TOKEN"])
-    mpi = Mpi()
+    channel = join_job(rank, job["ranks"])
+    mpi = MpiLibrary()
     if mpi.size != job["ranks"]:
         raise RuntimeError(f"MPI sees {mpi.size} ranks instead of {job['ranks']}: start them with --on mpi (OpenMPI)")
-    offsets = meeting.clock_offsets()
+    offsets = channel.clock_offsets()
     events.write(
         "facts", versions={"mpi": _LIBRARY}, labels=[], facts={"clock_offsets_s": offsets} if rank == 0 else {}
     )
@@ -89,20 +89,20 @@ def main() -> None:
     for name in job["collectives"]:
         for size in job["sizes"]:
             act = mpi.actions(max(1, size // ELEMENT))[name]
-            events.write("spans", spans=_sweep(act, mpi, meeting, name, size, job["seconds_per_size"]))
+            events.write("spans", spans=_sweep(act, mpi, channel, name, size, job["seconds_per_size"]))
     events.write("done")
     mpi.call("MPI_Finalize")
 
 
 def _sweep(
-    act: Callable[[], None], mpi: Mpi, meeting: Any, name: str, size: int, seconds: float
+    act: Callable[[], None], mpi: MpiLibrary, channel: Any, name: str, size: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Time one collective at one size repeatedly within its time limit; rank 0 decides the number of repetitions."""
     for _ in range(WARMUP):
         act()
     begin = time.perf_counter()
     act()
-    count = meeting.agree(max(5, min(200, int(seconds / max(time.perf_counter() - begin, 1e-5)))))
+    count = channel.agree(max(5, min(200, int(seconds / max(time.perf_counter() - begin, 1e-5)))))
     origin, spans = time.perf_counter(), []
     for step in range(count):
         mpi.barrier()

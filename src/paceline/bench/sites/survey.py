@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline import variables
 from paceline.bench.collect import tail
 from paceline.bench.environments import worker_path
 from paceline.bench.launch import launch_folder, wait_for_ranks
@@ -81,11 +82,11 @@ def survey_hosts(launcher: Launcher, cluster: Cluster) -> Survey:
 def _process(folder: Path, rendezvous: Rendezvous, rank: int, token: str) -> Process:
     env = {
         "PYTHONPATH": str(worker_path()),
-        "PACELINE_JOB": str(folder / "job.json"),
-        "PACELINE_RANK": str(rank),
-        "PACELINE_EVENTS": str(folder / f"rank-{rank}.jsonl"),
-        "PACELINE_MEET": f"{rendezvous.address}:{rendezvous.ports[0]}",
-        "PACELINE_TOKEN": token,
+        variables.JOB: str(folder / "job.json"),
+        variables.RANK: str(rank),
+        variables.EVENTS: str(folder / f"rank-{rank}.jsonl"),
+        variables.RENDEZVOUS: f"{rendezvous.address}:{rendezvous.ports[0]}",
+        variables.TOKEN: token,
         "MASTER_PORT": str(rendezvous.ports[1]),
         **({"GLOO_SOCKET_IFNAME": rendezvous.interface} if rendezvous.interface else {}),
     }

@@ -1,0 +1,130 @@
+"""Adapters of Paceline's own runtime, and of a command that the user brings."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from paceline import variables
+from paceline.bench.environments import environment_variables, find_environment
+from paceline.bench.job import CaseLaunch, rank_processes
+from paceline.bench.sites.site import Process
+from paceline.spec.cluster import Placed
+from paceline.spec.study import Case
+
+__all__ = ["OwnScript", "Paceline"]
+
+RUNTIME_WORKER = "paceline.runtime.measured"
+"""Module of the worker, which is in the runtime: bench must not import the runtime."""
+RUNTIME_SHARD = "paceline.runtime.syncer.shard"
+
+
+class Paceline:
+    """The balanced synchronous group over Gloo, and the asynchronous mode with a syncer."""
+
+    name = "paceline"
+
+    def environment(self, mode: str) -> str:
+        """The environment of PyTorch."""
+        return "pytorch"
+
+    def refusal(self, case: Case) -> str | None:
+        """Refuse strategies that the runtime does not implement."""
+        strategy, hybrid = case.strategy, case.framework.endswith("/hybrid")
+        way, pace = ("parameter_server", "asynchronous") if hybrid else ("allreduce", "synchronous")
+        if strategy.aggregation not in (None, way):
+            return f"{case.framework} aggregates by {way}, not {strategy.aggregation}"
+        if strategy.synchrony not in (None, pace):
+            return f"{case.framework} is {pace}"
+        if strategy.transport not in (None, "gloo") or (hybrid and strategy.transport):
+            return f"{case.framework} does not run over {strategy.transport}"
+        if strategy.compression != "none":
+            return f"compression {strategy.compression!r} is not offered"
+        if strategy.overlap is not None and strategy.overlap == hybrid:
+            return "the group always exchanges while it computes, the syncer never"
+        if case.input != "resident":
+            return f"input {case.input!r} is not offered; the runtime loads its own batches"
+        return None
+
+    def processes(self, launch: CaseLaunch) -> list[Process]:
+        """One worker per rank, and the syncer if there is one; the launch's token is the job's secret."""
+        if launch.case.framework.endswith("/hybrid") and launch.case.ranks > 1:
+            return [
+                _paceline_syncer(launch),
+                *rank_processes(launch, RUNTIME_WORKER, lambda placed: _paceline_own_group(launch, placed)),
+            ]
+        place = f"{launch.rendezvous.address}:{launch.rendezvous.ports[1]}"
+        meet = {variables.JOIN: place, variables.SECRET: launch.token, variables.SIZE: str(launch.case.ranks)}
+        return rank_processes(launch, RUNTIME_WORKER, lambda placed: meet)
+
+
+def _paceline_own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
+    """Each rank is a group of one with an equal share of the batch; fast ranks lease more samples."""
+    return {
+        variables.SIZE: "1",
+        variables.GROUP: f"rank{placed.rank}",
+        variables.GROUP_SHARE: repr(1 / launch.case.ranks),
+        variables.SYNCER: f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}",
+        variables.SYNCER_SECRET: launch.token,
+    }
+
+
+def _paceline_syncer(launch: CaseLaunch) -> Process:
+    """One shard on the host of rank 0, with a quorum of one."""
+    settings = {
+        "index": 0,
+        "folder": str(launch.folder),
+        "address": launch.rendezvous.address,
+        "port": launch.rendezvous.ports[2],
+        "groups": launch.case.ranks,
+        "quorum": 1,
+    }
+    path = launch.folder / "syncer.json"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    env = {"PYTHONPATH": str(launch.worker_path), "PYTHONUNBUFFERED": "1", variables.SECRET: launch.token}
+    argv = (str(launch.python), "-m", RUNTIME_SHARD, str(path))
+    return Process("syncer", launch.placement[0].host, argv, env, launch.folder / "syncer.log")
+
+
+SCRIPT_GROUPS = ("throughput", "per_rank", "seconds")
+
+
+class OwnScript:
+    """Runs the command of the study, which starts its own ranks, and extracts the speed from its output."""
+
+    name = "script"
+
+    def environment(self, mode: str) -> str:
+        """An empty environment: the command has its own."""
+        return "script"
+
+    def refusal(self, case: Case) -> str | None:
+        """Refuse a study without a command."""
+        if case.script is None:
+            return "the study has no [script] table: give command, and pattern unless it prints Paceline's lines"
+        if case.script.environment and find_environment(case.script.environment) is None:
+            name = case.script.environment
+            return f"the {name} environment is not there: paceline frameworks install {name}"
+        if case.script.pattern is None:
+            return None
+        try:
+            groups = set(re.compile(case.script.pattern).groupindex)
+        except re.error as error:
+            return f"script.pattern is no regular expression: {error}"
+        return (
+            None
+            if groups & set(SCRIPT_GROUPS)
+            else f"script.pattern needs one of the groups {', '.join(SCRIPT_GROUPS)}"
+        )
+
+    def processes(self, launch: CaseLaunch) -> list[Process]:
+        """One process, which runs the command and watches its output."""
+        script = launch.case.script
+        assert script is not None
+        env = {variables.HERE: str(Path.cwd())}
+        if script.environment:
+            folder = find_environment(script.environment)
+            env |= {**environment_variables(script.environment), variables.BIN: str(folder / "bin") if folder else ""}
+        module = "paceline.bench.frameworks.script.worker"
+        return [rank_processes(launch, module, lambda placed: env)[0]]
