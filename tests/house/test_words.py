@@ -81,3 +81,18 @@ def _classes_by_package() -> dict[str, set[str]]:
         package = path.relative_to(SOURCE).parts[0]
         classes[package] |= {node.name for node in tree(path).body if isinstance(node, ast.ClassDef)}
     return classes
+
+
+def test_paths_in_documents_exist() -> None:
+    quoting = {"frameworks.md", "hardware.md"}  # these pages cite files of other projects
+    pages = [page for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if page.name not in quoting]
+    packages = "|".join(path.name for path in SOURCE.iterdir() if path.is_dir())
+    own = re.compile(rf"`((?:tests|benchmarks|examples|tools|docs|{packages})/[\w./-]*\w)/?(?: [^`]*)?`")
+    missing = {f"{page.name}: {name}" for page in pages for name in own.findall(_text(page)) if not _exists(name)}
+    assert missing == set()
+
+
+def _exists(name: str) -> bool:
+    if name.startswith("benchmarks/results"):  # written by `make benchmarks`
+        return True
+    return any(path.exists() or path.with_suffix(".py").exists() for path in (ROOT / name, SOURCE / name))

@@ -26,14 +26,15 @@ def run(path, home):
 
 
 @pytest.mark.timeout(600)
-def test_mutated_studies_through_the_command(tmp_path):
+@pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.full)])
+def test_mutated_studies_through_the_command(tmp_path, count):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     home = tmp_path / "home"
     home.mkdir()
     texts = [path.read_text() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]
     path = tmp_path / "examples" / "studies" / "given.toml"
     codes = set()
-    for data in mutants(texts, 40, seed=4):
+    for data in mutants(texts, count, seed=4):
         path.write_bytes(data)
         before = written(tmp_path)
         done = run(path, home)

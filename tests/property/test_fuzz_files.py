@@ -47,15 +47,16 @@ def fuzz(load, texts, *, count, folder, seed):
 
 
 @pytest.mark.timeout(600)
-def test_ten_thousand_mutated_studies_load_or_are_refused(tmp_path):
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_thousands_of_mutated_studies_load_or_are_refused(tmp_path, count):
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "unequal.toml").write_text(CLUSTERS[0])
     folder = tmp_path / "studies"
     folder.mkdir()
-    outcomes = fuzz(lambda path: load_cases(path, shipped_catalog()), STUDIES, count=10_000, folder=folder, seed=1)
-    assert outcomes.total() == 10_000
-    assert outcomes["refused"] > 5_000, "too few mutations are invalid"
-    assert outcomes["valid"] > 100, "too few mutations are valid"
+    outcomes = fuzz(lambda path: load_cases(path, shipped_catalog()), STUDIES, count=count, folder=folder, seed=1)
+    assert outcomes.total() == count
+    assert outcomes["refused"] > count / 2, "too few mutations are invalid"
+    assert outcomes["valid"] > count / 100, "too few mutations are valid"
 
 
 def test_mutated_clusters_load_or_are_refused(tmp_path):

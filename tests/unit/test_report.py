@@ -10,11 +10,12 @@ import pytest
 
 import paceline
 from paceline.explain.explanation import explain_campaign
-from paceline.report.document import explanation_document
+from paceline.report.documents import explanation_document
+from paceline.report.exports import EXPORTS, export
 from paceline.report.exports.markdown import markdown_report
-from paceline.report.exports.write import EXPORTS, export
-from paceline.report.page import file_name, render_page
-from paceline.report.words import explanation_lines
+from paceline.report.html.page import render_page
+from paceline.report.terminal.campaign import explanation_lines
+from paceline.report.words import file_name
 from tests.made import Made, write
 
 HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
@@ -153,4 +154,4 @@ def test_markdown_is_a_table(explained):
     _, explanation = explained
     rows = [line for line in markdown_report(explanation).splitlines() if line.startswith("| lenet")]
     assert len(rows) == 3
-    assert all(row.count(" | ") == 5 for row in rows)
+    assert all(row.count(" | ") == 6 for row in rows)

@@ -10,12 +10,13 @@ from paceline.bench.collectives import COLLECTIVES, Sweep, collective_times, run
 from paceline.bench.machine import describe_machine
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.catalog import cluster
-from paceline.cli.output import emit, json_option, say, store_option, table
-from paceline.cli.place import place_options
-from paceline.errors import InputError, LaunchFailed
-from paceline.measurements.run import RunData
+from paceline.cli.options import counts_of, json_option, place_options, store_option
+from paceline.errors import LaunchFailed
 from paceline.measurements.store import Store
-from paceline.units import BANDWIDTH, BYTES, SECONDS
+from paceline.report.documents import sweep_document
+from paceline.report.terminal import emit
+from paceline.report.terminal.records import show_sweep
+from paceline.units import BYTES
 
 __all__ = ["command"]
 
@@ -50,12 +51,11 @@ def command(
       paceline bench-collectives --ranks 2
       paceline bench-collectives --on virtual --cluster examples/clusters/four-1gbe.toml --ranks 2,4
     """
-    place, found = Store(store), cluster(where)
     failed = 0
     with make_launcher(target) as launcher:
-        for count in _numbers(ranks):
+        for count in counts_of(ranks, "--ranks", noun="ranks"):
             sweep = Sweep(
-                cluster=found,
+                cluster=cluster(where),
                 ranks=count,
                 sizes=tuple(int(BYTES.parse(size)) for size in sizes.split(",")),
                 collectives=tuple(name.strip() for name in collectives.split(",")),
@@ -63,41 +63,11 @@ def command(
                 seconds_per_size=seconds,
             )
             data = run_sweep(sweep, launcher, describe_machine(()))
-            place.write(data)
-            failed += _show(data, as_json)
+            Store(store).write(data)
+            failed += data.run.failure is not None
+            if as_json:
+                emit(sweep_document(data), "bench-collectives")
+            else:
+                show_sweep(data, collective_times(data.spans, count))
     if failed:
-        raise LaunchFailed(f"{failed} of the sweeps failed", hint="what is stored of them holds the end of their logs")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise InputError(f"{text!r} are not numbers of ranks", hint="such as --ranks 2,4,8") from None
-
-
-def _show(data: RunData, as_json: bool) -> bool:
-    """Print a sweep; says whether it failed."""
-    run = data.run
-    if as_json:
-        failure = run.failure.model_dump(mode="json") if run.failure else None
-        found = {"run": run.id, "ranks": run.ranks, "collectives": run.facts["collectives"], "failure": failure}
-        emit(found, "bench-collectives")
-        return failure is not None
-    if run.failure:
-        last = run.failure.log_tail.strip().splitlines()[-1:]
-        say("\n  ".join([f"failed: {run.failure.message} (stored as {run.id})", *last]))
-        return True
-    rows = [
-        (
-            item.collective,
-            BYTES.format(item.size_bytes),
-            SECONDS.format(item.seconds),
-            BANDWIDTH.format(item.bus_bandwidth),
-        )
-        for item in collective_times(data.spans, run.ranks)
-    ]
-    title = f"{run.framework} on {run.cluster}, {run.ranks} ranks"
-    table(title, ["collective", ">size", ">time", ">bus bandwidth"], rows)
-    say(f"stored as {run.id}")
-    return False
+        raise LaunchFailed(f"{failed} of the sweeps failed", hint="each stored sweep has the end of its log")

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from paceline.bench.sites.target import LaunchTarget
-from paceline.cli.output import emit, json_option, say, table
-from paceline.cli.place import place_options
+from paceline.cli.options import json_option, place_options
+from paceline.report.terminal import emit, print_rows, say
 from paceline.spec.cluster import Cluster
 
 __all__ = ["command"]
@@ -45,7 +45,7 @@ def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
         rows = [{"name": seat.name, "address": seat.address} for seat in made.layout.seats]
         emit({"cluster": made.name, "hosts": rows, "links": [str(check) for check in made.checks]}, "cluster.up")
         return
-    table(f"{made.name} is up", ["host", "address"], [(seat.name, seat.address) for seat in made.layout.seats])
+    print_rows(f"{made.name} is up", ["host", "address"], [(seat.name, seat.address) for seat in made.layout.seats])
     for check in made.checks:
         say(f"  {check}")
 
@@ -89,7 +89,7 @@ def list_clusters(as_json: bool) -> None:
             "clusters",
         )
     else:
-        table("virtual clusters", ["name", ">hosts", ">dilation", ">process"], rows)
+        print_rows("virtual clusters", ["name", ">hosts", ">dilation", ">process"], rows)
 
 
 @command.command()

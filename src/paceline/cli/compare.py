@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from paceline.cli.output import emit, json_option, say, store_option
-from paceline.cli.results import plain_interval
+from paceline.cli.options import json_option, store_option
 from paceline.errors import InputError
 from paceline.measurements.store import Store
-from paceline.measurements.summary import Comparison, compare
+from paceline.measurements.summary import compare
 from paceline.measurements.tables import throughputs_where
+from paceline.report.documents import comparison_document
+from paceline.report.terminal import emit
+from paceline.report.terminal.campaign import show_launch_comparison
 
 __all__ = ["command"]
 
@@ -35,34 +36,13 @@ def command(sample: str, base: str, confidence: float, store: Path, as_json: boo
       paceline compare study=demo,ranks=2 study=demo,ranks=1
       paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch/ddp,network=resnet20
     """
-    place = Store(store)
-    groups = [throughputs_where(place, text) for text in (sample, base)]
+    groups = [throughputs_where(Store(store), text) for text in (sample, base)]
     for text, group in zip((sample, base), groups, strict=True):
         if not group:
-            raise InputError(
-                f"no successful launch matches {text!r}", hint="`paceline show --list` lists what is stored"
-            )
+            hint = "`paceline show --list` lists what is stored"
+            raise InputError(f"no successful launch matches {text!r}", hint=hint)
     result = compare(*groups, confidence=confidence)
     if as_json:
-        emit(_document(result, sample, base), "compare")
+        emit(comparison_document(result, sample, base), "compare")
     else:
-        _say(result, sample, base, confidence)
-
-
-def _document(result: Comparison, sample: str, base: str) -> dict[str, Any]:
-    return {
-        "sample": sample,
-        "base": base,
-        "ratio": plain_interval(result.ratio),
-        "p_value": result.p_value,
-        "launches": list(result.launches),
-        "verdict": result.verdict,
-    }
-
-
-def _say(result: Comparison, sample: str, base: str, confidence: float) -> None:
-    ratio, percent = result.ratio, f"{100 * confidence:g} %"
-    say(f"{sample}  against  {base}")
-    say(f"  throughput ratio {ratio.value:.3f}, {percent} interval {ratio.low:.3f} to {ratio.high:.3f}")
-    say(f"  rank test p = {result.p_value:.3g} with {result.launches[0]} and {result.launches[1]} launches")
-    say(f"  {result.verdict}")
+        show_launch_comparison(result, sample, base, confidence)

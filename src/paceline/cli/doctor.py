@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from paceline.bench.machine import describe_machine, diagnose
-from paceline.cli.output import emit, json_option, say, store_option, table
+from paceline.cli.options import json_option, store_option
+from paceline.report.terminal import emit
+from paceline.report.terminal.records import show_checks
 
 __all__ = ["command"]
 
@@ -34,8 +36,5 @@ def command(ranks: int, threads: int | None, store: Path, as_json: bool) -> None
         machine = describe_machine().model_dump(mode="json", exclude={"checks"})
         emit({"machine": machine, "ok": not bad, "checks": [c.model_dump(mode="json") for c in checks]}, "doctor")
     else:
-        table("", ["", "what", "saw", "expected"], [(c.status, c.name, c.saw, c.expected) for c in checks])
-        for check in checks:
-            if check.fix:
-                say(f"fix {check.name}: {check.fix}")
+        show_checks(checks)
     sys.exit(1 if bad else 0)

@@ -6,22 +6,25 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.confirm import confirm as try_out
-from paceline.cli.output import emit, json_option, say, store_option
-from paceline.explain.explanation import explain_campaign
-from paceline.measurements.results import find_campaign
+from paceline.bench.adapters import adapter_of
+from paceline.bench.measure import measure
+from paceline.bench.sites.target import LaunchTarget
+from paceline.cli.options import json_option, store_option
+from paceline.explain.confirm import plan_trials, with_measured
+from paceline.explain.explanation import Explanation, explain_campaign
+from paceline.measurements.results import find_campaign, load_launches
 from paceline.measurements.store import Store
-from paceline.report.document import explanation_document
-from paceline.report.words import explanation_lines
+from paceline.report.documents import explanation_document
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.campaign import explanation_lines
+from paceline.report.terminal.progress import Display
 
 __all__ = ["command"]
 
 
 @click.command()
 @click.argument("study", required=False)
-@click.option(
-    "--confirm", is_flag=True, help="Try the advice that can be tried here, and put the measured gain beside."
-)
+@click.option("--confirm", is_flag=True, help="Try the advice that can be tried here, and show the measured gain.")
 @click.option("--most", default=3, show_default=True, help="Findings to confirm at most.")
 @store_option
 @json_option
@@ -37,12 +40,27 @@ def command(study: str | None, confirm: bool, most: int, store: Path, as_json: b
       paceline explain demo --confirm
       paceline explain demo --json
     """
-    place = Store(store)
-    explanation = explain_campaign(place, find_campaign(place, study))
+    stored = Store(store)
+    explanation = explain_campaign(stored, find_campaign(stored, study))
     if confirm:
-        explanation = try_out(explanation, place, most, quiet=as_json)
+        explanation = _confirmed(explanation, stored, most, quiet=as_json)
     if as_json:
         emit(explanation_document(explanation), "explain")
     else:
-        for line in explanation_lines(explanation):
-            say(line)
+        say(*explanation_lines(explanation))
+
+
+def _confirmed(explanation: Explanation, store: Store, most: int, *, quiet: bool) -> Explanation:
+    """The explanation with what its trials measure, each in a campaign of its own."""
+    trials = plan_trials(explanation, most, lambda case: adapter_of(case.framework).refusal(case))
+    target, rates = LaunchTarget(on=explanation.launcher), {}
+    for trial in trials.confirmations:
+        study = trial.study(explanation.study)
+        with (
+            Display(quiet=quiet) as display,
+            measure(study, trial.cases, store, target=target, installing=display.installing) as measurement,
+        ):
+            display.follow(measurement.events, study.protocol, trial.cases)
+        launches = {item.first.case_id: item.throughputs for item in load_launches(store, measurement.campaign)}
+        rates[trial.key] = (launches.get(trial.before.id, ()), launches.get(trial.after.id, ()))
+    return with_measured(explanation, trials, rates)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, say, store_option
+from paceline.cli.options import json_option, store_option
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
-from paceline.report.exports.write import EXPORTS, export
+from paceline.report.exports import EXPORTS, export
+from paceline.report.terminal import emit, say
 
 __all__ = ["command"]
 
@@ -37,9 +38,9 @@ Examples:
 @json_option
 def command(study: str | None, kind: str, output: Path | None, store: Path, as_json: bool) -> None:
     """Write the newest campaign of STUDY for another tool."""
-    place = Store(store)
-    explanation = explain_campaign(place, find_campaign(place, study))
-    path = export(explanation, place, kind, output)
+    stored = Store(store)
+    explanation = explain_campaign(stored, find_campaign(stored, study))
+    path = export(explanation, stored, kind, output)
     if as_json:
         emit({"campaign": explanation.campaign, "kind": kind, "path": str(path)}, "export")
     else:

@@ -13,9 +13,10 @@ from paceline.bench.adapters import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
-from paceline.cli.output import emit, json_option, say, table
-from paceline.cli.progress import Display
+from paceline.cli.options import json_option
 from paceline.errors import EnvironmentFailed
+from paceline.report.terminal import emit, print_rows, say
+from paceline.report.terminal.progress import Display
 
 __all__ = ["command"]
 
@@ -39,7 +40,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         emit({"frameworks": [dataclasses.asdict(item) for item in found]}, "frameworks")
         return
     rows = [(item.name, item.status, item.origin, ", ".join(item.modes), item.reason) for item in found]
-    table("", ["framework", "status", "from", "modes", "note"], rows)
+    print_rows("", ["framework", "status", "from", "modes", "note"], rows)
 
 
 @command.command()
@@ -64,7 +65,7 @@ def install(names: tuple[str, ...], as_json: bool) -> None:
         emit({"environments": made}, "frameworks.install")
     else:
         rows = [(item["environment"], item["outcome"], item["seconds"]) for item in made]
-        table("", ["environment", "", ">seconds"], rows)
+        print_rows("", ["environment", "", ">seconds"], rows)
     if failures:
         raise EnvironmentFailed("\n".join(error.message for error in failures), hint=failures[0].hint)
 

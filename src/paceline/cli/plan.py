@@ -8,15 +8,16 @@ import click
 
 from paceline.catalog import framework as framework_of
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, say, table
+from paceline.cli.options import json_option
 from paceline.cli.questions import calibration_of
 from paceline.errors import InputError
 from paceline.measurements.profile import read_profile
 from paceline.model.measured.points import read_points
 from paceline.model.plan.file import write_plan
-from paceline.model.plan.make import Plan, make_plan
+from paceline.model.plan.make import make_plan
 from paceline.model.question import Question
-from paceline.units import SECONDS, format_share
+from paceline.report.terminal import emit
+from paceline.report.terminal.predictions import show_plan
 
 __all__ = ["command"]
 
@@ -62,7 +63,7 @@ def command(
     if as_json:
         emit(plan.as_dict(), "plan")
     else:
-        _show(plan)
+        show_plan(plan)
 
 
 def _question(
@@ -77,31 +78,3 @@ def _question(
     batch = known.batch if known else max(1, (global_batch or 0) // where.num_devices)
     found = names.network(network) if network else None
     return Question(where, framework_of(framework), batch, network=found, profile=known)
-
-
-def _show(plan: Plan) -> None:
-    columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
-               ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
-    rows = [
-        (
-            one.kind,
-            len(one.groups),
-            sum(1 for shares in one.shares for n in shares if n),
-            one.local_steps,
-            one.quorum,
-            f"{one.predicted_throughput:.1f}",
-            "{:.1f} .. {:.1f}".format(*one.interval_90) if one.interval_90 else "",
-            SECONDS.format(one.predicted_step),
-            format_share(one.predicted_utilisation),
-            f"{one.staleness:.2f}",
-            f"{one.efficiency:.2f}",
-        )
-        for one in plan.ranked
-    ]
-    table(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
-    say(f"best: {plan.best.kind}, because {plan.best.reason}")
-    split = plan.samples_by_host()
-    if len(split) <= 16:
-        say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
-    for line in plan.basis:
-        say(f"rests on: {line}")

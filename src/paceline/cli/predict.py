@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 
-from paceline.cli.curves import plot_option, show_comparison, show_curve, write_plot
-from paceline.cli.output import emit, json_option
-from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
+from paceline.cli.options import counts_of, json_option, plot_option
+from paceline.cli.questions import calibration_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
 from paceline.model.measured.population import shipped_population
-from paceline.model.prediction import Curve, reasons
 from paceline.model.scaling import predict_curve
+from paceline.report.documents import predictions_document
+from paceline.report.plots import check_plot, write_curves
+from paceline.report.terminal import emit
+from paceline.report.terminal.predictions import show_curves
 
 __all__ = ["command"]
 
@@ -46,6 +48,7 @@ def command(
       paceline predict --profile my-run.profile --cluster my-cluster.toml --devices 8,64 --plot curve.svg
       paceline predict --measured points.csv --at 32,64 --json
     """
+    check_plot(plot)
     if measured is not None:
         _only_measured(asked)
         counts = counts_of(at or devices, "--at")
@@ -57,30 +60,16 @@ def command(
         questions = [changed(question_of(framework=name, **asked), parse_changes(changes)) for name in names]
         curves = tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions)
     if plot is not None:
-        write_plot(plot, curves, names)
+        write_curves(plot, curves, names)
     if as_json:
-        emit(_document(curves, compared=measured is None), "predict")
-        return
-    for curve in curves if measured is not None or len(curves) == 1 else ():
-        show_curve(curve)
-    if measured is None and len(curves) > 1:
-        show_comparison(curves, names)
+        emit(predictions_document(curves, compared=measured is None), "predict")
+    else:
+        show_curves(curves, names, compared=measured is None)
 
 
 def _only_measured(asked: dict[str, Any]) -> None:
-    """A points file says itself what was run."""
+    """A file of points says itself what was run."""
     given = [f"--{name}" for name in ("network", "profile", "cluster", "batch") if asked[name] is not None]
     if given:
-        raise InputError(
-            f"--measured together with {', '.join(given)}", hint="the file says what was run; give --at alone"
-        )
-
-
-def _document(curves: tuple[Curve, ...], *, compared: bool) -> dict[str, Any]:
-    """All predictions in one list, each with its series, and what each curve shows."""
-    plain = [curve.as_dict() for curve in curves]
-    predictions = [{"series": curve["label"], **one} for curve in plain for one in curve.pop("predictions")]
-    if compared:
-        for entry, curve in zip(plain[1:], curves[1:], strict=True):
-            entry["reasons"] = reasons(curves[0], curve)
-    return {"predictions": predictions, "curves": plain}
+        hint = "the file says what was run; give --at alone"
+        raise InputError(f"--measured together with {', '.join(given)}", hint=hint)

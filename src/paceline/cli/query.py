@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, store_option, table
+from paceline.cli.options import json_option, store_option
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
+from paceline.report.terminal import emit
+from paceline.report.terminal.records import show_answer
 
 __all__ = ["command"]
 
@@ -39,8 +41,4 @@ def command(sql: str, store: Path, as_json: bool) -> None:
     if as_json:
         emit({"columns": answer.column_names, "rows": json.loads(json.dumps(rows, default=str))}, "query")
     else:
-        table("", answer.column_names, [[_cell(value) for value in row.values()] for row in rows])
-
-
-def _cell(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else ("" if value is None else str(value))
+        show_answer(answer.column_names, rows)

@@ -1,24 +1,29 @@
-"""The options by which `predict` and `whatif` ask the model, and the question they make."""
+"""The options by which `predict`, `whatif` and `simulate` ask the model, and the question they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 from paceline import catalog
+from paceline.cli.options import options
 from paceline.errors import InputError
 from paceline.measurements.profile import read_profile
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
 from paceline.model.question import Question
+from paceline.units import SECONDS
 
-__all__ = ["calibration_of", "counts_of", "knee_option", "question_of", "question_options"]
+__all__ = ["calibration_of", "knee_option", "question_of", "question_options", "seconds_of"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_OPTIONS = (
+knee_option = click.option(
+    "--knee",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Gain of a doubling below which the knee is reached.",
+)
+question_options = options(
     click.option("--network", help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
     click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
@@ -31,20 +36,6 @@ _OPTIONS = (
                  help="Change link, inside, device, host, strategy, batch or framework; may be repeated."),
     click.option("--calibration", type=click.Path(path_type=Path), help="What `paceline calibrate` wrote."),
 )  # fmt: skip
-knee_option = click.option(
-    "--knee",
-    default=0.5,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Gain of a doubling below which the knee is reached.",
-)
-
-
-def question_options(function: F) -> F:
-    """All options of a question."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def question_of(*, network: str | None, profile: Path | None, cluster: str | None, framework: str, batch: int | None,
@@ -54,8 +45,8 @@ def question_of(*, network: str | None, profile: Path | None, cluster: str | Non
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
     if (network is None) == (profile is None):
         raise InputError("give one of --network, --profile or --measured")
-    found = read_profile(profile) if profile else None
-    samples = batch if batch is not None else found.batch if found else None
+    known = read_profile(profile) if profile else None
+    samples = batch if batch is not None else known.batch if known else None
     if samples is None:
         raise InputError("no batch given", hint="--batch 64: samples per device and step")
     return Question(
@@ -63,19 +54,19 @@ def question_of(*, network: str | None, profile: Path | None, cluster: str | Non
         framework=catalog.framework(framework),
         batch=samples,
         network=catalog.network(network) if network else None,
-        profile=found,
+        profile=known,
         input=source,
     )
-
-
-def counts_of(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers of devices."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and 1 <= int(part) <= 10**6 for part in parts):
-        raise InputError(f"{option} {text}: expected numbers of devices", hint=f"for example {option} 1,2,4,8")
-    return tuple(int(part) for part in parts)
 
 
 def calibration_of(path: Path | None) -> Calibration:
     """The calibration in a file, or what the catalog alone supports."""
     return read_calibration(path) if path else CATALOG_ONLY
+
+
+def seconds_of(text: str, option: str) -> float:
+    """A duration such as `10 min`."""
+    try:
+        return SECONDS.parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error.message}", hint=error.hint) from None

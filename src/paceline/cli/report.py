@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, say, store_option
-from paceline.errors import StoreError
+from paceline.cli.options import json_option, store_option
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
-from paceline.report.page import file_name, render_page
+from paceline.report.exports import write_page
+from paceline.report.terminal import emit, say
 
 __all__ = ["command"]
 
@@ -34,19 +34,10 @@ def command(study: str | None, output: Path | None, store: Path, as_json: bool) 
       paceline report demo
       paceline report demo -o demo.html
     """
-    place = Store(store)
-    explanation = explain_campaign(place, find_campaign(place, study))
-    path = output or place.root / "reports" / file_name(explanation.study)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render_page(explanation), encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror or error}", hint="choose another place with -o"
-        ) from None
+    stored = Store(store)
+    explanation = explain_campaign(stored, find_campaign(stored, study))
+    path = write_page(explanation, stored, output)
     if as_json:
         emit({"campaign": explanation.campaign, "file": str(path), "summary": list(explanation.summary)}, "report")
-        return
-    for sentence in explanation.summary:
-        say(sentence)
-    say(f"\nThe report: {path}")
+    else:
+        say(*explanation.summary, f"\nThe report: {path}")

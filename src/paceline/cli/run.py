@@ -9,13 +9,13 @@ import click
 from paceline.bench.measure import measure
 from paceline.bench.sites.target import LaunchTarget
 from paceline.catalog import shipped_catalog
-from paceline.cli.output import emit, json_option, store_option, table
-from paceline.cli.place import place_options
-from paceline.cli.progress import Display
-from paceline.cli.results import results_document, show_results
+from paceline.cli.options import json_option, place_options, store_option
 from paceline.measurements.store import Store
+from paceline.report.documents import cases_document, results_document
+from paceline.report.terminal import emit
+from paceline.report.terminal.campaign import show_cases, show_results
+from paceline.report.terminal.progress import Display
 from paceline.spec.load import load_cases
-from paceline.spec.study import Case
 
 __all__ = ["command"]
 
@@ -44,7 +44,7 @@ def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget,
     """
     study, cases = load_cases(study_file, shipped_catalog())
     if dry_run:
-        _say_plan(study.name, cases, as_json)
+        emit(cases_document(study.name, cases), "run.plan") if as_json else show_cases(study.name, cases)
         return
     stored = Store(store)
     stored.clean()
@@ -59,11 +59,3 @@ def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget,
         emit(results_document(stored, measurement.campaign), "run")
     else:
         show_results(stored, measurement.campaign)
-
-
-def _say_plan(name: str, cases: tuple[Case, ...], as_json: bool) -> None:
-    if as_json:
-        rows = [{"id": case.id, "label": case.label, **case.canonical} for case in cases]
-        emit({"study": name, "cases": rows}, "run.plan")
-    else:
-        table(f"{name}: {len(cases)} cases", ["case", "what"], [(case.id, case.label) for case in cases])

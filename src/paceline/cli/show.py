@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, store_option, table
-from paceline.cli.results import results_document, show_results
+from paceline.cli.options import json_option, store_option
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
+from paceline.report.documents import campaigns_document, results_document
+from paceline.report.terminal import emit
+from paceline.report.terminal.campaign import show_campaigns, show_results
 
 __all__ = ["command"]
 
@@ -31,24 +33,13 @@ def command(study: str | None, list_all: bool, store: Path, as_json: bool) -> No
       paceline show demo --json
       paceline show --list
     """
-    place = Store(store)
+    stored = Store(store)
     if list_all:
-        _list(place, as_json)
+        campaigns = campaigns_document(stored)
+        emit({"campaigns": campaigns}, "show.list") if as_json else show_campaigns(campaigns)
         return
-    campaign = find_campaign(place, study)
+    campaign = find_campaign(stored, study)
     if as_json:
-        emit(results_document(place, campaign), "show")
+        emit(results_document(stored, campaign), "show")
     else:
-        show_results(place, campaign)
-
-
-def _list(store: Store, as_json: bool) -> None:
-    campaigns = store.read_campaigns()
-    counts = {str(c["campaign"]): len(store.read_all(campaign=str(c["campaign"]))) for c in campaigns}
-    if as_json:
-        names = ("campaign", "study", "title", "started_at", "launcher")
-        rows = [{**{n: c[n] for n in names}, "runs": counts[str(c["campaign"])]} for c in campaigns]
-        emit({"campaigns": rows}, "show.list")
-    else:
-        rows_ = [(c["campaign"], c["started_at"], counts[str(c["campaign"])], c["title"]) for c in campaigns]
-        table("", ["campaign", "started", ">runs", "title"], rows_)
+        show_results(stored, campaign)

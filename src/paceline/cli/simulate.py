@@ -6,25 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
-from paceline.cli.curves import plot_option, write_file
-from paceline.cli.output import emit, json_option, say, table
-from paceline.cli.questions import calibration_of, counts_of, question_of, question_options
-from paceline.errors import InputError
+from paceline.cli.options import counts_of, json_option, options, plot_option
+from paceline.cli.questions import calibration_of, question_of, question_options, seconds_of
 from paceline.model.changes import changed, parse_changes
-from paceline.model.simulate.scenario import Simulated, Trouble, simulate_question
-from paceline.report.shares_plot import shares_svg
-from paceline.units import SECONDS, format_share
+from paceline.model.simulate.scenario import Trouble, simulate_question
+from paceline.report.plots import check_plot, write_simulated
+from paceline.report.terminal import emit
+from paceline.report.terminal.predictions import show_simulated
 
 __all__ = ["command"]
 
-WIDTH = 56
-MARKS = {"compute": "#", "exchange and rest": "=", "other jobs": "o", "jitter": "j", "stragglers": "s",
-         "failures": "f", "queue and stragglers": "q"}  # fmt: skip
-"""Characters of the bars."""
-
-_TROUBLES = (
+_trouble_options = options(
     click.option("--steps", default=500, show_default=True, help="Steps to play (of each worker)."),
     click.option("--straggle", default=0.0, show_default=True, help="Probability that a device's step is slowed."),
     click.option("--straggle-factor", default=5.0, show_default=True, help="How many times slower it is then."),
@@ -35,12 +28,6 @@ _TROUBLES = (
     click.option("--jobs", default=1, show_default=True, help="Equal jobs on these hosts, this one included."),
     click.option("--seed", default=0, show_default=True, help="The same seed gives the same run."),
 )  # fmt: skip
-
-
-def _trouble_options(function: Any) -> Any:
-    for option in reversed(_TROUBLES):
-        function = option(function)
-    return function
 
 
 @click.command()
@@ -66,52 +53,18 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
       paceline simulate --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --devices 8,32 \\
         --framework mxnet/dist_async --set strategy.servers=4
     """
+    check_plot(plot)
     question = changed(question_of(**asked), parse_changes(changes))
     trouble = Trouble(
-        steps, straggle, straggle_factor, mtbf=None if mtbf is None else _seconds("--mtbf", mtbf),
-        restart=_seconds("--restart", restart), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
+        steps, straggle, straggle_factor, mtbf=None if mtbf is None else seconds_of(mtbf, "--mtbf"),
+        restart=seconds_of(restart, "--restart"), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
     )  # fmt: skip
-    known = calibration_of(calibration)
-    found = [simulate_question(question, n, trouble, calibration=known) for n in counts_of(devices, "--devices")]
+    known, counts = calibration_of(calibration), counts_of(devices, "--devices")
+    runs = [simulate_question(question, count, trouble, calibration=known) for count in counts]
     if plot is not None:
-        write_file(plot, shares_svg(found, title=question.label))
+        write_simulated(plot, runs, question.label)
     if as_json:
-        emit({"question": question.label, "trouble": vars(trouble), "runs": [one.as_dict() for one in found]},
-             "simulate")  # fmt: skip
+        plain = [run.as_dict() for run in runs]
+        emit({"question": question.label, "trouble": vars(trouble), "runs": plain}, "simulate")
     else:
-        _show(question.label, found)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return SECONDS.parse(text)
-    except InputError as error:
-        raise InputError(f"{option}: {error.message}", hint=error.hint) from None
-
-
-def _show(label: str, found: list[Simulated]) -> None:
-    asynchronous = any(one.staleness is not None for one in found)
-    columns = [">devices", ">predicted step", ">simulated step", ">samples/s", ">lost"]
-    columns += [">staleness", ">servers busy"] if asynchronous else [">50 %", ">90 %", ">99 % of steps"]
-    table(label, columns, [_row(one, asynchronous) for one in found])
-    say("\nwhere the time goes")
-    for one in found:
-        ends = np.round(np.cumsum([0.0, *one.shares.values()]) * WIDTH).astype(int)
-        bar = "".join(MARKS[name] * (end - begin) for name, begin, end in zip(one.shares, ends, ends[1:], strict=False))
-        say(f"{one.devices:>8} |{bar}|")
-    shown = {name for one in found for name in one.shares}
-    say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
-    last = found[-1]
-    said = ", ".join(f"{name} {format_share(share)}" for name, share in last.shares.items())
-    say(f"at {last.devices} devices: {said}")
-
-
-def _row(one: Simulated, asynchronous: bool) -> list[object]:
-    lost = max(0.0, 1 - one.predicted_step_s / one.step_s)
-    cells: list[object] = [one.devices, SECONDS.format(one.predicted_step_s), SECONDS.format(one.step_s)]
-    cells += [f"{one.samples_per_s:,.1f}", format_share(lost)]
-    if not asynchronous:
-        return [*cells, *(SECONDS.format(value) for value in one.quantiles.values())]
-    if one.staleness is None or one.server_busy is None:
-        return [*cells, "", ""]
-    return [*cells, f"{one.staleness:.1f}", format_share(one.server_busy)]
+        show_simulated(question.label, runs)

@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
-from paceline.cli.output import emit, json_option, say, table
-from paceline.model.transformer.memory import TransformerMemory, check_memory
+from paceline.cli.options import json_option, options
+from paceline.model.transformer.memory import check_memory
 from paceline.model.transformer.shape import Parallel, TransformerShape
 from paceline.model.validation.gpt import predict_published
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.records import show_transformer_memory
 from paceline.units import BYTES, SECONDS
 
 __all__ = ["command"]
@@ -18,17 +20,16 @@ _SIZES = {"hidden": 2048, "heads": 16, "layers": 24, "sequence": 1024, "tensor":
 _BATCHES = {"micro_batch": 4, "global_batch": 128, "interleave": 1}
 
 
-def _options(function: Any) -> Any:
-    for name, value in reversed({**_SIZES, **_BATCHES}.items()):
-        option = click.option(
-            f"--{name.replace('_', '-')}", type=click.IntRange(min=1), default=value, show_default=True
-        )
-        function = option(function)
-    return function
+_size_options = options(
+    *(
+        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(min=1), default=value, show_default=True)
+        for name, value in {**_SIZES, **_BATCHES}.items()
+    )
+)
 
 
 @click.command()
-@_options
+@_size_options
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage.")
 @click.option(
     "--recompute",
@@ -64,9 +65,4 @@ def command(zero: int, recompute: Any, memory: str, as_json: bool, **sizes: int)
     tokens = parallel.global_batch * shape.sequence / step.value
     say(f"{shape.parameters / 1e9:.2f} billion parameters on {parallel.devices} devices")
     say(f"iteration {SECONDS.format(step.value)} (90 %: {low} to {high}), {tokens:,.0f} tokens/s")
-    _show_memory(use, memory)
-
-
-def _show_memory(use: TransformerMemory, memory: str) -> None:
-    rows = [(name, BYTES.format(size)) for name, size in {**vars(use), "total": use.total}.items()]
-    table(f"\nmemory of the fullest device, of {memory}", ["part", ">bytes"], rows)
+    show_transformer_memory(use, memory)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
 
-from paceline.cli.output import emit, json_option, table
-from paceline.model.validation.report import Row, validate_file, validate_shipped
-from paceline.units import format_share
+from paceline.cli.options import json_option
+from paceline.model.validation.report import validate_file, validate_shipped
+from paceline.report.terminal import emit
+from paceline.report.terminal.records import show_validation
 
 __all__ = ["command"]
 
@@ -29,17 +31,9 @@ def command(data: Path | None, whole_campaigns: bool, as_json: bool) -> None:
       paceline validate --whole-campaigns
       paceline validate --data throughput.csv --json
     """
-    rows = validate_file(data, whole_campaigns=whole_campaigns) if data else validate_shipped(
-        whole_campaigns=whole_campaigns
-    )  # fmt: skip
+    judge = functools.partial(validate_file, data) if data else validate_shipped
+    rows = judge(whole_campaigns=whole_campaigns)
     if as_json:
         emit({"rows": [row.as_dict() for row in rows]}, "validate")
     else:
-        columns = ["campaign", ">points", ">mean error", ">median", ">in 50 %", ">in 90 %", ">worst", "worst case"]
-        table("predicted against published, largest count left out", columns, [_cells(row) for row in rows])
-
-
-def _cells(row: Row) -> list[object]:
-    covered = ["" if share is None else format_share(share) for share in (row.covered_50, row.covered_90)]
-    errors = [format_share(value) for value in (row.mean_error, row.median_error)]
-    return [row.name, row.points, *errors, *covered, format_share(row.worst_error), row.worst[:90]]
+        show_validation(rows)

@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from paceline.cli.curves import plot_lines, plot_option, write_plot
-from paceline.cli.output import emit, json_option, table
-from paceline.cli.questions import calibration_of, counts_of, knee_option, question_of, question_options
+from paceline.cli.options import counts_of, json_option, plot_option
+from paceline.cli.questions import calibration_of, knee_option, question_of, question_options
 from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
-from paceline.model.prediction import Curve, reasons
+from paceline.model.prediction import reasons
 from paceline.model.scaling import predict_curve
-from paceline.units import SECONDS, format_share
+from paceline.report.plots import check_plot, write_curves
+from paceline.report.terminal import emit
+from paceline.report.terminal.predictions import show_changed
 
 __all__ = ["command"]
 
@@ -39,39 +40,16 @@ def command(
     """
     if not changes:
         raise InputError("nothing to change", hint="for example --set link.bandwidth=100Gb/s")
-    question = question_of(**asked)
-    known, counts = calibration_of(calibration), counts_of(devices, "--devices")
+    check_plot(plot)
+    question, counts = question_of(**asked), counts_of(devices, "--devices")
     before, after = (
-        predict_curve(one, counts, calibration=known, knee_gain=knee)
+        predict_curve(one, counts, calibration=calibration_of(calibration), knee_gain=knee)
         for one in (question, changed(question, parse_changes(changes)))
     )
     if plot is not None:
-        write_plot(plot, (before, after), ("as it is", ", ".join(changes)))
+        write_curves(plot, (before, after), ("as it is", ", ".join(changes)))
     if as_json:
         emit({"changes": list(changes), "before": before.as_dict(), "after": after.as_dict(),
               "reasons": reasons(before, after)}, "whatif")  # fmt: skip
     else:
-        _show(before, after, changes)
-
-
-def _show(before: Curve, after: Curve, changes: tuple[str, ...]) -> None:
-    rows = [
-        (
-            old.devices,
-            SECONDS.format(old.step_s.value),
-            SECONDS.format(new.step_s.value),
-            f"{new.samples_per_s.value:,.1f}",
-            "{:,.1f}-{:,.1f}".format(*new.samples_per_s.interval_90),
-            format_share(new.samples_per_s.value / old.samples_per_s.value - 1),
-            f"{old.dominant} -> {new.dominant}",
-        )
-        for old, new in zip(before.predictions, after.predictions, strict=True)
-    ]
-    columns = [">devices", ">step before", ">step after", ">samples/s after", ">90 %", ">gain", "dominant"]
-    table(f"{before.label}; {', '.join(changes)}", columns, rows)
-    ends, names = [p for pair in zip(before.predictions, after.predictions, strict=True) for p in pair], []
-    for one in before.predictions:
-        names += [f"{one.devices} before", "after"]
-    click.echo("\n" + "\n".join(plot_lines(ends, names)))
-    click.echo(f"\nwhy, at {ends[-1].devices} devices: {'; '.join(reasons(before, after))}")
-    click.echo(f"to narrow the interval: {after.advice}")
+        show_changed(before, after, changes)

@@ -1,24 +1,35 @@
-"""Confirm a finding by a run that changes only its cause: the two cases as data, and the gain that they measured.
+"""Confirm causes by runs that change only one of them: what to run, and the explanation with what it measured.
 
-Nothing is run here: who runs campaigns takes the cases, and hands back what they measured.
+Both are data. Whoever measures takes the confirmations of `plan_trials`, and hands the samples per second of both
+cases' launches to `with_measured`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from paceline.errors import InputError
+from paceline.catalog import shipped_catalog
+from paceline.errors import InputError, UnknownName
 from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.explanation import Explanation
 from paceline.explain.findings.finding import Finding, Trial
-from paceline.explain.gap import Bar, difference
+from paceline.explain.gap import Bar, Gap, difference
 from paceline.measurements.summary import Interval, speedup_interval
 from paceline.spec.network import Network
+from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case
+from paceline.spec.study import Case, Study
 
-__all__ = ["Confirmation", "bar_with_measured", "confirmation_of", "with_measured"]
+__all__ = ["Confirmation", "Trials", "plan_trials", "with_measured"]
+
+PROTOCOL = Protocol(launches=3, max_launches=3, warmup=5, steps=30, launch_budget=5.0, phases=False)
+Refusal = Callable[[Case], str | None]
+"""Why a framework cannot run a case; None if it can."""
+Rates = tuple[Sequence[float], Sequence[float]]
+"""Samples per second of the launches of the case as it was, and of the changed one."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +38,109 @@ class Confirmation:
 
     before: Case
     after: Case
+    title: str
+
+    @property
+    def key(self) -> str:
+        """Equal for trials that run the same cases."""
+        return f"{self.before.id} {self.after.id}"
+
+    @property
+    def cases(self) -> tuple[Case, Case]:
+        """Both cases, which are measured in turn."""
+        return self.before, self.after
+
+    def study(self, name: str) -> Study:
+        """A study of its own for both cases."""
+        return Study(
+            name=f"{name}.confirm",
+            title=f"Confirms: {self.title}",
+            networks=(self.before.network.name,),
+            frameworks=(self.before.framework,),
+            batch=(self.before.batch,),
+            protocol=PROTOCOL,
+        )
+
+    @property
+    def changes(self) -> str:
+        """What differs between both cases, as a study would ask for it."""
+        old, new = self.before.strategy.model_dump(), self.after.strategy.model_dump()
+        changed = {name: new[name] for name in new if name != "name" and new[name] != old[name]}
+        for name in ("threads", "batch", "ranks", "input"):
+            if getattr(self.after, name) != getattr(self.before, name):
+                changed[name] = getattr(self.after, name)
+        return ", ".join(f"{name} = {value}" for name, value in changed.items())
 
 
-def confirmation_of(trial: Trial | None, evidence: CaseEvidence, network: Network) -> Confirmation | None:
+@dataclass(frozen=True)
+class BarTrial:
+    """How to confirm one bar of a gap: by a run of one side, or why no side can run it."""
+
+    confirmation: Confirmation | None
+    side: str = ""
+    """`slower` or `faster`: the slower side is changed if its framework can; else the faster side gets the cause."""
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What to run for an explanation: by the index of a finding, and of a bar of the largest gap."""
+
+    findings: dict[int, Confirmation] = field(default_factory=dict)
+    bars: dict[int, BarTrial] = field(default_factory=dict)
+
+    @property
+    def confirmations(self) -> tuple[Confirmation, ...]:
+        """Every pair of cases to run, each once."""
+        wanted = [*self.findings.values(), *(bar.confirmation for bar in self.bars.values() if bar.confirmation)]
+        unique: dict[str, Confirmation] = {}
+        for item in wanted:
+            unique.setdefault(item.key, item)
+        return tuple(unique.values())
+
+
+def plan_trials(explanation: Explanation, most: int, refusal: Refusal) -> Trials:
+    """Trials of the first findings, this many different ones at most, and of the largest gap."""
+    findings: dict[int, Confirmation] = {}
+    for index, finding in enumerate(explanation.findings):
+        if len({item.key for item in findings.values()}) == most:
+            break
+        wanted = _confirmation(explanation, finding.trial, finding.case_id, finding.title)
+        if wanted is not None and refusal(wanted.after) is None:
+            findings[index] = wanted
+    return Trials(findings, _bar_trials(explanation, explanation.gaps[0], refusal) if explanation.gaps else {})
+
+
+def _bar_trials(explanation: Explanation, gap: Gap, refusal: Refusal) -> dict[int, BarTrial]:
+    trials = {}
+    for index, bar in enumerate(gap.bars):
+        reasons = []
+        for trial, case_id, side in ((bar.trial, gap.slow_id, "slower"), (bar.reverse, gap.fast_id, "faster")):
+            wanted = _confirmation(explanation, trial, case_id, bar.cause)
+            reason = refusal(wanted.after) if wanted else None
+            if wanted and reason is None:
+                titled = replace(wanted, title=f"{bar.cause} of {wanted.before.framework}")
+                trials[index] = BarTrial(titled, side)
+                break
+            reasons += [reason] if reason else []
+        else:
+            if reasons:
+                trials[index] = BarTrial(None, refused="; ".join(reasons))
+    return trials
+
+
+def _confirmation(explanation: Explanation, trial: Trial | None, case_id: str, title: str) -> Confirmation | None:
     """What to run to confirm a cause; None if settings alone cannot try it here."""
-    if trial is None or evidence.cluster is None or not _same_network(evidence, network):
+    evidence = next(case.evidence for case in explanation.cases if case.evidence.run.case_id == case_id)
+    try:
+        network = shipped_catalog().network(evidence.run.network)
+    except UnknownName:
+        return None
+    asked: Any = evidence.run.case.get("network", {})
+    if trial is None or evidence.cluster is None or asked.get("digest") != network.digest:
         return None
     before, after = _case(evidence, network, Trial()), _case(evidence, network, trial)
-    return Confirmation(before, after) if before.id != after.id else None
-
-
-def _same_network(evidence: CaseEvidence, network: Network) -> bool:
-    asked: Any = evidence.run.case.get("network", {})
-    return bool(asked.get("digest") == network.digest)
+    return Confirmation(before, after, title) if before.id != after.id else None
 
 
 def _case(evidence: CaseEvidence, network: Network, trial: Trial) -> Case:
@@ -66,20 +167,37 @@ def _literal(value: Any, allowed: tuple[str, ...]) -> Any:
     return value
 
 
-def with_measured(finding: Finding, before: list[float], after: list[float]) -> Finding:
-    """The finding with the gain that its trial measured, from the samples per second of both cases' launches."""
+def with_measured(explanation: Explanation, trials: Trials, rates: Mapping[str, Rates]) -> Explanation:
+    """The explanation with the measured gain of each finding and bar that was tried; rates by key of confirmation."""
+    findings = list(explanation.findings)
+    for index, wanted in trials.findings.items():
+        findings[index] = _tried_finding(findings[index], *rates[wanted.key])
+    gaps = list(explanation.gaps)
+    if gaps:
+        bars = list(gaps[0].bars)
+        for index, trial in trials.bars.items():
+            bars[index] = _tried_bar(bars[index], trial, rates)
+        gaps[0] = replace(gaps[0], bars=tuple(bars))
+    return replace(explanation, findings=tuple(findings), gaps=tuple(gaps))
+
+
+def _tried_finding(finding: Finding, before: Sequence[float], after: Sequence[float]) -> Finding:
     if not before or not after:
         return finding
     ratio = speedup_interval(before, after)
     return replace(finding, measured_gain=Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low))
 
 
-def bar_with_measured(bar: Bar, samples: int, *, has: list[float], lacks: list[float], tried: str) -> Bar:
-    """The bar with the seconds that its cause really takes of a step of so many samples.
-
-    The samples per second of launches of a case that has the cause, and of the same case without it.
-    """
-    if not has or not lacks:
+def _tried_bar(bar: Bar, trial: BarTrial, rates: Mapping[str, Rates]) -> Bar:
+    """The bar with the seconds that its cause takes of a step, as measured."""
+    wanted = trial.confirmation
+    if wanted is None:
+        return replace(bar, tried=f"not tried: {trial.refused}")
+    tried = f"the {trial.side} side, {wanted.before.framework}, with {wanted.changes}"
+    before, after = rates[wanted.key]
+    if not before or not after:
         return replace(bar, tried=f"{tried}: the trial failed")
-    ours, theirs = [samples / rate for rate in has], [samples / rate for rate in lacks]
-    return replace(bar, measured_s=difference(ours, theirs, median(ours) - median(theirs)), tried=tried)
+    samples = wanted.before.batch * wanted.before.ranks
+    steps = [[samples / rate for rate in launches] for launches in (before, after)]
+    having, lacking = steps if trial.side == "slower" else reversed(steps)
+    return replace(bar, measured_s=difference(having, lacking, median(having) - median(lacking)), tried=tried)

@@ -1,1 +1,1 @@
-"""From findings to what people look at: terminal text, one self-contained HTML page, exports; shows, never computes."""
+"""The only place that formats: terminal, HTML page, figures, JSON documents, exports; computes nothing."""

@@ -1,196 +1,216 @@
-"""Tables of the page: every number that a plot shows, with the exact value beside the rounded one."""
+"""Tables of a campaign as data: columns and formatted cells, rendered for the terminal, the page and Markdown."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paceline.explain.cases.breakdown import Breakdown
-from paceline.explain.cases.stragglers import Straggler
-from paceline.explain.explanation import CaseExplanation
-from paceline.explain.gap import Gap
-from paceline.explain.predicted import Residual
-from paceline.measurements.run import PHASES
-from paceline.measurements.summary import Interval
-from paceline.report.markup import Markup, element
-from paceline.report.words import tried_words
+from paceline.measurements.results import CaseResult
+from paceline.measurements.run import PHASES, Run
+from paceline.report.words import percent_half, span_ms, tried_words
 from paceline.units import BYTES, SECONDS, format_share
 
+if TYPE_CHECKING:  # The model behind them would make every table slow to start.
+    from paceline.explain.cases.breakdown import Breakdown
+    from paceline.explain.cases.step import WhatIf
+    from paceline.explain.cases.stragglers import Straggler
+    from paceline.explain.gap import Gap
+    from paceline.explain.predicted import Residual
+
 __all__ = [
+    "Cell",
+    "Table",
     "breakdown_table",
+    "failure_table",
     "gap_table",
     "layer_table",
+    "make_table",
+    "phase_table",
     "rank_table",
     "residual_table",
     "results_table",
     "shown_phases",
     "straggler_table",
+    "what_if_table",
 ]
 
 SOURCES = {"traced": "traced", "timers": "framework's timers", "model": "model"}
-"""Who says how much communication was hidden."""
+"""Where the time of hidden communication comes from."""
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[Markup | str | float | None]], *, caption: str = ""
-) -> Markup:
-    """A table; columns whose name starts with '>' hold numbers."""
-    numeric = [column.startswith(">") for column in columns]
-    head = [
-        element("th", column.lstrip(">"), scope="col", class_="num" if right else None)
-        for column, right in zip(columns, numeric, strict=True)
-    ]
-    body = [element("tr", *(_cell(cell, right) for cell, right in zip(row, numeric, strict=True))) for row in rows]
-    title = element("caption", element("span", caption)) if caption else None
-    slim = "slim" if len(columns) < 5 and "evidence" not in columns else None
-    return element("table", title, element("thead", element("tr", *head)), element("tbody", *body), class_=slim)
+@dataclass(frozen=True)
+class Cell:
+    """One formatted cell."""
+
+    text: str
+    value: float | None = None
+    """The exact value that the text rounds; the page keeps it beside the text."""
+    below: str = ""
+    """A second, quieter line on the page."""
+    case_id: str = ""
+    """The case that the row is about, in its first cell."""
 
 
-def _cell(content: Markup | str | float | None, right: bool) -> Markup:
-    if isinstance(content, Markup) and content.text.startswith("<td"):
-        return content
-    return element("td", content, class_="num" if right else None)
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows; a column whose name starts with '>' is aligned to the right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
 
 
-def number(value: float | None, text: str) -> Markup:
-    """A cell with the exact value beside its text."""
-    return element("td", text, class_="num", data_value=repr(value) if value is not None else None)
+def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "") -> Table:
+    """A table of cells, or of anything that is shown as text."""
+    cells = (tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in row) for row in rows)
+    return Table(tuple(columns), tuple(cells), title)
 
 
-def two_lines(value: float | None, text: str, below: str) -> Markup:
-    """A cell with a second, quieter line."""
-    quiet = element("span", below, class_="quiet")
-    return element("td", text, element("br"), quiet, class_="num", data_value=repr(value))
+def _seconds(value: float | None) -> Cell:
+    return Cell("" if value is None else SECONDS.format(value), value)
 
 
-def half(interval: Interval | None) -> str:
-    """The interval as ± percent."""
-    return f"± {100 * interval.half:.1f} %" if interval and math.isfinite(interval.half) else "one launch"
+def results_table(results: Sequence[CaseResult], *, title: str = "") -> Table:
+    """One row per case that has a result: throughput, step, speed-up with its base, efficiency, launches."""
+    columns = ["case", ">samples/s", ">95 %", ">step", ">speed-up", ">efficiency", ">launches"]
+    return make_table(columns, [_result_row(result) for result in results if result.throughput], title=title)
 
 
-def results_table(cases: Sequence[CaseExplanation]) -> Markup:
-    """One row per case: throughput, step, speed-up with its base, launches, failures."""
-    columns = ["case", ">samples/s", ">95 %", ">step", ">speed-up", ">efficiency", ">launches", "failed"]
-    return table(columns, [_result(case) for case in cases], caption="Throughput of all ranks; batch per device.")
-
-
-def _result(case: CaseExplanation) -> list[Markup | str]:
-    result = case.evidence.result
+def _result_row(result: CaseResult) -> list[Cell]:
     rate, step = result.throughput, result.step_s
-    base = f" (base {result.base_ranks})" if result.speedup and result.run.ranks == result.base_ranks else ""
-    failure = next((run.failure for run in case.evidence.launches.runs if run.failure), None)
-    failed = f"{result.num_failed}: {failure.phase}, {failure.message}" if failure else ""
+    assert rate is not None
+    efficiency = format_share(result.efficiency) if result.efficiency is not None else ""
     return [
-        element("td", case.evidence.label, data_case=result.run.case_id),
-        number(rate.value if rate else None, f"{rate.value:,.1f}" if rate else "none"),
-        element("td", half(rate) if rate else "", class_="num"),
-        number(step.value if step else None, SECONDS.format(step.value) if step else ""),
-        number(
-            result.speedup.value if result.speedup else None,
-            f"{result.speedup.value:.2f} x{base}" if result.speedup else "",
-        ),
-        number(result.efficiency, format_share(result.efficiency) if result.efficiency is not None else ""),
-        element("td", str(result.num_launches - result.num_failed), class_="num"),
-        element("td", failed),
+        Cell(result.run.label, case_id=result.run.case_id),
+        Cell(f"{rate.value:,.1f}", rate.value),
+        Cell(percent_half(rate)),
+        _seconds(step.value if step else None),
+        _speedup(result),
+        Cell(efficiency, result.efficiency),
+        Cell(str(result.num_launches - result.num_failed)),
     ]
 
 
-def breakdown_table(breakdowns: Sequence[Breakdown]) -> Markup:
-    """Shares of every phase; they sum to one."""
+def _speedup(result: CaseResult) -> Cell:
+    if result.speedup is None:
+        return Cell("")
+    is_base = result.run.ranks == result.base_ranks
+    text = f"base ({result.base_ranks})" if is_base else f"{result.speedup.value:.2f} x"
+    return Cell(text, result.speedup.value)
+
+
+def failure_table(runs: Sequence[Run]) -> Table:
+    """One row per case with failed launches: where, why, how many launches; the newest failure of each."""
+    newest = {run.case_id: run for run in runs if run.failure is not None}
+    rows = []
+    for case_id, run in newest.items():
+        assert run.failure is not None
+        count = sum(other.case_id == case_id and other.failure is not None for other in runs)
+        launches = "1 launch" if count == 1 else f"{count} launches"
+        where = f"{run.failure.phase}: {run.failure.reason}"
+        rows.append([run.label, where, f"{run.failure.message} ({launches})"])
+    return make_table(["case", "where", "why"], rows, title="Failures")
+
+
+def phase_table(results: Sequence[CaseResult]) -> Table:
+    """Exposed shares of the step by phase; they sum to one."""
+    names = (*PHASES, "other")
+    rows = [
+        [result.run.label, *(format_share(result.shares[name]) for name in names), _overhead(result)]
+        for result in results
+    ]
+    columns = ["case", *(f">{name}" for name in names), ">instrument"]
+    return make_table(columns, rows, title="Where the step goes (exposed shares, they sum to one)")
+
+
+def _overhead(result: CaseResult) -> str:
+    return f"{100 * result.instrument_overhead:+.1f} %" if result.instrument_overhead is not None else ""
+
+
+def breakdown_table(breakdowns: Sequence[Breakdown]) -> Table:
+    """Shares and seconds of every phase, and what was hidden."""
     names = [name for name in (*PHASES, "other") if any(item.part(name).seconds for item in breakdowns)]
-    shown = ["exposed aggregate" if name == "aggregate" else name for name in names]
-    columns = ["case", ">step", *(f">{name}" for name in shown), ">hidden aggregate"]
-    rows: list[list[Markup | str | float | None]] = []
+    rows = []
     for item in breakdowns:
         parts = [item.part(name) for name in names]
-        cells: list[Markup | str | float | None] = [
-            item.label,
-            number(item.step_s.value, SECONDS.format(item.step_s.value)),
-        ]
-        cells += [two_lines(part.seconds, format_share(part.share), SECONDS.format(part.seconds)) for part in parts]
-        hidden = item.hidden_s, SECONDS.format(item.hidden_s or 0.0), SOURCES.get(item.hidden_source or "", "")
-        cells.append(two_lines(*hidden) if item.hidden_source else "")
-        rows.append(cells)
-    return table(columns, rows)
+        shares = [Cell(format_share(part.share), part.seconds, SECONDS.format(part.seconds)) for part in parts]
+        hidden = Cell(SECONDS.format(item.hidden_s or 0.0), item.hidden_s, SOURCES.get(item.hidden_source or "", ""))
+        rows.append([Cell(item.label), _seconds(item.step_s.value), *shares, hidden if item.hidden_source else ""])
+    return make_table(["case", ">step", *_exposed(names), ">hidden aggregate"], rows)
 
 
-def rank_table(breakdowns: Sequence[Breakdown]) -> Markup:
+def _exposed(names: Sequence[str]) -> list[str]:
+    return [">exposed aggregate" if name == "aggregate" else f">{name}" for name in names]
+
+
+def rank_table(breakdowns: Sequence[Breakdown]) -> Table:
     """Each rank's phases, those that some rank has; they sum to its step."""
-    names = [
-        name for name in (*PHASES, "other") if any(rank.seconds[name] for item in breakdowns for rank in item.ranks)
-    ]
+    ranks = [(item.label, rank) for item in breakdowns for rank in item.ranks]
+    names = [name for name in (*PHASES, "other") if any(rank.seconds[name] for _, rank in ranks)]
     rows = [
-        [
-            item.label,
-            str(rank.rank),
-            rank.host,
-            *(SECONDS.format(rank.seconds[name]) for name in names),
-            SECONDS.format(rank.hidden_s) if rank.hidden_s is not None else "",
-        ]
-        for item in breakdowns
-        for rank in item.ranks
+        [label, rank.rank, rank.host, *(_seconds(rank.seconds[name]) for name in names), _seconds(rank.hidden_s)]
+        for label, rank in ranks
     ]
-    shown = ["exposed aggregate" if name == "aggregate" else name for name in names]
-    caption = "The exposed aggregate of a rank holds its waiting for slower ones."
-    columns = ["case", ">rank", "host", *(f">{name}" for name in shown), ">hidden aggregate"]
-    return table(columns, rows, caption=caption)
+    title = "The exposed aggregate of a rank includes the time for which it waits for slower ranks."
+    return make_table(["case", ">rank", "host", *_exposed(names), ">hidden aggregate"], rows, title=title)
 
 
-def layer_table(item: Breakdown) -> Markup:
+def layer_table(item: Breakdown) -> Table:
     """Layers of one case in the order of the forward pass."""
     rows = [
         [
             layer.name,
-            SECONDS.format(layer.forward_s),
-            SECONDS.format(layer.backward_s),
+            _seconds(layer.forward_s),
+            _seconds(layer.backward_s),
             BYTES.format(float(layer.gradient_bytes)) if layer.gradient_bytes else "",
         ]
         for layer in item.layers
     ]
-    caption = f"{item.label}; hooks on every layer make these times longer than those of a clean step."
-    return table(["layer", ">forward", ">backward", ">gradients"], rows, caption=caption)
+    title = f"{item.label}; hooks on every layer make these times longer than those of a clean step."
+    return make_table(["layer", ">forward", ">backward", ">gradients"], rows, title=title)
 
 
-def gap_table(gap: Gap) -> Markup:
+def gap_table(gap: Gap) -> Table:
     """Causes of a gap with their evidence; the last row is their sum."""
-    rows: list[list[Markup | str | float | None]] = [
+    rows: list[list[object]] = [
         [
             bar.cause,
-            number(bar.seconds, f"{1e3 * bar.seconds + 0.0:+.2f}"),
-            _range(bar.interval),
-            element("td", "; ".join(words for words in (bar.evidence, tried_words(bar)) if words), class_="words"),
+            Cell(f"{1e3 * bar.seconds + 0.0:+.2f}", bar.seconds),
+            span_ms(bar.interval),
+            "; ".join(words for words in (bar.evidence, tried_words(bar)) if words),
         ]
         for bar in gap.bars
     ]
     total = sum(bar.seconds for bar in gap.bars)
-    rows.append(["all: the measured gap", number(total, f"{1e3 * total:+.2f}"), "", ""])
-    return table(["cause", ">ms", ">95 %", "evidence"], rows, caption=f"{gap.slow} against {gap.fast}")
+    rows.append(["all: the measured gap", Cell(f"{1e3 * total:+.2f}", total), "", ""])
+    return make_table(["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}")
 
 
-def _range(interval: Interval | None) -> str:
-    if interval is None or not math.isfinite(interval.low) or not math.isfinite(interval.high):
-        return ""
-    return f"{1e3 * interval.low:.2f} to {1e3 * interval.high:.2f}"
-
-
-def straggler_table(found: Sequence[tuple[str, Straggler]]) -> Markup:
-    """Which rank, where, how much."""
+def straggler_table(stragglers: Sequence[tuple[str, Straggler]]) -> Table:
+    """Which rank, on which host, how much slower, and what that costs; each with the label of its case."""
     columns = ["case", ">rank", "host", "phase", "kind", ">slower", ">slowest in", ">cost a step", ">waiting a day"]
     rows = [
         [
             label,
-            str(item.rank),
+            item.rank,
             item.host,
             item.phase,
             item.kind,
             f"{item.slower:.2f} x",
             format_share(item.share_slowest),
-            SECONDS.format(item.cost_s.value),
-            SECONDS.format(item.cost_per_day_s),
+            _seconds(item.cost_s.value),
+            _seconds(item.cost_per_day_s),
         ]
-        for label, item in found
+        for label, item in stragglers
     ]
-    return element("div", table(columns, rows), class_="scroll", tabindex=0, role="region", aria_label="Stragglers")
+    return make_table(columns, rows)
+
+
+def what_if_table(label: str, what_ifs: Sequence[WhatIf]) -> Table:
+    """The predicted step under each change of one case."""
+    rows = [[item.change, f"{1e3 * item.predicted_step_s:.2f}", f"{1e3 * item.saved_s:+.2f}"] for item in what_ifs]
+    return make_table(["change", ">predicted step, ms", ">saved, ms"], rows, title=f"What if: {label}")
 
 
 def shown_phases(residuals: Sequence[Residual]) -> list[str]:
@@ -199,18 +219,18 @@ def shown_phases(residuals: Sequence[Residual]) -> list[str]:
     return [name for name in PHASES if any(t.measured_s or t.predicted_s for t in terms if t.phase == name)]
 
 
-def residual_table(residuals: Sequence[Residual]) -> Markup:
+def residual_table(residuals: Sequence[Residual]) -> Table:
     """Measured, predicted and their difference, phase by phase."""
     names = shown_phases(residuals)
-    columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in names)]
     rows = [
         [
             item.case,
-            SECONDS.format(item.measured_step_s),
-            SECONDS.format(item.predicted_step_s),
+            _seconds(item.measured_step_s),
+            _seconds(item.predicted_step_s),
             f"{SECONDS.format(item.predicted_interval[0])} to {SECONDS.format(item.predicted_interval[1])}",
             *(f"{1e3 * term.residual_s:+.2f}" for term in item.terms if term.phase in names),
         ]
         for item in residuals
     ]
-    return table(columns, rows, caption="Residual of each phase: measured minus predicted.")
+    columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in names)]
+    return make_table(columns, rows, title="Residual of each phase: measured minus predicted.")

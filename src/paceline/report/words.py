@@ -1,80 +1,79 @@
-"""An explanation in words, for a terminal: summary, findings, stragglers, gaps."""
+"""Intervals, gains and trials in words, the same in terminal, page and Markdown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from paceline.explain.explanation import Explanation
-from paceline.explain.gap import Bar
 from paceline.measurements.summary import Interval
-from paceline.report.findings import gain_words, unsure_words
-from paceline.units import SECONDS, format_share
+from paceline.units import format_share
 
-__all__ = ["explanation_lines", "tried_words"]
+if TYPE_CHECKING:  # The model behind them would make every verb slow to start.
+    from paceline.explain.findings.finding import Finding
+    from paceline.explain.gap import Bar
+    from paceline.model.prediction import Curve
 
-MOST_FINDINGS = 8
-MOST_GAPS = 4
+__all__ = [
+    "MOST_OTHERS",
+    "common_label",
+    "file_name",
+    "gain_words",
+    "noise_words",
+    "percent_half",
+    "span_ms",
+    "tried_words",
+]
 
-
-def explanation_lines(explanation: Explanation) -> Iterator[str]:
-    """The explanation line by line; the tables of phases are the caller's."""
-    yield from explanation.summary
-    yield from _finding_lines(explanation)
-    yield from _straggler_lines(explanation)
-    yield from _gap_lines(explanation)
-
-
-def _finding_lines(explanation: Explanation) -> Iterator[str]:
-    if explanation.findings:
-        yield "\nWhat would help, the most first:"
-    for number, finding in enumerate(explanation.findings[:MOST_FINDINGS], start=1):
-        yield f"\n{number}. {finding.title}  [{finding.cause}]"
-        yield f"   {finding.case}"
-        yield f"   predicted gain: {gain_words(finding.gain)}"
-        if finding.measured_gain:
-            yield f"   measured gain:  {gain_words(finding.measured_gain)}"
-        yield f"   {finding.change.kind}: {finding.change.what}"
-        if finding.change.warning:
-            yield f"   careful: {finding.change.warning}"
-        for line in finding.evidence:
-            yield f"   - {line}"
-    more = len(explanation.findings) - MOST_FINDINGS
-    if more > 0:
-        yield f"\n{more} more with --json."
-    if explanation.unsure:
-        yield f"\n{unsure_words(explanation.unsure)}"
+MOST_OTHERS = 5
+"""Further cases of the same cause that are named."""
 
 
-def _straggler_lines(explanation: Explanation) -> Iterator[str]:
-    found = [(case.evidence.label, item) for case in explanation.good for item in case.stragglers]
-    if found:
-        yield "\nStragglers:"
-    for label, item in found[:MOST_FINDINGS]:
-        yield (
-            f"   rank {item.rank} on {item.host}, {item.kind}, in {item.phase}: {item.slower:.2f} x the others, "
-            f"{SECONDS.format(item.cost_s.value)} a step ({label}; slowest in {format_share(item.share_slowest)})"
-        )
+def percent_half(interval: Interval | None) -> str:
+    """Half of an interval in percent; one launch has none."""
+    return f"± {100 * interval.half:.1f} %" if interval and math.isfinite(interval.half) else "one launch"
 
 
-def _gap_lines(explanation: Explanation) -> Iterator[str]:
-    for gap in explanation.gaps[:MOST_GAPS]:
-        yield f"\nWhy {gap.slow} takes {SECONDS.format(gap.seconds)} longer than {gap.fast}:"
-        for bar in gap.bars:
-            yield f"   {1e3 * bar.seconds:+10.3f} ms  {bar.cause}{_between(bar.interval)}: {bar.evidence}"
-            if words := tried_words(bar):
-                yield f"   {'':13}  {words}"
-        yield f"   {1e3 * gap.seconds:+10.3f} ms  the measured gap"
-
-
-def _between(interval: Interval | None) -> str:
+def span_ms(interval: Interval | None, form: str = ".2f") -> str:
+    """The ends of an interval in milliseconds; empty where there is none, as with one launch."""
     if interval is None or not math.isfinite(interval.low) or not math.isfinite(interval.high):
         return ""
-    return f" ({1e3 * interval.low:+.3f} to {1e3 * interval.high:+.3f})"
+    return f"{1e3 * interval.low:{form}} to {1e3 * interval.high:{form}}"
+
+
+def gain_words(gain: Interval) -> str:
+    """A gain with its interval."""
+    return f"{format_share(gain.value)} of the time per sample ({_span(gain)})"
+
+
+def noise_words(unsure: Sequence[Finding]) -> str:
+    """Changes on which the launches do not agree, in one sentence."""
+    named = "; ".join(f"{item.title}, {item.case} ({_span(item.gain)})" for item in unsure[:MOST_OTHERS])
+    more = f"; and {len(unsure) - MOST_OTHERS} more" if len(unsure) > MOST_OTHERS else ""
+    return f"Not advised, because it is within the noise of these launches: {named}{more}."
+
+
+def _span(gain: Interval) -> str:
+    if not math.isfinite(gain.low) or not math.isfinite(gain.high):
+        return "one launch: no interval"
+    return f"{format_share(gain.low)} to {format_share(gain.high)}"
 
 
 def tried_words(bar: Bar) -> str:
-    """What a run that changed only this cause showed; nothing if none was made."""
+    """The result of a run that changed only this cause; empty if there was none."""
     if bar.measured_s is None:
         return bar.tried
-    return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+.3f} ms{_between(bar.measured_s)}"
+    span = span_ms(bar.measured_s, "+.3f")
+    return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+.3f} ms" + (f" ({span})" if span else "")
+
+
+def file_name(text: str) -> str:
+    """A name for a file that cannot leave its directory, whatever a study or case is called."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-") or "study"
+
+
+def common_label(curves: Sequence[Curve]) -> str:
+    """What the labels of all curves say."""
+    parts = [curve.label.split(", ") for curve in curves]
+    return ", ".join(part for part in parts[0] if all(part in other for other in parts)) or "predictions"

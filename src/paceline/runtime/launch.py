@@ -5,20 +5,36 @@ A job has a folder for its secret's lifetime: logs of all ranks, and the roster 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import variables
+from paceline.bench.environments import environment_python, prepare, worker_path
 from paceline.bench.sites.site import Process, Rendezvous, Site
+from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.errors import InputError
+from paceline.model.plan.file import PlanFile
 from paceline.spec.cluster import Cluster, Placed, place
 
-__all__ = ["Ended", "Grouping", "TrainingJob", "num_ports", "processes_of", "reduced", "watch"]
+__all__ = [
+    "Grouping",
+    "JobResult",
+    "TrainingJob",
+    "TrainingRequest",
+    "num_ports",
+    "processes_of",
+    "reduced",
+    "run_training",
+    "watch",
+]
 
 POLL_S = 0.1
 """Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
@@ -34,6 +50,41 @@ class Grouping:
     """Of a step of each group."""
     local_steps: int
     quorum: int
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What a user asks to be trained."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    cluster: Cluster
+    ranks: int
+    """Processes, one per device; without meaning if there is a plan."""
+    plan: PlanFile | None = None
+    restarts: int = 0
+    """How often killed ranks are started again."""
+    threads: int = 1
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The devices that take part; those that a plan leaves out are not started."""
+        if self.plan is None:
+            return tuple(range(self.ranks))
+        return tuple(sorted(member.rank for group in self.plan.group for member in group.members))
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """The groups of the plan, by the numbers of the ranks that take part."""
+        if self.plan is None or len(self.plan.group) == 1:
+            return None
+        order, groups = self.chosen, self.plan.group
+        return Grouping(
+            groups=tuple(tuple(order.index(member.rank) for member in group.members) for group in groups),
+            samples=tuple(sum(member.samples for member in group.members) for group in groups),
+            local_steps=self.plan.local_steps,
+            quorum=self.plan.quorum,
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +107,7 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """How a job ended."""
 
     codes: dict[str, int]
@@ -67,6 +118,44 @@ class Ended:
     def ok(self) -> bool:
         """Whether the training came to its end: somebody finished, and nobody stopped over an error of its own."""
         return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
+
+
+def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> JobResult:
+    """Run a script on the devices that take part, and show what its ranks print."""
+    cluster, chosen, grouping = request.cluster, request.chosen, request.grouping
+    if max(chosen) >= cluster.num_devices:
+        raise InputError(
+            f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
+            hint="ask for fewer ranks, or name the cluster that the plan was made for",
+        )
+    used = reduced(cluster, chosen)
+    # Training runs in real time unless it is asked for otherwise.
+    if target.on == "virtual" and target.dilation is None:
+        target = replace(target, dilation=1.0)
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-train-") as folder,
+        make_launcher(target) as launcher,
+        launcher.open(used, used.num_devices, num_ports=num_ports(grouping)) as site,
+    ):
+        own = importlib.util.find_spec("torch") is not None
+        job = TrainingJob(
+            script=request.script,
+            arguments=request.arguments,
+            python=Path(sys.executable) if own else environment_python(prepare("pytorch", show)),
+            folder=Path(folder),
+            placement=place(used, used.num_devices),
+            rendezvous=site.rendezvous,
+            threads=request.threads,
+            path=None if own else worker_path(),
+            grouping=grouping,
+        )
+        # Agents on hosts see by this file whether they share this folder.
+        (job.folder / "job.json").write_text("{}", encoding="utf-8")
+        for line in watch(site, processes_of(job), restarts=request.restarts):
+            if isinstance(line, JobResult):
+                return line
+            show(line)
+    raise AssertionError("a watched job always ends")
 
 
 def processes_of(job: TrainingJob) -> list[Process]:
@@ -177,8 +266,8 @@ def num_ports(grouping: Grouping | None) -> int:
     return 1 + (2 * len(grouping.groups) if grouping is not None else 0)
 
 
-def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | Ended]:
-    """Start the ranks and tell their lines as they come; the last value says how it ended.
+def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
+    """Start the ranks and yield their lines as they come; the last value says how the job ended.
 
     A rank that is killed is started again while restarts are left; it joins the others where they are.
     """
@@ -197,8 +286,10 @@ def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Ite
                 launches[process.name] = site.start([_late(process)])
                 codes[process.name] = None
         if not training:
-            ended = {p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None}
-            yield Ended(ended, used)
+            codes_of_ranks = {
+                p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None
+            }
+            yield JobResult(codes_of_ranks, used)
             return
         time.sleep(POLL_S)
 

@@ -188,6 +188,7 @@ def play_links(up: VirtualCluster, *, slower: float) -> None:
     shape(layout, keeper=up.processes.keeper, hosts=up.processes.hosts)
 
 
+@pytest.mark.full
 def test_stragglers_split_the_group(start: Any) -> None:
     found = start(speeds=[1.0, 1.0, 1.0], straggle=0.12, epochs=16).wait()
     check_samples(found, epochs=16, samples=240)
@@ -196,6 +197,7 @@ def test_stragglers_split_the_group(start: Any) -> None:
     assert any(reason.startswith("3 groups") and "straggle" in reason for reason in reasons)
 
 
+@pytest.mark.full
 def test_a_rank_that_becomes_slow_is_planned_for_again(start: Any) -> None:
     change = {"step": 20, "rank": 1, "speed": 0.25}
     found = start(speeds=[1.0, 1.0], epochs=8, changes=[change]).wait()

@@ -13,7 +13,14 @@ from tests.integration.runtime.conftest import StartRanks, StartSyncers
 
 @pytest.mark.parametrize(
     ("shares", "chunk"),
-    [([25, 5], None), ([29, 1], None), ([30, 0], None), ([0, 30], None), ([25, 5], 4), ([17, 9, 4], None)],
+    [
+        ([25, 5], None),
+        ([29, 1], None),
+        ([30, 0], None),
+        pytest.param([0, 30], None, marks=pytest.mark.full),
+        ([25, 5], 4),
+        pytest.param([17, 9, 4], None, marks=pytest.mark.full),
+    ],
     ids=["uneven", "one-sample", "nothing", "nothing-on-rank-0", "chunks", "three"],
 )
 def test_gradients_of_any_split_equal_one_process(ranks: StartRanks, shares: list[int], chunk: int | None) -> None:
@@ -31,7 +38,7 @@ def test_synchronised_batchnorm_equals_one_process(ranks: StartRanks) -> None:
     assert difference < 1e-12
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_equal_split_equals_ddp_bit_for_bit(ranks: StartRanks, tmp_path: Path, size: int) -> None:
     found = ranks("against_ddp", size, steps=8, store=str(tmp_path / "store")).wait()
     hashes = {value for result in found for value in result.values()}

@@ -57,7 +57,7 @@ def test_a_killed_rank_is_left_behind(ranks: StartRanks, victim: int) -> None:
     check_accounting(job, survivors[0], [survivors[1], victim], lost_shares=1)
 
 
-@pytest.mark.parametrize("victim", [0, 2], ids=["leader", "follower"])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 2], ids=["leader", "follower"])
 def test_a_hung_rank_is_left_behind_and_comes_back(ranks: StartRanks, victim: int) -> None:
     job = ranks("epochs", 3, **{**OPTIONS, "per_sample": 0.01})
     until(job, 1, 6)
@@ -74,7 +74,7 @@ def test_a_hung_rank_is_left_behind_and_comes_back(ranks: StartRanks, victim: in
     assert sizes[-1] == 3, "the one that woke up is part of the group again"
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["first-leader", "follower"])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)], ids=["first-leader", "follower"])
 def test_a_killed_rank_comes_back(ranks: StartRanks, victim: int) -> None:
     job = ranks("epochs", 2, **{**OPTIONS, "per_sample": 0.012})
     until(job, 1 - victim, 6)
@@ -87,6 +87,7 @@ def test_a_killed_rank_comes_back(ranks: StartRanks, victim: int) -> None:
     check_accounting(job, 1 - victim, [victim], lost_shares=1)
 
 
+@pytest.mark.full
 def test_the_last_one_goes_on_alone(ranks: StartRanks) -> None:
     job = ranks("epochs", 3, **OPTIONS)
     until(job, 2, 6)

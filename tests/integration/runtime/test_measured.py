@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from paceline.bench.environments import worker_path
 from tests.conftest import ROOT, Command
 
@@ -86,6 +88,7 @@ def test_an_example_trains_under_torchrun(torch_python: Path) -> None:
     assert len(shares.split(",")) == 2, "torchrun's store brought both ranks together"
 
 
+@pytest.mark.full
 def test_the_examples_train(paceline: Command, pytorch: Path) -> None:
     folder = ROOT / "examples" / "training"
     text = paceline("train", str(folder / "train_gpt.py"), "--ranks", "2", "--", "--epochs", "1", "--samples", "512")

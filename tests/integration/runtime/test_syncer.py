@@ -34,7 +34,13 @@ def steps_while_both_work(fast: Ranks, slow: Ranks) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("quorum", "local_steps", "compress"), [(1, 1, "none"), (2, 1, "int8"), (2, 4, "none"), (1, 4, "int8")]
+    ("quorum", "local_steps", "compress"),
+    [
+        pytest.param(1, 1, "none", marks=pytest.mark.full),
+        (2, 1, "int8"),
+        pytest.param(2, 4, "none", marks=pytest.mark.full),
+        (1, 4, "int8"),
+    ],
 )
 def test_two_groups_use_every_sample_once(
     ranks: StartRanks, syncers: StartSyncers, quorum: int, local_steps: int, compress: str

@@ -10,8 +10,18 @@ from paceline.bench.sites.engines import SshEngine
 from paceline.bench.sites.local import LocalLauncher
 from paceline.bench.sites.remote import RemoteLauncher
 from paceline.bench.sites.site import Rendezvous
+from paceline.bench.sites.target import LaunchTarget
 from paceline.errors import InputError
-from paceline.runtime.launch import Grouping, TrainingJob, num_ports, processes_of, reduced
+from paceline.model.plan.file import PlanFile, PlanGroup, PlanMember
+from paceline.runtime.launch import (
+    Grouping,
+    TrainingJob,
+    TrainingRequest,
+    num_ports,
+    processes_of,
+    reduced,
+    run_training,
+)
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 
 
@@ -77,3 +87,27 @@ def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     job.script.unlink()
     with pytest.raises(InputError, match="is not a file"):
         processes_of(job)
+
+
+def plan(*groups: tuple[int, ...]) -> PlanFile:
+    members = [tuple(PlanMember(rank=rank, device="plain", samples=10 + rank) for rank in ranks) for ranks in groups]
+    return PlanFile(
+        network="some", cluster="some", global_batch=64, kind="groups", local_steps=4, quorum=2, predicted_step_s=1.0,
+        predicted_throughput=1.0, predicted_utilisation=1.0, staleness=0.0, efficiency=1.0, reason="a test",
+        group=tuple(PlanGroup(members=each) for each in members),
+    )  # fmt: skip
+
+
+def test_groups_of_a_plan_are_numbered_among_the_devices_that_take_part() -> None:
+    request = TrainingRequest(Path("train.py"), (), cluster(3, 3), ranks=6, plan=plan((1, 2), (4,)))
+    assert request.chosen == (1, 2, 4)
+    assert request.grouping == Grouping(groups=((0, 1), (2,)), samples=(23, 14), local_steps=4, quorum=2)
+    one = TrainingRequest(Path("train.py"), (), cluster(3, 3), ranks=6, plan=plan((0, 1, 2)))
+    assert one.grouping is None
+    assert TrainingRequest(Path("train.py"), (), cluster(3), ranks=2).chosen == (0, 1)
+
+
+def test_more_ranks_than_devices_are_an_error() -> None:
+    request = TrainingRequest(Path("train.py"), (), cluster(2), ranks=3)
+    with pytest.raises(InputError, match="rank 2 is asked for, cluster 'some' has 2 devices"):
+        run_training(request, LaunchTarget(), lambda line: None)

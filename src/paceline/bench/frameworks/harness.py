@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from paceline import variables
 from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
-from paceline.bench.virtual.hosts.syscalls import die_with_parent
+from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 
 __all__ = ["Events", "Job", "Session", "main", "pin", "settled"]
 
@@ -249,7 +249,7 @@ def pin() -> None:
 
 def _die_with_launcher() -> None:
     with contextlib.suppress(OSError, AttributeError):
-        die_with_parent()
+        set_parent_death_signal()
     parent = os.environ.get(variables.PARENT)
     if parent and os.getppid() != int(parent):  # the parent died before prctl took effect
         os._exit(1)

@@ -129,7 +129,9 @@ def _plugin_record(name: str) -> FrameworkRecord:
 
 def is_built_in(name: str) -> bool:
     """Whether a framework belongs to Paceline itself."""
-    return (FOLDER / f"{name}.toml").is_file()
+    return f"{name}.toml" in {
+        path.name for path in FOLDER.iterdir()
+    }  # any text is a name, also one too long for a file
 
 
 def framework_names() -> tuple[str, ...]:

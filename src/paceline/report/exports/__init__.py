@@ -1,1 +1,131 @@
-"""Exports for other tools: traces, MLPerf logging lines, TensorBoard scalars, Markdown, CSV and Parquet."""
+"""Every export in one table: its name, what it is, and the function that writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pyarrow.parquet
+
+from paceline.errors import InputError, StoreError, UnknownName
+from paceline.explain.cases.step import measured_step, predicted_step
+from paceline.explain.explanation import CaseExplanation, Explanation
+from paceline.measurements.run import Span
+from paceline.measurements.store import Store
+from paceline.measurements.tables import launch_table
+from paceline.measurements.trace.chakra import to_chakra
+from paceline.measurements.trace.chrome import to_chrome
+from paceline.measurements.trace.horovod import to_horovod
+from paceline.measurements.trace.kineto import to_kineto
+from paceline.report.exports.markdown import markdown_report
+from paceline.report.exports.mlperf import mlperf_lines
+from paceline.report.exports.tensorboard import write_scalars
+from paceline.report.html.page import render_page
+from paceline.report.words import file_name
+
+__all__ = ["EXPORTS", "Export", "export", "write_page"]
+
+
+@dataclass(frozen=True)
+class Export:
+    """One kind of export."""
+
+    suffix: str
+    """Of the file; empty for a directory."""
+    what: str
+    write: Callable[[Explanation, Store, Path], None]
+
+
+def export(explanation: Explanation, store: Store, kind: str, target: Path | None = None) -> Path:
+    """Write one export; into the working directory under the study's name unless a target is given."""
+    if kind not in EXPORTS:
+        raise UnknownName("export", kind, EXPORTS)
+    path = target or Path(f"{file_name(explanation.study)}-{kind}{EXPORTS[kind].suffix}")
+    return _written(path, lambda: EXPORTS[kind].write(explanation, store, path))
+
+
+def write_page(explanation: Explanation, store: Store, target: Path | None = None) -> Path:
+    """Write the HTML page of a campaign; into the store's `reports` unless a target is given."""
+    path = target or store.root / "reports" / f"{file_name(explanation.study)}.html"
+    return _written(path, lambda: _text(path, render_page(explanation)))
+
+
+def _written(path: Path, write: Callable[[], None]) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write()
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}", hint="choose another one with -o") from None
+    return path
+
+
+def _text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _step_spans(
+    explanation: Explanation, of: Callable[[Any], tuple[Span, ...]]
+) -> list[tuple[CaseExplanation, tuple[Span, ...]]]:
+    found = [(case, of(case.evidence)) for case in explanation.good]
+    chosen = [(case, spans) for case, spans in found if spans]
+    if not chosen:
+        raise InputError("no case of this study was traced", hint="run it with protocol.phases = true")
+    return chosen
+
+
+def _write_chrome(explanation: Explanation, path: Path, of: Callable[[Any], tuple[Span, ...]]) -> None:
+    events: list[Any] = []
+    first = 0
+    for case, spans in _step_spans(explanation, of):
+        events += to_chrome(spans, title=case.evidence.label, first_rank=first)["traceEvents"]
+        first += case.evidence.run.ranks
+    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "paceline"}}
+    _text(path, json.dumps(document))
+
+
+def _write_by_rank(
+    explanation: Explanation, folder: Path, suffix: str, convert: Callable[[tuple[Span, ...], int], bytes]
+) -> None:
+    for case, spans in _step_spans(explanation, predicted_step):
+        place = folder / case.evidence.run.case_id
+        place.mkdir(parents=True, exist_ok=True)
+        for rank in range(case.evidence.run.ranks):
+            (place / f"rank-{rank}{suffix}").write_bytes(convert(spans, rank))
+
+
+def _table(explanation: Explanation, store: Store) -> Any:
+    return launch_table(store.root, campaign=explanation.campaign)
+
+
+def _write_scalars(explanation: Explanation, store: Store, path: Path) -> None:
+    write_scalars(explanation.good, path)
+
+
+EXPORTS: dict[str, Export] = {
+    "chrome": Export(".json", "measured steps, for Perfetto", lambda e, s, p: _write_chrome(e, p, measured_step)),
+    "chrome-predicted": Export(".json", "predicted steps", lambda e, s, p: _write_chrome(e, p, predicted_step)),
+    "kineto": Export(
+        "",
+        "predicted steps as the PyTorch profiler writes them, a file per rank",
+        lambda e, s, p: _write_by_rank(e, p, ".json", lambda x, rank: json.dumps(to_kineto(x, rank=rank)).encode()),
+    ),
+    "horovod": Export(
+        "",
+        "predicted exchanges as a Horovod timeline, a file per rank",
+        lambda e, s, p: _write_by_rank(e, p, ".json", lambda x, rank: json.dumps(to_horovod(x, rank=rank)).encode()),
+    ),
+    "chakra": Export(
+        "",
+        "predicted steps as Chakra execution traces, a file per rank",
+        lambda e, s, p: _write_by_rank(e, p, ".et", lambda x, rank: to_chakra(x, rank=rank)),
+    ),
+    "mlperf": Export(".log", "MLPerf logging lines", lambda e, s, p: _text(p, "\n".join(mlperf_lines(e.cases)) + "\n")),
+    "tensorboard": Export("", "TensorBoard scalars", _write_scalars),
+    "markdown": Export(".md", "a table for a pull request", lambda e, s, p: _text(p, markdown_report(e))),
+    "csv": Export(".csv", "one row per launch", lambda e, s, p: pyarrow.csv.write_csv(_table(e, s), p)),
+    "parquet": Export(".parquet", "one row per launch", lambda e, s, p: pyarrow.parquet.write_table(_table(e, s), p)),
+}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 
-from paceline.explain.explanation import CaseExplanation, Explanation
-from paceline.report.tables import half
-from paceline.units import SECONDS, format_share
+from paceline.explain.explanation import Explanation
+from paceline.report.tables import Table, make_table, results_table
+from paceline.units import format_share
 
 __all__ = ["markdown_report"]
 
@@ -16,33 +15,28 @@ MOST_FINDINGS = 5
 
 
 def markdown_report(explanation: Explanation) -> str:
-    """Summary, table, and the first findings."""
+    """Summary, results, and the first findings."""
     lines = [f"### {_plain(explanation.title or explanation.study)}", ""]
     lines += [f"- {_plain(sentence)}" for sentence in explanation.summary]
-    lines += ["", *_table(explanation.good)]
-    if explanation.findings:
-        lines += ["", "| finding | predicted gain | change |", "|---|---:|---|"]
-        lines += [
-            f"| {_plain(finding.title)} ({_plain(finding.case)}) | {format_share(finding.gain.value)} "
-            f"| {_plain(finding.change.what)} |"
-            for finding in explanation.findings[:MOST_FINDINGS]
-        ]
+    results = results_table([case.evidence.result for case in explanation.good])
+    rows = [
+        (f"{finding.title} ({finding.case})", format_share(finding.gain.value), finding.change.what)
+        for finding in explanation.findings[:MOST_FINDINGS]
+    ]
+    findings = make_table(["finding", ">predicted gain", "change"], rows)
+    for table in (results, findings):
+        lines += ["", *_markdown_table(table)] if table.rows else []
     return "\n".join(lines) + "\n"
 
 
-def _table(cases: Sequence[CaseExplanation]) -> list[str]:
-    lines = ["| case | samples/s | 95 % | step | efficiency | launches |", "|---|---:|---:|---:|---:|---:|"]
-    for case in cases:
-        result = case.evidence.result
-        rate, step = result.throughput, result.step_s
-        assert rate is not None
-        assert step is not None
-        share = format_share(result.efficiency) if result.efficiency is not None else ""
-        lines.append(
-            f"| {_plain(case.evidence.label)} | {rate.value:,.1f} | {half(rate)} | {SECONDS.format(step.value)} "
-            f"| {share} | {result.num_launches - result.num_failed} |"
-        )
-    return lines
+def _markdown_table(table: Table) -> list[str]:
+    align = "|".join("---:" if column.startswith(">") else "---" for column in table.columns)
+    rows = [
+        [column.lstrip(">") for column in table.columns],
+        *([_plain(cell.text) for cell in row] for row in table.rows),
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], f"|{align}|", *lines[1:]]
 
 
 def _plain(text: str) -> str:

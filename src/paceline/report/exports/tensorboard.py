@@ -6,7 +6,6 @@ and offset as TFRecord asks. The scalar of launch n is at step n.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from paceline.explain.explanation import CaseExplanation
 from paceline.measurements.trace import wire
+from paceline.report.words import file_name
 
 __all__ = ["write_scalars"]
 
@@ -25,7 +25,7 @@ def write_scalars(cases: Iterable[CaseExplanation], folder: Path) -> list[Path]:
     written = []
     for case in cases:
         run = case.evidence.run
-        place = folder / re.sub(r"[^A-Za-z0-9._-]+", "-", case.evidence.label).strip(".-")
+        place = folder / file_name(case.evidence.label)
         place.mkdir(parents=True, exist_ok=True)
         at = datetime.fromisoformat(run.started_at).timestamp()
         path = place / f"events.out.tfevents.{int(at)}.{run.case_id}"

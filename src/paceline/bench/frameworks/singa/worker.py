@@ -25,7 +25,7 @@ from paceline.bench.frameworks.singa.worker_network import (  # noqa: E402
     SoftmaxCrossEntropy,
     open_bridge,
 )
-from paceline.bench.virtual.hosts.syscalls import die_with_parent  # noqa: E402
+from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal  # noqa: E402
 
 __all__ = ["SingaSession"]
 
@@ -144,7 +144,7 @@ class _Images(data.ImageBatchIter):
 
     def run(self) -> None:
         """Read, for ever."""
-        die_with_parent()
+        set_parent_death_signal()
         super().run()
 
 

@@ -53,7 +53,7 @@ def main(directory: str, owner: str) -> int:
 
 def _keep(hosts: list[str], report: socket.socket, *, hosts_file: Path) -> None:
     """Become the first process of the cluster: create the hosts, then reap orphans."""
-    syscalls.die_with_parent()
+    syscalls.set_parent_death_signal()
     os.setsid()
     syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -69,7 +69,7 @@ def _keep(hosts: list[str], report: socket.socket, *, hosts_file: Path) -> None:
 
 def _be_host(name: str, report: socket.socket, *, hosts_file: Path) -> None:
     """Become the first process of a host, with a separate network, host name and mounts."""
-    syscalls.die_with_parent()
+    syscalls.set_parent_death_signal()
     syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNS)
     syscalls.set_host_name(name)
     _mount_own(hosts_file)

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
-__all__ = ["die_with_parent", "mount", "set_host_name", "setns", "unshare"]
+__all__ = ["mount", "set_host_name", "set_parent_death_signal", "setns", "unshare"]
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -43,6 +43,6 @@ def set_host_name(name: str) -> None:
     _call("sethostname", name.encode(), len(name.encode()))
 
 
-def die_with_parent() -> None:
+def set_parent_death_signal() -> None:
     """Let the kernel kill this process when its parent dies."""
     _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

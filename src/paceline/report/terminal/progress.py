@@ -104,10 +104,7 @@ class Display:
 
 
 def _line(run: Run) -> str:
-    named = "" if run.strategy == "default" else f" {run.strategy}"
-    where = "" if run.cluster == "local" else f" on {run.cluster}"
-    what = f"{run.network} {run.framework}{named} batch {run.batch} x {run.ranks}{where}"
-    name = escape(f"{what}, launch {run.launch + 1}")
+    name = escape(f"{run.label}, launch {run.launch + 1}")
     if run.failure:
         return f"[red]failed[/] {name}: {escape(run.failure.message)}"
     return f"[green]ok[/] {name} [dim]({SECONDS.format(run.seconds)})[/]"

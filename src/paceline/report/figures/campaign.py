@@ -1,32 +1,22 @@
-"""Explanations as figures of the plotting library: plain data, no colour but by role, every name escaped.
-
-A figure is a dictionary of traces and layout as Plotly takes them. Colours are names of roles (`@forward`), which the
-page replaces by the colours of its light, dark or printed theme.
-"""
+"""Figures of a campaign: scaling, phases, one step, gaps, sensitivities, residuals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.explain.cases.breakdown import Breakdown
 from paceline.explain.cases.step import Sensitivity
 from paceline.explain.gap import Gap
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.run import PHASES, Span
-from paceline.report.markup import plot_text
+from paceline.report.figures import LINES, SYMBOLS, Figure, new_figure, plot_text, stacked
 from paceline.report.tables import shown_phases
 
 __all__ = ["efficiency", "phase_bars", "residual_bars", "scaling", "timeline", "tornado", "waterfall"]
 
-Figure = dict[str, Any]
-MOST_SERIES = 8
-"""Curves drawn at once; more cannot be told apart."""
 MOST_BARS = 60
-LINES = tuple(f"@line{number}" for number in range(1, MOST_SERIES + 1))
-DASHES = ("solid", "dash", "dot", "dashdot")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
+COUNTS = [2**power for power in range(14)]
 
 
 def scaling(series: Sequence[ScalingSeries]) -> Figure:
@@ -36,14 +26,14 @@ def scaling(series: Sequence[ScalingSeries]) -> Figure:
         traces += _predicted(item, number)
         traces.append(_measured(item, number))
         traces.append(_ideal(item, number))
-    return _figure(traces, x="ranks", y="samples per second", log=True)
+    return new_figure(traces, x="ranks", y="samples per second", counts=COUNTS)
 
 
 def _scaled(series: Sequence[ScalingSeries]) -> list[ScalingSeries]:
     """Curves with more than one point, measured or predicted; the fastest if there are too many."""
     chosen = [s for s in series if _points(s) and (len(_points(s)) > 1 or s.curve)]
     chosen.sort(key=lambda s: -max(value for _, value, _, _ in _points(s)))
-    return chosen[:MOST_SERIES]
+    return chosen[: len(LINES)]
 
 
 def _points(item: ScalingSeries) -> list[tuple[int, float, float, float]]:
@@ -149,7 +139,7 @@ def efficiency(series: Sequence[ScalingSeries]) -> Figure:
                     "hovertemplate": "%{x} ranks: %{y:.1%}<extra></extra>",
                 }
             )
-    figure = _figure(traces, x="ranks", y="efficiency", log=True)
+    figure = new_figure(traces, x="ranks", y="efficiency", counts=COUNTS)
     figure["layout"]["yaxis"] |= {"type": "linear", "tickformat": ".0%", "rangemode": "tozero"}
     figure["layout"]["shapes"] = [_line(y=1.0)]
     return figure
@@ -180,17 +170,15 @@ def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
             )
     hidden = [1e3 * (item.hidden_s or 0.0) for item in shown]
     if any(hidden):
-        told = ", ".join(sorted({item.hidden_source for item in shown if item.hidden_source}))
-        bar = _bar(labels, hidden, name=f"hidden aggregate ({told})", role="@aggregate")
+        sources = ", ".join(sorted({item.hidden_source for item in shown if item.hidden_source}))
+        bar = _bar(labels, hidden, name=f"hidden aggregate ({sources})", role="@aggregate")
         bar["marker"]["pattern"] = {"shape": "/", "fillmode": "replace", "solidity": 0.35, "fgcolor": "@aggregate"}
         bar["offsetgroup"] = "hidden"
         bar["width"] = 0.18
         bar["offset"] = -0.46
         traces.append(bar)
-    figure = _figure(traces, x="milliseconds of a step", y="")
-    figure["layout"] |= {"barmode": "relative", "height": 140 + (42 if len(shown) <= 24 else 26) * len(shown)}
-    figure["layout"]["yaxis"] |= {"automargin": True, "type": "category"}
-    return figure
+    figure = new_figure(traces, x="milliseconds of a step", y="")
+    return stacked(figure, len(shown), row=42 if len(shown) <= 24 else 26, barmode="relative")
 
 
 def _bar(labels: list[str], values: list[float], *, name: str, role: str) -> Figure:
@@ -227,16 +215,10 @@ def timeline(spans: Sequence[Span]) -> Figure:
                     "hovertemplate": "%{customdata}: %{x:.3g} ms from %{base:.3g} ms<extra></extra>",
                 }
             )
-    figure = _figure(traces, x="milliseconds since the step began", y="")
+    figure = new_figure(traces, x="milliseconds since the step began", y="")
     order = [f"rank {rank} {PHASES[phase]}" for rank, phase in rows]
-    figure["layout"] |= {"barmode": "overlay", "height": 150 + 34 * len(rows), "dragmode": "zoom"}
-    figure["layout"]["yaxis"] |= {
-        "automargin": True,
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": order,
-        "fixedrange": True,
-    }
+    stacked(figure, len(rows), row=34, barmode="overlay")["layout"]["dragmode"] = "zoom"
+    figure["layout"]["yaxis"] |= {"categoryorder": "array", "categoryarray": order, "fixedrange": True}
     return figure
 
 
@@ -269,7 +251,7 @@ def waterfall(gap: Gap) -> Figure:
         "cliponaxis": False,
         "hovertemplate": "%{x}: %{text} ms<extra></extra>",
     }
-    figure = _figure([trace], x="", y="milliseconds of a step")
+    figure = new_figure([trace], x="", y="milliseconds of a step")
     figure["layout"]["showlegend"] = False
     return figure
 
@@ -290,10 +272,8 @@ def tornado(items: Sequence[Sensitivity]) -> Figure:
             role=role,
         )
         traces.append({**bar, "hovertemplate": f"{name}: %{{x:+.3g}} ms<extra></extra>"})
-    figure = _figure(traces, x="change of the step in milliseconds", y="")
-    figure["layout"] |= {"barmode": "overlay", "height": 140 + 36 * len(shown)}
-    figure["layout"]["yaxis"] |= {"automargin": True, "type": "category"}
-    return figure
+    figure = new_figure(traces, x="change of the step in milliseconds", y="")
+    return stacked(figure, len(shown), row=36, barmode="overlay")
 
 
 def residual_bars(series: Sequence[ScalingSeries]) -> Figure:
@@ -316,25 +296,8 @@ def residual_bars(series: Sequence[ScalingSeries]) -> Figure:
                     "hovertemplate": f"{name} %{{x}}: %{{y:.3g}} ms<extra></extra>",
                 }
             )
-    return _figure(traces, x="", y="milliseconds of a step")
+    return new_figure(traces, x="", y="milliseconds of a step")
 
 
 def _signed(value: float) -> str:
     return "0.00" if abs(value) < 0.005 else f"{value:+.2f}"
-
-
-def _figure(traces: list[Figure], *, x: str, y: str, log: bool = False) -> Figure:
-    axis: Figure = {"title": {"text": x}, "gridcolor": "@grid", "zerolinecolor": "@grid", "automargin": True}
-    if log:
-        axis |= {
-            "type": "log",
-            "dtick": "D1",
-            "tickvals": [2**power for power in range(14)],
-            "ticktext": [f"{2**power}" for power in range(14)],
-        }
-        axis.pop("dtick")
-    other: Figure = {"title": {"text": y}, "gridcolor": "@grid", "zerolinecolor": "@grid", "automargin": True}
-    if log:
-        other["type"] = "log"
-    layout: Figure = {"xaxis": axis, "yaxis": other, "height": 380}
-    return {"data": traces, "layout": layout}

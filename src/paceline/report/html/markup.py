@@ -7,7 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Markup", "element", "embed_json", "join", "plot_text"]
+from paceline.report.tables import Cell, Table
+
+__all__ = ["Markup", "element", "embed_json", "fragment", "html_table", "scrollable"]
 
 _VOID = frozenset({"meta", "br", "hr", "link"})
 
@@ -27,10 +29,10 @@ def element(tag: str, /, *children: Child, **attributes: str | int | float | boo
     given = "".join(_attribute(key, value) for key, value in attributes.items())
     if tag in _VOID:
         return Markup(f"<{tag}{given}>")
-    return Markup(f"<{tag}{given}>{join(*children).text}</{tag}>")
+    return Markup(f"<{tag}{given}>{fragment(*children).text}</{tag}>")
 
 
-def join(*children: Child) -> Markup:
+def fragment(*children: Child) -> Markup:
     """Children one after the other."""
     return Markup("".join(_child(child) for child in children if child is not None))
 
@@ -53,6 +55,26 @@ def embed_json(document: Any, *, identifier: str) -> Markup:
     return Markup(f'<script type="application/json" id="{identifier}">{safe}</script>')
 
 
-def plot_text(text: object) -> str:
-    """Text for the plotting library, which would read tags in it as formatting."""
-    return html.escape(str(text), quote=False)
+def html_table(table: Table) -> Markup:
+    """A table; a cell carries the exact value behind its rounded text as `data-value`."""
+    numeric = [column.startswith(">") for column in table.columns]
+    head = [
+        element("th", column.lstrip(">"), scope="col", class_="num" if right else None)
+        for column, right in zip(table.columns, numeric, strict=True)
+    ]
+    body = [element("tr", *(_cell(*pair) for pair in zip(row, table.columns, strict=True))) for row in table.rows]
+    title = element("caption", element("span", table.title)) if table.title else None
+    slim = "slim" if len(table.columns) < 5 and "evidence" not in table.columns else None
+    return element("table", title, element("thead", element("tr", *head)), element("tbody", *body), class_=slim)
+
+
+def _cell(cell: Cell, column: str) -> Markup:
+    kind = "num" if column.startswith(">") else "words" if column == "evidence" else None
+    below = fragment(element("br"), element("span", cell.below, class_="quiet")) if cell.below else None
+    value = repr(cell.value) if cell.value is not None else None
+    return element("td", cell.text, below, class_=kind, data_value=value, data_case=cell.case_id or None)
+
+
+def scrollable(content: Markup, title: str) -> Markup:
+    """Content that scrolls sideways where the page is narrow; reachable by keyboard."""
+    return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=title)

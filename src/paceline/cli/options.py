@@ -1,0 +1,86 @@
+"""Options that several verbs share: output, store, plot, and where ranks run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from paceline import variables
+from paceline.bench.sites.target import LAUNCHERS, LaunchTarget
+from paceline.errors import InputError
+from paceline.measurements.store import default_store
+
+__all__ = [
+    "counts_of",
+    "json_option",
+    "options",
+    "place_options",
+    "plot_option",
+    "store_option",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options(*chosen: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, listed by --help in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(chosen):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_store,
+    show_default=f"${variables.STORE} or ./results",
+    help="Directory of the stored runs.",
+)
+plot_option = click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also draw it into this file: .html, or .svg, .png, .pdf with the extra `paceline[plot]`.",
+)
+
+
+def place_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The options that say where ranks run; the verb receives them as `target`."""
+
+    @click.option(
+        "--on",
+        default="local",
+        show_default=True,
+        metavar="|".join(LAUNCHERS),
+        help="Where ranks are started; nothing else of a study changes.",
+    )
+    @click.option("--hosts", default="", metavar="A,B,...", help="Hosts for ssh and mpi, in order of the cluster's.")
+    @click.option("--dilation", type=click.FloatRange(min=1), help="Run a virtual cluster this many times slower.")
+    @click.option(
+        "--engine",
+        multiple=True,
+        metavar="WORD",
+        help="Passed on to srun, mpirun or ssh; image=, kind= or manifest= for Kubernetes; may be repeated.",
+    )
+    @functools.wraps(verb)
+    def wrapped(*, on: str, hosts: str, dilation: float | None, engine: tuple[str, ...], **rest: Any) -> None:
+        names = tuple(name.strip() for name in hosts.split(",") if name.strip())
+        verb(target=LaunchTarget(on=on, hosts=names, dilation=dilation, options=engine), **rest)
+
+    return wrapped
+
+
+def counts_of(text: str, option: str, *, noun: str = "devices") -> tuple[int, ...]:
+    """`1,2,4` as numbers of devices or ranks."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and 1 <= int(part) <= 10**6 for part in parts):
+        raise InputError(f"{option} {text}: expected numbers of {noun}", hint=f"for example {option} 1,2,4,8")
+    return tuple(int(part) for part in parts)

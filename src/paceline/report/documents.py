@@ -1,0 +1,184 @@
+"""Results as plain data for machines: what the verbs print with --json, with no infinity in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.measurements.results import CaseResult, campaign_results
+from paceline.measurements.run import RunData
+from paceline.measurements.store import Store
+from paceline.measurements.summary import Comparison, Interval
+from paceline.spec.study import Case
+
+if TYPE_CHECKING:  # The model behind them would make every verb slow to start.
+    from paceline.explain.explanation import CaseExplanation, Explanation
+    from paceline.explain.predicted import ScalingSeries
+    from paceline.model.calibrate import Calibrated
+    from paceline.model.prediction import Curve
+
+__all__ = [
+    "calibrated_document",
+    "campaigns_document",
+    "cases_document",
+    "comparison_document",
+    "explanation_document",
+    "plain_data",
+    "predictions_document",
+    "results_document",
+    "sweep_document",
+]
+
+ASKED = ("case_id", "network", "framework", "strategy", "cluster", "launcher", "ranks", "batch", "scaling", "input")
+Document = dict[str, Any]
+
+
+def campaigns_document(store: Store) -> list[Document]:
+    """Every campaign of a store with the number of its runs."""
+    names = ("campaign", "study", "title", "started_at", "launcher")
+    return [
+        {**{name: campaign[name] for name in names}, "runs": len(store.read_all(campaign=str(campaign["campaign"])))}
+        for campaign in store.read_campaigns()
+    ]
+
+
+def cases_document(study: str, cases: Sequence[Case]) -> Document:
+    """The cases of a study, which were not run."""
+    return {"study": study, "cases": [{"id": case.id, "label": case.label, **case.canonical} for case in cases]}
+
+
+def results_document(store: Store, campaign: str) -> Document:
+    """Every figure of the campaign."""
+    results = campaign_results(store, campaign)
+    return {"campaign": campaign, "store": str(store.root), "cases": [_result(result) for result in results]}
+
+
+def _result(result: CaseResult) -> Document:
+    run = result.run
+    return {
+        **{name: getattr(run, name) for name in ASKED},
+        "launches": result.num_launches,
+        "failed": result.num_failed,
+        "drifted": result.num_drifted,
+        "timed_steps": result.num_steps,
+        "samples_per_s": _interval(result.throughput),
+        "step_s": _interval(result.step_s),
+        "speedup": _interval(result.speedup),
+        "base_ranks": result.base_ranks,
+        "efficiency": result.efficiency,
+        "phases_s": result.phases,
+        "shares": result.shares,
+        "instrument_overhead": result.instrument_overhead,
+        "native_timers_s": result.native,
+        "labels": list(run.labels),
+        "versions": run.machine.versions,
+        "failure": run.failure.model_dump(mode="json") if run.failure else None,
+    }
+
+
+def _interval(interval: Interval | None) -> Document | None:
+    """An interval as JSON data; a bound that one launch alone cannot give is null."""
+    plain: Document | None = plain_data(asdict(interval)) if interval else None
+    return plain
+
+
+def comparison_document(result: Comparison, sample: str, base: str) -> Document:
+    """Two groups of launches compared."""
+    return {
+        "sample": sample,
+        "base": base,
+        "ratio": _interval(result.ratio),
+        "p_value": result.p_value,
+        "launches": list(result.launches),
+        "verdict": result.verdict,
+    }
+
+
+def sweep_document(data: RunData) -> Document:
+    """One sweep of collectives, or why it failed."""
+    run = data.run
+    failure = run.failure.model_dump(mode="json") if run.failure else None
+    return {"run": run.id, "ranks": run.ranks, "collectives": run.facts["collectives"], "failure": failure}
+
+
+def calibrated_document(calibrated: Calibrated, output: Path) -> Document:
+    """A calibration and the runs that it was fitted to."""
+    calibration = calibrated.calibration
+    return {
+        "output": str(output),
+        "source": calibration.source,
+        "collectives": [vars(fit) for fit in calibration.collectives],
+        "fixed_per_gradient_s": calibration.fixed_per_gradient.value,
+        "slowdown": calibration.slowdown.value,
+        "crowding": calibration.crowding,
+        "overlap_rate": calibration.overlap_rate,
+        "copy_per_byte": calibration.copy_per_byte,
+        "profiles": sorted(calibrated.profiles),
+        "fitted": [vars(one) for one in calibrated.fitted],
+    }
+
+
+def predictions_document(curves: Sequence[Curve], *, compared: bool) -> Document:
+    """All predictions in one list, each with its series, and what each curve shows."""
+    from paceline.model.prediction import reasons
+
+    plain = [curve.as_dict() for curve in curves]
+    predictions = [{"series": curve["label"], **one} for curve in plain for one in curve.pop("predictions")]
+    if compared:
+        for entry, curve in zip(plain[1:], curves[1:], strict=True):
+            entry["reasons"] = reasons(curves[0], curve)
+    return {"predictions": predictions, "curves": plain}
+
+
+def explanation_document(explanation: Explanation) -> Document:
+    """Summary, findings, gaps, curves and every case."""
+    document: Document = {
+        "campaign": explanation.campaign,
+        "study": explanation.study,
+        "summary": list(explanation.summary),
+        "findings": [asdict(finding) for finding in explanation.findings],
+        "unsure": [asdict(finding) for finding in explanation.unsure],
+        "gaps": [{**asdict(gap), "seconds": gap.seconds} for gap in explanation.gaps],
+        "cases": [_case(case) for case in explanation.cases],
+        "series": [_series(item) for item in explanation.series],
+    }
+    plain: Document = plain_data(document)
+    return plain
+
+
+def _case(case: CaseExplanation) -> Document:
+    run = case.evidence.run
+    return {
+        "case_id": run.case_id,
+        "label": case.evidence.label,
+        "ranks": run.ranks,
+        "breakdown": asdict(case.breakdown) if case.breakdown else None,
+        "stragglers": [asdict(item) for item in case.stragglers],
+        "what_ifs": [asdict(item) for item in case.what_ifs],
+        "sensitivities": [asdict(item) for item in case.sensitivities],
+    }
+
+
+def _series(item: ScalingSeries) -> Document:
+    return {
+        "label": item.label,
+        "curve": item.curve.as_dict() if item.curve else None,
+        "why_not": item.why_not,
+        "basis": item.basis,
+        "residuals": [asdict(residual) for residual in item.residuals],
+    }
+
+
+def plain_data(value: Any, *, digits: int | None = None) -> Any:
+    """The same data without infinities, which JSON does not have; floats with `digits` significant digits, if given."""
+    if isinstance(value, dict):
+        return {str(key): plain_data(item, digits=digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item, digits=digits) for item in value]
+    if isinstance(value, float):
+        rounded = value if digits is None else float(f"{value:.{digits}g}")
+        return rounded if math.isfinite(value) else None
+    return value

@@ -1,0 +1,204 @@
+"""Figures of predictions: throughput with its intervals, the terms of a step, and where simulated time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.model.prediction import TERMS, Curve, Prediction
+from paceline.model.simulate.scenario import Simulated
+from paceline.report.figures import LINES, SYMBOLS, Figure, new_figure, plot_text, stacked
+from paceline.units import SECONDS, format_share
+
+__all__ = ["simulated_shares", "term_bars", "throughput_curves"]
+
+TERM_ROLES = {"fixed": "@other"}
+"""Terms whose colour is not of their own name."""
+SHARE_ROLES = {
+    "compute": "@backward", "exchange and rest": "@aggregate", "other jobs": "@h2d", "jitter": "@other",
+    "stragglers": "@waiting", "failures": "@total", "queue and stragglers": "@update",
+}  # fmt: skip
+SMALL = 0.002
+"""Share of a step below which a term is not drawn."""
+MOST_BANDS = 2
+"""Curves whose intervals are drawn as bands; bands of more would hide each other."""
+
+
+def throughput_curves(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
+    """Samples per second over devices, with intervals of 50 % and 90 %, the ideal, and the knee of a single curve."""
+    shown = list(zip(curves, names, strict=True))[: len(LINES)]
+    traces = [_ideal(shown[0][0])]
+    for number, (curve, name) in enumerate(shown):
+        intervals = _bands if len(shown) <= MOST_BANDS and len(curve.predictions) > 1 else _whiskers
+        traces += [*intervals(curve, number, len(shown)), _line(curve, name, number)]
+    if len(shown) == 1:
+        traces += _knee(curves[0])
+    counts = sorted({prediction.devices for curve, _ in shown for prediction in curve.predictions})
+    return new_figure(traces, x="devices", y="samples per second", counts=counts)
+
+
+def _rates(curve: Curve) -> tuple[list[int], list[float]]:
+    return [p.devices for p in curve.predictions], [p.samples_per_s.value for p in curve.predictions]
+
+
+def _ideal(curve: Curve) -> Figure:
+    """Throughput if every device were as fast as one alone."""
+    devices, rates = _rates(curve)
+    ideal = [rate / p.efficiency for rate, p in zip(rates, curve.predictions, strict=True)]
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
+    return {"type": "scatter", "mode": "lines", "name": "ideal", "x": devices, "y": ideal, "line": line,
+            "hoverinfo": "skip"}  # fmt: skip
+
+
+def _line(curve: Curve, name: str, number: int) -> Figure:
+    devices, rates = _rates(curve)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": plot_text(name),
+        "legendgroup": str(number),
+        "x": devices,
+        "y": rates,
+        "line": {"color": LINES[number], "width": 2},
+        "marker": {"size": 8, "symbol": SYMBOLS[number], "color": LINES[number]},
+        "hovertemplate": "%{x} devices: %{y:,.1f} samples/s<extra></extra>",
+    }
+
+
+def _bands(curve: Curve, number: int, num_curves: int) -> list[Figure]:
+    devices, _ = _rates(curve)
+    shared = {"type": "scatter", "mode": "lines", "legendgroup": str(number), "hoverinfo": "skip", "showlegend": False}
+    fill = {"fill": "toself", "fillcolor": f"{LINES[number]}-band", "line": {"width": 0, "color": LINES[number]}}
+    bounds = [
+        [getattr(prediction.samples_per_s, name) for prediction in curve.predictions]
+        for name in ("interval_90", "interval_50")
+    ]
+    return [
+        {
+            **shared,
+            **fill,
+            "x": devices + devices[::-1],
+            "y": [high for _, high in ends] + [low for low, _ in ends][::-1],
+        }
+        for ends in bounds
+    ]
+
+
+def _whiskers(curve: Curve, number: int, num_curves: int) -> list[Figure]:
+    """Error bars of 90 % and, thicker, of 50 %, a little apart from those of other curves."""
+    devices, rates = _rates(curve)
+    apart = 1.025 ** (number - (num_curves - 1) / 2)
+    traces = []
+    for name, width in (("interval_90", 1.2), ("interval_50", 4)):
+        ends = [getattr(prediction.samples_per_s, name) for prediction in curve.predictions]
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - rate for (_, high), rate in zip(ends, rates, strict=True)],
+            "arrayminus": [rate - low for (low, _), rate in zip(ends, rates, strict=True)],
+            "thickness": width,
+            "width": 0,
+        }
+        marker = {"size": 1, "color": LINES[number]}
+        hidden = {"showlegend": False, "hoverinfo": "skip", "legendgroup": str(number), "opacity": 0.55}
+        points = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [count * apart for count in devices],
+            "y": rates,
+            "marker": marker,
+        }
+        traces.append({**points, **hidden, "error_y": error})
+    return traces
+
+
+def _knee(curve: Curve) -> list[Figure]:
+    knee = [prediction for prediction in curve.predictions if prediction.devices == curve.knee]
+    marker = {"symbol": "circle-open", "size": 16, "color": LINES[0]}
+    return [
+        {"type": "scatter", "mode": "markers+text", "x": [p.devices], "y": [p.samples_per_s.value], "text": ["knee"],
+         "textposition": "bottom center", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
+        for p in knee
+    ]  # fmt: skip
+
+
+def term_bars(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
+    """Steps by their terms: of every count for one curve, of the largest count for several."""
+    if len(curves) == 1:
+        bars = [(f"{p.devices:,}", p) for p in curves[0].predictions]
+        below = "devices"
+    else:
+        shown = list(zip(curves, names, strict=True))[: len(LINES)]
+        bars = [(plot_text(name), curve.predictions[-1]) for curve, name in shown]
+        below = f"at {bars[0][1].devices:,} devices"
+    traces = [_term(name, bars) for name in TERMS if any(p.terms[name] > SMALL * p.step_s.value for _, p in bars)]
+    figure = new_figure([*traces, _totals(bars)], x=below, y="milliseconds of a step")
+    figure["layout"] |= {"barmode": "stack"}
+    figure["layout"]["xaxis"] |= {"type": "category"}
+    return figure
+
+
+def _term(name: str, bars: Sequence[tuple[str, Prediction]]) -> Figure:
+    return {
+        "type": "bar",
+        "name": name,
+        "x": [label for label, _ in bars],
+        "y": [1e3 * prediction.terms[name] for _, prediction in bars],
+        "marker": {"color": TERM_ROLES.get(name, f"@{name}")},
+        "hovertemplate": f"{name}: %{{y:.3g}} ms<extra></extra>",
+    }
+
+
+def _totals(bars: Sequence[tuple[str, Prediction]]) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [label for label, _ in bars],
+        "y": [1e3 * prediction.step_s.value for _, prediction in bars],
+        "text": [SECONDS.format(prediction.step_s.value) for _, prediction in bars],
+        "textposition": "top center",
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+
+
+def simulated_shares(runs: Sequence[Simulated]) -> Figure:
+    """One bar per number of devices, as long as its mean step, by where the time goes; a mark at the predicted step."""
+    shown = list(runs)[::-1]
+    labels = [f"{run.devices:,}" for run in shown]
+    traces = [_share(name, shown, labels) for name in SHARE_ROLES if any(name in run.shares for run in shown)]
+    predicted: Figure = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "predicted, if nothing goes wrong",
+        "y": labels,
+        "x": [1e3 * run.predicted_step_s for run in shown],
+        "marker": {"symbol": "line-ns-open", "size": 22, "color": "@text", "line": {"width": 2}},
+        "hovertemplate": "predicted: %{x:.4g} ms<extra></extra>",
+    }
+    totals: Figure = {
+        "type": "scatter",
+        "mode": "text",
+        "y": labels,
+        "x": [1e3 * run.step_s for run in shown],
+        "text": [f" {SECONDS.format(run.step_s)}" for run in shown],
+        "textposition": "middle right",
+        "cliponaxis": False,
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+    figure = new_figure([*traces, predicted, totals], x="milliseconds of the mean simulated step", y="devices")
+    return stacked(figure, len(shown), row=44, barmode="stack")
+
+
+def _share(name: str, runs: Sequence[Simulated], labels: list[str]) -> Figure:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": labels,
+        "x": [1e3 * run.step_s * run.shares.get(name, 0.0) for run in runs],
+        "marker": {"color": SHARE_ROLES[name]},
+        "customdata": [format_share(run.shares.get(name, 0.0)) for run in runs],
+        "hovertemplate": f"{name}: %{{customdata}}<extra></extra>",
+        "width": 0.62,
+    }

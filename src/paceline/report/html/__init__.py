@@ -1,0 +1,1 @@
+"""One self-contained HTML page: sections, plots and tables that need no network."""

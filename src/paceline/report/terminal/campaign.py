@@ -1,0 +1,128 @@
+"""A campaign for people: results, failures, notes; its explanation in words; comparisons of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.measurements.results import CaseResult, campaign_results
+from paceline.measurements.store import Store
+from paceline.measurements.summary import Comparison
+from paceline.report.tables import failure_table, phase_table, results_table
+from paceline.report.terminal import print_rows, print_table, say
+from paceline.report.words import gain_words, noise_words, span_ms, tried_words
+from paceline.spec.study import Case
+from paceline.units import SECONDS, format_share
+
+if TYPE_CHECKING:  # The model behind it would make every verb slow to start.
+    from paceline.explain.explanation import Explanation
+
+__all__ = ["explanation_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]
+
+MOST_FINDINGS = 8
+MOST_GAPS = 4
+ENOUGH_LAUNCHES = 5
+
+
+def show_results(store: Store, campaign: str) -> None:
+    """Throughput and scaling, then phases, failures and notes."""
+    results = campaign_results(store, campaign)
+    good = [result for result in results if result.throughput]
+    if good:
+        scaling = good[0].run.scaling
+        title = f"{campaign}: throughput of all ranks, batch per device, {scaling} scaling"
+        print_table(results_table(good, title=title))
+    split = [result for result in good if result.phases]
+    failures = failure_table(store.read_all(campaign=campaign))
+    for table in (phase_table(split), failures):
+        if table.rows:
+            say("")
+            print_table(table)
+    say(*_notes(results))
+
+
+def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
+    fewest = min((r.num_launches - r.num_failed for r in results if r.throughput), default=ENOUGH_LAUNCHES)
+    if fewest < ENOUGH_LAUNCHES:
+        yield f"\nNote: {_launches(fewest)} per case, as the study asks; five or more make intervals trustworthy."
+    drifted = sum(result.num_drifted for result in results)
+    if drifted:
+        yield f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}."
+    for label in sorted({label for result in results for label in result.run.labels}):
+        yield f"Note: {label}"
+
+
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
+
+
+def show_campaigns(campaigns: Sequence[dict[str, object]]) -> None:
+    """Every campaign of a store."""
+    rows = [[campaign[name] for name in ("campaign", "started_at", "runs", "title")] for campaign in campaigns]
+    print_rows("", ["campaign", "started", ">runs", "title"], rows)
+
+
+def show_cases(study: str, cases: Sequence[Case]) -> None:
+    """The cases of a study, which were not run."""
+    print_rows(f"{study}: {len(cases)} cases", ["case", "description"], [(case.id, case.label) for case in cases])
+
+
+def show_launch_comparison(result: Comparison, sample: str, base: str, confidence: float) -> None:
+    """Ratio of throughputs with its interval, rank test, verdict."""
+    ratio, percent = result.ratio, f"{100 * confidence:g} %"
+    say(
+        f"{sample}  against  {base}",
+        f"  throughput ratio {ratio.value:.3f}, {percent} interval {ratio.low:.3f} to {ratio.high:.3f}",
+        f"  rank test p = {result.p_value:.3g} with {result.launches[0]} and {result.launches[1]} launches",
+        f"  {result.verdict}",
+    )
+
+
+def explanation_lines(explanation: Explanation) -> Iterator[str]:
+    """Summary, findings, stragglers and gaps, line by line."""
+    yield from explanation.summary
+    yield from _finding_lines(explanation)
+    yield from _straggler_lines(explanation)
+    yield from _gap_lines(explanation)
+
+
+def _finding_lines(explanation: Explanation) -> Iterator[str]:
+    if explanation.findings:
+        yield "\nWhat would help, the most first:"
+    for number, finding in enumerate(explanation.findings[:MOST_FINDINGS], start=1):
+        yield f"\n{number}. {finding.title}  [{finding.cause}]"
+        yield f"   {finding.case}"
+        yield f"   predicted gain: {gain_words(finding.gain)}"
+        if finding.measured_gain:
+            yield f"   measured gain:  {gain_words(finding.measured_gain)}"
+        yield f"   {finding.change.kind}: {finding.change.what}"
+        if finding.change.warning:
+            yield f"   careful: {finding.change.warning}"
+        yield from (f"   - {line}" for line in finding.evidence)
+    more = len(explanation.findings) - MOST_FINDINGS
+    if more > 0:
+        yield f"\n{more} more with --json."
+    if explanation.unsure:
+        yield f"\n{noise_words(explanation.unsure)}"
+
+
+def _straggler_lines(explanation: Explanation) -> Iterator[str]:
+    stragglers = [(case.evidence.label, item) for case in explanation.good for item in case.stragglers]
+    if stragglers:
+        yield "\nStragglers:"
+    for label, item in stragglers[:MOST_FINDINGS]:
+        yield (
+            f"   rank {item.rank} on {item.host}, {item.kind}, in {item.phase}: {item.slower:.2f} x the others, "
+            f"{SECONDS.format(item.cost_s.value)} a step ({label}; slowest in {format_share(item.share_slowest)})"
+        )
+
+
+def _gap_lines(explanation: Explanation) -> Iterator[str]:
+    for gap in explanation.gaps[:MOST_GAPS]:
+        yield f"\nWhy {gap.slow} takes {SECONDS.format(gap.seconds)} longer than {gap.fast}:"
+        for bar in gap.bars:
+            span = span_ms(bar.interval, "+.3f")
+            yield f"   {1e3 * bar.seconds:+10.3f} ms  {bar.cause}{f' ({span})' if span else ''}: {bar.evidence}"
+            if words := tried_words(bar):
+                yield f"   {'':13}  {words}"
+        yield f"   {1e3 * gap.seconds:+10.3f} ms  the measured gap"

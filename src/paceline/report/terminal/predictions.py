@@ -1,0 +1,182 @@
+"""Predictions for people: tables, the terms of a step, plots in characters, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.model.plan.make import Plan
+from paceline.model.prediction import Curve, Prediction, reasons
+from paceline.model.simulate.scenario import Simulated
+from paceline.report.terminal import print_rows, say
+from paceline.report.words import common_label
+from paceline.units import SECONDS, format_share
+
+__all__ = ["show_changed", "show_curves", "show_plan", "show_simulated"]
+
+WIDTH = 56
+MARKS = {"compute": "#", "exchange and rest": "=", "other jobs": "o", "jitter": "j", "stragglers": "s",
+         "failures": "f", "queue and stragglers": "q"}  # fmt: skip
+"""Characters of the bars of a simulation."""
+
+
+def show_curves(curves: Sequence[Curve], names: Sequence[str], *, compared: bool) -> None:
+    """Each curve by itself, or several compared with the first."""
+    if compared and len(curves) > 1:
+        _show_comparison(curves, names)
+        return
+    for curve in curves:
+        _show_curve(curve)
+
+
+def _show_curve(curve: Curve) -> None:
+    """Table, terms, plot, and what the curve rests on."""
+    priced = any(prediction.cost is not None for prediction in curve.predictions)
+    columns = [">devices", ">step", ">samples/s", ">50 %", ">90 %", ">efficiency", "dominant"]
+    rows = [_row(prediction, priced) for prediction in curve.predictions]
+    print_rows(curve.label, columns + ([">cost/1M samples"] if priced else []), rows)
+    names = [name for name in curve.predictions[0].terms if any(p.terms[name] > 0 for p in curve.predictions)]
+    terms = [[p.devices, *(SECONDS.format(p.terms[name]) for name in names)] for p in curve.predictions]
+    print_rows("\nterms of a step", [">devices", *names], terms)
+    say("", *_plot_lines(curve.predictions))
+    knee = f"after {curve.knee} devices" if curve.knee else "not reached"
+    say(f"\nknee (a doubling adds less than {format_share(curve.knee_gain)}): {knee}")
+    choices = curve.detail.get("fusion", {})
+    if choices:
+        listed = [f"{name} {one['exchanges']} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()]
+        say(f"exchanges (exposed) at {curve.predictions[-1].devices} devices: {', '.join(listed)}")
+    say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
+
+
+def _row(prediction: Prediction, priced: bool) -> list[object]:
+    rate = prediction.samples_per_s
+    cells: list[object] = [
+        prediction.devices,
+        SECONDS.format(prediction.step_s.value),
+        f"{rate.value:,.1f}",
+        "{:,.1f}-{:,.1f}".format(*rate.interval_50),
+        "{:,.1f}-{:,.1f}".format(*rate.interval_90),
+        format_share(prediction.efficiency),
+        prediction.dominant,
+    ]
+    return [*cells, "" if prediction.cost is None else f"{prediction.cost:,.2f}"] if priced else cells
+
+
+def _show_comparison(curves: Sequence[Curve], names: Sequence[str]) -> None:
+    """Throughput of each at every count, and why each differs from the first."""
+    counts = [prediction.devices for prediction in curves[0].predictions]
+    rows = [
+        [name, *(f"{p.samples_per_s.value:,.1f}" for p in curve.predictions), *_last(curve, curves[0])]
+        for name, curve in zip(names, curves, strict=True)
+    ]
+    columns = ["framework", *(f">{count}" for count in counts), ">90 %", ">against first", ">knee after", "dominant"]
+    print_rows(f"{common_label(curves)}: samples/s by devices", columns, rows)
+    say("", *_plot_lines([curve.predictions[-1] for curve in curves], names))
+    say(f"\nwhy, against {names[0]} at {counts[-1]} devices")
+    for name, curve in zip(names[1:], curves[1:], strict=True):
+        say(f"{name}: {'; '.join(reasons(curves[0], curve))}")
+
+
+def _last(curve: Curve, first: Curve) -> list[str]:
+    end, base = curve.predictions[-1], first.predictions[-1]
+    interval = "{:,.0f}-{:,.0f}".format(*end.samples_per_s.interval_90)
+    gain = end.samples_per_s.value / base.samples_per_s.value - 1
+    return [interval, f"{100 * gain:+.1f} %", str(curve.knee or "none"), end.dominant]
+
+
+def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
+    """The same prediction before and after a change, side by side."""
+    pairs = list(zip(before.predictions, after.predictions, strict=True))
+    rows = [
+        (
+            old.devices,
+            SECONDS.format(old.step_s.value),
+            SECONDS.format(new.step_s.value),
+            f"{new.samples_per_s.value:,.1f}",
+            "{:,.1f}-{:,.1f}".format(*new.samples_per_s.interval_90),
+            format_share(new.samples_per_s.value / old.samples_per_s.value - 1),
+            f"{old.dominant} -> {new.dominant}",
+        )
+        for old, new in pairs
+    ]
+    columns = [">devices", ">step before", ">step after", ">samples/s after", ">90 %", ">gain", "dominant"]
+    print_rows(f"{before.label}; {', '.join(changes)}", columns, rows)
+    names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
+    say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
+    say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
+    say(f"to narrow the interval: {after.advice}")
+
+
+def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) -> list[str]:
+    """One line per count or name: the 90 % interval as dots, the 50 % interval as dashes, the prediction as a mark."""
+    top = max(prediction.samples_per_s.interval_90[1] for prediction in predictions)
+    labels = list(names) or [str(prediction.devices) for prediction in predictions]
+    wide = max(8, *(len(label) for label in labels))
+    lines = [f"{'' if names else 'devices':>{wide}}  samples/s, 0 to {top:,.0f}  (o predicted, - 50 %, . 90 %)"]
+    for label, prediction in zip(labels, predictions, strict=True):
+        rate = prediction.samples_per_s
+        cells = [" "] * (WIDTH + 1)
+        for (low, high), mark in ((rate.interval_90, "."), (rate.interval_50, "-")):
+            for column in range(round(low / top * WIDTH), round(high / top * WIDTH) + 1):
+                cells[column] = mark
+        cells[round(rate.value / top * WIDTH)] = "o"
+        lines.append(f"{label:>{wide}} |{''.join(cells).rstrip()}")
+    return lines
+
+
+def show_simulated(label: str, runs: Sequence[Simulated]) -> None:
+    """Steps as predicted and as simulated, and where the time goes."""
+    asynchronous = any(run.staleness is not None for run in runs)
+    columns = [">devices", ">predicted step", ">simulated step", ">samples/s", ">lost"]
+    columns += [">staleness", ">servers busy"] if asynchronous else [">50 %", ">90 %", ">99 % of steps"]
+    print_rows(label, columns, [_simulated_row(run, asynchronous) for run in runs])
+    say("\nwhere the time goes")
+    for run in runs:
+        ends = np.round(np.cumsum([0.0, *run.shares.values()]) * WIDTH).astype(int)
+        parts = zip(run.shares, ends, ends[1:], strict=False)
+        say(f"{run.devices:>8} |{''.join(MARKS[name] * (end - begin) for name, begin, end in parts)}|")
+    shown = {name for run in runs for name in run.shares}
+    say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
+    shares = ", ".join(f"{name} {format_share(share)}" for name, share in runs[-1].shares.items())
+    say(f"at {runs[-1].devices} devices: {shares}")
+
+
+def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
+    lost = max(0.0, 1 - run.predicted_step_s / run.step_s)
+    cells: list[object] = [run.devices, SECONDS.format(run.predicted_step_s), SECONDS.format(run.step_s)]
+    cells += [f"{run.samples_per_s:,.1f}", format_share(lost)]
+    if not asynchronous:
+        return [*cells, *(SECONDS.format(value) for value in run.quantiles.values())]
+    if run.staleness is None or run.server_busy is None:
+        return [*cells, "", ""]
+    return [*cells, f"{run.staleness:.1f}", format_share(run.server_busy)]
+
+
+def show_plan(plan: Plan) -> None:
+    """Candidate strategies, the best one with its reason and split, and what the plan rests on."""
+    columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
+               ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
+    rows = [
+        (
+            one.kind,
+            len(one.groups),
+            sum(1 for shares in one.shares for n in shares if n),
+            one.local_steps,
+            one.quorum,
+            f"{one.predicted_throughput:.1f}",
+            "{:.1f} .. {:.1f}".format(*one.interval_90) if one.interval_90 else "",
+            SECONDS.format(one.predicted_step),
+            format_share(one.predicted_utilisation),
+            f"{one.staleness:.2f}",
+            f"{one.efficiency:.2f}",
+        )
+        for one in plan.ranked
+    ]
+    print_rows(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
+    say(f"best: {plan.best.kind}, because {plan.best.reason}")
+    split = plan.samples_by_host()
+    if len(split) <= 16:
+        say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
+    for line in plan.basis:
+        say(f"rests on: {line}")
