@@ -122,10 +122,18 @@ def _counts(devices: int | Iterable[int]) -> tuple[int, ...]:
     return counts
 
 
-def extrapolate(measured: File, *, at: int | Iterable[int], knee: float = 0.5) -> PredictionTable:
+def extrapolate(
+    measured: File,
+    *,
+    at: int | Iterable[int],
+    global_batch: float | None = None,
+    force: bool = False,
+    knee: float = 0.5,
+) -> PredictionTable:
     """Predict throughput on more devices from a CSV file of measured throughputs; one curve for each series.
 
-    The file's columns are those of `paceline predict --measured`.
+    The file's columns are those of `paceline predict --measured`. `global_batch` fixes the samples of all devices per
+    step; `force` answers beyond the supported distance, too, and marks the answer as unsupported.
 
     >>> import paceline, pathlib, tempfile
     >>> rows = ["network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s"]
@@ -140,11 +148,15 @@ def extrapolate(measured: File, *, at: int | Iterable[int], knee: float = 0.5) -
     """
     from paceline.model.measured.extrapolate import extrapolate_series
     from paceline.model.measured.points import read_points
-    from paceline.model.measured.population import shipped_population
+    from paceline.model.measured.prior import shipped_population
     from paceline.report.frames import PredictionTable
 
     series = read_points(Path(measured))
-    return PredictionTable(extrapolate_series(series, _counts(at), population=shipped_population(), knee_gain=knee))
+    return PredictionTable(
+        extrapolate_series(
+            series, _counts(at), population=shipped_population(), global_batch=global_batch, force=force, knee_gain=knee
+        )
+    )
 
 
 def plan(

@@ -159,3 +159,34 @@ def test_links_between_documents_resolve() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_a_verb_parses_calls_one_function_and_shows() -> None:
+    """At most 40 lines of code per command: docstrings, imports, `__all__` and blank lines are not counted."""
+    long = {}
+    for verb in VERBS:
+        path = SOURCE / "cli" / f"{verb.replace('-', '_')}.py"
+        if code_lines(path) > 40 * num_commands(path):
+            long[verb] = code_lines(path)
+    assert long == {}
+
+
+def num_commands(path: Path) -> int:
+    """Functions that click calls: a group's own and those of its commands."""
+    functions = [node for node in tree(path).body if isinstance(node, ast.FunctionDef)]
+    decorators = [
+        [ast.unparse(item.func) for item in node.decorator_list if isinstance(item, ast.Call)] for node in functions
+    ]
+    return sum(any(name.endswith((".command", ".group")) for name in names) for names in decorators)
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a module that are code of its own."""
+    body, text = tree(path), path.read_text(encoding="utf-8").splitlines()
+    skipped: set[int] = set()
+    for node in ast.walk(body):
+        documented = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        listed = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if documented or listed or isinstance(node, ast.Import | ast.ImportFrom):
+            skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return sum(bool(line.strip()) for number, line in enumerate(text, start=1) if number not in skipped)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from paceline.errors import PacelineError
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
-from paceline.model.measured.population import shipped_population
+from paceline.model.measured.prior import shipped_population
 
 GOOD = """network,strategy,device,link,devices_per_host,devices,batch_per_device,samples_per_s,spread
 ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,1,64,253.1,1.2

@@ -34,16 +34,9 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 @store_option
 @json_option
 def command(
-    target: LaunchTarget,
-    where: str,
-    ranks: str,
-    sizes: str,
-    collectives: str,
-    transport: str,
-    seconds: float,
-    store: Path,
-    as_json: bool,
-) -> None:
+    target: LaunchTarget, where: str, ranks: str, sizes: str, collectives: str, transport: str, seconds: float,
+    store: Path, as_json: bool,
+) -> None:  # fmt: skip
     """Measure collectives on a cluster and store them like runs.
 
     \b

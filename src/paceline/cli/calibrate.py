@@ -11,9 +11,9 @@ from paceline.measurements.profile import write_profile
 from paceline.measurements.store import Store
 from paceline.model.calibrate import calibrate_store
 from paceline.model.calibration import write_calibration
-from paceline.model.measured.population import write_population
+from paceline.model.measured.prior import write_population
 from paceline.model.validation.campaigns import published_series
-from paceline.model.validation.largest import calibrated
+from paceline.model.validation.origins import learnt
 from paceline.report.documents import calibrated_document
 from paceline.report.terminal import emit, say
 from paceline.report.terminal.records import show_calibrated
@@ -40,7 +40,7 @@ def command(
       paceline predict --profile profiles/resnet20.profile --cluster local --devices 2 --calibration calibration.json
     """
     if population:
-        write_population(calibrated(published_series()))
+        write_population(learnt(published_series()))
         say("wrote the prior of published campaigns")
         return
     result = calibrate_store(Store(store), study)

@@ -13,7 +13,7 @@ from paceline.errors import InputError
 from paceline.model.changes import changed, parse_changes
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.points import read_points
-from paceline.model.measured.population import shipped_population
+from paceline.model.measured.prior import shipped_population
 from paceline.model.scaling import predict_curve
 from paceline.report.documents import predictions_document
 from paceline.report.plots import check_plot, write_curves
@@ -28,18 +28,22 @@ __all__ = ["command"]
 @knee_option
 @click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs.")
 @click.option("--at", help="With --measured: numbers of devices to predict.")
+@click.option("--global-batch", type=click.IntRange(min=1), help="With --measured: samples of all devices per step.")
+@click.option("--force", is_flag=True, help="With --measured: predict beyond the supported distance, too.")
 @plot_option
 @json_option
 def command(
     devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, measured: Path | None,
-    at: str | None, plot: Path | None, as_json: bool, framework: str, **asked: Any,
+    at: str | None, global_batch: int | None, force: bool, plot: Path | None, as_json: bool, framework: str,
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Predict step time and throughput with intervals, from a catalog network, a profile, or measured points.
 
     Several frameworks, separated by commas, are compared, each with the reasons why it differs from the first.
 
-    A points file has the columns network, framework or strategy, device, link, devices_per_host, devices,
-    batch_per_device, samples_per_s, and spread if it is known. Names are what people write.
+    A points file has the columns devices and samples_per_s. Better with network, framework or strategy, device, link,
+    devices_per_host (of a full host, in use or not), batch_per_device or global_batch, and spread (a standard
+    deviation: the interval rests on it). Names are what people write.
 
     \b
     Examples:
@@ -47,12 +51,16 @@ def command(
       paceline predict --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --framework pytorch,mxnet,cntk,caffe-mpi
       paceline predict --profile my-run.profile --cluster my-cluster.toml --devices 8,64 --plot curve.svg
       paceline predict --measured points.csv --at 32,64 --json
+      paceline predict --measured points.csv --at 32 --global-batch 512
     """
     check_plot(plot)
     if measured is not None:
         _only_measured(asked)
         counts = counts_of(at or devices, "--at")
-        curves = extrapolate_series(read_points(measured), counts, population=shipped_population(), knee_gain=knee)
+        curves = extrapolate_series(
+            read_points(measured), counts, population=shipped_population(), global_batch=global_batch, force=force,
+            knee_gain=knee,
+        )  # fmt: skip
         names = [curve.label for curve in curves]
     else:
         names = [name.strip() for name in framework.split(",") if name.strip()]

@@ -35,7 +35,7 @@ def parse_changes(given: tuple[str, ...]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     wrong = next((key for key, sign, _ in pairs if not sign), None)
     if wrong is not None:
-        raise InputError(f"--set {wrong}: expected key=value", hint="for example --set link.bandwidth=100Gb/s")
+        raise InputError(f"change {wrong}: expected key=value", hint="for example link.bandwidth=100Gb/s")
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
@@ -52,7 +52,7 @@ def changed(question: Question, changes: dict[str, str]) -> Question:
 def _changed(question: Question, part: str, field: str, *, value: str) -> Question:
     if part == "batch":
         if not value.isdigit() or int(value) < 1:
-            raise InputError(f"--set batch={value}: expected a whole number of at least 1")
+            raise InputError(f"batch={value}: expected a whole number of at least 1")
         return replace(question, batch=int(value))
     if part == "framework":
         return replace(question, framework=catalog.framework(value))
@@ -85,7 +85,7 @@ def _with(noun: N, part: str, field: str, *, value: str) -> N:
         except ValidationError as error:
             problem = error
     message = problem.errors()[0]["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    raise InputError(f"--set {part}.{field}={value}: {message}") from None
+    raise InputError(f"{part}.{field}={value}: {message}") from None
 
 
 def _literal(text: str) -> Any:

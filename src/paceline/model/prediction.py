@@ -59,6 +59,8 @@ class Prediction:
     """Seconds of each term; they sum to the step."""
     cost: float | None = None
     """Price of a million samples, in the currency of the devices' price per hour."""
+    supported: bool = True
+    """False beyond the distance at which intervals were seen to hold."""
 
     @property
     def dominant(self) -> str:
@@ -82,6 +84,7 @@ class Prediction:
             "terms": self.terms,
             "dominant": self.dominant,
             "cost": self.cost,
+            "support": "supported" if self.supported else "unsupported",
         }
 
 

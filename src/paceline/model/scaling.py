@@ -32,7 +32,7 @@ NUM_DRAWS = 400
 POINT_NOISE = 0.05
 """Standard deviation of the log of a measured throughput."""
 ADVICE = {
-    "compute": "profile one step on one device (a capture, or `paceline run` with one rank) and give it with --profile",
+    "compute": "profile one step on one device (a capture, or `paceline run` on one rank) and predict from it",
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
     "latency": "sweep the collective on the real link, small sizes included, and calibrate with it",
     "fixed": "run two devices once and calibrate with it: the fixed cost of being distributed is only assumed",

@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from paceline.errors import InputError, Unsupported
+from paceline.model.measured.discrepancy import PRIOR, Doubt, fit_discrepancy, interval
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.names import link_kind, parameters_of, strategy_kind
 from paceline.model.measured.points import read_points
-from paceline.model.measured.population import shipped_population
+from paceline.model.measured.prior import shipped_population
 
 HEAD = "network,strategy,device,link,devices_per_host,devices,batch_per_device,samples_per_s,spread\n"
 ROW = "ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,{},64,{},\n"
@@ -86,8 +89,10 @@ def test_one_point_is_refused_unless_the_file_knows_the_link(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (HEAD.replace("devices,", "", 1).replace("samples_per_s", "rate"), "column missing.*samples_per_s"),
-        (HEAD.replace("strategy,", ""), "framework or strategy"),
+        (HEAD.replace("samples_per_s", "speed"), "column missing: samples_per_s"),
+        (HEAD.replace(",devices,", ","), "column missing: devices"),
+        (HEAD + ROW.format(1, '"350,5"'), "'350,5', expected a number without commas"),
+        ("devices,hosts,devices_per_host,samples_per_s\n16,1,8,100\n", "16 devices ran on 1 hosts"),
         (HEAD, "holds no points"),
         (HEAD + ROW.format(0, 100), ":2: devices"),
         (HEAD + ROW.format(1.5, 100), "whole number"),
@@ -115,3 +120,105 @@ def test_the_shipped_prior_is_finite_and_symmetric():
     covariance = shipped_population().covariance
     assert np.allclose(covariance, covariance.T)
     assert np.linalg.eigvalsh(covariance).min() > 0
+
+
+def test_two_plain_columns_are_enough_and_what_is_assumed_is_named(tmp_path):
+    path = write(tmp_path, ["1,100\n", "2,196\n", "4,380\n"], head="gpus,images_per_sec\n")
+    (curve,) = predict(path, (8,))
+    assert 380 < curve.predictions[0].samples_per_s.value < 800
+    said = " ".join(curve.basis)
+    assert "hosts of 8 assumed" in said
+    assert "overlap not known" in said
+    assert "add the column `spread`" in said
+
+
+def test_devices_per_host_is_the_size_of_a_full_host(tmp_path):
+    rows = [f"N,DDP,D,10GbE,8,{n},64,{v},\n" for n, v in {1: 100, 2: 198, 4: 390}.items()]
+    (series,) = read_points(write(tmp_path, rows))
+    assert series.hosts_at(8) == 1
+    assert series.hosts_at(16) == 2
+
+
+@pytest.mark.parametrize("link", ["NVLink", "PCIe", "NVSwitch 900 GB/s"])
+def test_a_link_inside_a_host_never_crosses_one(tmp_path, link):
+    rows = [f"N,DDP,D,{link},4,{n},64,{v},\n" for n, v in {1: 100, 2: 198, 4: 390}.items()]
+    (series,) = read_points(write(tmp_path, rows))
+    assert series.hosts_at(16) == 1
+    assert link_kind("NVLink inside, InfiniBand between").inside is False
+
+
+def strong_scaling(tmp_path, per_sample=1e-3, per_step=0.05, wire=0.1):
+    """Points of a step that is linear in the batch and pays its other costs once."""
+    head = "devices,devices_per_host,global_batch,samples_per_s\n"
+    rates = {p: 512 / (per_sample * 512 / p + per_step + wire * 2 * (p - 1) / p) for p in (1, 2, 4, 8, 16, 32)}
+    rows = [f"{p},4,512,{rate}\n" for p, rate in rates.items() if p < 32]
+    return write(tmp_path, rows, head=head), rates[32]
+
+
+def test_a_fixed_global_batch_is_one_series_and_is_extrapolated(tmp_path):
+    path, truth = strong_scaling(tmp_path)
+    (series,) = read_points(path)
+    assert series.batches.tolist() == [512, 256, 128, 64, 32]
+    (curve,) = extrapolate_series([series], (32,), population=shipped_population(), global_batch=512)
+    assert curve.predictions[0].batch_per_device == 16
+    assert curve.predictions[0].samples_per_s.value == pytest.approx(truth, rel=0.05)
+    (same,) = predict(path)
+    assert same.predictions == curve.predictions
+
+
+def test_a_global_batch_needs_batches(tmp_path):
+    path = write(tmp_path, ["1,100\n", "2,196\n"], head="devices,samples_per_s\n")
+    with pytest.raises(InputError, match="batch_per_device or global_batch"):
+        extrapolate_series(read_points(path), (8,), population=shipped_population(), global_batch=64)
+
+
+def test_series_that_differ_in_batch_alone_support_each_other(tmp_path):
+    rates = {(p, b): p / (1e-3 + 0.02 / b + 0.01 / b * (p - 1) / p) for p in (1, 2, 4) for b in (16, 64)}
+    rows = [f"N,DDP,D,10GbE,8,{p},{b},{v},\n" for (p, b), v in rates.items() if (p, b) in rates and (b == 16 or p == 1)]
+    small, large = read_points(write(tmp_path, rows))
+    assert (small.num_points, large.num_points) == (3, 1)
+    curve = extrapolate_series([small, large], (4,), population=shipped_population())[1]
+    assert curve.predictions[0].samples_per_s.value == pytest.approx(rates[4, 64], rel=0.05)
+
+
+def test_far_beyond_the_points_is_refused_with_a_measurement_that_helps(tmp_path):
+    path = write(tmp_path, [ROW.format(n, v) for n, v in POINTS.items()])
+    with pytest.raises(Unsupported, match=r"refused: 1024 devices are 64 times.*up to 16 times") as refusal:
+        predict(path, (1024,))
+    assert "measure 256 devices (64 hosts)" in refusal.value.hint
+    (curve,) = extrapolate_series(read_points(path), (1024,), population=shipped_population(), force=True)
+    assert curve.predictions[0].as_dict()["support"] == "unsupported"
+    assert curve.basis[0].startswith("unsupported: 1024 devices")
+
+
+def test_where_to_measure_next_is_ranked_by_what_it_narrows(tmp_path):
+    (curve,) = predict(write(tmp_path, [ROW.format(n, POINTS[n]) for n in (1, 4)]), (32,))
+    ranked = curve.detail["measure_next"]
+    assert [one["kind"] for one in ranked] == ["devices"] * len(ranked)
+    assert ranked[0]["narrows"] > 0.3
+    assert [one["narrows"] for one in ranked] == sorted((one["narrows"] for one in ranked), reverse=True)
+    assert curve.advice.startswith(ranked[0]["measurement"])
+
+
+def test_nothing_gets_faster_per_device_nor_slower_in_total(tmp_path):
+    rows = [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in {1: 100, 2: 120, 3: 190}.items()]
+    (curve,) = predict(write(tmp_path, rows), (8,))
+    assert 190 <= curve.predictions[0].samples_per_s.value <= 8 * 190 / 3
+
+
+def test_intervals_widen_with_distance_and_with_what_went_wrong_before():
+    near = Doubt(situation=3, doublings=1, posterior=0.01, disagreement=0.01, hindcast=0.01, spread=0, loss=0.1)
+    widths = [interval(PRIOR, one, 0.9) for one in (near, replace(near, doublings=3), replace(near, hindcast=0.1))]
+    sizes = [high - low for low, high in widths]
+    assert sizes[0] < min(sizes[1:])
+    assert widths[0][0] < 0 < -widths[0][0] < widths[0][1]
+
+
+def test_coefficients_of_the_discrepancy_follow_the_errors():
+    rng = np.random.default_rng(0)
+    doubt = Doubt(situation=0, doublings=1, posterior=0.0, disagreement=0.0, hindcast=0.0, spread=0, loss=0.0)
+    errors = 0.02 * rng.standard_t(3, 300)
+    fitted = fit_discrepancy([doubt] * 300, errors.tolist(), [str(k % 30) for k in range(300)])
+    low, high = interval(fitted, doubt, 0.9)
+    assert 0.85 < np.mean((errors > low) & (errors < high)) < 0.95
+    assert np.array_equal(fitted[1:], PRIOR[1:])

@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 from paceline.errors import InputError, Unsupported
 from paceline.model.measured import curve
-from paceline.model.measured.fit import NOISE, draw, maximise, pack
+from paceline.model.measured.advice import NextMeasurement, measure_next
+from paceline.model.measured.discrepancy import interval
+from paceline.model.measured.forecast import Forecast, Posterior, forecast, posteriors
+from paceline.model.measured.forms import BATCH, FORMS, step_parts
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
-from paceline.model.measured.prior import Population, adapted, overlap_of, prior_of
+from paceline.model.measured.prior import Population, adapted
 from paceline.model.prediction import TERMS, Curve, Estimate, Prediction, knee_of
 
 __all__ = ["extrapolate_series"]
@@ -28,41 +31,57 @@ def extrapolate_series(
     at: Sequence[int],
     *,
     population: Population,
-    adapt: bool = True,
+    global_batch: float | None = None,
+    force: bool = False,
     knee_gain: float = 0.5,
-    seed: int = 0,
 ) -> tuple[Curve, ...]:
-    """One curve per series at the asked device counts."""
+    """One curve per series at the asked device counts, at a fixed global batch if one is given.
+
+    Counts beyond the distance at which intervals held are refused; with `force` they are marked unsupported.
+    """
     if not at or min(at) < 1:
-        raise InputError("numbers of devices must be at least 1", hint="for example --at 32,64")
-    _check_support(series)
-    packed = pack(series, [overlap_of(one) for one in series])
-    if adapt:
-        population = adapted(population, series, packed)
-    prior = prior_of(population, series)
-    found = maximise(packed, *prior)
+        raise InputError("numbers of devices must be at least 1", hint="for example 32,64")
+    _check_points(series, global_batch)
+    alike = [one for one in series if one.has_one_batch]
+    population = adapted(population, alike) if alike else population
+    fits = posteriors(series, population)
+    shorter = posteriors([one.first(max(one.num_points - 1, 1)) for one in series], population)
     counts = tuple(sorted(set(at)))
-    return tuple(
-        _curve(one, counts, draw(packed, row, prior, found, seed=seed), population, knee_gain=knee_gain)
-        for row, one in enumerate(series)
-    )
+    curves = []
+    for now, before in zip(fits, shorter, strict=True):
+        known = before if now.series.num_points > 2 else None
+        made = [forecast(now, known, count, now.series.batch_at(count, global_batch)) for count in counts]
+        curves.append(_curve(now, made, population, force=force, knee_gain=knee_gain))
+    return tuple(curves)
 
 
-def _check_support(series: Sequence[Series]) -> None:
-    """A curve of one point is refused, unless another series of the file knows the same link at several counts."""
+def _check_points(series: Sequence[Series], global_batch: float | None) -> None:
+    """Refuse what nothing supports: a series of one point that shares neither link nor network with another."""
     links = {normal(one.link) for one in series if one.num_points > 1}
-    alone = [one for one in series if one.num_points == 1 and normal(one.link) not in links]
-    if alone:
-        one = alone[0]
-        where = f"{one.devices[0]:g} device" + ("s" if one.devices[0] != 1 else "")
-        raise Unsupported(
-            f"nothing supports a curve through one point: {one.label} was measured at {where} only",
-            hint=f"measure it at {2 * one.devices[0]:g} devices too, or add a series over the same link to the file",
-        )
+    for one in series:
+        if one.num_points == 1 and not one.siblings and normal(one.link) not in links:
+            where = f"{one.devices[0]:g} device" + ("s" if one.devices[0] != 1 else "")
+            raise Unsupported(
+                f"nothing supports a curve through one point: {one.label} was measured at {where} only",
+                hint=f"measure {2 * one.devices[0]:g} devices too, or add a series over the same link to the file",
+            )
+        if global_batch is not None and one.batch is None:
+            raise InputError(
+                f"a global batch needs the batches of the measured points: {one.label} has none",
+                hint="add the column batch_per_device or global_batch",
+            )
 
 
-def _curve(series: Series, at: tuple[int, ...], draws: Floats, population: Population, *, knee_gain: float) -> Curve:
-    predictions = tuple(_prediction(series, count, draws, population) for count in at)
+def _curve(
+    posterior: Posterior, made: Sequence[Forecast], population: Population, *, force: bool, knee_gain: float
+) -> Curve:
+    series = posterior.series
+    ranked = measure_next(posterior, made[-1], population)
+    far = [one for one in made if one.doubt.doublings > population.supported[one.doubt.situation] + 0.01]
+    kept = [one for one in made if force or one not in far]
+    if not kept:
+        raise _refusal(series, far[0], population, ranked)
+    predictions = tuple(_prediction(posterior, one, population, supported=one not in far) for one in kept)
     counts = np.append(series.devices, [float(p.devices) for p in predictions])
     rates = np.append(series.samples_per_s, [p.samples_per_s.value for p in predictions])
     return Curve(
@@ -70,52 +89,66 @@ def _curve(series: Series, at: tuple[int, ...], draws: Floats, population: Popul
         predictions=predictions,
         knee=knee_of(counts, rates, gain=knee_gain),
         knee_gain=knee_gain,
-        advice=_advice(series, at[-1]),
-        basis=_basis(series),
-        detail={"network": series.network, "strategy": series.how, "device": series.device, "link": series.link},
+        advice="; ".join(one.text for one in ranked) or "every asked count was measured",
+        basis=_basis(series, kept[-1], [_distance(one, series, population, force=force) for one in far]),
+        detail={"network": series.network, "strategy": series.how, "device": series.device, "link": series.link,
+                "measure_next": [one.as_dict() for one in ranked]},
+    )  # fmt: skip
+
+
+def _refusal(series: Series, far: Forecast, population: Population, ranked: Sequence[NextMeasurement]) -> Unsupported:
+    return Unsupported(
+        f"{series.label}: {_distance(far, series, population, force=False)}",
+        hint=f"{ranked[0].text if ranked else 'measure a larger count'}; or force the prediction",
     )
 
 
-def _prediction(series: Series, count: int, draws: Floats, population: Population) -> Prediction:
-    devices, hosts = np.array([float(count)]), np.array([series.hosts_at(count)])
-    overlap = np.array([overlap_of(series)])
-    batch = series.batch or 1.0
-    times = curve.seconds(draws, devices, hosts, overlap)[:, 0]
-    step = float(np.median(times))
-    parts = {name: float(np.mean(values)) for name, values in curve.terms(draws, devices, hosts, overlap).items()}
-    single = float(np.median(curve.seconds(draws, np.ones(1), np.ones(1), overlap)))
-    seconds = _spread(times, step, population)
-    rates = Estimate(
-        count / step,
-        (count / seconds.interval_50[1], count / seconds.interval_50[0]),
-        (count / seconds.interval_90[1], count / seconds.interval_90[0]),
+def _distance(far: Forecast, series: Series, population: Population, *, force: bool) -> str:
+    times = far.count / series.devices[-1]
+    held = 2 ** population.supported[far.doubt.situation]
+    word = "unsupported" if force else "refused"
+    return (
+        f"{word}: {far.count:g} devices are {times:g} times the largest measured count, "
+        f"and intervals were seen to hold up to {held:g} times"
     )
+
+
+def _prediction(posterior: Posterior, made: Forecast, population: Population, *, supported: bool) -> Prediction:
+    step = float(np.exp(made.centre))
+    batch = 1.0 if np.isnan(made.batch) else made.batch
+    bounds = [np.exp(np.array(interval(population.discrepancy, made.doubt, share))) for share in (0.5, 0.9)]
+    low_high = [(step * float(low), step * float(high)) for low, high in bounds]
+    seconds = Estimate(step * batch, *((low * batch, high * batch) for low, high in low_high))
+    rates = Estimate(made.count / step, *((made.count / high, made.count / low) for low, high in low_high))
     return Prediction(
-        devices=count,
+        devices=int(made.count),
         batch_per_device=batch,
-        step_s=Estimate(step * batch, _times(seconds.interval_50, batch), _times(seconds.interval_90, batch)),
+        step_s=seconds,
         samples_per_s=rates,
-        efficiency=single / step,
-        terms=_terms(parts, step, batch),
+        efficiency=_single(posterior, made) / step,
+        terms=_terms(_parts(posterior, made), step, batch),
+        supported=supported,
     )
 
 
-def _spread(times: Floats, step: float, population: Population) -> Estimate:
-    """Intervals of the step: quantiles of the draws with a point's own noise, widened as held-out series ask."""
-    noise = np.random.default_rng(1).standard_normal(times.size) * NOISE
-    logs = np.log(times) + noise
-    middle = float(np.median(logs))
-    low90, low50, high50, high90 = (float(q) - middle for q in np.quantile(logs, [0.05, 0.25, 0.75, 0.95]))
-
-    def bounds(low: float, high: float, scale: float) -> tuple[float, float]:
-        return min(np.exp(middle + low * scale), step), max(np.exp(middle + high * scale), step)
-
-    fifty, ninety = bounds(low50, high50, population.scale_50), bounds(low90, high90, population.scale_90)
-    return Estimate(step, fifty, ninety)
+def _single(posterior: Posterior, made: Forecast) -> float:
+    """Seconds per sample on one device: measured if there is such a point, else by the curve."""
+    series = posterior.series
+    if series.devices[0] == 1 or made.doubt.situation == BATCH:
+        return float(np.exp(series.log_seconds[0]))
+    drawn = posterior.log_seconds(1.0)
+    return float(np.exp(np.median(drawn[int(posterior.overlapped > 0.5)])))
 
 
-def _times(interval: tuple[float, float], factor: float) -> tuple[float, float]:
-    return interval[0] * factor, interval[1] * factor
+def _parts(posterior: Posterior, made: Forecast) -> dict[str, float]:
+    """What seconds per sample consist of, by the most probable curve."""
+    if made.doubt.situation == BATCH:
+        names = ("compute", "fixed", "aggregate")
+        return dict(zip(names, step_parts(posterior.series, made.count, made.batch).tolist(), strict=True))
+    flag = int(posterior.overlapped > 0.5)
+    devices, hosts = np.array([made.count]), np.array([posterior.series.hosts_at(made.count)])
+    parts = curve.terms(posterior.draws[flag], devices, hosts, np.array([float(flag)]))
+    return {name: float(np.mean(values)) for name, values in parts.items()}
 
 
 def _terms(parts: dict[str, float], step: float, batch: float) -> dict[str, float]:
@@ -128,22 +161,11 @@ def _terms(parts: dict[str, float], step: float, batch: float) -> dict[str, floa
     named["forward"] = compute * FORWARD_SHARE
     named["backward"] = compute * (1 - FORWARD_SHARE)
     for name in ("fixed", "aggregate", "slowdown", "waiting"):
-        named[name] = parts[name] * scale
+        named[name] = parts.get(name, 0.0) * scale
     return named
 
 
-def _advice(series: Series, largest: int) -> str:
-    many = series.hosts > 1
-    if series.hosts_at(largest) > 1 and not many.any():
-        return f"measure 2 hosts ({2 * series.per_host:g} devices): no point of this series crosses a link yet"
-    if series.num_points < 3:
-        return f"measure {2 * series.devices[-1]:g} devices: two points cannot show how aggregation grows"
-    if many.sum() == 1:
-        return f"measure {2 * series.devices[-1]:g} devices: one count beyond a host cannot show how the link scales"
-    return f"measure the largest count you can afford, at most {largest}: extrapolation is now the widest part"
-
-
-def _basis(series: Series) -> tuple[str, ...]:
+def _basis(series: Series, made: Forecast, notes: Sequence[str]) -> tuple[str, ...]:
     counts = ", ".join(f"{count:g}" for count in series.devices)
     parameters = parameters_of(series.network)
     link, kind = link_kind(series.link), strategy_kind(series.how)
@@ -151,4 +173,15 @@ def _basis(series: Series) -> tuple[str, ...]:
     rate = f"link of {link.bandwidth / 1e9:g} GB/s" if link.bandwidth else "rate of the link not known: label only"
     overlap = {True: "overlapped", False: "not overlapped", None: "overlap not known"}[kind.overlap]
     where = "parameter servers" if kind.servers else "collectives"
-    return (f"measured at {counts} devices", f"{known}, {rate}", f"{where}, {overlap}", "prior of published campaigns")
+    forms = ", ".join(f"{name} {share:.0%}" for name, share in zip(FORMS, made.weights, strict=True) if share > 0.005)
+    spread = () if series.spread.any() else ("no spread given: add the column `spread`, the interval then rests on it",)
+    return (
+        *notes,
+        f"measured at {counts} devices, hosts of {series.per_host:g}",
+        f"{known}, {rate}",
+        f"{where}, {overlap}",
+        f"forms: {forms}",
+        *series.assumed,
+        *spread,
+        "prior of published campaigns",
+    )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.model.measured.curve import NUM_PARAMETERS, seconds
 from paceline.model.measured.points import Series
 
-__all__ = ["NOISE", "Packed", "draw", "maximise", "pack"]
+__all__ = ["NOISE", "Packed", "draw", "log_evidence", "maximise", "pack"]
 
 Floats = NDArray[np.float64]
 
@@ -19,8 +19,8 @@ NOISE = 0.012
 """Relative standard deviation of one published point about a perfect model."""
 STEP = 1e-5
 LONGEST = 1.5
-NUM_PROPOSED = 4000
-NUM_DRAWS = 2000
+NUM_PROPOSED = 2000
+NUM_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def pack(series: Sequence[Series], overlap: Sequence[float]) -> Packed:
     for row, one in enumerate(series):
         count = one.num_points
         devices[row, :count], hosts[row, :count] = one.devices, one.hosts
-        logs[row, :count] = np.log(one.devices / one.samples_per_s)
+        logs[row, :count] = one.log_seconds
         weight[row, :count] = 1 / np.hypot(NOISE, np.minimum(one.spread, 0.2))
     return Packed(devices, hosts, logs, weight, np.asarray(overlap, dtype=np.float64)[:, None])
 
@@ -72,6 +72,12 @@ def maximise(packed: Packed, mean: Floats, precision: Floats, *, start: Floats |
     return u, np.asarray(np.linalg.inv(hessian), dtype=np.float64)
 
 
+def log_evidence(packed: Packed, prior: tuple[Floats, Floats], best: tuple[Floats, Floats]) -> Floats:
+    """How probable the points of each series are under the model, up to a constant (Laplace's method)."""
+    loss = _loss(packed, best[0], *prior)[1]
+    return np.asarray(0.5 * np.linalg.slogdet(best[1])[1] - loss)
+
+
 def _guess(packed: Packed, mean: Floats) -> Floats:
     u = mean.copy()
     smallest = np.argmax((packed.weight > 0) / packed.devices, axis=1)
@@ -97,13 +103,13 @@ def _slope(packed: Packed, u: Floats) -> Floats:
     return np.stack(columns, axis=-1) * packed.weight[:, :, None]
 
 
-def draw(packed: Packed, row: int, prior: tuple[Floats, Floats], found: tuple[Floats, Floats], *, seed: int) -> Floats:
+def draw(packed: Packed, row: int, prior: tuple[Floats, Floats], best: tuple[Floats, Floats], *, seed: int) -> Floats:
     """Draws of the parameters of one series from its posterior.
 
     Proposed from the Gaussian about the most probable ones, then resampled by how probable they really are: a sum of
     positive terms is skewed, and a Gaussian alone would draw curves that miss the measured points.
     """
-    (mean, precision), (u, covariance) = prior, found
+    (mean, precision), (u, covariance) = prior, best
     root = np.linalg.cholesky(covariance[row] + 1e-12 * np.eye(NUM_PARAMETERS))
     normal = np.random.default_rng(seed).standard_normal((NUM_PROPOSED, NUM_PARAMETERS))
     drawn = u[row] + normal @ root.T

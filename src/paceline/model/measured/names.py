@@ -17,6 +17,10 @@ _VARIANT = re.compile(r"(v15|v1|default|pretraining|phase1|phase2|uncased|cased)
 _SERVER = re.compile(r"(?:^|[^a-z])ps(?:[^a-z]|$)|param\w*[ _-]?server|kvstore|dist_sync|distributed tensorflow|byteps")
 _NO_OVERLAP = re.compile(r"(?:^|[^a-z])bsp(?:[^a-z]|$)|no overlap|without overlap|cntk")
 _OVERLAP = re.compile(r"wfbp|overlap|ddp|horovod|bytescheduler|replicated|byteps|kvstore|server")
+_INSIDE = re.compile(r"nvlink|nvswitch|pcie|pci-e|xgmi|infinity fabric")
+_BETWEEN = re.compile(
+    r"infiniband|ethernet|roce|rdma|tcp|slingshot|aries|omni|efa|ec2|between|\bib\b|gbe|gb ?ib|network"
+)
 _STATED = {"aries": 10e9, "nvlink": 100e9, "nvswitch": 200e9, "infiniband": 12e9, "ec2": 1.5e9, "pcie": 10e9}
 
 
@@ -46,6 +50,8 @@ class LinkKind:
     """Stated bytes per second, if the label says it."""
     through_kernel: bool
     """TCP through the operating system, not remote direct memory access."""
+    inside: bool = False
+    """The label names a link that never leaves a host, and no other."""
 
 
 @cache
@@ -54,11 +60,12 @@ def link_kind(label: str) -> LinkKind:
     text = label.lower()
     remote = "rdma" in text or "roce" in text or "infiniband" in text or re.search(r"\bib\b|gbib|gb ib|[ehnf]dr", text)
     kernel = "tcp" in text or (not remote and ("gbe" in text or "ethernet" in text or "ec2" in text))
+    inside = bool(_INSIDE.search(text)) and not _BETWEEN.search(text)
     match = _RATE.search(text)
     if match:
-        return LinkKind(float(match.group(2)) * float(match.group(1) or 1) / 8 * 1e9, kernel)
+        return LinkKind(float(match.group(2)) * float(match.group(1) or 1) / 8 * 1e9, kernel, inside)
     stated = next((rate for word, rate in _STATED.items() if word in text), None)
-    return LinkKind(stated, kernel)
+    return LinkKind(stated, kernel, inside)
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,41 @@ from __future__ import annotations
 import csv
 import io
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InputError
+from paceline.model.measured.names import link_kind
 from paceline.spec.load import read_text
 
 __all__ = ["Series", "read_points", "series_of_rows"]
 
 Floats = NDArray[np.float64]
+Row = dict[str, str | float | None]
 
-REQUIRED = ("network", "device", "link", "devices_per_host", "devices", "batch_per_device", "samples_per_s")
 LABELS = ("network", "framework", "strategy", "device", "link", "precision", "data", "note")
+NUMBERS = ("devices_per_host", "hosts", "batch_per_device", "global_batch", "spread")
+ALIASES = {
+    "devices": ("gpus", "num_gpus", "num_devices", "accelerators", "ranks", "workers"),
+    "samples_per_s": (
+        "throughput", "rate", "samples_per_sec", "samples_per_second", "samples/s", "images_per_s", "images_per_sec",
+        "images_per_second", "images/s", "img/s", "imgs_per_sec", "sequences_per_s", "sequences_per_sec",
+        "sequences/s", "tokens_per_s", "tokens_per_sec", "tokens/s",
+    ),
+    "devices_per_host": ("gpus_per_host", "gpus_per_node", "devices_per_node"),
+    "hosts": ("nodes", "num_hosts", "num_nodes"),
+    "batch_per_device": ("batch", "batch_size", "batch_per_gpu", "local_batch"),
+    "network": ("model",),
+    "link": ("interconnect",),
+    "device": ("gpu", "hardware"),
+}  # fmt: skip
+"""What people call the columns."""
+FULL_HOST = 8.0
+"""Devices of a full host where nothing says it."""
 
 
 @dataclass(frozen=True)
@@ -32,119 +52,199 @@ class Series:
     """Framework and strategy, as written."""
     device: str
     link: str
-    batch: float | None
     per_host: float
-    """Devices of a full host."""
+    """Devices of a full host, whether or not a point uses all of them."""
     devices: Floats
     hosts: Floats
     samples_per_s: Floats
     spread: Floats
     """Relative standard deviation of each point; 0 where none is given."""
+    batches: Floats
+    """Samples per device and step of each point; nan where it is not known."""
     campaign: str = ""
+    siblings: tuple[Series, ...] = ()
+    """The same at other batches per device: their points take part in the fit."""
+    assumed: tuple[str, ...] = ()
+    """What the file does not say, and what stands for it."""
 
     @property
     def num_points(self) -> int:
         """Different numbers of devices."""
         return len(self.devices)
 
-    def hosts_at(self, count: float) -> float:
-        """Hosts that this many devices need."""
-        return max(1.0, math.ceil(count / self.per_host - 1e-9))
+    @property
+    def batch(self) -> float | None:
+        """Samples per device and step of the smallest count; none if it is not known."""
+        return None if np.isnan(self.batches[0]) else float(self.batches[0])
 
-    def without_largest(self) -> Series:
-        """The series as it was before its largest count was measured."""
-        return self.first(self.num_points - 1)
+    @property
+    def has_one_batch(self) -> bool:
+        """Whether all points have the same batch per device, or none is known."""
+        return bool(np.isnan(self.batches).all() or np.ptp(self.batches) == 0)
+
+    @property
+    def log_seconds(self) -> Floats:
+        """Logarithm of the seconds that one device spends on one sample, at each point."""
+        return np.asarray(np.log(self.devices / self.samples_per_s))
+
+    def shrink_of(self, batches: Floats | float) -> Floats:
+        """How many times smaller these batches are than the smallest count's; 1 where one of them is not known."""
+        return np.asarray(np.nan_to_num(self.batches[0] / np.asarray(batches, dtype=np.float64), nan=1.0))
+
+    def batch_at(self, count: float, global_batch: float | None = None) -> float:
+        """Samples per device and step at a count: the global batch's share; else as the points go on."""
+        if global_batch is not None:
+            return global_batch / count
+        totals = self.batches * self.devices
+        fixed_total = self.num_points > 1 and np.ptp(totals) < 0.01 * totals[-1] and np.ptp(self.batches) > 0
+        return float(totals[-1] / count) if fixed_total else float(self.batches[-1])
+
+    def hosts_at(self, count: float) -> float:
+        """Hosts that this many devices need; a link that never leaves a host needs one."""
+        return 1.0 if link_kind(self.link).inside else max(1.0, math.ceil(count / self.per_host - 1e-9))
 
     def first(self, count: int) -> Series:
         """The series with its smallest counts alone."""
         cut = slice(0, count)
-        return Series(
-            self.label, self.network, self.how, self.device, self.link, self.batch, self.per_host,
-            self.devices[cut], self.hosts[cut], self.samples_per_s[cut], self.spread[cut], self.campaign,
+        return replace(
+            self, devices=self.devices[cut], hosts=self.hosts[cut], samples_per_s=self.samples_per_s[cut],
+            spread=self.spread[cut], batches=self.batches[cut],
         )  # fmt: skip
 
 
 def read_points(path: Path) -> tuple[Series, ...]:
     """The series of a CSV file; every wrong cell is reported with its line."""
     reader = csv.DictReader(io.StringIO(read_text(path).lstrip("\ufeff")))
-    columns = [str(name).strip().lower() for name in reader.fieldnames or ()]
-    missing = [name for name in REQUIRED if name not in columns]
-    if "framework" not in columns and "strategy" not in columns:
-        missing.append("framework or strategy")
+    names = _column_names([str(name) for name in reader.fieldnames or ()])
+    missing = [name for name in ("devices", "samples_per_s") if name not in names.values()]
     if missing:
-        expected = ", ".join((*REQUIRED[:1], "framework or strategy", *REQUIRED[1:]))
-        raise InputError(f"{path}: column missing: {', '.join(missing)}", hint=f"columns: {expected}; spread if known")
-    rows = [
-        (
-            number,
-            {str(key).strip().lower(): (value or "").strip() for key, value in row.items() if isinstance(key, str)},
+        raise InputError(
+            f"{path}: column missing: {', '.join(missing)}",
+            hint="columns: devices, samples_per_s; better with network, framework or strategy, device, link, "
+            "devices_per_host (of a full host), batch_per_device or global_batch, and spread",
         )
+    rows = [
+        (number, {names[key]: (value or "").strip() for key, value in row.items() if key in names})
         for number, row in enumerate(reader, start=2)
     ]
     return series_of_rows([_parsed(str(path), number, row) for number, row in rows if any(row.values())], str(path))
 
 
-def _parsed(file: str, line: int, row: dict[str, str]) -> dict[str, str | float | None]:
-    found: dict[str, str | float | None] = {name: row.get(name, "") for name in LABELS}
+def _column_names(written: list[str]) -> dict[str, str]:
+    """Each column of a file by what it holds."""
+    known = {other: name for name, others in ALIASES.items() for other in others}
+    plain = {name: name.strip().lower().replace(" ", "_") for name in written}
+    return {name: text if text not in known or known[text] in plain.values() else known[text]
+            for name, text in plain.items()}  # fmt: skip
+
+
+def _parsed(file: str, line: int, row: dict[str, str]) -> Row:
+    parsed: Row = {name: row.get(name, "") for name in LABELS}
     for name in ("devices", "samples_per_s"):
-        found[name] = _number(file, line, name, row.get(name, ""))
-        if found[name] is None:
+        parsed[name] = _number(file, line, name, row.get(name, ""))
+        if parsed[name] is None:
             raise InputError(f"{file}:{line}: {name}: got nothing, expected a number above 0")
-    for name in ("devices_per_host", "batch_per_device", "spread"):
-        found[name] = _number(file, line, name, row.get(name, ""))
-    return found
+    for name in NUMBERS:
+        parsed[name] = _number(file, line, name, row.get(name, ""))
+    devices, hosts, full = (float(parsed[name] or 0) for name in ("devices", "hosts", "devices_per_host"))
+    if hosts and full and devices > hosts * full:
+        raise InputError(
+            f"{file}:{line}: devices_per_host: got {full:g}, but {devices:g} devices ran on {hosts:g} hosts",
+            hint="devices_per_host is the number of devices of a full host",
+        )
+    if hosts and not full:
+        parsed["devices_per_host"] = math.ceil(devices / hosts) if hosts > 1 else None
+    return parsed
 
 
 def _number(file: str, line: int, name: str, text: str) -> float | None:
     if not text or text.lower() in ("nan", "none", "na", "-"):
         return None
+    if "," in text:
+        raise InputError(
+            f"{file}:{line}: {name}: got {text!r}, expected a number without commas",
+            hint=f"a point separates decimals: {text.replace(',', '.')}",
+        )
     try:
-        value = float(text.replace(",", ""))
+        value = float(text)
     except ValueError:
         value = math.nan
     least = 0.0 if name == "spread" else 1e-12
     if not math.isfinite(value) or value < least:
         raise InputError(f"{file}:{line}: {name}: got {text!r}, expected a number above 0")
-    if name == "devices" and value != round(value):
-        raise InputError(f"{file}:{line}: devices: got {text!r}, expected a whole number")
+    if name in ("devices", "devices_per_host", "hosts") and value != round(value):
+        raise InputError(f"{file}:{line}: {name}: got {text!r}, expected a whole number")
     return value
 
 
-def series_of_rows(rows: list[dict[str, str | float | None]], file: str) -> tuple[Series, ...]:
-    """Rows grouped into series; repeated counts are medians, order does not matter."""
-    groups: dict[tuple[str | float | None, ...], list[dict[str, str | float | None]]] = {}
+def series_of_rows(rows: list[Row], file: str) -> tuple[Series, ...]:
+    """Rows grouped into series; repeated counts are medians, order does not matter.
+
+    Rows that differ in the batch alone are one series if each count has one batch (a fixed global batch); else they
+    are one series per batch, each with the others as siblings.
+    """
+    groups: dict[tuple[str | float | None, ...], list[Row]] = {}
     for row in rows:
-        key = (*(row.get(name) for name in LABELS), row["batch_per_device"], row.get("campaign"))
-        groups.setdefault(key, []).append(row)
+        row.setdefault("global_batch", None)
+        if row["batch_per_device"] is None and row["global_batch"] is not None:
+            row["batch_per_device"] = float(row["global_batch"]) / float(row["devices"] or 1)
+        groups.setdefault((*(row.get(name) for name in LABELS), row.get("campaign")), []).append(row)
     if not groups:
         raise InputError(f"{file} holds no points", hint="one row per measured number of devices")
-    return tuple(_series(group) for group in groups.values())
+    return tuple(one for group in groups.values() for one in _by_batch(group))
 
 
-def _series(rows: list[dict[str, str | float | None]]) -> Series:
-    first = rows[0]
-    text = {name: str(first.get(name) or "") for name in LABELS}
-    batch = first["batch_per_device"]
+def _by_batch(rows: list[Row]) -> Iterable[Series]:
+    batches = {row["batch_per_device"] for row in rows}
+    per_count = {(row["devices"], row["batch_per_device"]) for row in rows}
+    if len(batches) == 1 or len(per_count) == len({row["devices"] for row in rows}):
+        return [_series(rows, batches)]
+    full = max(float(row["devices_per_host"] or 0) for row in rows)
+    apart = [_series([{**row, "devices_per_host": row["devices_per_host"] or full or None} for row in rows
+                      if row["batch_per_device"] == batch], {batch})
+             for batch in sorted(batches, key=lambda batch: float(batch or 0))]  # fmt: skip
+    known = [one for one in apart if one.batch is not None]
+    return [replace(one, siblings=tuple(other for other in known if other is not one and one.batch)) for one in apart]
+
+
+def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
+    text = {name: str(rows[0].get(name) or "") for name in LABELS}
     counts = np.array(sorted({float(row["devices"] or 0) for row in rows}))
-    local = [float(row["devices_per_host"] or 0) for row in rows]
-    per_host = max(local) or max(1.0, min(8.0, counts[-1]))
     groups = [[row for row in rows if row["devices"] == count] for count in counts]
     rates = np.array([float(np.median([float(row["samples_per_s"] or 0) for row in group])) for group in groups])
     spread = np.array([max(float(row.get("spread") or 0) for row in group) for group in groups])
     how = " ".join(part for part in (text["framework"], text["strategy"]) if part)
-    parts = (text["network"], how, text["device"], text["link"], text["precision"], text["data"])
-    label = ", ".join(part for part in parts if part) + (f", batch {batch:g}" if isinstance(batch, float) else "")
+    parts = [text["network"], how, text["device"], text["link"], text["precision"], text["data"]]
+    (only,) = batches if len(batches) == 1 else (None,)
+    parts.append(f"batch {only:g}" if isinstance(only, float) else "batch varies" if len(batches) > 1 else "")
+    per_host, assumed = _full_host(rows, counts, text["link"])
+    if not how:
+        assumed.append("framework or strategy not given: overlap not known")
+    local = link_kind(text["link"]).inside
     return Series(
-        label=label,
+        label=", ".join(part for part in parts if part) or "measured points",
         network=text["network"],
         how=how,
         device=text["device"],
         link=text["link"],
-        batch=batch if isinstance(batch, float) else None,
         per_host=per_host,
         devices=counts,
-        hosts=np.maximum(1.0, np.ceil(counts / per_host - 1e-9)),
+        hosts=np.ones(len(counts)) if local else np.maximum(1.0, np.ceil(counts / per_host - 1e-9)),
         samples_per_s=rates,
         spread=spread / rates,
-        campaign=str(first.get("campaign") or ""),
+        batches=np.array([float(group[0]["batch_per_device"] or math.nan) for group in groups]),
+        campaign=str(rows[0].get("campaign") or ""),
+        assumed=tuple(assumed),
     )
+
+
+def _full_host(rows: list[Row], counts: Floats, link: str) -> tuple[float, list[str]]:
+    """Devices of a full host, and what had to be assumed about it."""
+    stated = sorted({float(row.get("devices_per_host") or 0) for row in rows} - {0.0})
+    if link_kind(link).inside:
+        return max([*stated, counts[-1]]), []
+    if not stated:
+        return FULL_HOST, [f"devices_per_host not given: hosts of {FULL_HOST:g} assumed"]
+    if len(stated) > 1:
+        return stated[-1], [f"devices_per_host differs between rows: {stated[-1]:g} taken as the full host"]
+    return stated[0], []

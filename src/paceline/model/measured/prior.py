@@ -9,18 +9,26 @@ and names alone: parameters of the network, stated rate of the link, kind of str
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
 from paceline.model.measured.curve import NUM_PARAMETERS
-from paceline.model.measured.fit import Packed, maximise, pack
+from paceline.model.measured.discrepancy import COEFFICIENTS, PRIOR
+from paceline.model.measured.fit import maximise, pack
+from paceline.model.measured.forms import SITUATIONS
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 
-__all__ = ["NUM_FEATURES", "Population", "adapted", "group_of", "learn", "overlap_of", "prior_of"]
+__all__ = ["NUM_FEATURES", "Population", "adapted", "group_of", "learn", "overlap_of", "prior_of", "shipped_population",
+           "write_population"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -35,6 +43,7 @@ PRIOR_SERIES = 10.0
 """Series that the starting covariance is worth."""
 RIDGE = np.array([0.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
 ROUNDS = 8
+FILE = Path(__file__).parent / "population.toml"
 TEXT = ("bert", "gpt", "transformer", "lstm", "gnmt")
 
 
@@ -54,9 +63,10 @@ class Population:
     offsets: dict[str, Floats] = field(default_factory=dict)
     counts: dict[str, Floats] = field(default_factory=dict)
     """How many series, weighted by what they tell, stand behind each offset."""
-    scale_50: float = 1.0
-    scale_90: float = 1.0
-    """Factors on the half-width of intervals, so that they hold what they promise on held-out series."""
+    discrepancy: Floats = field(default_factory=lambda: PRIOR.copy())
+    """Coefficients of the scale of errors, one row per situation."""
+    supported: Floats = field(default_factory=lambda: np.full(len(PRIOR), 4.0))
+    """Doublings beyond the largest measured count up to which intervals held on campaigns that were left out."""
 
 
 def overlap_of(series: Series) -> float:
@@ -64,15 +74,15 @@ def overlap_of(series: Series) -> float:
     return 1.0 if strategy_kind(series.how).overlap else 0.0
 
 
-def group_of(series: Series) -> str:
+def group_of(series: Series, overlap: float) -> str:
     """Series that share a link and a kind of strategy share an offset."""
     kind = strategy_kind(series.how)
-    return f"{normal(series.link)}|{'servers' if kind.servers else 'ranks'}|{overlap_of(series):.0f}"
+    return f"{normal(series.link)}|{'servers' if kind.servers else 'ranks'}|{overlap:.0f}"
 
 
-def _features(series: Series) -> Floats:
+def _features(series: Series, overlap: float) -> Floats:
     kind, link = strategy_kind(series.how), link_kind(series.link)
-    servers, overlap, kernel = float(kind.servers), overlap_of(series), float(link.through_kernel)
+    servers, kernel = float(kind.servers), float(link.through_kernel)
     parameters = parameters_of(series.network)
     rate = float(series.samples_per_s[0] / series.devices[0])
     inside = between = speed = 0.0
@@ -99,13 +109,14 @@ def _features(series: Series) -> Floats:
     )
 
 
-def prior_of(population: Population, series: Sequence[Series]) -> tuple[Floats, Floats]:
+def prior_of(population: Population, series: Sequence[Series], overlap: Sequence[float]) -> tuple[Floats, Floats]:
     """Mean and precision of the parameters of each series before its points are seen."""
     none = np.zeros(NUM_PARAMETERS)
     mean = np.stack(
         [
-            np.einsum("dq,dq->d", _features(one), population.weights) + population.offsets.get(group_of(one), none)
-            for one in series
+            np.einsum("dq,dq->d", _features(one, flag), population.weights)
+            + population.offsets.get(group_of(one, flag), none)
+            for one, flag in zip(series, overlap, strict=True)
         ]
     )
     precision = np.broadcast_to(
@@ -119,32 +130,34 @@ def prior_of(population: Population, series: Sequence[Series]) -> tuple[Floats, 
 def learn(series: Sequence[Series]) -> Population:
     """The prior that fits these series best."""
     population = Population()
-    packed = pack(series, [overlap_of(one) for one in series])
-    features = np.stack([_features(one) for one in series])
+    overlap = [overlap_of(one) for one in series]
+    packed = pack(series, overlap)
+    features = np.stack([_features(one, flag) for one, flag in zip(series, overlap, strict=True)])
     start = None
     for _ in range(ROUNDS):
-        mean, precision = prior_of(population, series)
+        mean, precision = prior_of(population, series, overlap)
         start, spread = maximise(packed, mean, precision, start=start)
         population = _improved(population, series, (features, start, spread))
     return population
 
 
 def _improved(population: Population, series: Sequence[Series], fitted: tuple[Floats, Floats, Floats]) -> Population:
-    features, found, spread = fitted
-    told = np.clip(1 - np.einsum("mdd->md", spread) / np.diag(population.covariance), 0.0, 1.0)
-    names = sorted({group_of(one) for one in series})
-    index = np.array([names.index(group_of(one)) for one in series])
+    features, best, spread = fitted
+    learnt = np.clip(1 - np.einsum("mdd->md", spread) / np.diag(population.covariance), 0.0, 1.0)
+    groups = [group_of(one, overlap_of(one)) for one in series]
+    names = sorted(set(groups))
+    index = np.array([names.index(group) for group in groups])
     old = np.stack([population.offsets.get(name, np.zeros(NUM_PARAMETERS)) for name in names])
     begin = _start()[0]
     weights, offsets = population.weights.copy(), np.zeros_like(old)
     counts = np.zeros_like(old)
     for k in range(1, NUM_PARAMETERS):
-        weights[k] = _ridge(features[:, k], found[:, k] - old[index, k], told[:, k], begin[k])
+        weights[k] = _ridge(features[:, k], best[:, k] - old[index, k], learnt[:, k], begin[k])
         if k in OFFSETS:
-            rest = found[:, k] - features[:, k] @ weights[k]
-            counts[:, k] = np.bincount(index, told[:, k], len(names))
-            offsets[:, k] = np.bincount(index, told[:, k] * rest, len(names)) / (counts[:, k] + SHRINK)
-    rest = found - np.einsum("mdq,dq->md", features, weights) - offsets[index]
+            rest = best[:, k] - features[:, k] @ weights[k]
+            counts[:, k] = np.bincount(index, learnt[:, k], len(names))
+            offsets[:, k] = np.bincount(index, learnt[:, k] * rest, len(names)) / (counts[:, k] + SHRINK)
+    rest = best - np.einsum("mdq,dq->md", features, weights) - offsets[index]
     covariance = np.einsum("mi,mj->ij", rest, rest) + spread.sum(0) + PRIOR_SERIES * _start()[1]
     covariance /= len(series) + PRIOR_SERIES
     covariance[0, :] = covariance[:, 0] = 0.0
@@ -154,31 +167,67 @@ def _improved(population: Population, series: Sequence[Series], fitted: tuple[Fl
     )
 
 
-def _ridge(features: Floats, wanted: Floats, told: Floats, toward: Floats) -> Floats:
-    matrix = np.einsum("m,mi,mj->ij", told, features, features) + np.diag(RIDGE)
-    solution: Floats = np.linalg.solve(matrix, np.einsum("m,mi,m->i", told, features, wanted) + RIDGE * toward)
+def _ridge(features: Floats, wanted: Floats, learnt: Floats, toward: Floats) -> Floats:
+    matrix = np.einsum("m,mi,mj->ij", learnt, features, features) + np.diag(RIDGE)
+    solution: Floats = np.linalg.solve(matrix, np.einsum("m,mi,m->i", learnt, features, wanted) + RIDGE * toward)
     return solution
 
 
-def adapted(population: Population, series: Sequence[Series], packed: Packed) -> Population:
+def adapted(population: Population, series: Sequence[Series]) -> Population:
     """The population after a file's own series spoke: links it names get offsets of their own."""
-    features = np.stack([_features(one) for one in series])
+    overlap = [overlap_of(one) for one in series]
+    packed = pack(series, overlap)
+    features = np.stack([_features(one, flag) for one, flag in zip(series, overlap, strict=True)])
+    groups = np.array([group_of(one, flag) for one, flag in zip(series, overlap, strict=True)])
     start = None
     base_offsets, base_counts = population.offsets, population.counts
     for _ in range(3):
-        mean, precision = prior_of(population, series)
+        mean, precision = prior_of(population, series, overlap)
         start, spread = maximise(packed, mean, precision, start=start)
-        told = np.clip(1 - np.einsum("mdd->md", spread) / np.diag(population.covariance), 0.0, 1.0)
+        learnt = np.clip(1 - np.einsum("mdd->md", spread) / np.diag(population.covariance), 0.0, 1.0)
         rest = start - np.einsum("mdq,dq->md", features, population.weights)
         offsets = {**base_offsets}
-        for name in {group_of(one) for one in series}:
-            mine = [position for position, one in enumerate(series) if group_of(one) == name]
+        for name in set(groups.tolist()):
+            mine = groups == name
             before = base_counts.get(name, np.zeros(NUM_PARAMETERS))
             held = base_offsets.get(name, np.zeros(NUM_PARAMETERS)) * (before + SHRINK)
             mask = np.isin(np.arange(NUM_PARAMETERS), OFFSETS)
-            total = held + (told[mine] * rest[mine]).sum(0)
-            offsets[name] = np.where(mask, total / (before + SHRINK + told[mine].sum(0)), 0.0)
-        population = Population(
-            population.weights, population.covariance, offsets, base_counts, population.scale_50, population.scale_90
-        )
+            total = held + (learnt[mine] * rest[mine]).sum(0)
+            offsets[name] = np.where(mask, total / (before + SHRINK + learnt[mine].sum(0)), 0.0)
+        population = replace(population, offsets=offsets)
     return population
+
+
+@cache
+def shipped_population() -> Population:
+    """What every published series says together."""
+    with FILE.open("rb") as file:
+        data = tomllib.load(file)
+    return Population(
+        weights=np.array(data["weights"]),
+        covariance=np.array(data["covariance"]),
+        offsets={name: np.array(entry["offset"]) for name, entry in data["link"].items()},
+        counts={name: np.array(entry["count"]) for name, entry in data["link"].items()},
+        discrepancy=np.array([data["discrepancy"][name] for name in SITUATIONS]),
+        supported=np.array([float(data["supported_doublings"][name]) for name in SITUATIONS]),
+    )
+
+
+def write_population(population: Population, path: Path = FILE) -> None:
+    """Write a learnt prior; `paceline calibrate --population` does."""
+    data: dict[str, Any] = {
+        "source": "paceline calibrate --population, from catalog/published/throughput-*.toml",
+        "supported_doublings": dict(zip(SITUATIONS, population.supported.astype(int).tolist(), strict=True)),
+        "coefficients": list(COEFFICIENTS),
+        "discrepancy": dict(zip(SITUATIONS, np.round(population.discrepancy, 5).tolist(), strict=True)),
+        "weights": np.round(population.weights, 5).tolist(),
+        "covariance": np.round(population.covariance, 6).tolist(),
+        "link": {
+            name: {
+                "offset": np.round(population.offsets[name], 5).tolist(),
+                "count": np.round(population.counts[name], 3).tolist(),
+            }
+            for name in sorted(population.offsets)
+        },
+    }
+    path.write_text(tomli_w.dumps(data), encoding="utf-8")

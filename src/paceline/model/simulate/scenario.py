@@ -106,18 +106,22 @@ def simulate_question(
 
 
 def _check(trouble: Trouble) -> None:
-    least = {"--steps": trouble.steps, "--jobs": trouble.jobs, "--checkpoint-every": trouble.checkpoint_every}
+    least = {"steps": trouble.steps, "jobs": trouble.jobs, "steps between checkpoints": trouble.checkpoint_every}
     for name, value in least.items():
         if value < 1:
-            raise InputError(f"{name} {value}: expected at least 1")
+            raise InputError(f"{name}: got {value}, expected at least 1")
     if not 0 <= trouble.straggle <= 1:
-        raise InputError(f"--straggle {trouble.straggle}: expected a probability", hint="for example 0.01")
+        raise InputError(f"straggle: got {trouble.straggle}, expected a probability", hint="for example 0.01")
     if trouble.straggle_factor < 1:
-        raise InputError(f"--straggle-factor {trouble.straggle_factor}: a straggler is not faster than the others")
+        raise InputError(
+            f"straggle factor: got {trouble.straggle_factor}, expected at least 1: a straggler is not faster"
+        )
     if trouble.mtbf is not None and trouble.mtbf <= 0:
-        raise InputError(f"--mtbf {trouble.mtbf:g} s: expected more than 0", hint="for example '1000 h'")
+        raise InputError(
+            f"mean time between failures: got {trouble.mtbf:g} s, expected more than 0", hint="for example '1000 h'"
+        )
     if trouble.restart < 0:
-        raise InputError(f"--restart {trouble.restart:g} s: expected 0 or more", hint="for example '5 min'")
+        raise InputError(f"restart: got {trouble.restart:g} s, expected 0 or more", hint="for example '5 min'")
 
 
 def _setting(question: Question, devices: int, policy: Policy, calibration: Calibration) -> _Setting:
@@ -212,7 +216,7 @@ def _asynchronous(
         run = replace(run, leave_at=np.random.default_rng(trouble.seed + 1).exponential(trouble.mtbf, count))
     result = simulate_async(run, seed=trouble.seed)
     if not result.updates:
-        raise InputError("every worker failed before its first update", hint="a longer --mtbf")
+        raise InputError("every worker failed before its first update", hint="a longer mean time between failures")
     step = count / result.updates_per_s
     compute = float(setting.compute.mean()) / step
     travel = min(worker / step, 1 - compute)

@@ -59,13 +59,13 @@ def _shipped(campaign: str, entry: dict[str, object]) -> Series:
         how=how,
         device=str(entry["device"]),
         link=str(entry["link"]),
-        batch=float(str(batch)) if batch else None,
-        per_host=float(np.max(devices / hosts)),
+        per_host=float(str(entry.get("devices_per_host", np.max(devices / hosts)))),
         devices=devices,
         hosts=hosts,
         samples_per_s=rates,
         spread=np.array(numbers("spread") or [0.0] * len(rates)) / rates,
-        campaign=campaign,
+        batches=np.array(numbers("batches") or [float(str(batch)) if batch else np.nan] * len(rates)),
+        campaign=str(entry.get("campaign", campaign)),
     )
 
 

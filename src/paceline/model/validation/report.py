@@ -1,4 +1,4 @@
-"""The table that `paceline validate` prints: per campaign points, mean and median error, coverage, worst case."""
+"""The table that `paceline validate` prints: by situation, by distance, by campaign, beside three simple laws."""
 
 from __future__ import annotations
 
@@ -12,31 +12,44 @@ import numpy as np
 from paceline import catalog
 from paceline.errors import InputError, Unsupported
 from paceline.model.compute import roofline
+from paceline.model.measured.forms import BATCH, SITUATIONS
 from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
-from paceline.model.measured.population import shipped_population
+from paceline.model.measured.prior import shipped_population
 from paceline.model.validation.campaigns import published_series, read_campaigns
 from paceline.model.validation.gpt import Judged, gpt_points, judge_many_hosts, judge_one_host
-from paceline.model.validation.largest import Held, by_campaign, by_series, judge_largest
+from paceline.model.validation.origins import LEAST_POINTS, Task, judge_origins, tasks_of
 
-__all__ = ["Row", "validate_file", "validate_shipped"]
+__all__ = ["LAWS", "Row", "failures", "validate_file", "validate_shipped"]
 
 TOGETHER = ("hkbu-ddl2020", "dlperf-v1")
 """The campaigns that are also judged together."""
 DEVICES = {"v100": "v100-sxm2", "p100": "p100-sxm2", "k80": "k80", "a100": "a100-40gb"}
 """How published hardware names map to the catalog, for the roofline's own check."""
+LEAST_TASKS = 30
+HELD = (0.85, 0.95)
+"""Shares between which a 90 % interval must hold, in every situation with enough tasks."""
+LAWS = ("power law", "straight line", "Amdahl")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table; errors are those of throughput."""
 
+    group: str
+    """What kind of line it is: `situation`, `distance`, `largest point` or `other`."""
     name: str
     points: int
     mean_error: float
     median_error: float
+    bias: float | None
+    """Median signed error: above 0 where predictions were too fast."""
     covered_50: float | None
     covered_90: float | None
+    score: float | None
+    """Mean interval score of the 90 % interval in logarithms: smaller is better."""
+    laws: dict[str, float]
+    """Mean error of simple laws on the same points."""
     worst_error: float
     worst: str
 
@@ -45,19 +58,36 @@ class Row:
         return asdict(self)
 
 
-def validate_file(path: Path, *, whole_campaigns: bool = False) -> list[Row]:
-    """The table of a file in the public column format."""
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Situations in which the 90 % interval does not hold what it promises."""
+    return [
+        f"{row.name}: the 90 % interval held {row.covered_90:.1%} of {row.points} points, "
+        f"expected {HELD[0]:.0%} to {HELD[1]:.0%}"
+        for row in rows
+        if row.group == "situation"
+        and row.points >= LEAST_TASKS
+        and row.covered_90 is not None
+        and not HELD[0] <= row.covered_90 <= HELD[1]
+    ]
+
+
+def validate_file(path: Path) -> list[Row]:
+    """The table of a file in the public column format; campaigns that ship are left out of what predicts them."""
     series = read_campaigns(path)
-    if not any(one.num_points >= 3 for one in series):
+    if not any(one.num_points >= LEAST_POINTS for one in series):
         raise InputError(f"{path}: no series has three device counts", hint="two are fitted, the largest is predicted")
+    shipped = {one.campaign for one in published_series()}
+    if not shipped & {one.campaign for one in series}:
+        return _rows(tasks_of(series, shipped_population()))
     known = {(one.campaign, one.label) for one in series}
     others = [one for one in published_series() if (one.campaign, one.label) not in known]
-    return _largest_rows(series, others, whole_campaigns=whole_campaigns)
+    judged = judge_origins([*series, *others])
+    return _rows([task for task in judged if (task.series.campaign, task.series.label) in known])
 
 
-def validate_shipped(*, whole_campaigns: bool = False) -> list[Row]:
+def validate_shipped() -> list[Row]:
     """The table of everything that ships."""
-    rows = _largest_rows(published_series(), (), whole_campaigns=whole_campaigns)
+    rows = _rows(judge_origins(published_series()))
     one_host, many = gpt_points("gpt-a100-one-host"), gpt_points("gpt-a100-many-hosts")
     rows.append(_gpt_row("GPT, one host of A100", judge_one_host(one_host)))
     rows.append(_gpt_row("GPT, 64-512 A100", judge_many_hosts(one_host, many)))
@@ -65,42 +95,56 @@ def validate_shipped(*, whole_campaigns: bool = False) -> list[Row]:
     return rows
 
 
-def _largest_rows(series: Sequence[Series], others: Sequence[Series], *, whole_campaigns: bool) -> list[Row]:
-    shipped = shipped_population()
-    held = judge_largest(
-        series,
-        others=others,
-        fold=by_campaign if whole_campaigns else by_series,
-        scales=(shipped.scale_50, shipped.scale_90),
-    )
-    names = sorted({one.campaign for one in held})
-    rows = [_held_row(name, [one for one in held if one.campaign == name]) for name in names]
-    both = [one for one in held if one.campaign in TOGETHER]
-    if len({one.campaign for one in both}) == len(TOGETHER):
-        rows.append(_held_row("HKBU and DLPerf together", both))
-    return [*rows, _held_row("all campaigns", held)]
+def _rows(tasks: Sequence[Task]) -> list[Row]:
+    groups = [
+        ("situation", name, [task for task in tasks if task.forecast.doubt.situation == place])
+        for place, name in enumerate(SITUATIONS)
+    ]
+    groups += [("distance", f"x{factor}", [task for task in tasks if task.factor == factor]) for factor in (2, 4, 8)]
+    groups.append(("distance", "more than x8", [task for task in tasks if task.factor > 8]))
+    groups.append(("other", "all origins", list(tasks)))
+    largest = [task for task in tasks if task.largest]
+    names = sorted({task.series.campaign for task in largest})
+    chosen = {name: [task for task in largest if task.series.campaign == name] for name in names}
+    if set(TOGETHER) <= set(names):
+        chosen["HKBU and DLPerf together"] = [task for name in TOGETHER for task in chosen[name]]
+    chosen["all campaigns, batch constant"] = [task for task in largest if not _changes(task)]
+    chosen["all campaigns, batch changes"] = [task for task in largest if _changes(task)]
+    groups += [("largest point", name, mine) for name, mine in chosen.items()]
+    return [_row(group, name, mine) for group, name, mine in groups if mine]
 
 
-def _held_row(name: str, held: list[Held]) -> Row:
-    errors = np.array([one.error for one in held])
-    worst = held[int(np.argmax(errors))]
+def _changes(task: Task) -> bool:
+    return task.forecast.doubt.situation == BATCH
+
+
+def _row(group: str, name: str, tasks: Sequence[Task]) -> Row:
+    signed = np.array([task.error() for task in tasks])
+    errors = np.abs(signed)
+    worst = tasks[int(np.argmax(errors))]
     return Row(
+        group=group,
         name=name,
-        points=len(held),
+        points=len(tasks),
         mean_error=float(errors.mean()),
         median_error=float(np.median(errors)),
-        covered_50=float(np.mean([one.in_50 for one in held])),
-        covered_90=float(np.mean([one.in_90 for one in held])),
+        bias=float(np.median(signed)),
+        covered_50=float(np.mean([task.held(0.5) for task in tasks])),
+        covered_90=float(np.mean([task.held(0.9) for task in tasks])),
+        score=float(np.mean([task.score() for task in tasks])),
+        laws={law: float(np.mean([abs(task.error(law)) for task in tasks])) for law in LAWS},
         worst_error=float(errors.max()),
-        worst=f"{worst.label} at {worst.devices}",
+        worst=f"{worst.series.label} at {worst.series.devices[worst.target]:g}",
     )
 
 
 def _gpt_row(name: str, judged: Judged) -> Row:
-    errors = np.abs(judged.ratio - 1)
-    covered = float(judged.in_50.mean()), float(judged.in_90.mean())
-    worst = float(errors.max())
-    return Row(name, len(errors), float(errors.mean()), float(np.median(errors)), *covered, worst, "")
+    signed = judged.ratio - 1
+    errors = np.abs(signed)
+    return Row(
+        "other", name, len(errors), float(errors.mean()), float(np.median(errors)), float(np.median(signed)),
+        float(judged.in_50.mean()), float(judged.in_90.mean()), None, {}, float(errors.max()), "",
+    )  # fmt: skip
 
 
 def _roofline_row(series: Sequence[Series]) -> Row:
@@ -112,10 +156,11 @@ def _roofline_row(series: Sequence[Series]) -> Row:
             ratios[one.label] = rate / float(one.samples_per_s[0]) - 1
     errors = np.abs(np.array(list(ratios.values())))
     worst = list(ratios)[int(np.argmax(errors))]
-    name = "roofline, one device, nothing measured"
     return Row(
-        name, len(errors), float(errors.mean()), float(np.median(errors)), None, None, float(errors.max()), worst
-    )
+        "other", "roofline, one device, nothing measured", len(errors), float(errors.mean()),
+        float(np.median(errors)), float(np.median(list(ratios.values()))), None, None, None, {},
+        float(errors.max()), worst,
+    )  # fmt: skip
 
 
 def _roofline_rate(series: Series) -> float | None:

@@ -155,12 +155,18 @@ def show_transformer_memory(use: TransformerMemory, memory: str) -> None:
 
 
 def show_validation(rows: Sequence[Row]) -> None:
-    """How far predictions were off, campaign by campaign."""
-    columns = ["campaign", ">points", ">mean error", ">median", ">in 50 %", ">in 90 %", ">worst", "worst case"]
-    print_rows("predicted against published, largest count left out", columns, [_judged(row) for row in rows])
+    """How far predictions were off by situation, distance and campaign, beside simple laws."""
+    laws = list(rows[0].laws)
+    columns = ["judged by", "", ">points", ">mean", ">median", ">bias", ">in 50 %", ">in 90 %", ">score",
+               *(f">{law}" for law in laws), ">worst"]  # fmt: skip
+    cells = [_judged(row, laws) for row in rows]
+    print_rows("predicted against published, the judged campaign left out", columns, cells)
 
 
-def _judged(row: Row) -> list[object]:
-    covered = ["" if share is None else format_share(share) for share in (row.covered_50, row.covered_90)]
+def _judged(row: Row, laws: Sequence[str]) -> list[object]:
+    optional = [row.bias, row.covered_50, row.covered_90]
+    shares = ["" if share is None else format_share(share) for share in optional]
+    score = "" if row.score is None else f"{row.score:.2f}"
+    simple = [format_share(row.laws[law]) if law in row.laws else "" for law in laws]
     errors = [format_share(value) for value in (row.mean_error, row.median_error)]
-    return [row.name, row.points, *errors, *covered, format_share(row.worst_error), row.worst[:90]]
+    return [row.group, row.name, row.points, *errors, *shares, score, *simple, format_share(row.worst_error)]

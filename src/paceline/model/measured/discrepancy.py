@@ -1,0 +1,120 @@
+"""How far a prediction may be off: a scale that grows with distance and with what went wrong before, heavy-tailed.
+
+    scale^2 = noise^2 + spread^2 + (distance k doublings)^2 + (posterior sd)^2 + (hindcast h)^2
+              + (disagreement d)^2 + (loss l)^2 doublings
+    y       = centre + skew scale t(tail)        slower than predicted
+            = centre - scale/skew t(3)           faster than predicted
+
+k = 1, or `blind` if no hindcast was possible; h the error of predicting the last point from those before it; d the
+spread of the forms about their average; l the efficiency lost so far. One set of coefficients per situation, fitted by
+maximum likelihood with every campaign worth the same, and drawn to PRIOR where few campaigns speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import gammaln, stdtrit
+
+from paceline.model.measured.forms import SITUATIONS
+
+__all__ = ["COEFFICIENTS", "PRIOR", "Doubt", "fit_discrepancy", "interval", "scale_of"]
+
+Floats = NDArray[np.float64]
+
+COEFFICIENTS = ("distance", "noise", "blind", "posterior", "hindcast", "disagreement", "loss", "tail", "skew")
+PRIOR = np.array(
+    [
+        [0.004, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 0.5, 1.0],
+        [0.012, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 1.5, 1.0],
+        [0.008, 0.006, 2.0, 0.30, 0.55, 0.6, 0.03, 0.4, 1.0],
+        [0.070, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 0.6, 1.0],
+        [0.040, 0.010, 2.0, 0.45, 0.55, 0.6, 0.10, 0.6, 1.0],
+    ]
+)
+"""Coefficients by situation before any campaign speaks; `tail` is the degrees of freedom above 1."""
+WIDTH = np.array([0.7] * 7 + [0.5, 0.2])
+"""Standard deviation of the logarithms about the prior."""
+STRENGTH = 1.5
+"""Weight of the prior, in campaigns."""
+FAST_TAIL = 3.0
+"""Degrees of freedom on the faster side: throughput collapses more often than it surprises."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What makes a prediction uncertain, all in logarithms."""
+
+    situation: int
+    doublings: float
+    posterior: float
+    disagreement: float
+    hindcast: float
+    """Error of predicting the last point from those before it; nan if there were too few."""
+    spread: float
+    loss: float
+
+
+def _table(doubts: Sequence[Doubt]) -> Floats:
+    return np.array(
+        [(d.doublings, d.posterior, d.disagreement, d.hindcast, d.spread, d.loss) for d in doubts], dtype=np.float64
+    ).reshape(-1, 6)
+
+
+def _scale(coefficients: Floats, table: Floats) -> Floats:
+    doublings, posterior, disagreement, hindcast, spread, loss = table.T
+    distance, noise, blind, c, g, d, e = coefficients[:7]
+    known = np.nan_to_num(hindcast)
+    factor = np.where(np.isnan(hindcast), blind, 1.0)
+    total = noise**2 + spread**2 + (distance * factor * doublings) ** 2 + (c * posterior) ** 2
+    return np.asarray(np.sqrt(total + (g * known) ** 2 + (d * disagreement) ** 2 + (e * loss) ** 2 * doublings))
+
+
+def scale_of(coefficients: Floats, doubt: Doubt) -> float:
+    """Scale of the logarithm of one prediction, under the coefficients of all situations."""
+    return float(_scale(coefficients[doubt.situation], _table([doubt]))[0])
+
+
+def interval(coefficients: Floats, doubt: Doubt, share: float) -> tuple[float, float]:
+    """How far below and above the centre the logarithm of the time lies in this share of cases."""
+    tail, skew = coefficients[doubt.situation][7:]
+    scale = scale_of(coefficients, doubt)
+    quantile = 0.5 + share / 2
+    return -scale / skew * float(stdtrit(FAST_TAIL, quantile)), scale * skew * float(stdtrit(1 + tail, quantile))
+
+
+def fit_discrepancy(doubts: Sequence[Doubt], errors: Sequence[float], campaigns: Sequence[str]) -> Floats:
+    """Coefficients of every situation from errors (truth over centre, logarithms) of predictions that were judged."""
+    fitted = PRIOR.copy()
+    situations = np.array([doubt.situation for doubt in doubts])
+    table, away, names = _table(doubts), np.asarray(errors), np.array(campaigns)
+    for situation in range(len(SITUATIONS)):
+        mine = situations == situation
+        if mine.any():
+            fitted[situation] = _fit_one(PRIOR[situation], table[mine], away[mine], names[mine])
+    return fitted
+
+
+def _fit_one(prior: Floats, table: Floats, errors: Floats, campaigns: NDArray[np.str_]) -> Floats:
+    _, index, count = np.unique(campaigns, return_inverse=True, return_counts=True)
+    weight = 1 / count[index]
+    begin = np.log(prior)
+
+    def loss(logs: Floats) -> float:
+        likelihood = float(weight @ _log_density(np.exp(logs), table, errors))
+        return STRENGTH * 0.5 * float(np.square((logs - begin) / WIDTH).sum()) - likelihood
+
+    return np.asarray(np.exp(minimize(loss, begin, method="L-BFGS-B").x))
+
+
+def _log_density(coefficients: Floats, table: Floats, errors: Floats) -> Floats:
+    tail, skew = coefficients[7:]
+    slow = errors > 0
+    scale = _scale(coefficients, table) * np.where(slow, skew, 1 / skew)
+    freedom = np.where(slow, 1 + tail, FAST_TAIL)
+    constant = gammaln((freedom + 1) / 2) - gammaln(freedom / 2) - 0.5 * np.log(freedom * np.pi) - np.log(scale)
+    return np.asarray(constant - (freedom + 1) / 2 * np.log1p(np.square(errors / scale) / freedom))

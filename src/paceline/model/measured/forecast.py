@@ -1,0 +1,157 @@
+"""One prediction from measured points: forms averaged by evidence, with everything that makes the average doubtful.
+
+The centre never goes below the last point inside the same regime (nothing gets faster per device by adding devices),
+and once the regime is known never above it by more than the ratio of the counts (nothing gets slower in total).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.model.measured import curve
+from paceline.model.measured.discrepancy import Doubt
+from paceline.model.measured.fit import Packed, draw, log_evidence, maximise, pack
+from paceline.model.measured.forms import BATCH, WEIGHTS, closed_forms, situation_of
+from paceline.model.measured.names import strategy_kind
+from paceline.model.measured.points import Series
+from paceline.model.measured.prior import Population, prior_of
+
+__all__ = ["Forecast", "Posterior", "forecast", "posteriors"]
+
+Floats = NDArray[np.float64]
+
+LABEL_TRUST = 0.8
+"""How often a label that says whether aggregation is overlapped is right."""
+MOST_EVIDENCE = 3.0
+"""Largest logarithm of odds that a few points may shift."""
+HINDCAST_WIDTH = 0.1
+"""A form that missed the last point by this much counts 1/e of one that met it."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What the points of one series say about the physical curve, overlapped and not."""
+
+    series: Series
+    packed: Packed
+    rows: tuple[int, int]
+    """Places in `packed` of the curve that does not overlap, and of the one that does."""
+    prior: tuple[Floats, Floats]
+    best: tuple[Floats, Floats]
+    overlapped: float
+    """Probability of the curve that overlaps."""
+
+    @cached_property
+    def draws(self) -> tuple[Floats, Floats]:
+        """Draws of the parameters of both curves."""
+        first, second = (draw(self.packed, row, self.prior, self.best, seed=0) for row in self.rows)
+        return first, second
+
+    def log_seconds(self, count: float) -> list[Floats]:
+        """Logarithms of seconds per sample and device at a count: draws of both curves."""
+        devices, hosts = np.array([float(count)]), np.array([self.series.hosts_at(count)])
+        return [
+            np.log(curve.seconds(draws, devices, hosts, np.array([flag])))[:, 0]
+            for draws, flag in zip(self.draws, (0.0, 1.0), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The logarithm of seconds per sample and device at one count, and why it may be wrong."""
+
+    count: float
+    batch: float
+    centre: float
+    doubt: Doubt
+    forms: Floats
+    """The centre by each form alone."""
+    weights: Floats
+
+
+def posteriors(series: Sequence[Series], population: Population) -> list[Posterior]:
+    """Fits of all series at once, each with and without overlap."""
+    both, flags = [*series, *series], [0.0] * len(series) + [1.0] * len(series)
+    packed, prior = pack(both, flags), prior_of(population, both, flags)
+    best = maximise(packed, *prior)
+    evidence = log_evidence(packed, prior, best)
+    fits = []
+    for row, one in enumerate(series):
+        known = strategy_kind(one.how).overlap
+        share = 0.5 if known is None else LABEL_TRUST if known else 1 - LABEL_TRUST
+        shift = np.clip(evidence[row + len(series)] - evidence[row], -MOST_EVIDENCE, MOST_EVIDENCE)
+        odds = np.log(share / (1 - share)) + shift
+        fits.append(Posterior(one, packed, (row, row + len(series)), prior, best, float(1 / (1 + np.exp(-odds)))))
+    return fits
+
+
+def forecast(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> Forecast:
+    """The prediction at a count; `before` knows all points but the last, and is judged by it."""
+    series = posterior.series
+    forms, spread, situation = _forms(posterior, count, batch)
+    missed, hindcast = _hindcast(series, before, situation)
+    weights = _weights(posterior.overlapped, situation, missed, between=count <= series.devices[-1])
+    centre = float(weights @ forms)
+    y = series.log_seconds
+    doubt = Doubt(
+        situation=situation,
+        doublings=float(np.log2(max(count / series.devices[-1], 1.0))),
+        posterior=spread,
+        disagreement=float(np.sqrt(weights @ np.square(forms - centre))),
+        hindcast=hindcast,
+        spread=float(series.spread[-1]),
+        loss=float(np.ptp(y)),
+    )
+    return Forecast(count, batch, centre, doubt, forms, weights)
+
+
+def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
+    """The centre by each form, within what is possible; the spread of the posterior; the situation."""
+    series = posterior.series
+    situation = situation_of(series, count, batch)
+    last, most = series.log_seconds[-1], max(np.log(count / series.devices[-1]), 0.0)
+    physical, spread = np.full(2, last), 0.0
+    if situation != BATCH:
+        drawn = posterior.log_seconds(count)
+        physical = np.array([np.median(values) for values in drawn])
+        variance = (1 - posterior.overlapped) * drawn[0].var() + posterior.overlapped * drawn[1].var()
+        spread = float(np.sqrt(variance))
+    forms = np.append(physical, closed_forms(series, count, batch, situation))
+    if count <= series.devices[-1]:
+        return forms, spread, situation
+    grows = situation == BATCH and series.shrink_of(batch) < 0.99 * series.shrink_of(series.batches[-1])
+    forms = np.maximum(forms, -np.inf if grows else last)
+    if situation != 1:
+        forms, spread = np.minimum(forms, last + most), min(spread, float(most))
+    return forms, spread, situation
+
+
+def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple[Floats, float]:
+    """How far each form and their average missed the last point; the forms' errors count in the same regime alone."""
+    none = np.zeros(WEIGHTS.shape[1])
+    if before is None:
+        return none, float("nan")
+    count, batch, truth = float(series.devices[-1]), float(series.batches[-1]), series.log_seconds[-1]
+    forms, spread, then = _forms(before, count, batch)
+    error = abs(float(truth - _weights(before.overlapped, then, none) @ forms))
+    if then == situation or {then, situation} <= {2, 3}:
+        return truth - forms, error
+    return none, max(error - 2 * spread, 0.0)
+
+
+def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool = False) -> Floats:
+    """Shares of the forms; between measured counts, those that fit all points share everything."""
+    weights = WEIGHTS[situation].copy()
+    if between:
+        weights[2:5] = 0.0
+    weights[:2] *= 1 - overlapped, overlapped
+    if not missed.any() and situation != BATCH:
+        weights[4] = 0.0
+    away = np.abs(missed)
+    weights *= np.exp((away[weights > 0].min() - away) / HINDCAST_WIDTH)
+    return np.asarray(weights / weights.sum())
