@@ -103,8 +103,8 @@ def list_clusters(as_json: bool) -> None:
 @json_option
 def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) -> None:
     """Detect the hardware of hosts and measure the links between them; print or write a cluster file."""
+    from paceline.bench.sites.survey import cluster_text, survey_hosts
     from paceline.bench.sites.target import make_launcher
-    from paceline.bench.survey import cluster_text, survey_hosts
 
     with make_launcher(target) as launcher:
         survey = survey_hosts(launcher, _hosts(target))
@@ -121,7 +121,7 @@ def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) ->
 
 def _hosts(target: LaunchTarget) -> Cluster:
     """The hosts to inspect: by name, of Slurm, of the running virtual cluster, or this host."""
-    from paceline.bench.survey import named_hosts, slurm_nodes
+    from paceline.bench.sites.survey import named_hosts, slurm_nodes
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
     from paceline.errors import InputError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.bench.doctor import diagnose
-from paceline.bench.machine import describe_machine
+from paceline.bench.machine import describe_machine, diagnose
 from paceline.cli.options import json_option, store_option
 from paceline.report.terminal import emit
 from paceline.report.terminal.records import show_checks

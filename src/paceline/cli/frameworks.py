@@ -11,8 +11,7 @@ import click
 
 from paceline.bench.adapters import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
-from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import Proof, prove_framework
+from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.options import json_option
 from paceline.errors import EnvironmentFailed
