@@ -21,7 +21,7 @@ from lib.result import Figure, parser_of, publish
 from paceline.bench import adapters
 from paceline.bench.campaign import LaunchFinished
 from paceline.bench.environments import prepare
-from paceline.bench.frameworks.pytorch.adapter import PyTorch
+from paceline.bench.frameworks.adapters import PyTorch
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.measure import measure
 from paceline.bench.sites.site import Process

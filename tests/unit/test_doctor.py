@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.doctor import diagnose
+from paceline.bench.machine import diagnose
 from tests.conftest import Command
 
 

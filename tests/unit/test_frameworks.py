@@ -17,7 +17,7 @@ from paceline.bench.frameworks.datasets import FileSet, decode_png, read_ahead
 from paceline.bench.frameworks.graph import flattened_images, pool_padding, tensor_shapes
 from paceline.bench.frameworks.script.worker import command_of, reading_of
 from paceline.bench.generated_data import data_set, encode_png
-from paceline.bench.proof_networks import PROOF_NETWORKS
+from paceline.bench.verify import PROOF_NETWORKS
 from paceline.catalog.clusters import cluster
 from paceline.catalog.frameworks import framework, framework_names
 from paceline.catalog.networks import network

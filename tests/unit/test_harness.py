@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.bench.frameworks import harness
-from paceline.bench.frameworks.layouts import InOut
-from paceline.bench.proof_networks import PROOF_NETWORKS
+from paceline.bench.frameworks.graph import InOut
+from paceline.bench.verify import PROOF_NETWORKS
 from paceline.spec.network import plain_network
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.bench.environments import find_environment, missing_programs, recipe_of
-from paceline.bench.frameworks.caffe.adapter import Caffe, CaffeMpi
-from paceline.bench.frameworks.chainer.adapter import Chainer
-from paceline.bench.frameworks.cntk.adapter import Cntk
-from paceline.bench.frameworks.deepspeed.adapter import DeepSpeed
-from paceline.bench.frameworks.horovod.adapter import Horovod
-from paceline.bench.frameworks.jax.adapter import Jax
-from paceline.bench.frameworks.keras.adapter import Keras
-from paceline.bench.frameworks.mxnet.adapter import Mxnet
-from paceline.bench.frameworks.paceline.adapter import Paceline
-from paceline.bench.frameworks.paddle.adapter import Paddle
-from paceline.bench.frameworks.pytorch.adapter import PyTorch
-from paceline.bench.frameworks.script.adapter import OwnScript
-from paceline.bench.frameworks.singa.adapter import Singa
-from paceline.bench.frameworks.tensorflow.adapter import TensorFlow
+from paceline.bench.frameworks.adapters import (
+    DeepSpeed,
+    Horovod,
+    Jax,
+    Keras,
+    Mxnet,
+    Paddle,
+    PyTorch,
+    TensorFlow,
+)
+from paceline.bench.frameworks.adapters_mpi import Caffe, CaffeMpi, Chainer, Cntk, Singa
+from paceline.bench.frameworks.adapters_own import OwnScript, Paceline
 from paceline.bench.job import Adapter
 from paceline.bench.plugins import load_plugin
 from paceline.catalog.frameworks import framework_record, is_built_in, record_names

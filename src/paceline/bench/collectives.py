@@ -35,7 +35,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "point
 WORKERS = {
     "gloo": "paceline.bench.frameworks.pytorch.worker_collectives",
     "nccl": "paceline.bench.frameworks.pytorch.worker_collectives",
-    "mpi": "paceline.bench.frameworks.mpi.worker_collectives",
+    "mpi": "paceline.bench.frameworks.worker_collectives_mpi",
 }
 TIMEOUT_S = 600.0
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.campaign import Campaign, CampaignEvent, open_campaign, run_campaign
-from paceline.bench.doctor import diagnose
 from paceline.bench.environments import find_environment, prepare
-from paceline.bench.machine import describe_machine
+from paceline.bench.machine import describe_machine, diagnose
 from paceline.bench.recipes import Progress
 from paceline.bench.sites.site import Launcher
 from paceline.bench.sites.target import LaunchTarget, make_launcher

@@ -16,6 +16,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import explain_failure
 from paceline.bench.frameworks.arrays import initial_tensors
 from paceline.bench.launch import case_launch, job_document, open_case_site, read_reports, wait_for_ranks
-from paceline.bench.proof_networks import PROOF_NETWORKS
 from paceline.bench.sites.local import LocalLauncher
 from paceline.catalog.clusters import cluster
 from paceline.spec.network import Network, plain_network
@@ -33,7 +33,13 @@ from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 
-__all__ = ["REFERENCE", "TOLERANCE", "UNKNOWN", "UNPROVABLE", "Proof", "prove_framework"]
+__all__ = ["PROOF_NETWORKS", "REFERENCE", "TOLERANCE", "UNKNOWN", "UNPROVABLE", "Proof", "prove_framework"]
+
+PROOF_NETWORKS: dict[str, Network] = {
+    name: Network.model_validate_json(json.dumps({"name": f"proof-{name}", **content}))
+    for name, content in json.loads(files("paceline.bench").joinpath("proof_networks.json").read_text("utf-8")).items()
+}
+"""Small networks that contain every kind of layer; each framework proves those that it can build."""
 
 REFERENCE = "pytorch/ddp"
 """Computes the reference, in float64 and one process."""

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, imported only when the verb is used, so that --help answers at once."""
+"""The command line: one file per verb, imported on first use, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from paceline.errors import PacelineError
 __all__ = ["main", "program"]
 
 VERBS: dict[str, str] = {
-    "doctor": "Look for what would spoil a measurement on this machine, and say how to fix it.",
-    "networks": "List the networks that ship with Paceline, or the layers and costs of one.",
+    "doctor": "Check this machine for conditions that disturb a measurement.",
+    "networks": "List the networks of the catalog, or show the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
-    "frameworks": "List frameworks and whether they can run here; install them; prove that they compute the same.",
-    "run": "Measure every case of a study and store what happened.",
-    "cluster": "Bring virtual clusters up and down on this machine; inspect real ones.",
-    "bench-collectives": "Measure all-reduce and its relatives by size and ranks.",
+    "frameworks": "List, install and verify frameworks.",
+    "run": "Measure every case of a study and store the runs.",
+    "cluster": "Start, stop and list virtual clusters; inspect real clusters.",
+    "bench-collectives": "Measure all-reduce and other collectives over sizes and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",
-    "compare": "Say whether two groups of runs differ, by how much, and how sure that is.",
-    "explain": "Say where the step goes, why cases differ and what would help most.",
+    "compare": "Test whether two groups of launches differ, and by how much.",
+    "explain": "Explain the phases of a step, differences between cases, and possible gains.",
     "report": "Write one self-contained HTML page about a study.",
-    "export": "Write results for other tools: traces, tables, logs.",
-    "plan": "Choose strategy and batch split for a cluster of unequal devices, and say why.",
-    "train": "Run a training script on the devices of a cluster, as one group that balances itself.",
-    "query": "Ask all stored runs a question in SQL.",
+    "export": "Write results in formats of other tools: traces, tables, logs.",
+    "plan": "Choose strategy and batch split for a cluster of unequal devices, with the reason.",
+    "train": "Run a training script on the devices of a cluster with load balancing.",
+    "query": "Query all stored runs with SQL.",
     "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
-    "whatif": "Predict with something changed, side by side.",
-    "simulate": "Play a prediction as events: stragglers, failures, asynchrony, other jobs on the link.",
-    "transformer": "Predict an iteration of a transformer spread by tensor, pipeline and data, and what fits.",
+    "whatif": "Compare a prediction with and without a change.",
+    "simulate": "Simulate stragglers, failures, asynchrony and other jobs on the link.",
+    "transformer": "Predict time and memory of a transformer with tensor, pipeline and data parallelism.",
     "calibrate": "Fit the model to stored runs and collective sweeps.",
-    "validate": "Predict published figures that were left out, and print how far off that was.",
+    "validate": "Predict held-out published figures, and print the errors.",
 }
-"""Every verb and its one line of help; the verb's module is `paceline.cli.<verb>`."""
+"""All verbs with one line of help; the module of a verb is `paceline.cli.<verb>`."""
 
 
 class _Verbs(click.Group):
-    """A group that knows its verbs by name and loads the module of the one that is used."""
+    """A click group that loads the module of a verb on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -70,21 +70,21 @@ class _Verbs(click.Group):
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, "--version", prog_name="paceline")
 def program() -> None:
-    """A performance laboratory for distributed deep learning.
+    """Measure, predict, explain and improve the performance of distributed deep learning.
 
     \b
     Start here:
-      paceline doctor                               is this machine fit to measure?
+      paceline doctor                               check this machine
       paceline run examples/studies/demo.toml       measure a network on 1 and 2 ranks
-      paceline show demo                            what was found
+      paceline show demo                            results
       paceline report demo                          the same as a page with plots and advice
 
-    Every command takes --json for machines and -h for an explanation with examples.
+    Every command has --json output and examples in -h.
     """
 
 
 def main() -> None:
-    """Run the command line; an error becomes one clear message and an exit code."""
+    """Run the command line; an error becomes a message and an exit code."""
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         program(standalone_mode=False)

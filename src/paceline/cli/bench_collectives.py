@@ -1,4 +1,4 @@
-"""`paceline bench-collectives`: measure all-reduce and its relatives by size and ranks."""
+"""`paceline bench-collectives`: measure all-reduce and other collectives over sizes and ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 @place_options
 @click.option("--cluster", "where", default="local", show_default=True, help="Cluster file, or a name of the catalog.")
 @click.option("--ranks", default="2", show_default=True, help="Numbers of ranks, such as 2,4,8.")
-@click.option("--sizes", default=SIZES, show_default=True, help="Sizes of one rank's buffer.")
-@click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, help="Which ones.")
+@click.option("--sizes", default=SIZES, show_default=True, help="Sizes of the buffer of a rank.")
+@click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, help="Collectives to measure.")
 @click.option("--transport", default="gloo", show_default=True, help="gloo, nccl on GPUs, or mpi with --on mpi.")
 @click.option("--seconds", default=0.8, show_default=True, help="Time for each collective and size.")
 @store_option
@@ -37,7 +37,7 @@ def command(
     target: LaunchTarget, where: str, ranks: str, sizes: str, collectives: str, transport: str, seconds: float,
     store: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure collectives on a cluster and store them like runs.
+    """Measure collectives on a cluster and store them as runs.
 
     \b
     Examples:

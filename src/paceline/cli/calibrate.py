@@ -26,13 +26,13 @@ __all__ = ["command"]
 @click.argument("study", required=False)
 @click.option("--output", type=click.Path(path_type=Path), default=Path("calibration.json"), show_default=True)
 @click.option("--profiles", type=click.Path(path_type=Path, file_okay=False), help="Folder for one-rank profiles.")
-@click.option("--population", is_flag=True, help="Learn the shipped prior of `predict --measured` anew instead.")
+@click.option("--population", is_flag=True, help="Learn the prior of `predict --measured` from the catalog instead.")
 @store_option
 @json_option
 def command(
     study: str | None, output: Path, profiles: Path | None, population: bool, store: Path, as_json: bool
 ) -> None:
-    """Fit collectives to stored sweeps, and the costs of being distributed to the runs of STUDY (else the newest).
+    """Fit collectives to stored sweeps, and distributed-training costs to the runs of STUDY (default: the newest).
 
     \b
     Examples:

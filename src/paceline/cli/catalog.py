@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """List the catalog, one part of it, or show NAME with the source of every figure.
+    """List the catalog or one of its sections, or show NAME with the source of every figure.
 
     NAME is `devices`, `links`, `clusters` or `frameworks`, one of their entries, or the path of a cluster's TOML file,
     which is checked and shown. Networks have a command of their own.

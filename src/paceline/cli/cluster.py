@@ -1,4 +1,4 @@
-"""`paceline cluster`: bring virtual clusters up and down, list them, and inspect real ones."""
+"""`paceline cluster`: start, stop and list virtual clusters, and inspect real clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 @click.group()
 def command() -> None:
-    """Clusters on this machine, and what real ones are made of.
+    """Virtual clusters on this machine, and inspection of real clusters.
 
     \b
     Examples:
@@ -30,13 +30,17 @@ def command() -> None:
 
 @command.command()
 @click.argument("file", metavar="CLUSTER")
-@click.option("--name", help="What to call it; the file's name of the cluster if absent.")
+@click.option("--name", help="Name of the virtual cluster; default: the name in the file.")
 @click.option(
-    "--dilation", type=click.FloatRange(min=1), default=1.0, show_default=True, help="Play it so much slower."
+    "--dilation",
+    type=click.FloatRange(min=1),
+    default=1.0,
+    show_default=True,
+    help="Factor by which emulated time is slower than real time.",
 )
 @json_option
 def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
-    """Bring up the hosts and links of CLUSTER (a file, or a name of the catalog) on this machine; needs root."""
+    """Start the hosts and links of CLUSTER (a file, or a name of the catalog) on this machine; needs root."""
     from paceline.bench.virtual.lifecycle import bring_up
     from paceline.catalog import cluster
 
@@ -52,10 +56,10 @@ def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every one that no running study made for itself.")
+@click.option("--all", "everything", is_flag=True, help="All clusters that no running study created.")
 @json_option
 def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Take virtual clusters down, also ones that a crash left behind; nothing else is touched."""
+    """Stop virtual clusters, including those that a crash left behind."""
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened, take_down
     from paceline.errors import InputError
@@ -77,7 +81,7 @@ def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
 @command.command(name="list")
 @json_option
 def list_clusters(as_json: bool) -> None:
-    """List virtual clusters that are up; those of a running study go with it."""
+    """List running virtual clusters; those of a running study end with it."""
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
 
@@ -95,12 +99,12 @@ def list_clusters(as_json: bool) -> None:
 @command.command()
 @place_options
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the cluster file here.")
-@click.option("--name", default="mine", show_default=True, help="What the file calls the cluster.")
+@click.option("--name", default="mine", show_default=True, help="Name of the cluster in the file.")
 @json_option
 def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) -> None:
-    """Find out what hosts have and measure the links between them; prints or writes a cluster file."""
+    """Detect the hardware of hosts and measure the links between them; print or write a cluster file."""
+    from paceline.bench.sites.survey import cluster_text, survey_hosts
     from paceline.bench.sites.target import make_launcher
-    from paceline.bench.survey import cluster_text, survey_hosts
 
     with make_launcher(target) as launcher:
         survey = survey_hosts(launcher, _hosts(target))
@@ -116,8 +120,8 @@ def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) ->
 
 
 def _hosts(target: LaunchTarget) -> Cluster:
-    """The hosts to inspect: those named, those of Slurm, those of the virtual cluster that is up, or this one."""
-    from paceline.bench.survey import named_hosts, slurm_nodes
+    """The hosts to inspect: by name, of Slurm, of the running virtual cluster, or this host."""
+    from paceline.bench.sites.survey import named_hosts, slurm_nodes
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
     from paceline.errors import InputError

@@ -1,4 +1,4 @@
-"""`paceline compare`: do two groups of launches differ?"""
+"""`paceline compare`: test whether two groups of launches differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline doctor`: is this machine fit to measure?"""
+"""`paceline doctor`: check this machine before measuring."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.bench.doctor import diagnose
-from paceline.bench.machine import describe_machine
+from paceline.bench.machine import describe_machine, diagnose
 from paceline.cli.options import json_option, store_option
 from paceline.report.terminal import emit
 from paceline.report.terminal.records import show_checks
@@ -17,12 +16,16 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks you mean to run here.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of each rank; an even share if not given.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks to run on this machine."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of each rank; default: an even share of the cores."
+)
 @store_option
 @json_option
 def command(ranks: int, threads: int | None, store: Path, as_json: bool) -> None:
-    """Look for what would spoil a measurement here: what it saw, what it should be, how to fix it.
+    """Check for conditions that disturb a measurement: observed, expected, and how to fix them.
 
     `paceline run` does the same first and stores the answer with every run. Exits 1 if something is bad.
 

@@ -1,4 +1,4 @@
-"""`paceline explain`: where the step goes, why cases differ, what would help most."""
+"""`paceline explain`: phases of the step, causes of differences, and the change with the largest gain."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("study", required=False)
-@click.option("--confirm", is_flag=True, help="Try the advice that can be tried here, and show the measured gain.")
-@click.option("--most", default=3, show_default=True, help="Findings to confirm at most.")
+@click.option(
+    "--confirm", is_flag=True, help="Measure the advised changes that can be tested on this machine, and show the gain."
+)
+@click.option("--most", default=3, show_default=True, help="Maximum number of findings to confirm.")
 @store_option
 @json_option
 def command(study: str | None, confirm: bool, most: int, store: Path, as_json: bool) -> None:
-    """Explain the newest campaign of STUDY in words and numbers; the newest of all if none is named.
+    """Explain the newest campaign of STUDY (default: of all studies).
 
     Every finding comes with its evidence, the share of the time per sample that it would save, and the exact change.
     With --confirm, settings are changed one at a time and measured beside the case as it was.
@@ -51,7 +53,7 @@ def command(study: str | None, confirm: bool, most: int, store: Path, as_json: b
 
 
 def _confirmed(explanation: Explanation, store: Store, most: int, *, quiet: bool) -> Explanation:
-    """The explanation with what its trials measure, each in a campaign of its own."""
+    """The explanation with the measured gains of its trials, each in a separate campaign."""
     trials = plan_trials(explanation, most, lambda case: adapter_of(case.framework).refusal(case))
     target, rates = LaunchTarget(on=explanation.launcher), {}
     for trial in trials.confirmations:

@@ -1,4 +1,4 @@
-"""`paceline export`: results for other tools."""
+"""`paceline export`: write results in the format of another tool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = "\n".join(f"  {name:17} {item.what}" for name, item in EXPORTS.items())
 
 
 @click.command(
-    help=f"""Write the newest campaign of STUDY for another tool.
+    help=f"""Write the newest campaign of STUDY in the format of another tool.
 
 \b
 Kinds:
@@ -37,7 +37,7 @@ Examples:
 @store_option
 @json_option
 def command(study: str | None, kind: str, output: Path | None, store: Path, as_json: bool) -> None:
-    """Write the newest campaign of STUDY for another tool."""
+    """Write the newest campaign of STUDY in the format of another tool."""
     stored = Store(store)
     explanation = explain_campaign(stored, find_campaign(stored, study))
     path = export(explanation, stored, kind, output)

@@ -1,4 +1,4 @@
-"""`paceline frameworks`: what can run here, install it, prove that all compute the same."""
+"""`paceline frameworks`: list, install and verify frameworks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import click
 
 from paceline.bench.adapters import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
-from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import Proof, prove_framework
+from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.options import json_option
 from paceline.errors import EnvironmentFailed
@@ -26,7 +25,7 @@ __all__ = ["command"]
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List every framework: ready, installable, or unavailable and why.
+    """List all frameworks: ready, installable, or unavailable with the reason.
 
     \b
     Examples:
@@ -48,7 +47,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="FRAMEWORK...")
 @json_option
 def install(names: tuple[str, ...], as_json: bool) -> None:
-    """Make the isolated, pinned environments of the frameworks; `all` means every one.
+    """Create the isolated, pinned environments of the frameworks; `all` selects all of them.
 
     What is there already stays. A failed install leaves nothing behind, and the others go on.
 
@@ -89,7 +88,7 @@ def _install_one(name: str, display: Display, failures: list[EnvironmentFailed])
 @click.option("--network", "networks", multiple=True, type=click.Choice(sorted(PROOF_NETWORKS)), help="Only these.")
 @json_option
 def verify(names: tuple[str, ...], networks: tuple[str, ...], as_json: bool) -> None:
-    """Prove that frameworks compute the same: logits, loss, gradients, and weights after three steps on 1 and 2 ranks.
+    """Verify that frameworks compute equal logits, loss, gradients, and weights after three steps on 1 and 2 ranks.
 
     Without names: every mode of every framework that is ready. Exits 1 if any comparison fails.
 
@@ -120,7 +119,7 @@ def _checked(name: str) -> str:
 
 
 def _modes(names: tuple[str, ...]) -> list[str]:
-    """Full names: a bare framework means all its modes, no name means all that are ready."""
+    """Full names: a framework without mode means all its modes, no name means all that are ready."""
     if not names:
         ready = {item.name for item in availability() if item.status == "ready"}
         return [name for name in framework_names() if name.split("/")[0] in ready]

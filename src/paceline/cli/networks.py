@@ -1,4 +1,4 @@
-"""`paceline networks`: the networks that ship with Paceline, or the layers and costs of one."""
+"""`paceline networks`: list the networks of the catalog, or show the layers and costs of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), default=1, show_default=True, help="Samples of one step.")
 @json_option
 def command(name: str | None, batch: int, as_json: bool) -> None:
-    """List the networks that ship with Paceline, or show the layers of NAME.
+    """List the networks of the catalog, or show the layers of NAME.
 
     NAME is a network of the catalog or the path of a TOML file. Costs come from the definition alone: parameters,
     multiply-adds of the forward pass (two flop each), bytes of activations kept for backward, bytes of gradients.
@@ -27,7 +27,7 @@ def command(name: str | None, batch: int, as_json: bool) -> None:
     Examples:
       paceline networks                       every network with its totals
       paceline networks resnet50 --batch 32   its layers, at a batch of 32
-      paceline networks my_network.toml       the same for a network of one's own
+      paceline networks my_network.toml       the same for a user-defined network
     """
     names = network_names() if name is None else (name,)
     networks = [describe_network(network(item), batch) for item in names]

@@ -1,4 +1,4 @@
-"""Options that several verbs share: output, store, plot, and where ranks run."""
+"""Options of several verbs: output, store, plot, and target."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def options(*chosen: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator, listed by --help in this order."""
+    """Combine several options into one decorator; --help lists them in this order."""
 
     def decorate(function: F) -> F:
         for option in reversed(chosen):
@@ -48,27 +48,29 @@ store_option = click.option(
 plot_option = click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also draw it into this file: .html, or .svg, .png, .pdf with the extra `paceline[plot]`.",
+    help="Also write a plot to this file: .html, or .svg, .png, .pdf with the extra `paceline[plot]`.",
 )
 
 
 def place_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """The options that say where ranks run; the verb receives them as `target`."""
+    """The options of the target; the verb receives them as `target`."""
 
     @click.option(
         "--on",
         default="local",
         show_default=True,
         metavar="|".join(LAUNCHERS),
-        help="Where ranks are started; nothing else of a study changes.",
+        help="Where ranks run.",
     )
-    @click.option("--hosts", default="", metavar="A,B,...", help="Hosts for ssh and mpi, in order of the cluster's.")
+    @click.option(
+        "--hosts", default="", metavar="A,B,...", help="Hosts for ssh and mpi, in the order of the cluster's hosts."
+    )
     @click.option("--dilation", type=click.FloatRange(min=1), help="Run a virtual cluster this many times slower.")
     @click.option(
         "--engine",
         multiple=True,
         metavar="WORD",
-        help="Passed on to srun, mpirun or ssh; image=, kind= or manifest= for Kubernetes; may be repeated.",
+        help="Options for srun, mpirun or ssh; image=, kind= or manifest= for Kubernetes; may be repeated.",
     )
     @functools.wraps(verb)
     def wrapped(*, on: str, hosts: str, dilation: float | None, engine: tuple[str, ...], **rest: Any) -> None:

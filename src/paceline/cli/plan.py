@@ -1,4 +1,4 @@
-"""`paceline plan`: which strategy and which split suit a cluster."""
+"""`paceline plan`: choose a strategy and a batch split for a cluster."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--global-batch",
     type=click.IntRange(min=1),
-    help="Samples of a step of all devices; the profile's batch on every device if not given.",
+    help="Samples per step of all devices; default: the profile's batch on every device.",
 )
 @click.option("--framework", default="paceline", show_default=True, help="Framework, or framework/mode, of a group.")
-@click.option("--calibration", type=FILE, help="What `paceline calibrate` wrote.")
+@click.option("--calibration", type=FILE, help="Calibration file of `paceline calibrate`.")
 @click.option("--measured", type=FILE, help="A CSV file of throughputs of this network on this cluster.")
-@click.option("--output", type=FILE, help="Write the best plan there, as TOML.")
+@click.option("--output", type=FILE, help="Write the best plan to this file, as TOML.")
 @json_option
 def command(
     network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
     calibration: Path | None, measured: Path | None, output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Choose strategy and batch split for a cluster of unequal devices, and say why.
+    """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
     Compared are one balanced synchronous group of all or some hosts, and groups along the seams of the cluster that
     exchange every H steps. Throughput is predicted as `paceline predict` does it, from the catalog, a profile, a

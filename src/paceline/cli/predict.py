@@ -1,4 +1,4 @@
-"""`paceline predict`: how fast will it be, and how sure is that?"""
+"""`paceline predict`: predict step time and throughput with intervals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def command(
 
 
 def _only_measured(asked: dict[str, Any]) -> None:
-    """A file of points says itself what was run."""
+    """Refuse options that a points file replaces."""
     given = [f"--{name}" for name in ("network", "profile", "cluster", "batch") if asked[name] is not None]
     if given:
         hint = "the file says what was run; give --at alone"

@@ -21,7 +21,7 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(sql: str, store: Path, as_json: bool) -> None:
-    """Ask all stored runs one SELECT.
+    """Run one SELECT over all stored runs.
 
     \b
     Views:

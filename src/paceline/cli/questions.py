@@ -1,4 +1,4 @@
-"""The options by which `predict`, `whatif` and `simulate` ask the model, and the question they make."""
+"""The options of `predict`, `whatif` and `simulate`, and the model question that they define."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ knee_option = click.option(
     default=0.5,
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
-    help="Gain of a doubling below which the knee is reached.",
+    help="Gain of a doubling that defines the knee.",
 )
 question_options = options(
     click.option("--network", help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
     click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
     click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
-    click.option("--batch", type=int, help="Samples per device and step; the profile's own if not given."),
+    click.option("--batch", type=int, help="Samples per device and step; default: the batch of the profile."),
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
                  show_default=True, help="Where batches come from."),
     click.option("--set", "changes", multiple=True, metavar="KEY=VALUE",
                  help="Change link, inside, device, host, strategy, batch or framework; may be repeated."),
-    click.option("--calibration", type=click.Path(path_type=Path), help="What `paceline calibrate` wrote."),
+    click.option("--calibration", type=click.Path(path_type=Path), help="Calibration file of `paceline calibrate`."),
 )  # fmt: skip
 
 
 def question_of(*, network: str | None, profile: Path | None, cluster: str | None, framework: str, batch: int | None,
                 source: str) -> Question:  # fmt: skip
-    """What the options ask."""
+    """The question that the options define."""
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
     if (network is None) == (profile is None):
@@ -60,7 +60,7 @@ def question_of(*, network: str | None, profile: Path | None, cluster: str | Non
 
 
 def calibration_of(path: Path | None) -> Calibration:
-    """The calibration in a file, or what the catalog alone supports."""
+    """The calibration of a file, or the default calibration of the catalog."""
     return read_calibration(path) if path else CATALOG_ONLY
 
 

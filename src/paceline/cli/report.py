@@ -27,7 +27,7 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(study: str | None, output: Path | None, store: Path, as_json: bool) -> None:
-    """Write the newest campaign of STUDY as one HTML file: readable offline, ready to be mailed.
+    """Write the newest campaign of STUDY as one self-contained HTML file.
 
     \b
     Examples:

@@ -22,13 +22,13 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("study_file", metavar="STUDY", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on with the newest campaign that asked for the same.")
-@click.option("--dry-run", is_flag=True, help="Say what would be measured, and stop.")
+@click.option("--resume", is_flag=True, help="Continue the newest campaign of the same study.")
+@click.option("--dry-run", is_flag=True, help="Print the cases without measuring them.")
 @place_options
 @store_option
 @json_option
 def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget, store: Path, as_json: bool) -> None:
-    """Measure every case of STUDY, a TOML file, and store what happened.
+    """Measure every case of STUDY, a TOML file, and store the runs.
 
     Cases are launched in turn and in random order, each at least `protocol.launches` times, until the interval of its
     throughput is narrow enough. A launch that fails is stored with its reason, and the study goes on. Interrupt at any

@@ -1,4 +1,4 @@
-"""`paceline show`: what a study found."""
+"""`paceline show`: results of a study."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("study", required=False)
-@click.option("--list", "list_all", is_flag=True, help="List every campaign in the store instead.")
+@click.option("--list", "list_all", is_flag=True, help="List all campaigns in the store instead.")
 @store_option
 @json_option
 def command(study: str | None, list_all: bool, store: Path, as_json: bool) -> None:
-    """Print what the newest campaign of STUDY found; the newest of all if none is named.
+    """Print the results of the newest campaign of STUDY (default: of all studies).
 
     Throughput is the median over launches with its 95 % interval, speed-up comes with its base, and phases are the
     exposed shares of a step. STUDY may also be the id of one campaign.

@@ -1,4 +1,4 @@
-"""`paceline simulate`: what stragglers, failures, asynchrony and other jobs do to a prediction."""
+"""`paceline simulate`: simulate stragglers, failures, asynchrony and other jobs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.report.terminal.predictions import show_simulated
 __all__ = ["command"]
 
 _trouble_options = options(
-    click.option("--steps", default=500, show_default=True, help="Steps to play (of each worker)."),
-    click.option("--straggle", default=0.0, show_default=True, help="Probability that a device's step is slowed."),
-    click.option("--straggle-factor", default=5.0, show_default=True, help="How many times slower it is then."),
-    click.option("--mtbf", help="Mean time between failures of one device, such as '1000 h'; none: nothing fails."),
-    click.option("--restart", default="5 min", show_default=True, help="From a failure until training goes on."),
+    click.option("--steps", default=500, show_default=True, help="Number of steps to simulate (per worker)."),
+    click.option("--straggle", default=0.0, show_default=True, help="Probability that a step of a device is slow."),
+    click.option("--straggle-factor", default=5.0, show_default=True, help="Factor of a slow step."),
+    click.option("--mtbf", help="Mean time between failures of one device, such as '1000 h'; default: no failures."),
+    click.option("--restart", default="5 min", show_default=True, help="Time from a failure until training continues."),
     click.option("--checkpoint-every", default=100, show_default=True, help="Steps between checkpoints; what came "
                  "after the last one is repeated."),
     click.option("--jobs", default=1, show_default=True, help="Equal jobs on these hosts, this one included."),
-    click.option("--seed", default=0, show_default=True, help="The same seed gives the same run."),
+    click.option("--seed", default=0, show_default=True, help="Random seed."),
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ _trouble_options = options(
 def command(devices: str, changes: tuple[str, ...], calibration: Path | None, steps: int, straggle: float,
             straggle_factor: float, mtbf: str | None, restart: str, checkpoint_every: int, jobs: int, seed: int,
             plot: Path | None, as_json: bool, **asked: Any) -> None:  # fmt: skip
-    """Play the steps of a prediction one by one, with what no formula holds.
+    """Simulate the steps of a prediction with stragglers, failures, asynchrony and other jobs.
 
     `paceline predict` assumes that nothing goes wrong. This verb takes the same question and adds stragglers, failures
     with restarts from checkpoints, other jobs on the same links, or workers that do not wait for each other and queue

@@ -21,9 +21,9 @@ __all__ = ["command"]
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--cluster", "name", default="local", show_default=True, help="Catalog name, or a file ending in .toml.")
-@click.option("--ranks", type=click.IntRange(min=1), help="Processes, one per device; all devices if not given.")
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Groups as `paceline plan --output` wrote.")
-@click.option("--restarts", type=click.IntRange(min=0), default=0, help="How often killed ranks are started again.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Number of processes, one per device; default: all devices.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Plan file of `paceline plan --output`.")
+@click.option("--restarts", type=click.IntRange(min=0), default=0, help="Number of restarts of killed ranks.")
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )

@@ -1,4 +1,4 @@
-"""`paceline transformer`: one iteration of a transformer spread by tensor, pipeline and data, and what fits."""
+"""`paceline transformer`: predict time and memory of an iteration with tensor, pipeline and data parallelism."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _size_options = options(
     type=click.Choice(["none", "selective", "full"]),
     default="full",
     show_default=True,
-    help="What backward computes again instead of keeping it.",
+    help="What the backward pass recomputes.",
 )
 @click.option("--memory", default="80 GB", show_default=True, help="Memory of one device.")
 @json_option
 def command(zero: int, recompute: Any, memory: str, as_json: bool, **sizes: int) -> None:
-    """Predict an iteration on A100 hosts of eight, with intervals, from the published iterations that ship.
+    """Predict an iteration on hosts with eight A100, with intervals, from published iterations.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`paceline validate`: predicted against published, one table."""
+"""`paceline validate`: compare predictions with published figures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), help="Judge a CSV file of throughputs instead.")
+@click.option("--data", type=click.Path(path_type=Path), help="Evaluate a CSV file of throughputs instead.")
 @json_option
 def command(data: Path | None, as_json: bool) -> None:
-    """Predict published figures that were left out, and print how far off the predictions were.
+    """Predict held-out published figures, and print the errors.
 
     Throughputs: the first points of a series predict each later one, with nothing learnt from its campaign; beside
     them a power law, a straight line and Amdahl's law on the same points. GPT: each model shape is left out once, a

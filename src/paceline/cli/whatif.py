@@ -1,4 +1,4 @@
-"""`paceline whatif`: the same prediction with something changed, side by side."""
+"""`paceline whatif`: compare a prediction with and without a change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
     devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, plot: Path | None, as_json: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
-    """Predict twice, as it is and with --set applied, and show what the change is worth.
+    """Predict with and without the changes of --set, and show the difference.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""The only place that formats: terminal, HTML page, figures, JSON documents, exports; computes nothing."""
+"""Presentation: terminal, HTML page, figures, JSON documents, exports. All formatting is here."""

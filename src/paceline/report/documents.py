@@ -1,4 +1,4 @@
-"""Results as plain data for machines: what the verbs print with --json, with no infinity in it."""
+"""JSON documents of the verbs, without infinities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, Interval
 from paceline.spec.study import Case
 
-if TYPE_CHECKING:  # The model behind them would make every verb slow to start.
+if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.explanation import CaseExplanation, Explanation
     from paceline.explain.predicted import ScalingSeries
     from paceline.model.calibrate import Calibrated
@@ -80,7 +80,7 @@ def _result(result: CaseResult) -> Document:
 
 
 def _interval(interval: Interval | None) -> Document | None:
-    """An interval as JSON data; a bound that one launch alone cannot give is null."""
+    """An interval as JSON data; an infinite bound is null."""
     plain: Document | None = plain_data(asdict(interval)) if interval else None
     return plain
 

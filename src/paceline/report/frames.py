@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["FindingTable", "PlanTable", "PredictionTable", "ResultTable", "RunTable", "SpanTable"]
 
 SHOWN_ROWS = 20
-"""Rows that a table shows; the data frame has them all."""
+"""Maximum number of rows of a table; the data frame has all rows."""
 
 
 @dataclass(frozen=True)
 class ShownTable:
-    """What people see of a result: text cells; columns that begin with '>' are aligned to the right."""
+    """The displayed table of a result: text cells; columns that begin with '>' are aligned to the right."""
 
     title: str
     columns: tuple[str, ...]
@@ -46,7 +46,7 @@ class ResultTable(ABC):
 
     @abstractmethod
     def shown(self) -> ShownTable:
-        """What `str` and notebooks show."""
+        """The table that `str` and notebooks show."""
 
     def to_pandas(self) -> pd.DataFrame:
         """The records as a data frame; needs the extra `paceline[pandas]`."""
@@ -69,7 +69,7 @@ class PredictionTable(ResultTable):
 
     @property
     def curve(self) -> Curve:
-        """The only curve, where one framework or series was asked for."""
+        """The only curve, if there is one framework or series."""
         (curve,) = self.curves
         return curve
 
@@ -155,7 +155,7 @@ def _num_devices(shares: Sequence[Sequence[int]]) -> int:
 
 @dataclass(frozen=True, repr=False)
 class FindingTable(ResultTable):
-    """A campaign explained: a row for each finding, the weightiest first."""
+    """The explanation of a campaign: a row per finding, largest gain first."""
 
     explanation: Explanation
 
@@ -188,7 +188,7 @@ class FindingTable(ResultTable):
 
 @dataclass(frozen=True, repr=False)
 class RunTable(ResultTable):
-    """Stored launches, failed ones too."""
+    """Stored launches, including failed launches."""
 
     arrow: pa.Table
     """All columns as an Arrow table."""
@@ -207,7 +207,7 @@ class RunTable(ResultTable):
         return self.arrow.to_pandas()
 
     def shown(self) -> ShownTable:
-        """What was asked and how fast it was."""
+        """Parameters and throughput of the launches."""
         columns = ("study", "network", "framework", "strategy", ">ranks", ">batch", "outcome", ">samples/s", ">step")
         rows = [
             (

@@ -1,4 +1,4 @@
-"""Figures written into files: a page that needs no network, or a picture drawn by Plotly without a browser.
+"""Figures as files: a self-contained page, or an image by Plotly without a browser.
 
 Pictures (.svg, .png, .pdf) are drawn by kaleido 0.2.1, the extra `paceline[plot]`: it contains the part of Chromium
 that Plotly needs, takes a figure as JSON on its standard input, and draws it with the same Plotly as the page.
@@ -38,7 +38,7 @@ Titled = tuple[str, Figure]
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse a file that could not be written, before anything is computed for it."""
+    """Refuse an unwritable file before any computation."""
     if path is None:
         return
     if path.suffix.lower() not in (".html", *PICTURES):
@@ -49,7 +49,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def write_plot(path: Path, title: str, figures: Sequence[Titled]) -> None:
-    """Draw figures side by side into a file, whose name says in which format."""
+    """Write figures side by side to a file; its suffix selects the format."""
     check_plot(path)
     kind = path.suffix.lower()
     content = render_figures(title, figures) if kind == ".html" else _drawn(kind[1:], _side_by_side(title, figures))
@@ -151,7 +151,7 @@ def _asked(request: bytes, home: Path, *options: str) -> dict[str, Any]:
         deadline = threading.Timer(TIMEOUT_S, process.kill)
         deadline.start()
         try:
-            # The first line says that kaleido is ready. A request that comes earlier is sometimes never answered.
+            # The first line means that kaleido is ready; it sometimes never answers an earlier request.
             if not process.stdout.readline():
                 return {}
             process.stdin.write(request)

@@ -11,7 +11,7 @@ from paceline.measurements.run import PHASES, Run
 from paceline.report.words import percent_half, span_ms, tried_words
 from paceline.units import BYTES, SECONDS, format_share
 
-if TYPE_CHECKING:  # The model behind them would make every table slow to start.
+if TYPE_CHECKING:  # Importing the model would make every table slow to start.
     from paceline.explain.cases.breakdown import Breakdown
     from paceline.explain.cases.step import WhatIf
     from paceline.explain.cases.stragglers import Straggler
@@ -47,7 +47,7 @@ class Cell:
     value: float | None = None
     """The exact value that the text rounds; the page keeps it beside the text."""
     below: str = ""
-    """A second, quieter line on the page."""
+    """A second, less prominent line on the page."""
     case_id: str = ""
     """The case that the row is about, in its first cell."""
 

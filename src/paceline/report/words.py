@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.measurements.summary import Interval
 from paceline.units import format_share
 
-if TYPE_CHECKING:  # The model behind them would make every verb slow to start.
+if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.findings.finding import Finding
     from paceline.explain.gap import Bar
     from paceline.model.prediction import Curve

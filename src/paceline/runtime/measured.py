@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
 from paceline.bench.frameworks.harness import Job, Session, main
-from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.runtime.emulate import emulate, emulated_device
 from paceline.runtime.pace import join
 from paceline.runtime.settings import Settings
@@ -32,7 +32,7 @@ class PacelineSession(Session):
         self.labels: list[str] = []
         torch.set_num_threads(job["threads"])
         torch.manual_seed(job["seed"])
-        self.net = Graph(job["network"])
+        self.net = TorchNetwork(job["network"])
         _emulate(self.net, job, rank)
         optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         batch = job["batch"] * job["ranks"]
@@ -82,7 +82,7 @@ def _samples(job: Job, count: int) -> TensorDataset:
     return TensorDataset(tokens, torch.randint(classes, (count, *rows), generator=generator))
 
 
-def _emulate(net: Graph, job: Job, rank: int) -> None:
+def _emulate(net: TorchNetwork, job: Job, rank: int) -> None:
     """Wait as long as the rank's device would compute, if it is one that is not there."""
     emulation = job["devices"][rank].get("emulation")
     device = emulated_device(emulation, job["batch"], seed=rank) if emulation else None

@@ -10,8 +10,7 @@ import pytest
 
 from paceline.bench.adapters import environments_of
 from paceline.bench.environments import prepare
-from paceline.bench.proof_networks import PROOF_NETWORKS
-from paceline.bench.verify import UNKNOWN, UNPROVABLE, prove_framework
+from paceline.bench.verify import PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_framework
 from paceline.catalog.frameworks import framework_names, policy
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times

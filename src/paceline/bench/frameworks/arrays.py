@@ -13,7 +13,7 @@ import numpy as np
 from paceline.bench.frameworks.graph import Plain, tensor_shapes
 from paceline.bench.frameworks.harness import Job, Session
 
-__all__ = ["MOMENTUM", "POOL", "RATE", "ArraySession", "initial_tensors", "shard", "synthetic_batch"]
+__all__ = ["MOMENTUM", "POOL", "RATE", "ArraySession", "initial_tensors", "prove", "shard", "synthetic_batch"]
 
 POOL = 4
 """Number of host batches that the copied input alternates between, to defeat caches."""
@@ -128,3 +128,23 @@ def shard(array: Any, rank: int, ranks: int) -> Any:
     """A rank's contiguous share of a global batch."""
     size = len(array) // ranks
     return array[rank * size : (rank + 1) * size]
+
+
+def prove(job: Job, rank: int, session: Any) -> None:
+    """Write logits, loss and gradients of one batch, and the weights after the requested number of steps."""
+    given = np.load(job["proof"]["given"])
+    weights = {name[2:]: given[name] for name in given.files if name.startswith("w/")}
+    inputs, targets = given["inputs"], given["targets"]
+    session.load(weights)
+    computed: dict[str, Any] = {}
+    if job["ranks"] == 1:
+        session.feed(inputs[0], targets[0])
+        logits, loss, gradients = session.reveal()
+        computed.update({"logits": logits, "loss": np.asarray(loss)})
+        computed.update({"g/" + name: value for name, value in gradients.items()})
+        session.load(weights)
+    for batch, labels in zip(inputs, targets):
+        session.feed(shard(batch, rank, job["ranks"]), shard(labels, rank, job["ranks"]))
+        session.step("resident")
+    computed.update({"w/" + name: value for name, value in session.tensors().items()})
+    np.savez(f"{job['proof']['found']}/rank-{rank}.npz", **computed)

@@ -9,7 +9,6 @@ Events are lines of JSON in the rank's file; the kinds are `phase`, `facts`, `pa
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -22,9 +21,10 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from paceline import variables
-from paceline.bench.frameworks.meeting import Meeting, join_meeting
+from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
+from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 
-__all__ = ["Events", "Job", "Session", "die_with_parent", "main", "pin", "settled"]
+__all__ = ["Events", "Job", "Session", "main", "pin", "settled"]
 
 Job = dict[str, Any]
 Rows = list[list[float]]
@@ -95,12 +95,12 @@ def main(make_session: Callable[[Job, int], Session]) -> None:
     code = 0
     try:
         events.write("phase", phase="setup")
-        meeting = _meet(job, rank)
+        channel = join_job(rank, job["ranks"])
         if job.get("proofs"):
-            _prove(job, rank, make_session, meeting, events)
+            _prove(job, rank, make_session, channel, events)
         else:
             session = _opened(make_session, job, rank, events)
-            _run(job, rank, session, meeting, events)
+            _run(job, rank, session, channel, events)
             session.close()
         events.write("done")
     except BaseException as error:
@@ -112,20 +112,14 @@ def main(make_session: Callable[[Job, int], Session]) -> None:
     os._exit(code)
 
 
-def _meet(job: Job, rank: int) -> Meeting:
-    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
-    token = os.environ[variables.TOKEN]
-    return join_meeting(rank, job["ranks"], address=address, port=int(port), token=token)
-
-
-def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events) -> None:
-    offsets = meeting.clock_offsets()
+def _run(job: Job, rank: int, session: Session, channel: ControlChannel, events: Events) -> None:
+    offsets = channel.clock_offsets()
     events.write("phase", phase="measure")
     if rank == 0 and job["ranks"] > 1:
         events.write("facts", facts={"clock_offsets_s": offsets})
     last = LAST_PASS[job["input"]]
-    warm = _warm_up(job, session, meeting, last)
-    clean, split = _alternate(job, session, meeting, _steps(job, meeting, warm))
+    warm = _warm_up(job, session, channel, last)
+    clean, split = _alternate(job, session, channel, _steps(job, channel, warm))
     events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean)
     for name, rows in split.items():
         events.write("pass", name=name, warmup=0, rows=rows)
@@ -134,7 +128,7 @@ def _run(job: Job, rank: int, session: Session, meeting: Meeting, events: Events
         events.write("facts", timers=_means(marks))
         events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
     events.write("facts", facts=session.facts())
-    meeting.barrier()
+    channel.barrier()
 
 
 def _opened(make_session: Callable[[Job, int], Session], job: Job, rank: int, events: Events) -> Session:
@@ -143,9 +137,11 @@ def _opened(make_session: Callable[[Job, int], Session], job: Job, rank: int, ev
     return session
 
 
-def _prove(job: Job, rank: int, make_session: Callable[[Job, int], Session], meeting: Meeting, events: Events) -> None:
+def _prove(
+    job: Job, rank: int, make_session: Callable[[Job, int], Session], channel: ControlChannel, events: Events
+) -> None:
     """All proofs in one process, because starting the framework takes most of the time of a proof."""
-    from paceline.bench.frameworks.prove import prove  # needs NumPy, which timing does not
+    from paceline.bench.frameworks.arrays import prove  # needs NumPy, which timing does not
 
     events.write("phase", phase="verify")
     session = None
@@ -153,14 +149,14 @@ def _prove(job: Job, rank: int, make_session: Callable[[Job, int], Session], mee
         asked = {**job, "network": proof["network"], "proof": proof}
         session = _opened(make_session, asked, rank, events)
         prove(asked, rank, session)
-        meeting.barrier()
+        channel.barrier()
     if session is not None:
         session.close()
 
 
-def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> Rows:
+def _warm_up(job: Job, session: Session, channel: ControlChannel, last: str) -> Rows:
     """Complete steps until step times are stable on every rank."""
-    meeting.barrier()
+    channel.barrier()
     start = time.perf_counter()
     rows: Rows = []
     dropped = None
@@ -169,19 +165,19 @@ def _warm_up(job: Job, session: Session, meeting: Meeting, last: str) -> Rows:
         seen = [seconds for _, seconds in rows]
         mine = settled(seen, least=job["warmup"])
         late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > job["launch_budget"]
-        dropped = meeting.agree(len(rows) if mine is not None or late else None)
+        dropped = channel.agree(len(rows) if mine is not None or late else None)
     return rows
 
 
-def _steps(job: Job, meeting: Meeting, warm: Rows) -> int:
+def _steps(job: Job, channel: ControlChannel, warm: Rows) -> int:
     """Number of timed complete steps: as requested, or as many as fit the launch budget; at least five."""
     typical = statistics.median(seconds for _, seconds in warm[-5:])
     fitting = int(job["launch_budget"] / max(typical, 1e-9))
-    steps: int = meeting.agree(max(5, min(job["steps"], fitting)))
+    steps: int = channel.agree(max(5, min(job["steps"], fitting)))
     return steps
 
 
-def _alternate(job: Job, session: Session, meeting: Meeting, steps: int) -> tuple[Rows, dict[str, Rows]]:
+def _alternate(job: Job, session: Session, channel: ControlChannel, steps: int) -> tuple[Rows, dict[str, Rows]]:
     """Complete steps without instrumentation and partial steps, in short alternating blocks.
 
     So drift of the machine during the launch affects all passes equally, and phases sum to the step. The first step of
@@ -195,9 +191,9 @@ def _alternate(job: Job, session: Session, meeting: Meeting, steps: int) -> tupl
     session.begin_timing()
     start = time.perf_counter()
     for turn, whole in enumerate(_parts(steps, len(turns) + 1)):
-        _block(session, meeting, last, whole, start, clean)
+        _block(session, channel, last, whole, start, clean)
         for name in names if turn < len(turns) else ():
-            _block(session, meeting, name, turns[turn], start, split[name])
+            _block(session, channel, name, turns[turn], start, split[name])
     return clean, {name: split[session.same.get(name, name)] for name in job["passes"]} if turns else {}
 
 
@@ -206,8 +202,8 @@ def _parts(count: int, number: int) -> list[int]:
     return [count * (part + 1) // number - count * part // number for part in range(number)]
 
 
-def _block(session: Session, meeting: Meeting, upto: str, count: int, start: float, rows: Rows) -> None:
-    meeting.barrier()
+def _block(session: Session, channel: ControlChannel, upto: str, count: int, start: float, rows: Rows) -> None:
+    channel.barrier()
     session.step(upto)
     session.sync()
     _timed(session, upto, count, start, rows)
@@ -251,15 +247,9 @@ def pin() -> None:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies."""
-    set_parent_death_signal = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-
-
 def _die_with_launcher() -> None:
-    die_with_parent()
+    with contextlib.suppress(OSError, AttributeError):
+        set_parent_death_signal()
     parent = os.environ.get(variables.PARENT)
     if parent and os.getppid() != int(parent):  # the parent died before prctl took effect
         os._exit(1)

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from paceline import variables
-from paceline.bench.frameworks.meeting import Meeting, join_meeting
+from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
 from paceline.bench.virtual.links import probe
 
 __all__ = ["describe_host", "main"]
@@ -74,18 +74,18 @@ def main() -> None:
     with open(os.environ[variables.JOB], encoding="utf-8") as file:
         job = json.load(file)
     rank, ranks = int(os.environ[variables.RANK]), int(job["ranks"])
-    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
-    meeting = join_meeting(rank, ranks, address=address, port=int(port), token=os.environ[variables.TOKEN])
+    channel = join_job(rank, ranks)
     own = describe_host(os.environ.get("GLOO_SOCKET_IFNAME"))
+    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
     own["address"] = address if rank == 0 else _own_address(address, int(port))
-    hosts = meeting.agree(meeting.gather(own))
-    offsets = meeting.clock_offsets()
-    links = _measure(meeting, rank, hosts, int(os.environ["MASTER_PORT"]))
+    hosts = channel.agree(channel.gather(own))
+    offsets = channel.clock_offsets()
+    links = _measure(channel, rank, hosts, int(os.environ["MASTER_PORT"]))
     if rank == 0:
         found = {"event": "survey", "hosts": hosts, "links": links, "clock_offsets_s": offsets}
         with open(os.environ[variables.EVENTS], "a", encoding="utf-8") as events:
             events.write(json.dumps(found) + "\n")
-    meeting.barrier()
+    channel.barrier()
 
 
 def _own_address(peer: str, port: int) -> str:
@@ -95,18 +95,18 @@ def _own_address(peer: str, port: int) -> str:
         return str(way.getsockname()[0])
 
 
-def _measure(meeting: Meeting, rank: int, hosts: list[dict[str, Any]], port: int) -> list[dict[str, Any]]:
+def _measure(channel: ControlChannel, rank: int, hosts: list[dict[str, Any]], port: int) -> list[dict[str, Any]]:
     """Measure every ordered pair of hosts, one pair at a time."""
     server = probe.listen(hosts[rank]["address"], port)
     threading.Thread(target=probe.serve, args=(server,), daemon=True).start()
-    meeting.barrier()
+    channel.barrier()
     found = []
     for source in range(len(hosts)):
         for target in range(len(hosts)):
             if source == rank != target:
                 found.append(_pair(source, target, hosts[target]["address"], port))
-            meeting.barrier()
-    gathered = meeting.gather(found) or []
+            channel.barrier()
+    gathered = channel.gather(found) or []
     return [pair for pairs in gathered for pair in pairs]
 
 

@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline import variables
-from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, SiteRequest
 from paceline.errors import LaunchFailed
-from paceline.spec.cluster import Cluster
-from paceline.spec.study import Case
 
 __all__ = ["LocalLauncher", "LocalSite", "Spawned", "free_ports", "inherited", "spawn"]
 
@@ -41,17 +39,9 @@ class LocalLauncher(Launcher):
     name = "local"
     one_machine = True
 
-    def open(
-        self,
-        cluster: Cluster,
-        ranks: int,
-        *,
-        spread: bool = False,
-        num_ports: int | None = None,
-        workload: Case | None = None,
-    ) -> Site:
+    def _open(self, request: SiteRequest) -> Site:
         """A site with free ports on loopback."""
-        return LocalSite(Rendezvous("127.0.0.1", free_ports(num_ports_for(ranks, num_ports)), "lo"))
+        return LocalSite(Rendezvous("127.0.0.1", free_ports(request.num_ports), "lo"))
 
 
 class LocalSite(Site):

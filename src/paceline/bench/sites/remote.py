@@ -16,10 +16,9 @@ from pathlib import Path
 from paceline.bench.sites.connection import AgentConnection, accept, own_addresses
 from paceline.bench.sites.engines import Agents, Engine, Submission
 from paceline.bench.sites.local import Spawned, inherited, spawn
-from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, SiteRequest
 from paceline.errors import LaunchFailed
 from paceline.spec.cluster import Cluster
-from paceline.spec.study import Case
 
 __all__ = ["RemoteLauncher", "RemoteSite"]
 
@@ -35,20 +34,14 @@ class RemoteLauncher(Launcher):
         self.name = engine.name
         self._engine, self._hosts = engine, hosts
 
-    def open(
-        self,
-        cluster: Cluster,
-        ranks: int,
-        *,
-        spread: bool = False,
-        num_ports: int | None = None,
-        workload: Case | None = None,
-    ) -> Site:
+    def _open(self, request: SiteRequest) -> Site:
         """A site with placeholders for addresses, which are known after the agents have connected."""
         first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT, PORT_STEP)
-        ports = tuple(range(first, first + num_ports_for(ranks, num_ports)))
-        hosts = tuple(_placeholder(host) for host in range(len(cluster.hosts)))
-        return RemoteSite(Rendezvous(PLACEHOLDER, ports, hosts=hosts), self._engine, self._hosts or _names(cluster))
+        ports = tuple(range(first, first + request.num_ports))
+        hosts = tuple(_placeholder(host) for host in range(len(request.cluster.hosts)))
+        return RemoteSite(
+            Rendezvous(PLACEHOLDER, ports, hosts=hosts), self._engine, self._hosts or _names(request.cluster)
+        )
 
 
 class RemoteSite(Site):

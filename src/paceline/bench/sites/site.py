@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from paceline.errors import LaunchFailed
-from paceline.spec.cluster import Cluster
+from paceline.spec.cluster import Cluster, Placed, place
 from paceline.spec.study import Case
 
-__all__ = ["NOWHERE", "NUM_SHARED_PORTS", "Launch", "Launcher", "Process", "Rendezvous", "Site", "num_ports_for"]
+__all__ = ["NOWHERE", "NUM_SHARED_PORTS", "Launch", "Launcher", "Process", "Rendezvous", "Site", "SiteRequest"]
 
 NUM_SHARED_PORTS = 4
 """Number of shared ports of a rendezvous; the following ports belong to ranks."""
@@ -76,6 +76,17 @@ class Launch(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class SiteRequest:
+    """What a launcher is asked to open."""
+
+    cluster: Cluster
+    placement: tuple[Placed, ...]
+    """Where each rank runs."""
+    num_ports: int
+    workload: Case | None = None
+
+
 class _ContextManager(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
@@ -123,7 +134,6 @@ class Launcher(_ContextManager):
     one_machine = False
     """Whether this machine emulates all hosts, so that all ranks share its cores."""
 
-    @abc.abstractmethod
     def open(
         self,
         cluster: Cluster,
@@ -133,11 +143,16 @@ class Launcher(_ContextManager):
         num_ports: int | None = None,
         workload: Case | None = None,
     ) -> Site:
-        """Open a site for `ranks` ranks on a cluster, host after host or spread over the hosts.
+        """Open a site for `ranks` ranks on a cluster, placed host by host, or spread over the hosts.
 
-        Without `num_ports` the rendezvous has the shared ports and one for each rank. The workload is the
-        case to be trained, from which a virtual cluster chooses its dilation.
+        Without `num_ports` the rendezvous has the shared ports and one for each rank. The workload is the case that
+        runs there: a virtual cluster dilates its time as far as this case needs.
         """
+        count = NUM_SHARED_PORTS + ranks if num_ports is None else num_ports
+        return self._open(SiteRequest(cluster, place(cluster, ranks, spread=spread), count, workload))
+
+    @abc.abstractmethod
+    def _open(self, request: SiteRequest) -> Site: ...
 
     def slow_down(self, workload: Case) -> None:
         """Increase the dilation of this case at the next opening, because the machine did not keep up.
@@ -148,8 +163,3 @@ class Launcher(_ContextManager):
 
     def close(self) -> None:
         """Release resources that are shared by sites; most launchers have none."""
-
-
-def num_ports_for(ranks: int, asked: int | None) -> int:
-    """Number of ports of a rendezvous: as requested, else the shared ports and one per rank."""
-    return NUM_SHARED_PORTS + ranks if asked is None else asked

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import IO
 
 from paceline.bench.sites.local import inherited, spawn
-from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, num_ports_for
+from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, SiteRequest
 from paceline.bench.virtual.devices.dilation import choose_dilation
 from paceline.bench.virtual.devices.emulation import exchange_load
 from paceline.bench.virtual.hosts import state
@@ -20,7 +20,7 @@ from paceline.bench.virtual.hosts.throttle import group_for, join_group
 from paceline.bench.virtual.layout import INTERFACE
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, check_machine, opened, reshape, take_down
 from paceline.errors import LaunchFailed
-from paceline.spec.cluster import Cluster, Device, Placed, place
+from paceline.spec.cluster import Cluster, Device, Placed
 from paceline.spec.study import Case
 
 __all__ = ["VirtualLauncher", "VirtualSite"]
@@ -41,33 +41,25 @@ class VirtualLauncher(Launcher):
         self._slowed: dict[str, float] = {}
         self._up: VirtualCluster | None = None
         self._borrowed: IO[str] | None = None
-        self._open: VirtualSite | None = None
+        self._site: VirtualSite | None = None
         self._port = FIRST_PORT
 
-    def open(
-        self,
-        cluster: Cluster,
-        ranks: int,
-        *,
-        spread: bool = False,
-        num_ports: int | None = None,
-        workload: Case | None = None,
-    ) -> Site:
+    def _open(self, request: SiteRequest) -> Site:
         """A site on a new, reshaped or reused cluster; one site is open at a time, as the next may reshape it."""
-        if self._open is not None and not self._open.closed:
+        if self._site is not None and not self._site.closed:
             raise LaunchFailed("a site on this virtual cluster is open", hint="close it before another is opened")
-        placement = place(cluster, ranks, spread=spread)
+        cluster, placement = request.cluster, request.placement
         used = sorted({placed.host for placed in placement})
         needed = cluster.model_copy(update={"hosts": tuple(cluster.hosts[index] for index in used)})
-        dilation = self._dilation(workload)
-        up = self._ensure(needed, dilation, linked=ranks > 1)
+        dilation = self._dilation(request.workload)
+        up = self._ensure(needed, dilation, linked=len(placement) > 1)
         addresses = {seat.name: seat.address for seat in up.layout.seats}
         hosts = tuple(addresses.get(host.name, "") for host in cluster.hosts)
         facts = {"virtual_cluster": up.name, "links": [asdict(check) for check in up.checks]}
-        ports = self._next_ports(num_ports_for(ranks, num_ports))
+        ports = self._next_ports(request.num_ports)
         rendezvous = Rendezvous(hosts[placement[0].host], ports, INTERFACE, dilation, facts, hosts)
-        self._open = VirtualSite(rendezvous, up, cluster, placement)
-        return self._open
+        self._site = VirtualSite(rendezvous, up, cluster, placement)
+        return self._site
 
     def _dilation(self, workload: Case | None) -> float:
         if self._asked is not None:

@@ -35,13 +35,13 @@ class Export:
     """One kind of export."""
 
     suffix: str
-    """Of the file; empty for a directory."""
+    """Suffix of the file; empty for a directory."""
     what: str
     write: Callable[[Explanation, Store, Path], None]
 
 
 def export(explanation: Explanation, store: Store, kind: str, target: Path | None = None) -> Path:
-    """Write one export; into the working directory under the study's name unless a target is given."""
+    """Write one export; by default into the working directory under the name of the study."""
     if kind not in EXPORTS:
         raise UnknownName("export", kind, EXPORTS)
     path = target or Path(f"{file_name(explanation.study)}-{kind}{EXPORTS[kind].suffix}")
@@ -49,7 +49,7 @@ def export(explanation: Explanation, store: Store, kind: str, target: Path | Non
 
 
 def write_page(explanation: Explanation, store: Store, target: Path | None = None) -> Path:
-    """Write the HTML page of a campaign; into the store's `reports` unless a target is given."""
+    """Write the HTML page of a campaign; by default into `reports` of the store."""
     path = target or store.root / "reports" / f"{file_name(explanation.study)}.html"
     return _written(path, lambda: _text(path, render_page(explanation)))
 

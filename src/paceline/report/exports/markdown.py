@@ -1,4 +1,4 @@
-"""A Markdown table of results for a pull request; names cannot break out of their cells."""
+"""A Markdown table of results for a pull request, with escaped names."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text without any power: no tags, links, cells or lines of its own."""
+    """Text with escaped tags, links, cell separators and line breaks."""
     one_line = " ".join(html.escape(text, quote=False).split())
     return re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", one_line)

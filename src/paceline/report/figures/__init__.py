@@ -15,13 +15,13 @@ __all__ = ["LINES", "SYMBOLS", "Figure", "new_figure", "plot_text", "stacked"]
 
 Figure = dict[str, Any]
 MOST_LINES = 8
-"""Curves drawn at once; more cannot be told apart."""
+"""Maximum number of curves; more are indistinguishable."""
 LINES = tuple(f"@line{number}" for number in range(1, MOST_LINES + 1))
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
 
 
 def plot_text(text: object) -> str:
-    """Text for Plotly, which would read tags in it as formatting."""
+    """Text for Plotly with escaped tags, which Plotly would interpret as formatting."""
     return html.escape(str(text), quote=False)
 
 

@@ -196,7 +196,7 @@ def _bar(labels: list[str], values: list[float], *, name: str, role: str) -> Fig
 
 
 def timeline(spans: Sequence[Span]) -> Figure:
-    """One step: a row for each rank and phase, a bar for each layer, gradient or bucket."""
+    """The timeline of one step: a row per rank and phase, a bar per layer, gradient or bucket."""
     rows = sorted({(span.rank, PHASES.index(span.phase)) for span in spans if span.phase in PHASES}, reverse=True)
     traces = []
     for phase in PHASES:
@@ -223,7 +223,7 @@ def timeline(spans: Sequence[Span]) -> Figure:
 
 
 def waterfall(gap: Gap) -> Figure:
-    """From the slower step down to the faster one, a bar for each cause."""
+    """The waterfall from the slower to the faster step, a bar per cause."""
     labels, bases, heights, roles, texts = ["slower"], [0.0], [1e3 * gap.slow_step_s.value], ["@total"], []
     level = 1e3 * gap.slow_step_s.value
     for bar in gap.bars:

@@ -12,7 +12,7 @@ from paceline.units import SECONDS, format_share
 __all__ = ["simulated_shares", "term_bars", "throughput_curves"]
 
 TERM_ROLES = {"fixed": "@other"}
-"""Terms whose colour is not of their own name."""
+"""Colour roles of terms that differ from their name."""
 SHARE_ROLES = {
     "compute": "@backward", "exchange and rest": "@aggregate", "other jobs": "@h2d", "jitter": "@other",
     "stragglers": "@waiting", "failures": "@total", "queue and stragglers": "@update",
@@ -20,7 +20,7 @@ SHARE_ROLES = {
 SMALL = 0.002
 """Share of a step below which a term is not drawn."""
 MOST_BANDS = 2
-"""Curves whose intervals are drawn as bands; bands of more would hide each other."""
+"""Maximum number of curves with intervals as bands; more bands would hide each other."""
 
 
 def throughput_curves(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
@@ -41,7 +41,7 @@ def _rates(curve: Curve) -> tuple[list[int], list[float]]:
 
 
 def _ideal(curve: Curve) -> Figure:
-    """Throughput if every device were as fast as one alone."""
+    """Ideal throughput: that of one device times the number of devices."""
     devices, rates = _rates(curve)
     ideal = [rate / p.efficiency for rate, p in zip(rates, curve.predictions, strict=True)]
     line = {"color": "@muted", "width": 1, "dash": "dot"}

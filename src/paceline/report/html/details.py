@@ -1,4 +1,4 @@
-"""What would help, and the end of the page: findings with their evidence; machines, checks, the study, the method."""
+"""The sections on findings, machines, checks, study and method."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {"setting": "Setting", "code": "In the script", "purchase": "To buy", "m
 
 
 def findings_section(findings: Sequence[Finding], unsure: Sequence[Finding] = ()) -> Markup:
-    """The findings, the weightiest first, and what is not one because launches disagree."""
+    """The findings, largest gain first, and gains within the noise."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.cause, []).append(finding)
@@ -57,7 +57,7 @@ def _others(findings: Sequence[Finding]) -> Markup | None:
 
 
 def settings_section(explanation: Explanation) -> Markup:
-    """Everything that is needed to repeat the study."""
+    """All information that is needed to repeat the study."""
     runs = [run for case in explanation.cases for run in case.evidence.launches.runs]
     labels = sorted({label for run in runs for label in run.labels})
     notes = fragment(element("h3", "Labels of these runs"), element("ul", *(element("li", label) for label in labels)))

@@ -1,4 +1,4 @@
-"""HTML as data: elements whose text is always escaped, so that a name from a file can do no harm."""
+"""HTML elements with escaped text, so that names from files cannot inject markup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VOID = frozenset({"meta", "br", "hr", "link"})
 
 @dataclass(frozen=True)
 class Markup:
-    """Text that is HTML already."""
+    """Escaped HTML text."""
 
     text: str
 
@@ -49,7 +49,7 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
 
 
 def embed_json(document: Any, *, identifier: str) -> Markup:
-    """Data inside the page; nothing in it can end the element or begin another."""
+    """Embedded JSON data, escaped so that it cannot end the element."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("\u2028", "\\u2028")
     return Markup(f'<script type="application/json" id="{identifier}">{safe}</script>')

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # A page of figures needs nothing of a campaign.
 __all__ = ["read_asset", "render_figures", "render_page"]
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""What the browser allows the page: its own scripts and styles, and no network at all."""
+"""Content security policy: own scripts and styles, no network access."""
 
 
 def render_page(explanation: Explanation) -> str:

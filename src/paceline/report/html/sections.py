@@ -1,4 +1,4 @@
-"""The sections of a campaign's page, one function each: data in, HTML out, figures collected on the way."""
+"""The sections of the page of a campaign, one function each; they collect the figures of the page."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from paceline.report.html.markup import Markup, element, fragment, html_table, s
 __all__ = ["CampaignPage", "all_sections"]
 
 MOST_CHOICES = 24
-"""Cases offered for one figure; the tables have all."""
+"""Maximum number of cases to choose from for one figure."""
 ZOOMS = {"in": "Zoom in", "out": "Zoom out", "left": "Earlier", "right": "Later", "all": "Whole step"}
 
 
 @dataclass
 class CampaignPage:
-    """The page as it is built: the explanation, and the figures that its sections use."""
+    """The page under construction: the explanation, and the figures of its sections."""
 
     explanation: Explanation
     figures: dict[str, Any] = field(default_factory=dict)
 
     def plot(self, name: str, figure: dict[str, Any], title: str) -> Markup:
-        """The element of a figure, with words for those who do not see it."""
+        """The element of a figure, with an alternative text."""
         self.figures[name] = figure
         return element("div", id=name, class_="plot", role="img", aria_label=title, data_figure=name)
 

@@ -1,4 +1,4 @@
-"""Text for people and documents for machines on standard output: lines, tables, JSON."""
+"""Standard output: lines, tables, JSON documents."""
 
 from __future__ import annotations
 

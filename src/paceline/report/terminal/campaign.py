@@ -1,4 +1,4 @@
-"""A campaign for people: results, failures, notes; its explanation in words; comparisons of launches."""
+"""Terminal output of campaigns: results, failures, notes, explanations, comparisons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.report.words import gain_words, noise_words, span_ms, tried_words
 from paceline.spec.study import Case
 from paceline.units import SECONDS, format_share
 
-if TYPE_CHECKING:  # The model behind it would make every verb slow to start.
+if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.explanation import Explanation
 
 __all__ = ["explanation_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]

@@ -1,4 +1,4 @@
-"""Predictions for people: tables, the terms of a step, plots in characters, and the reasons."""
+"""Terminal output of predictions: tables, terms of a step, character plots, reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKS = {"compute": "#", "exchange and rest": "=", "other jobs": "o", "jitter": 
 
 
 def show_curves(curves: Sequence[Curve], names: Sequence[str], *, compared: bool) -> None:
-    """Each curve by itself, or several compared with the first."""
+    """One curve, or several curves compared with the first."""
     if compared and len(curves) > 1:
         _show_comparison(curves, names)
         return
@@ -31,7 +31,7 @@ def show_curves(curves: Sequence[Curve], names: Sequence[str], *, compared: bool
 
 
 def _show_curve(curve: Curve) -> None:
-    """Table, terms, plot, and what the curve rests on."""
+    """Table, terms, plot, and the data of the curve."""
     priced = any(prediction.cost is not None for prediction in curve.predictions)
     columns = [">devices", ">step", ">samples/s", ">50 %", ">90 %", ">efficiency", "dominant"]
     rows = [_row(prediction, priced) for prediction in curve.predictions]
@@ -154,7 +154,7 @@ def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
 
 
 def show_plan(plan: Plan) -> None:
-    """Candidate strategies, the best one with its reason and split, and what the plan rests on."""
+    """Candidate strategies, the best with its reason and split, and the data of the plan."""
     columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
                ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
     rows = [

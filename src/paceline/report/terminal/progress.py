@@ -27,7 +27,7 @@ REASONS = {
 
 
 class Display:
-    """Shows a campaign as it goes, on standard error."""
+    """Shows the progress of a campaign on standard error."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -54,7 +54,7 @@ class Display:
 
     @contextlib.contextmanager
     def interruptible(self, command: str) -> Iterator[None]:
-        """Say how to go on if the user stops here."""
+        """Print how to resume after an interruption."""
         try:
             yield
         except KeyboardInterrupt:
@@ -62,7 +62,7 @@ class Display:
             raise
 
     def checks(self, checks: tuple[Check, ...]) -> None:
-        """Say what the doctor would say of this study, if it is not all well."""
+        """Print the failed checks of the machine for this study."""
         for check in checks:
             if check.status != "ok":
                 colour = "yellow" if check.status == "warn" else "red"
@@ -71,7 +71,7 @@ class Display:
 
     @contextlib.contextmanager
     def installing(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Show how an environment is made."""
+        """Show the progress of an installation."""
         self.console.print(f"making the {name} environment (once)")
         task = self._progress.add_task(f"installing {name}", total=None)
 
@@ -84,7 +84,7 @@ class Display:
         self._progress.remove_task(task)
 
     def follow(self, events: Iterable[CampaignEvent], protocol: Protocol, cases: tuple[Case, ...]) -> None:
-        """Show each launch; the total grows where intervals need more launches than the least."""
+        """Show each launch; the total grows if intervals need more launches than the minimum."""
         task = self._progress.add_task("launches", total=len(cases) * protocol.launches)
         for event in events:
             if isinstance(event, LaunchStarted):

@@ -1,4 +1,4 @@
-"""Catalog, frameworks, checks, sweeps, calibrations, clusters and judged predictions for people: a table each."""
+"""Terminal output of catalog, frameworks, checks, sweeps, calibrations, clusters and validation: a table each."""
 
 from __future__ import annotations
 

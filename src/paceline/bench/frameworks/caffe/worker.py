@@ -12,12 +12,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from paceline import variables
+
 os.environ["GLOG_minloglevel"] = "2"  # noqa: SIM112
 
 import caffe
 import numpy as np
 
-from paceline import variables
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.caffe.prototxt import (
     parameter_blob,

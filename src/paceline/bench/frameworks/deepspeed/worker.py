@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
-from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 
 __all__ = ["DeepSpeedSession"]
@@ -36,7 +36,7 @@ class DeepSpeedSession(ArraySession):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference only, and compiled at first use
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         self.stage = int(self.job["mode"].removeprefix("zero"))
-        self.twin = Graph(self.job["network"], dropout=self.training)
+        self.twin = TorchNetwork(self.job["network"], dropout=self.training)
         self.loss = torch.zeros(())
 
     def _engine(self, net: Any) -> Any:
@@ -89,7 +89,7 @@ class DeepSpeedSession(ArraySession):
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Set the parameters of the twin and recreate the engine, which copies and shards weights at creation."""
-        self.net = Graph(self.job["network"], dropout=self.training)
+        self.net = TorchNetwork(self.job["network"], dropout=self.training)
         for net in (self.twin, self.net):
             own = net.named_tensors()
             with torch.no_grad():

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.harness import main
-from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 
 __all__ = ["HorovodTorchSession"]
@@ -30,7 +30,7 @@ class HorovodTorchSession(ArraySession):
         torch.manual_seed(self.job["seed"])
         self.versions = {"horovod": "0.28.1", "torch": torch.__version__}
         self.labels = ["Horovod 0.28.1 was built here for PyTorch 2.13 as C++20, newer than it was released for"]
-        self.net = Graph(self.job["network"], dropout=self.training)
+        self.net = TorchNetwork(self.job["network"], dropout=self.training)
         plain = torch.optim.SGD(self.net.parameters(), lr=RATE, momentum=MOMENTUM)
         self.optimizer: Any = plain
         if self.ranks > 1:

@@ -6,10 +6,10 @@ import os
 
 from paceline import variables
 
-__all__ = ["serve_rendezvous"]
+__all__ = ["main"]
 
 
-def serve_rendezvous() -> None:
+def main() -> None:
     """Serve until the launch ends."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -24,4 +24,4 @@ def serve_rendezvous() -> None:
 
 
 if __name__ == "__main__":
-    serve_rendezvous()
+    main()

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from paceline.bench.frameworks.graph import (
+    InOut,
     Plain,
     UnsupportedLayer,
     input_shapes,
     pool_padding,
     run_layers,
 )
-from paceline.bench.frameworks.layouts import InOut
 
 __all__ = ["JaxNetwork", "cross_entropy"]
 

@@ -8,13 +8,13 @@ import keras
 from keras import layers, ops
 
 from paceline.bench.frameworks.graph import (
+    InOut,
     Plain,
     UnsupportedLayer,
     input_shapes,
     pool_padding,
     run_layers,
 )
-from paceline.bench.frameworks.layouts import InOut
 
 __all__ = ["KerasNetwork"]
 

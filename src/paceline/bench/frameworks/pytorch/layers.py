@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-__all__ = ["Graph", "build"]
+__all__ = ["TorchNetwork", "build"]
 
 Spec = dict[str, Any]
 
 
-class Graph(nn.Module):
+class TorchNetwork(nn.Module):
     """The layers of a network in order; each reads the outputs of its input layers."""
 
     def __init__(self, network: Spec, *, dropout: bool = True) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.frameworks.harness import Job, Session, main
-from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
 from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
 from paceline.cost.buckets import bucket_members, fill_buckets
@@ -51,7 +51,7 @@ class TorchSession(Session):
         self.versions = {"torch": torch.__version__, "gloo": "bundled"}
         self.loss = torch.zeros(())
 
-    def _distribute(self, net: Graph) -> nn.Module:
+    def _distribute(self, net: TorchNetwork) -> nn.Module:
         strategy = self.job["strategy"]
         backend = strategy["transport"] or ("nccl" if self.device.type == "cuda" else "gloo")
         dist.init_process_group(backend, timeout=timedelta(seconds=self.job["timeout"]))
@@ -70,7 +70,7 @@ class TorchSession(Session):
             wrapped.register_comm_hook(None, fp16_compress_hook)
         return wrapped
 
-    def _shard(self, net: Graph) -> nn.Module:
+    def _shard(self, net: TorchNetwork) -> nn.Module:
         """Shard with FSDP2: each layer with parameters is a unit; tied layers belong to the root."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -84,9 +84,9 @@ class TorchSession(Session):
         fully_shard(net, mesh=mesh)
         return net
 
-    def build(self, network: dict[str, Any]) -> Graph:
+    def build(self, network: dict[str, Any]) -> TorchNetwork:
         """The network as modules of this framework."""
-        return Graph(network, dropout=not self.job.get("proof"))
+        return TorchNetwork(network, dropout=not self.job.get("proof"))
 
     def update(self) -> None:
         """Run the update of the optimizer."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from paceline import variables
 from paceline.bench.frameworks.harness import Events, pin
-from paceline.bench.frameworks.meeting import join_meeting
+from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
 __all__ = ["main"]
@@ -40,12 +40,11 @@ def main() -> None:
         real_time()
     pin()
     torch.set_num_threads(1)
-    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
-    meeting = join_meeting(rank, job["ranks"], address=address, port=int(port), token=os.environ[variables.TOKEN])
+    channel = join_job(rank, job["ranks"])
     dist.init_process_group(job["transport"], timeout=timedelta(seconds=job["timeout"]))
     events.write("facts", versions={"torch": torch.__version__}, labels=[], pid=os.getpid())
     events.write("phase", phase="measure")
-    offsets = meeting.clock_offsets()
+    offsets = channel.clock_offsets()
     events.write("facts", facts={"clock_offsets_s": offsets} if rank == 0 else {})
     for name in job["collectives"]:
         for size in job["sizes"]:

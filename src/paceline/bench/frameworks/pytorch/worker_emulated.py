@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.bench.frameworks.harness import Job
-from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker import TorchSession
 from paceline.bench.virtual.devices.clock import DeviceClock, KeepingUp, real_time
 
@@ -34,11 +34,11 @@ class EmulatedSession(TorchSession):
         if limit is not None and needed > limit:
             raise MemoryError(f"out of memory: training needs {needed} bytes, the emulated device has {limit:.0f}")
 
-    def build(self, network: dict[str, Any]) -> Graph:
+    def build(self, network: dict[str, Any]) -> TorchNetwork:
         """The network's tensors, with waits in place of kernels."""
         return EmulatedGraph(network, self.emulation["layers"], clock=self.clock, value=float(self.rank + 1))
 
-    def _shard(self, net: Graph) -> nn.Module:
+    def _shard(self, net: TorchNetwork) -> nn.Module:
         for part in net.parts.values():
             part.sharded = True
         return super()._shard(net)
@@ -66,7 +66,7 @@ class EmulatedSession(TorchSession):
         return {**super().facts(), "keeping_up": self.keeping_up.report(), "real_time": self.real_time}
 
 
-class EmulatedGraph(Graph):
+class EmulatedGraph(TorchNetwork):
     """A network's layers in order of execution, one after the other on the device."""
 
     def __init__(self, network: dict[str, Any], times: list[list[float]], *, clock: DeviceClock, value: float) -> None:

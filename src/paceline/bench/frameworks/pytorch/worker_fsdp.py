@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.bench.frameworks.pytorch.layers import Graph
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker import TorchSession
 
 __all__ = ["FsdpSession"]
@@ -17,7 +17,7 @@ __all__ = ["FsdpSession"]
 class FsdpSession(TorchSession):
     """Each layer with parameters is a unit; an unsharded twin computes the passes without exchange."""
 
-    def _distribute(self, net: Graph) -> nn.Module:
+    def _distribute(self, net: TorchNetwork) -> nn.Module:
         self.twin = self.build(self.job["network"]).to(self.device, self.dtype)
         return super()._distribute(net)
 

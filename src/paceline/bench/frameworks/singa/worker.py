@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from paceline import variables
+
 warnings.filterwarnings("ignore")
 
 import numpy as np  # noqa: E402
@@ -15,12 +17,15 @@ np.int, np.float = int, float  # type: ignore[attr-defined]  # SINGA's preview u
 
 from singa import autograd, data, device, tensor  # noqa: E402
 
-from paceline import variables  # noqa: E402
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.datasets import FileSet, decode_png, share, write_list  # noqa: E402
-from paceline.bench.frameworks.harness import die_with_parent, main  # noqa: E402
-from paceline.bench.frameworks.singa.worker_network import SingaNetwork  # noqa: E402
-from paceline.bench.frameworks.singa.worker_tensors import SoftmaxCrossEntropy, open_bridge  # noqa: E402
+from paceline.bench.frameworks.harness import main  # noqa: E402
+from paceline.bench.frameworks.singa.worker_network import (  # noqa: E402
+    SingaNetwork,
+    SoftmaxCrossEntropy,
+    open_bridge,
+)
+from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal  # noqa: E402
 
 __all__ = ["SingaSession"]
 
@@ -139,7 +144,7 @@ class _Images(data.ImageBatchIter):
 
     def run(self) -> None:
         """Read, for ever."""
-        die_with_parent()
+        set_parent_death_signal()
         super().run()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.bench.frameworks.graph import (
+    InOut,
     Plain,
     UnsupportedLayer,
     input_shapes,
@@ -15,7 +16,6 @@ from paceline.bench.frameworks.graph import (
     run_layers,
     tensor_shapes,
 )
-from paceline.bench.frameworks.layouts import InOut
 
 __all__ = ["TensorFlowNetwork", "mean_cross_entropy"]
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from paceline import variables
 
-__all__ = ["serve_parameters"]
+__all__ = ["main"]
 
 
-def serve_parameters() -> None:
+def main() -> None:
     """Serve until the launch ends."""
     threads = int(os.environ["OMP_NUM_THREADS"])
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -22,4 +22,4 @@ def serve_parameters() -> None:
 
 
 if __name__ == "__main__":
-    serve_parameters()
+    main()

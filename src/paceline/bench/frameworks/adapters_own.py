@@ -1,20 +1,23 @@
-"""The adapter of Paceline's runtime: one balanced group, or groups of one rank with a syncer."""
+"""Adapters of Paceline's own runtime, and of a command that the user brings."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 from paceline import variables
+from paceline.bench.environments import environment_variables, find_environment
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
 from paceline.spec.study import Case
 
-__all__ = ["Paceline"]
+__all__ = ["OwnScript", "Paceline"]
 
-WORKER = "paceline.runtime.measured"
+RUNTIME_WORKER = "paceline.runtime.measured"
 """Module of the worker, which is in the runtime: bench must not import the runtime."""
-SYNCER = "paceline.runtime.syncer.shard"
+RUNTIME_SHARD = "paceline.runtime.syncer.shard"
 
 
 class Paceline:
@@ -47,13 +50,16 @@ class Paceline:
     def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank, and the syncer if there is one; the launch's token is the job's secret."""
         if launch.case.framework.endswith("/hybrid") and launch.case.ranks > 1:
-            return [_syncer(launch), *rank_processes(launch, WORKER, lambda placed: _own_group(launch, placed))]
+            return [
+                _paceline_syncer(launch),
+                *rank_processes(launch, RUNTIME_WORKER, lambda placed: _paceline_own_group(launch, placed)),
+            ]
         place = f"{launch.rendezvous.address}:{launch.rendezvous.ports[1]}"
         meet = {variables.JOIN: place, variables.SECRET: launch.token, variables.SIZE: str(launch.case.ranks)}
-        return rank_processes(launch, WORKER, lambda placed: meet)
+        return rank_processes(launch, RUNTIME_WORKER, lambda placed: meet)
 
 
-def _own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
+def _paceline_own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
     """Each rank is a group of one with an equal share of the batch; fast ranks lease more samples."""
     return {
         variables.SIZE: "1",
@@ -64,7 +70,7 @@ def _own_group(launch: CaseLaunch, placed: Placed) -> dict[str, str]:
     }
 
 
-def _syncer(launch: CaseLaunch) -> Process:
+def _paceline_syncer(launch: CaseLaunch) -> Process:
     """One shard on the host of rank 0, with a quorum of one."""
     settings = {
         "index": 0,
@@ -77,5 +83,48 @@ def _syncer(launch: CaseLaunch) -> Process:
     path = launch.folder / "syncer.json"
     path.write_text(json.dumps(settings), encoding="utf-8")
     env = {"PYTHONPATH": str(launch.worker_path), "PYTHONUNBUFFERED": "1", variables.SECRET: launch.token}
-    argv = (str(launch.python), "-m", SYNCER, str(path))
+    argv = (str(launch.python), "-m", RUNTIME_SHARD, str(path))
     return Process("syncer", launch.placement[0].host, argv, env, launch.folder / "syncer.log")
+
+
+SCRIPT_GROUPS = ("throughput", "per_rank", "seconds")
+
+
+class OwnScript:
+    """Runs the command of the study, which starts its own ranks, and extracts the speed from its output."""
+
+    name = "script"
+
+    def environment(self, mode: str) -> str:
+        """An empty environment: the command has its own."""
+        return "script"
+
+    def refusal(self, case: Case) -> str | None:
+        """Refuse a study without a command."""
+        if case.script is None:
+            return "the study has no [script] table: give command, and pattern unless it prints Paceline's lines"
+        if case.script.environment and find_environment(case.script.environment) is None:
+            name = case.script.environment
+            return f"the {name} environment is not there: paceline frameworks install {name}"
+        if case.script.pattern is None:
+            return None
+        try:
+            groups = set(re.compile(case.script.pattern).groupindex)
+        except re.error as error:
+            return f"script.pattern is no regular expression: {error}"
+        return (
+            None
+            if groups & set(SCRIPT_GROUPS)
+            else f"script.pattern needs one of the groups {', '.join(SCRIPT_GROUPS)}"
+        )
+
+    def processes(self, launch: CaseLaunch) -> list[Process]:
+        """One process, which runs the command and watches its output."""
+        script = launch.case.script
+        assert script is not None
+        env = {variables.HERE: str(Path.cwd())}
+        if script.environment:
+            folder = find_environment(script.environment)
+            env |= {**environment_variables(script.environment), variables.BIN: str(folder / "bin") if folder else ""}
+        module = "paceline.bench.frameworks.script.worker"
+        return [rank_processes(launch, module, lambda placed: env)[0]]

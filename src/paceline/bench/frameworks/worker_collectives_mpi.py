@@ -12,16 +12,16 @@ from typing import Any
 
 from paceline import variables
 from paceline.bench.frameworks.harness import Events
-from paceline.bench.frameworks.meeting import join_meeting
+from paceline.bench.frameworks.rendezvous import join_job
 
-__all__ = ["Mpi", "main"]
+__all__ = ["MpiLibrary", "main"]
 
 WARMUP = 3
 ELEMENT = 4
 _LIBRARY = "libmpi.so.40"
 
 
-class Mpi:
+class MpiLibrary:
     """The MPI calls of a sweep, on the world communicator in single precision."""
 
     def __init__(self) -> None:
@@ -77,12 +77,11 @@ def main() -> None:
     rank = int(os.environ[variables.RANK])
     events = Events(os.environ[variables.EVENTS])
     events.write("phase", phase="setup")
-    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
-    meeting = join_meeting(rank, job["ranks"], address=address, port=int(port), token=os.environ[variables.TOKEN])
-    mpi = Mpi()
+    channel = join_job(rank, job["ranks"])
+    mpi = MpiLibrary()
     if mpi.size != job["ranks"]:
         raise RuntimeError(f"MPI sees {mpi.size} ranks instead of {job['ranks']}: start them with --on mpi (OpenMPI)")
-    offsets = meeting.clock_offsets()
+    offsets = channel.clock_offsets()
     events.write(
         "facts", versions={"mpi": _LIBRARY}, labels=[], facts={"clock_offsets_s": offsets} if rank == 0 else {}
     )
@@ -90,20 +89,20 @@ def main() -> None:
     for name in job["collectives"]:
         for size in job["sizes"]:
             act = mpi.actions(max(1, size // ELEMENT))[name]
-            events.write("spans", spans=_sweep(act, mpi, meeting, name, size, job["seconds_per_size"]))
+            events.write("spans", spans=_sweep(act, mpi, channel, name, size, job["seconds_per_size"]))
     events.write("done")
     mpi.call("MPI_Finalize")
 
 
 def _sweep(
-    act: Callable[[], None], mpi: Mpi, meeting: Any, name: str, size: int, seconds: float
+    act: Callable[[], None], mpi: MpiLibrary, channel: Any, name: str, size: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Time one collective at one size repeatedly within its time limit; rank 0 decides the number of repetitions."""
     for _ in range(WARMUP):
         act()
     begin = time.perf_counter()
     act()
-    count = meeting.agree(max(5, min(200, int(seconds / max(time.perf_counter() - begin, 1e-5)))))
+    count = channel.agree(max(5, min(200, int(seconds / max(time.perf_counter() - begin, 1e-5)))))
     origin, spans = time.perf_counter(), []
     for step in range(count):
         mpi.barrier()

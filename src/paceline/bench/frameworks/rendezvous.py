@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import socket
 import time
 from typing import Any
 
-__all__ = ["Meeting", "join_meeting"]
+from paceline import variables
+
+__all__ = ["ControlChannel", "join_job", "join_ranks"]
 
 Json = Any
 PINGS = 20
@@ -40,7 +43,7 @@ class _Peer:
         self._connection.close()
 
 
-class Meeting:
+class ControlChannel:
     """The ranks of a launch; all ranks must call the same methods in the same order."""
 
     def __init__(self, rank: int, peers: list[_Peer]) -> None:
@@ -106,15 +109,21 @@ class Meeting:
             peer.close()
 
 
-def join_meeting(rank: int, ranks: int, *, address: str, port: int, token: str, timeout: float = 120.0) -> Meeting:
+def join_ranks(rank: int, ranks: int, *, address: str, port: int, token: str, timeout: float = 120.0) -> ControlChannel:
     """Connect the ranks of a launch; with one rank there is nothing to connect."""
     if ranks == 1:
-        return Meeting(0, [])
+        return ControlChannel(0, [])
     if rank == 0:
-        return Meeting(0, _accept(ranks, address=address, port=port, token=token, timeout=timeout))
+        return ControlChannel(0, _accept(ranks, address=address, port=port, token=token, timeout=timeout))
     peer = _Peer(_connect(address, port, timeout))
     peer.send({"rank": rank, "token": token})
-    return Meeting(rank, [peer])
+    return ControlChannel(rank, [peer])
+
+
+def join_job(rank: int, ranks: int) -> ControlChannel:
+    """Connect to the other ranks where the variables of this launch say."""
+    address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
+    return join_ranks(rank, ranks, address=address, port=int(port), token=os.environ[variables.TOKEN])
 
 
 def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> list[_Peer]:

@@ -11,19 +11,21 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.frameworks.meeting import Meeting, join_meeting
+from paceline.bench.frameworks.rendezvous import ControlChannel, join_ranks
 from paceline.bench.sites.local import free_ports
 
 
-def together(ranks: int, act: Callable[[Meeting], Any], before: Callable[[int], None] = lambda port: None) -> list[Any]:
+def together(
+    ranks: int, act: Callable[[ControlChannel], Any], before: Callable[[int], None] = lambda port: None
+) -> list[Any]:
     """What each rank returns when all act at once."""
     (port,) = free_ports(1)
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:
-        meeting = join_meeting(rank, ranks, address="127.0.0.1", port=port, token="secret", timeout=10)
-        results[rank] = act(meeting)
-        meeting.close()
+        channel = join_ranks(rank, ranks, address="127.0.0.1", port=port, token="secret", timeout=10)
+        results[rank] = act(channel)
+        channel.close()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
     threads[0].start()
@@ -38,18 +40,18 @@ def together(ranks: int, act: Callable[[Meeting], Any], before: Callable[[int], 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_all_hear_rank_zero(ranks: int) -> None:
-    assert together(ranks, lambda meeting: meeting.agree(meeting.rank + 7)) == [7] * ranks
+    assert together(ranks, lambda channel: channel.agree(channel.rank + 7)) == [7] * ranks
 
 
 def test_rank_zero_gathers_in_order() -> None:
-    assert together(3, lambda meeting: meeting.gather(meeting.rank * 2)) == [[0, 2, 4], None, None]
+    assert together(3, lambda channel: channel.gather(channel.rank * 2)) == [[0, 2, 4], None, None]
 
 
 def test_a_barrier_waits_for_the_last() -> None:
-    def act(meeting: Meeting) -> float:
-        if meeting.rank == 1:
+    def act(channel: ControlChannel) -> float:
+        if channel.rank == 1:
             time.sleep(0.3)
-        meeting.barrier()
+        channel.barrier()
         return time.monotonic()
 
     ends = together(3, act)
@@ -57,7 +59,7 @@ def test_a_barrier_waits_for_the_last() -> None:
 
 
 def test_clocks_of_one_machine_agree_within_the_stated_uncertainty() -> None:
-    offsets = together(3, lambda meeting: meeting.clock_offsets())[0]
+    offsets = together(3, lambda channel: channel.clock_offsets())[0]
     assert offsets[0] == [0.0, 0.0]
     for offset, uncertainty in offsets[1:]:
         assert abs(offset) <= uncertainty
@@ -79,4 +81,4 @@ def test_a_stranger_is_turned_away() -> None:
             return
         raise AssertionError("nobody listened")
 
-    assert together(2, lambda meeting: meeting.agree(meeting.rank), stranger) == [0, 0]
+    assert together(2, lambda channel: channel.agree(channel.rank), stranger) == [0, 0]

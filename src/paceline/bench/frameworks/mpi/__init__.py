@@ -1,1 +1,0 @@
-"""MPI without a framework, for sweeps of its collectives."""
