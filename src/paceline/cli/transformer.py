@@ -34,7 +34,7 @@ _size_options = options(
 @click.option(
     "--recompute",
     type=click.Choice(["none", "selective", "full"]),
-    default="none",
+    default="full",
     show_default=True,
     help="What the backward pass recomputes.",
 )

@@ -6,6 +6,7 @@ from paceline.model.transformer.fit import fit_rates, predict_iteration
 from paceline.model.transformer.memory import check_memory, transformer_memory
 from paceline.model.transformer.shape import Parallel, TransformerShape
 from paceline.model.transformer.step import PRIOR, features, iteration_seconds
+from paceline.model.validation.gpt import gpt_points, predict_published
 
 GPT = TransformerShape(hidden=2048, heads=16, layers=24, sequence=1024)
 BIG = TransformerShape(hidden=12288, heads=96, layers=96, sequence=2048)
@@ -66,3 +67,18 @@ def test_a_fit_meets_what_it_was_given():
     assert [e.value for e in found] == pytest.approx(truth.tolist(), rel=0.1)
     with pytest.raises(Unsupported):
         fit_rates(features([GPT], parallels[:1]), truth[:1])
+
+
+@pytest.mark.parametrize("name", ["gpt-a100-one-host", "gpt-a100-many-hosts"])
+def test_every_measured_configuration_passes_the_memory_check(name):
+    points = gpt_points(name)
+    assert {parallel.recompute for parallel in points.parallels} == {"full"}
+    for shape, parallel in zip(points.shapes, points.parallels, strict=True):
+        assert check_memory(shape, parallel, device_bytes=80e9).total < 80e9
+
+
+def test_published_iterations_beyond_one_host_are_met_by_the_command():
+    points = gpt_points("gpt-a100-many-hosts")
+    cases = zip(points.shapes, points.parallels, points.seconds, strict=True)
+    errors = [abs(predict_published(shape, parallel).value / seconds - 1) for shape, parallel, seconds in cases]
+    assert np.mean(errors) < 0.1

@@ -77,8 +77,7 @@ def judge_one_host(points: GptPoints, *, seed: int = 0) -> Judged:
 def judge_many_hosts(one_host: GptPoints, many: GptPoints, *, seed: int = 0) -> Judged:
     """One host's calibration and five points beyond it predict the rest, over repeated choices of the five."""
     rng = np.random.default_rng(seed)
-    budget = int(CALIBRATION_SHARE * len(one_host.seconds))
-    rates = fit_rates(*one_host.take(rng.choice(len(one_host.seconds), budget, replace=False)))
+    rates = fit_rates(*one_host.take(np.arange(len(one_host.seconds))))
     parts = []
     for _ in range(REPEATS):
         order = rng.permutation(len(many.seconds))
@@ -88,12 +87,10 @@ def judge_many_hosts(one_host: GptPoints, many: GptPoints, *, seed: int = 0) -> 
 
 
 def predict_published(shape: TransformerShape, parallel: Parallel) -> Estimate:
-    """An iteration on A100 hosts, from a tenth of the published points of one host and all those beyond it."""
+    """An iteration on A100 hosts, from all published points of one host and, for many, those beyond it."""
     parallel.check(shape)
     one_host = gpt_points("gpt-a100-one-host")
-    rng = np.random.default_rng(0)
-    budget = int(CALIBRATION_SHARE * len(one_host.seconds))
-    rates = fit_rates(*one_host.take(rng.choice(len(one_host.seconds), budget, replace=False)))
+    rates = fit_rates(*one_host.take(np.arange(len(one_host.seconds))))
     if parallel.devices > parallel.per_host:
         many = gpt_points("gpt-a100-many-hosts")
         rates = refit_beyond(rates, *many.take(np.arange(len(many.seconds))))
