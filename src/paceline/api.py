@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.spec.network import Network
     from paceline.spec.strategy import Strategy
 
-__all__ = ["capture", "explain", "extrapolate", "load_runs", "load_trace", "plan", "predict"]
+__all__ = ["capture", "explain", "extrapolate", "load_runs", "load_trace", "plan", "predict", "question_about"]
 
 File = Path | str
 
@@ -63,14 +63,15 @@ def predict(
 
     names = [framework] if isinstance(framework, str) else list(framework)
     asked = [
-        _question(network, profile, cluster, batch, framework=name, input=input, strategy=strategy) for name in names
+        question_about(network, profile, cluster, batch, framework=name, input=input, strategy=strategy)
+        for name in names
     ]
     counts, known = _counts(devices), _calibration(calibration)
     questions = [changed(question, dict(changes or {})) for question in asked]
     return PredictionTable(tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions))
 
 
-def _question(
+def question_about(
     network: Network | File | None,
     profile: Profile | File | None,
     cluster: Cluster | File,
@@ -80,6 +81,7 @@ def _question(
     input: str = "resident",  # noqa: A002
     strategy: Strategy | None = None,
 ) -> Question:
+    """The question that `predict` and `plan` put to the model; names and files are read."""
     from paceline import catalog
     from paceline.measurements.profile import read_profile
     from paceline.model.question import Question
@@ -188,7 +190,7 @@ def plan(
         raise InputError("no global batch given", hint="global_batch=512: samples of a step of all devices")
     where = _cluster(cluster)
     share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
-    question = _question(network, profile, where, share, framework=framework)
+    question = question_about(network, profile, where, share, framework=framework)
     points = read_points(Path(measured)) if measured is not None else ()
     known = _calibration(calibration)
     return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points))

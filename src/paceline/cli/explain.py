@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from paceline import api
 from paceline.bench.adapters import adapter_of
 from paceline.bench.measure import measure
 from paceline.bench.sites.target import LaunchTarget
 from paceline.cli.options import json_option, store_option
 from paceline.explain.confirm import plan_trials, with_measured
-from paceline.explain.explanation import Explanation, explain_campaign
-from paceline.measurements.results import find_campaign, load_launches
+from paceline.explain.explanation import Explanation
+from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.report.documents import explanation_document
 from paceline.report.terminal import emit, say
@@ -42,10 +43,9 @@ def command(study: str | None, confirm: bool, most: int, store: Path, as_json: b
       paceline explain demo --confirm
       paceline explain demo --json
     """
-    stored = Store(store)
-    explanation = explain_campaign(stored, find_campaign(stored, study))
+    explanation = api.explain(study, store=store).explanation
     if confirm:
-        explanation = _confirmed(explanation, stored, most, quiet=as_json)
+        explanation = _confirmed(explanation, Store(store), most, quiet=as_json)
     if as_json:
         emit(explanation_document(explanation), "explain")
     else:

@@ -6,16 +6,10 @@ from pathlib import Path
 
 import click
 
-from paceline.catalog import framework as framework_of
-from paceline.catalog import shipped_catalog
+from paceline import api
 from paceline.cli.options import json_option
-from paceline.cli.questions import calibration_of
 from paceline.errors import InputError
-from paceline.measurements.profile import read_profile
-from paceline.model.measured.points import read_points
 from paceline.model.plan.file import write_plan
-from paceline.model.plan.make import make_plan
-from paceline.model.question import Question
 from paceline.report.terminal import emit
 from paceline.report.terminal.predictions import show_plan
 
@@ -55,26 +49,17 @@ def command(
       paceline plan --profile my.profile --calibration c.json --cluster mine.toml
       paceline plan --network gpt2 --cluster my-cluster.toml --global-batch 256 --output plan.toml
     """
-    question = _question(network, profile, cluster, global_batch, framework)
-    points = read_points(measured) if measured else ()
-    plan = make_plan(question, global_batch=global_batch, calibration=calibration_of(calibration), measured=points)
+    if (network is None) == (profile is None):
+        raise InputError("give either --network or --profile", hint="--network resnet50, or --profile FILE")
+    if profile is None and global_batch is None:
+        raise InputError("no global batch given", hint="--global-batch 512: samples of a step of all devices")
+    plan = api.plan(
+        network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
+        calibration=calibration, measured=measured,
+    ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)
     if as_json:
         emit(plan.as_dict(), "plan")
     else:
         show_plan(plan)
-
-
-def _question(
-    network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str
-) -> Question:
-    if (network is None) == (profile is None):
-        raise InputError("give either --network or --profile", hint="--network resnet50, or --profile FILE")
-    if profile is None and global_batch is None:
-        raise InputError("no global batch given", hint="--global-batch 512: samples of a step of all devices")
-    names, known = shipped_catalog(), read_profile(profile) if profile else None
-    where = names.cluster(cluster)
-    batch = known.batch if known else max(1, (global_batch or 0) // where.num_devices)
-    found = names.network(network) if network else None
-    return Question(where, framework_of(framework), batch, network=found, profile=known)

@@ -7,14 +7,11 @@ from typing import Any
 
 import click
 
+from paceline import api
 from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import calibration_of, knee_option, question_of, question_options
+from paceline.cli.questions import asked_of, knee_option, question_options
 from paceline.errors import InputError
-from paceline.model.changes import changed, parse_changes
-from paceline.model.measured.extrapolate import extrapolate_series
-from paceline.model.measured.points import read_points
-from paceline.model.measured.prior import shipped_population
-from paceline.model.scaling import predict_curve
+from paceline.model.changes import parse_changes
 from paceline.report.documents import predictions_document
 from paceline.report.plots import check_plot, write_curves
 from paceline.report.terminal import emit
@@ -56,17 +53,16 @@ def command(
     check_plot(plot)
     if measured is not None:
         _only_measured(asked)
-        counts = counts_of(at or devices, "--at")
-        curves = extrapolate_series(
-            read_points(measured), counts, population=shipped_population(), global_batch=global_batch, force=force,
-            knee_gain=knee,
-        )  # fmt: skip
-        names = [curve.label for curve in curves]
+        at_counts = counts_of(at or devices, "--at")
+        answer = api.extrapolate(measured, at=at_counts, global_batch=global_batch, force=force, knee=knee)
+        names = [curve.label for curve in answer.curves]
     else:
         names = [name.strip() for name in framework.split(",") if name.strip()]
-        counts, known = counts_of(at or devices, "--devices"), calibration_of(calibration)
-        questions = [changed(question_of(framework=name, **asked), parse_changes(changes)) for name in names]
-        curves = tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions)
+        answer = api.predict(
+            **asked_of(**asked), devices=counts_of(at or devices, "--devices"), framework=names,
+            calibration=calibration, changes=parse_changes(changes), knee=knee,
+        )  # fmt: skip
+    curves = answer.curves
     if plot is not None:
         write_curves(plot, curves, names)
     if as_json:

@@ -1,20 +1,18 @@
-"""The options of `predict`, `whatif` and `simulate`, and the model question that they define."""
+"""The options of `predict`, `whatif` and `simulate`, as arguments of the front door."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from paceline import catalog
 from paceline.cli.options import options
 from paceline.errors import InputError
-from paceline.measurements.profile import read_profile
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
-from paceline.model.question import Question
 from paceline.units import SECONDS
 
-__all__ = ["calibration_of", "knee_option", "question_of", "question_options", "seconds_of"]
+__all__ = ["asked_of", "calibration_of", "knee_option", "question_options", "seconds_of"]
 
 knee_option = click.option(
     "--knee",
@@ -38,25 +36,16 @@ question_options = options(
 )  # fmt: skip
 
 
-def question_of(*, network: str | None, profile: Path | None, cluster: str | None, framework: str, batch: int | None,
-                source: str) -> Question:  # fmt: skip
-    """The question that the options define."""
+def asked_of(*, network: str | None, profile: Path | None, cluster: str | None, batch: int | None,
+             source: str) -> dict[str, Any]:  # fmt: skip
+    """The options as arguments of `paceline.predict`; one error if what a question needs is missing."""
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
     if (network is None) == (profile is None):
         raise InputError("give one of --network, --profile or --measured")
-    known = read_profile(profile) if profile else None
-    samples = batch if batch is not None else known.batch if known else None
-    if samples is None:
+    if network is not None and batch is None:
         raise InputError("no batch given", hint="--batch 64: samples per device and step")
-    return Question(
-        cluster=catalog.cluster(cluster),
-        framework=catalog.framework(framework),
-        batch=samples,
-        network=catalog.network(network) if network else None,
-        profile=known,
-        input=source,
-    )
+    return {"network": network, "profile": profile, "cluster": cluster, "batch": batch, "input": source}
 
 
 def calibration_of(path: Path | None) -> Calibration:

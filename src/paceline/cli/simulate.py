@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from paceline import api
 from paceline.cli.options import counts_of, json_option, options, plot_option
-from paceline.cli.questions import calibration_of, question_of, question_options, seconds_of
+from paceline.cli.questions import asked_of, calibration_of, question_options, seconds_of
 from paceline.model.changes import changed, parse_changes
 from paceline.model.simulate.scenario import Trouble, simulate_question
 from paceline.report.plots import check_plot, write_simulated
@@ -54,7 +55,8 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
         --framework mxnet/dist_async --set strategy.servers=4
     """
     check_plot(plot)
-    question = changed(question_of(**asked), parse_changes(changes))
+    framework = asked.pop("framework")
+    question = changed(api.question_about(**asked_of(**asked), framework=framework), parse_changes(changes))
     trouble = Trouble(
         steps, straggle, straggle_factor, mtbf=None if mtbf is None else seconds_of(mtbf, "--mtbf"),
         restart=seconds_of(restart, "--restart"), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,

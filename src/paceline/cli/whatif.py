@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from paceline import api
 from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import calibration_of, knee_option, question_of, question_options
+from paceline.cli.questions import asked_of, knee_option, question_options
 from paceline.errors import InputError
-from paceline.model.changes import changed, parse_changes
+from paceline.model.changes import parse_changes
 from paceline.model.prediction import reasons
-from paceline.model.scaling import predict_curve
 from paceline.report.plots import check_plot, write_curves
 from paceline.report.terminal import emit
 from paceline.report.terminal.predictions import show_changed
@@ -41,10 +41,12 @@ def command(
     if not changes:
         raise InputError("nothing to change", hint="for example --set link.bandwidth=100Gb/s")
     check_plot(plot)
-    question, counts = question_of(**asked), counts_of(devices, "--devices")
+    framework, counts = asked.pop("framework"), counts_of(devices, "--devices")
     before, after = (
-        predict_curve(one, counts, calibration=calibration_of(calibration), knee_gain=knee)
-        for one in (question, changed(question, parse_changes(changes)))
+        api.predict(
+            **asked_of(**asked), devices=counts, framework=framework, calibration=calibration, changes=change, knee=knee
+        ).curve
+        for change in ({}, parse_changes(changes))
     )
     if plot is not None:
         write_curves(plot, (before, after), ("as it is", ", ".join(changes)))
