@@ -76,5 +76,5 @@ def _question(
     names, known = shipped_catalog(), read_profile(profile) if profile else None
     where = names.cluster(cluster)
     batch = known.batch if known else max(1, (global_batch or 0) // where.num_devices)
-    found = names.network(network) if network else None
-    return Question(where, framework_of(framework), batch, network=found, profile=known)
+    known_network = names.network(network) if network else None
+    return Question(where, framework_of(framework), batch, network=known_network, profile=known)
