@@ -29,13 +29,13 @@ __all__ = ["Capture"]
 
 WARMUP = 2
 TRACED = 3
-"""Steps that are traced; every other step, so that a drifting machine touches both kinds alike."""
+"""Number of traced steps, alternating with untraced steps so that drift affects both equally."""
 ROOT = "whole model"
 Clock = Callable[[], float]
 
 
 class Capture:
-    """Watches a model and its optimiser while steps run; afterwards `profile` holds what was seen."""
+    """Records the steps of a model and its optimizer; `profile` is available after the block."""
 
     def __init__(
         self, model: nn.Module, optimizer: Any, *, path: str | Path | None = None, name: str | None = None,
@@ -158,7 +158,7 @@ class _Trace:
         """Layer, seconds since the gradient before, bytes; in the order of readiness."""
 
     def watch(self, model: nn.Module) -> list[Any]:
-        """Hooks on every module that computes by itself, and on every trainable parameter."""
+        """Install hooks on every leaf module and on every trainable parameter."""
         handles = []
         for name, module in model.named_modules():
             own = list(module.named_parameters(recurse=False))
@@ -224,7 +224,7 @@ def _spread(steps: list[float]) -> float:
 
 
 def _device_name(device: torch.device) -> str:
-    """As the driver calls it; processors are the catalog's `host-cpu`."""
+    """Name of the device according to the driver; `host-cpu` for processors."""
     if device.type != "cuda":
         return "host-cpu"
     return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))

@@ -1,4 +1,4 @@
-"""The state of training as JSON and tensors: what a late rank receives and what a checkpoint holds.
+"""The training state as JSON and tensors, for late joiners and for checkpoints.
 
 A state is nested tables, lists, numbers and tensors. `pack_state` takes the tensors out and leaves indices, so that
 the structure travels as JSON and the tensors as plain memory: nothing is pickled, nothing is executed on arrival.
@@ -20,11 +20,11 @@ __all__ = ["Stateful", "broadcast_state", "load_checkpoint", "pack_state", "save
 
 
 PIECE = 16 << 20
-"""Elements that travel at once."""
+"""Number of elements per message."""
 
 
 class Stateful(Protocol):
-    """Whatever has a state worth keeping: a model, an optimiser, a schedule."""
+    """An object with a state: a model, an optimizer, a schedule."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its state."""
@@ -107,7 +107,7 @@ def _empty(packed: Any) -> list[Tensor]:
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint that is whole or not there; the one before it is kept beside it."""
+    """Write a checkpoint atomically; the previous checkpoint is kept."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, lambda file: torch.save(content, file), previous=_previous(path))
@@ -120,7 +120,7 @@ def _previous(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The newest whole checkpoint, or None if there is none; tensors and plain values only."""
+    """The newest complete checkpoint, or None; tensors and plain values only."""
     for file in (path, _previous(path)):
         if file.exists():
             try:

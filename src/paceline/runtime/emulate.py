@@ -1,4 +1,4 @@
-"""Devices that are not there: a layer's compute becomes a timed wait, its tensors and gradients stay real.
+"""Emulated devices: the compute of a layer is a timed wait, its tensors and gradients are real.
 
 The waits follow a device clock with deadlines: what the host computes meanwhile is hidden as long as it is quicker than
 the device that is emulated. A backward wait comes before the layer's gradients exist, so that overlap is real too.
@@ -25,7 +25,7 @@ FORGIVEN = 0.002
 
 @dataclass
 class Emulated:
-    """How long the device takes; fields may be changed while it runs."""
+    """The times of an emulated device; fields may change during training."""
 
     per_sample: float
     """Seconds of forward and backward of one sample."""
@@ -103,7 +103,7 @@ def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emul
 
 
 def emulate_as_told(model: nn.Module, global_batch: int) -> None:
-    """Pretend to be the device that the launcher names, if it does; its times are stated for the global batch."""
+    """Emulate the device that the launcher sets, if any; its times are stated for the global batch."""
     text = os.environ.get(variables.EMULATION)
     device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
     if device is not None:

@@ -1,4 +1,4 @@
-"""How the training loop's group works with others: alone, or as one of several that exchange through the syncer.
+"""The group of the training loop: a single group, or one of several groups that exchange through the syncer.
 
 The loop talks to a `GroupMode`, which is `OneGroup` or `SyncedGroups`. With scheme='auto' each may turn into the other
 while training goes on; the loop goes on with the mode that it gets back.
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass
 class GroupContext:
-    """What both modes work on."""
+    """The common state of both modes."""
 
     group: RankGroup
     pilot: Pilot | NoPilot
@@ -65,7 +65,7 @@ class GroupContext:
 
     @property
     def training(self) -> Training:
-        """What is trained."""
+        """The trained model."""
         return self.group.training
 
 
@@ -83,7 +83,7 @@ class OneGroup:
         self._job.limits = limits
 
     def entered(self) -> None:
-        """A view of the group has begun, which nobody else has to know."""
+        """A view of the group has started; there is no syncer to notify."""
 
     def prepare(self, seconds: float | None = None) -> GroupMode:
         """Have samples for the next step, which are always there; the mode to go on with.
@@ -119,11 +119,11 @@ class OneGroup:
         training.position = advance(training.position, size, num_samples=self._job.num_samples)
 
     def facts(self) -> dict[str, Any]:
-        """Nothing: there is no syncer."""
+        """Empty, because there is no syncer."""
         return {}
 
     def leave(self) -> None:
-        """This process trains no more."""
+        """End the training of this process."""
         self._job.group.leave()
 
 
@@ -189,7 +189,7 @@ class SyncedGroups:
         return {"syncer": self._client.facts()}
 
     def leave(self) -> None:
-        """This process trains no more, and no longer speaks for its group."""
+        """End the training of this process and its connection to the syncer."""
         # The group first: ranks that are left choose another to speak while this one still sends heartbeats.
         self._job.group.leave()
         self._client.leave()

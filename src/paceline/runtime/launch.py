@@ -1,4 +1,4 @@
-"""Starts a training script on the devices of a cluster and stays until it is done; ranks that fail may be restarted.
+"""Launch of a training script on the devices of a cluster, with restarts of failed ranks.
 
 A job has a folder for its secret's lifetime: logs of all ranks, and the roster in which late joiners find the members.
 """
@@ -116,7 +116,7 @@ class JobResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the training came to its end: somebody finished, and nobody stopped over an error of its own."""
+        """Whether training finished: at least one rank finished, and none ended with an error of its own."""
         return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
 
 
@@ -295,14 +295,14 @@ def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Ite
 
 
 def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
-    """A shard always comes back, a rank if it was killed and restarts are left."""
+    """Restart a shard always, a rank if it was killed and restarts are left."""
     if code is None:
         return False
     return process.rank is None or (code < 0 and allowed)
 
 
 def _late(process: Process) -> Process:
-    """A rank that comes back finds the others by the roster."""
+    """A restarted rank, which finds the others by the roster."""
     return replace(process, env={**process.env, variables.LATE: "1"})
 
 

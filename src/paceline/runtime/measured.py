@@ -61,7 +61,7 @@ class PacelineSession(Session):
         return F.cross_entropy(logits.flatten(0, -2), self.current.targets.flatten())
 
     def facts(self) -> dict[str, Any]:
-        """What the balance and the exchange came to."""
+        """Facts of the session: shares and exchange."""
         return {**self.pace.facts(), "loss": float(self.loss)}
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def _samples(job: Job, count: int) -> TensorDataset:
 
 
 def _emulate(net: TorchNetwork, job: Job, rank: int) -> None:
-    """Wait as long as the rank's device would compute, if it is one that is not there."""
+    """Wait for the compute time of an emulated device."""
     emulation = job["devices"][rank].get("emulation")
     device = emulated_device(emulation, job["batch"], seed=rank) if emulation else None
     if device is not None:

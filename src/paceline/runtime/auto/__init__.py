@@ -1,1 +1,1 @@
-"""`strategy="auto"`: measure, ask the model, choose, say why, and choose again when conditions drift."""
+"""`strategy="auto"`: measure, choose a strategy with the model, and choose again when conditions drift."""

@@ -1,4 +1,4 @@
-"""From what was measured to a choice: the model ranks the candidate strategies, and the reason is one sentence.
+"""The choice of a strategy: the model ranks candidate strategies by measured costs, and the reason is one sentence.
 
 Links are measured between any two hosts (neighbours only, if there are many) and between two ranks of each: a small and
 a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one site; groups are
@@ -30,7 +30,7 @@ __all__ = [
 
 SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
 MANY = 8
-"""Hosts beyond which only neighbours are measured."""
+"""Number of hosts above which only neighbours are measured."""
 SEAM = 4.0
 """A link this much slower than the fastest one separates sites."""
 WITHIN = (1e10, 1e-5)
@@ -42,7 +42,7 @@ Timing = tuple[float, float]
 """Seconds of a small and of a large message, one way."""
 
 GAIN = 1.1
-"""Another candidate must promise this much more than the present one, since changing costs and measures are noisy."""
+"""Minimum predicted gain of another candidate, because a change has a cost and measurements are noisy."""
 LIKE = 1.25
 """Devices whose costs per sample are within this factor are of one kind."""
 
@@ -69,12 +69,12 @@ def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def large_message(gradient_bytes: float) -> int:
-    """Bytes of the large message: no more than training itself will send, and enough to tell a bandwidth."""
+    """Bytes of the large message: at most the gradients, and enough to measure a bandwidth."""
     return int(min(LARGE, max(LEAST_LARGE, gradient_bytes)))
 
 
 def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing], *, large: int = LARGE) -> Links:
-    """Places and links from what messages took."""
+    """Sites and links from measured message times."""
     costs = {pair: _cost(timing, large) for pair, timing in timings.items()}
     site_of = _sites(addresses, costs)
     inside: dict[str, list[LinkRate]] = {}
@@ -111,7 +111,7 @@ def _sites(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of the ranks, in the order of the view."""
+    """Measured costs of the ranks, in the order of the view."""
 
     costs: tuple[Cost, ...]
     links: Links
@@ -121,7 +121,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the ranks train together from now on."""
+    """The strategy of the ranks: groups, shares, local steps, quorum."""
 
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each group; one group is synchronous training."""
@@ -154,7 +154,7 @@ def one_group(size: int, batch: int, reason: str = "nothing measured yet") -> Ch
 
 
 def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool = True) -> Choice:
-    """The best candidate that uses all ranks; the present one unless another is clearly better."""
+    """The best candidate with all ranks; the present one unless another is clearly better."""
     members = _members(measured, batch)
     ranked = [
         candidate

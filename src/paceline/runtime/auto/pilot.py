@@ -1,4 +1,4 @@
-"""Decides how the ranks train together: measures in the first steps, asks the model, and again when conditions drift.
+"""The pilot chooses the strategy: it measures the first steps, asks the model, and repeats this when conditions drift.
 
 One group:       every few steps the first rank compares the time of a step with what it was after the last decision;
                  if it has changed, or stragglers came or went, links are measured anew and the model is asked again.
@@ -36,18 +36,18 @@ from paceline.runtime.syncer.client import SyncerClient
 __all__ = ["NoPilot", "Pilot", "measure_links"]
 
 EVERY = 8
-"""Steps between two looks."""
+"""Number of steps between two checks."""
 DRIFT = 1.25
-"""Times the former step that are a change worth a new plan."""
+"""Ratio to the former step that triggers a new plan."""
 DRIFT_OF_LINK = 2.0
 """The same for an exchange with the syncer, which varies more."""
 FIRST = GROUP_NAME.format(0)
 STRAGGLING = 0.03
-"""Share of straggling steps that is worth a new plan."""
+"""Share of straggling steps that triggers a new plan."""
 
 
 class NoPilot:
-    """Leaves the ranks as they were launched."""
+    """A pilot that keeps the launched strategy."""
 
     regroups = False
     reasons: Sequence[str] = ()
@@ -57,7 +57,7 @@ class NoPilot:
         return None
 
     def status(self, session: GroupSession, seconds: float) -> GroupStatus | None:
-        """Nobody has to know."""
+        """Nothing to report."""
         return None
 
     def retune(self, client: SyncerClient, address: str) -> Listener | None:
@@ -65,11 +65,11 @@ class NoPilot:
         return None
 
     def merged(self) -> None:
-        """Groups that were launched apart stay apart."""
+        """Groups that were launched separately stay separate."""
 
 
 class Pilot:
-    """One process's part in the decisions; those of one view decide alike, because the first rank tells the others."""
+    """The decisions of one process; ranks of a view agree, because the first rank broadcasts its decision."""
 
     regroups = True
 
@@ -97,7 +97,7 @@ class Pilot:
         return self._decide(session, links, may_split=may_split)
 
     def _due(self, session: GroupSession) -> bool:
-        """Nothing was decided for these ranks yet, or something has changed since."""
+        """Whether a decision is due: none was made for these ranks, or conditions have changed."""
         if self.choice is None or len(self.choice.groups[0]) != session.size or self._measured is None:
             return True
         now, self._recent = statistics.median(self._recent), []
@@ -120,11 +120,11 @@ class Pilot:
         return self.choice if self.choice.arrangement != present.arrangement else None
 
     def merged(self) -> None:
-        """All ranks are one group again; what is best now is measured anew."""
+        """All ranks are one group again; reset the measurements."""
         self.choice, self._usual, self._recent = None, None, []
 
     def status(self, session: GroupSession, seconds: float) -> GroupStatus | None:
-        """What a group says of itself to the others."""
+        """The report of a group to the other groups."""
         balance = session.balance
         costs = tuple((cost.a, cost.b) for cost in balance.costs()) if balance.plain() else None
         return GroupStatus(costs, tuple(balance.straggling()), seconds, session.size)
@@ -141,7 +141,7 @@ class Pilot:
         return listener
 
     def better_choice(self, statuses: Mapping[str, GroupStatus | None]) -> Choice | None:
-        """A better choice than the present one, from what all groups said of themselves."""
+        """A better choice than the present one, from the reports of all groups."""
         present, measured = self.choice, self._measured
         if present is None or measured is None:
             return None
@@ -173,7 +173,7 @@ class Pilot:
 
 
 def _has_spoken(status: GroupStatus) -> bool:
-    """Whether a group has said what its samples and an exchange cost; before its second exchange it cannot."""
+    """Whether a group has reported the cost of its samples and of an exchange, known after its second exchange."""
     return bool(status.costs) and status.seconds > 0
 
 
@@ -196,7 +196,7 @@ def _updated(measured: Measured, present: Choice, groups: Sequence[GroupStatus],
 
 
 def _differs(now: Measured, then: Measured, slower: float) -> bool:
-    """Whether a rank's cost or the links are not what they were."""
+    """Whether the cost of a rank or of the links has changed."""
     pairs = zip(now.costs, then.costs, strict=True)
     drifted = any(not old.b / DRIFT < new.b < old.b * DRIFT for new, old in pairs)
     return drifted or not 1 / DRIFT_OF_LINK < slower < DRIFT_OF_LINK

@@ -1,4 +1,4 @@
-"""From one group to several and back, without starting a process anew.
+"""Regrouping of running processes: from one group to several and back.
 
 Each group's first rank opens the listener at which its group meets and starts a shard of the syncer beside it; all
 ranks learn the endpoints over the wire of the group that they are about to leave. The way back is an appointment made
@@ -60,14 +60,14 @@ SHARD_POLL = 0.05
 FULL_DISK_PAUSE = 1.0
 """Seconds before a shard that could not write is started again, so that a full disk does not mean a busy loop."""
 MOVE_TIMEOUT = 20.0
-"""Seconds for the ranks to meet again: all of them were there an instant ago, so who has not come has failed."""
+"""Seconds for the rendezvous of the ranks: all were connected a moment ago, so a missing rank has failed."""
 GROUP_NAME = "group{}"
 """Of each group, by its number."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Where a group is about to meet; whoever opened it leads."""
+    """The listener at which a group rendezvouses; the process that opened it leads."""
 
     server: socket.socket
     endpoint: Endpoint
@@ -113,7 +113,7 @@ def split_groups(
     if listener is not None:
         shard = _start_shard(number, address, choice, member.secret)
         ports[number] = torch.tensor([listener.endpoint[1], shard])
-    # Also a barrier: nobody leaves the old group before all listeners and shards are there.
+    # Also a barrier: no rank leaves the old group before all listeners and shards exist.
     session.wire.all_reduce(ports)()
     assignments = _assignments(session.view.peers, choice, ports.tolist())
     if session.rank == 0:
@@ -137,7 +137,7 @@ def merge_groups(
 
 
 def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Timeouts) -> Member:
-    """Join the group where it runs; if nobody of it is left, its first rank begins it anew."""
+    """Join a running group; if none of its members is left, its first rank starts it again."""
     assert context.secret is not None, "a job with a roster has a secret"
     secret, roster = context.secret, _group_roster(context.roster, assignment.group)
     alive = any(answers(endpoint, secret) for endpoint in read_roster(roster))
@@ -161,7 +161,7 @@ def assignment_of(context: LaunchContext) -> GroupAssignment | None:
 
 
 def _assignments(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]) -> list[GroupAssignment]:
-    """Who is where from now on; `ports` are those of each group's listener and shard."""
+    """The assignment of ranks to groups; `ports` are those of each group's listener and shard."""
     hosts = [peers[ranks[0]].address for ranks in choice.groups]
     shards = tuple((host, shard) for host, (_, shard) in zip(hosts, ports, strict=True))
     return [
@@ -180,7 +180,7 @@ def _assignments(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence
 def _move(
     member: Member, meet: Endpoint, listener: Listener | None, *, size: int, timeouts: Timeouts, roster: Path | None
 ) -> Member:
-    """The same process as a member of the group that meets there."""
+    """Join the group that rendezvouses at a listener."""
     own = listener or open_listener(member.peer.address)
     peer = replace(member.peer, port=own.endpoint[1])
     timeouts = replace(timeouts, join=min(timeouts.join, MOVE_TIMEOUT))
@@ -193,7 +193,7 @@ def _move(
 
 
 def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int:
-    """A shard beside this process; its port. It ends by itself when all groups have left it."""
+    """Start a shard as a child process and return its port; it ends when all groups have left it."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-shard-"))
     with socket.create_server((address, 0)) as probe:
         port = int(probe.getsockname()[1])
@@ -235,10 +235,10 @@ def _group_roster(roster: Path | None, group: str) -> Path | None:
 
 
 def _write_groups(roster: Path | None, groups: Sequence[GroupAssignment]) -> None:
-    """Write who is where, if the job has a folder for it."""
+    """Write the assignment of ranks to groups, if the job has a folder."""
     path = _groups_file(roster)
     if roster is not None and path is not None and path.parent.is_dir():
-        # Rosters of an earlier split are of groups that nobody is in any more.
+        # Rosters of an earlier split belong to groups that no longer exist.
         for old in path.parent.glob(f"{roster.stem}-*.json"):
             old.unlink(missing_ok=True)
         atomic_write(path, json.dumps([asdict(group) for group in groups]), durable=False)

@@ -1,1 +1,1 @@
-"""Ranks that step together: exactly weighted gradients, exchanged while they are computed."""
+"""A group of ranks that step together: exactly weighted gradients, exchanged during the backward pass."""

@@ -1,4 +1,4 @@
-"""Shares of the batch, solved from what steps have cost, and solved again when that changes.
+"""Load balancing: shares of the batch from the measured cost of steps.
 
 Every rank holds the estimates of all ranks and solves by itself: equal numbers in, equal shares out.
 
@@ -30,13 +30,13 @@ LASTING = 0.15
 SCATTERS = 2.0
 """The same in times of the usual scatter, where that is more."""
 UNKNOWN = 0.1
-"""Scatter that is taken for granted while too few steps were seen to tell."""
+"""Assumed scatter while too few steps were observed."""
 ENOUGH = 6
 """Steps from which scatter is estimated."""
 LEAST = 0.02
-"""Scatter below which nothing is believed to be."""
+"""Lower bound of the estimated scatter."""
 CLEARLY = 2.0
-"""Standard errors that make a constant part more than noise."""
+"""Number of standard errors above which a constant part is significant."""
 QUIET = 0.05
 """Scatter beyond which no constant part is looked for: a host that was busy for a while would look like one."""
 NORMAL = 1.4826
@@ -61,7 +61,7 @@ class CostEstimate:
 
     @property
     def known(self) -> bool:
-        """Whether any step was seen."""
+        """Whether any step was observed."""
         return self._b > 0
 
     def cost(self, *, chunk: int | None = None, least: int = 0) -> Cost:
@@ -76,7 +76,7 @@ class CostEstimate:
         return scatter / max(1, count) ** 0.5
 
     def observe(self, samples: int, seconds: float, *, shared: float = 1.0) -> bool:
-        """Learn from one step; a step without samples says nothing. Says whether the cost has changed for good.
+        """Update the estimate with one step; return whether the cost has changed permanently.
 
         What all ranks share is no change of this one: it is followed slowly, and by all at the same pace.
         """
@@ -94,7 +94,7 @@ class CostEstimate:
         return changed
 
     def forget(self) -> None:
-        """What was seen is long ago; the next steps alone decide."""
+        """Discard old observations; the next steps determine the estimate."""
         self._seen.clear()
 
     def plain(self) -> list[float]:
@@ -152,7 +152,7 @@ class CostEstimate:
 
 
 TRY_AGAIN = 50
-"""Steps without samples after which a rank gets one, to see whether it has recovered."""
+"""Number of steps without samples after which a rank gets one, to test whether it has recovered."""
 GAIN = 0.005
 """Shares change only for a step that is predicted to be this much shorter, and by more than the doubt about it."""
 APART = 3.0
@@ -187,7 +187,7 @@ class Balance:
         return self._with_a_trial(self._shares[total])
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
-        """Take in what a step cost each rank; drop shares that would be clearly beaten."""
+        """Update with the cost of a step of each rank; drop shares that are clearly not optimal."""
         shared = self._shared(shares, seconds)
         for name, samples, time in zip(self._ids, shares, seconds, strict=True):
             if samples and self._idle[name] >= TRY_AGAIN:
@@ -228,7 +228,7 @@ class Balance:
         return settled
 
     def _shared(self, shares: Sequence[int], seconds: Sequence[float]) -> float:
-        """By how much all ranks were off in the same direction: the host was busy, and no split helps against that."""
+        """The common deviation of all ranks: the host was busy, which no split can compensate."""
         rows = zip(self._estimates.values(), shares, seconds, strict=True)
         off = [time / estimate.cost().seconds(n) for estimate, n, time in rows if n and time > 0 and estimate.known]
         if len(off) < 2:
@@ -248,7 +248,7 @@ class Balance:
         return [_straggling(self._ratios[name]) for name in self._ids]
 
     def _with_a_trial(self, shares: tuple[int, ...]) -> tuple[int, ...]:
-        """One sample for each rank that had none for long, from whoever has most."""
+        """Give one sample to each rank that had none for long, from the rank with the most samples."""
         tried = list(shares)
         for index, name in enumerate(self._ids):
             if tried[index] == 0 and self._idle[name] >= TRY_AGAIN:
@@ -257,7 +257,7 @@ class Balance:
         return tuple(tried)
 
     def costs(self) -> list[Cost]:
-        """Each rank's cost; a rank that has not stepped yet is taken for an average one."""
+        """The cost of each rank; a rank without steps is assumed to be average."""
         known = [estimate.plain() for estimate in self._estimates.values() if estimate.known]
         average = [sum(column) / len(known) for column in zip(*known, strict=True)]
         return [
@@ -272,7 +272,7 @@ class Balance:
         return {name: estimate.plain() for name, estimate in self._estimates.items() if estimate.known}
 
     def assume(self, estimates: dict[str, Sequence[float]]) -> None:
-        """Start from what an earlier view had learnt."""
+        """Start from the estimates of an earlier view."""
         for name, numbers in estimates.items():
             if name in self._estimates:
                 self._estimates[name].assume(numbers)
@@ -280,7 +280,7 @@ class Balance:
 
 def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int, gain: float) -> bool:
     kept = max(cost.seconds(samples) for cost, samples in zip(costs, shares, strict=True))
-    # With parts of samples all would finish together, and no whole split is quicker: mostly that settles it.
+    # The split with fractional samples is a lower bound for all whole splits, which mostly decides.
     together = (total + sum(cost.a / cost.b for cost in costs)) / sum(1 / cost.b for cost in costs)
     if kept <= together * (1 + gain) and all(shares):
         return True

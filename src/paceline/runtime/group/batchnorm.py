@@ -1,4 +1,4 @@
-"""BatchNorm over the whole batch of a step, however unequally it is split over the ranks.
+"""BatchNorm over the whole batch of a step, for any split over the ranks.
 
 Each rank contributes its sum, its sum of squares and its count; mean and variance are those of all samples together,
 forward and backward, so that any split gives what one process would compute.

@@ -88,7 +88,7 @@ class MpiWire(Wire):
         self._pending: list[Any] = []
 
     def all_reduce_promptly(self, tensor: Tensor) -> Callable[[], None]:
-        """MPI chooses the algorithm by itself."""
+        """No effect: MPI chooses the algorithm."""
         return self.all_reduce(tensor)
 
     def _all_reduce(self, group: Any, tensor: Tensor) -> Any:

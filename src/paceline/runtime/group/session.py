@@ -233,12 +233,12 @@ class RankGroup:
         self.last_end = time.perf_counter()
 
     def recover(self, error: Broken) -> None:
-        """The present view cannot go on: take the next."""
+        """Change to the next view after the present one has failed."""
         self.member.report_failure(self.session.view, str(error))
         self.enter()
 
     def move(self, member: Member) -> None:
-        """Go on among other ranks: what samples cost is still known, what the links cost is not."""
+        """Continue with other ranks; the cost of samples is kept, the cost of links is measured again."""
         self.member = member
         session, self._session = self.session, None
         self.training.costs = session.balance.plain()
@@ -246,7 +246,7 @@ class RankGroup:
         self.enter()
 
     def leave(self) -> None:
-        """Take part no more."""
+        """Leave the group."""
         if self._session is not None:
             self._session.close()
         self.member.leave()

@@ -34,53 +34,53 @@ class BoardStore(dist.Store):
         self._member.put(self._view, self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as it is there."""
+        """Wait for a value."""
         value = self._member.read(self._view, self._prefix + key)
         if value is None:
             raise RuntimeError("the view ended before its members were connected")
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return when all keys are there."""
+        """Wait for all keys."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there now."""
+        """Whether all keys have values."""
         return all(self._member.has(self._view, self._prefix + key) for key in keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The view's end is the only time limit."""
+        """No effect: the end of the view is the only time limit."""
 
 
 POLL = timedelta(milliseconds=100)
 """Between two looks at whether the view has ended: the delay of an interruption, and no cost while a step runs."""
 OPERATION_TIMEOUT = timedelta(hours=1)
-"""Far above any step: who is gone is the membership's business, not Gloo's."""
+"""Far above any step: failures are detected by heartbeats, not by Gloo."""
 PROBE_BYTES = 1 << 20
 """Largest message of the probe: enough to fill a fast link, and a tenth of a second on one of 100 Mb/s."""
 PINGS = 4
-"""Messages of which the quickest counts: the others met something else on the host."""
+"""Number of messages, of which the fastest counts, because others may be disturbed by load."""
 CONNECT_POLL = 0.02
 """Seconds between two looks at whether the view has ended while its ranks connect."""
 PING_ENOUGH = 0.3
 """Seconds after which a slow link is known well enough."""
 PING_TIMEOUT = timedelta(seconds=10)
-"""A peer that keeps a message for so long hangs; the barrier before it has made sure that it was there."""
+"""Timeout in seconds of one message; a barrier before it ensures that the peer is ready."""
 _LEFT_BEHIND: list[Any] = []
 """Process groups with operations that never ended, and their buffers. They are kept for good: a peer that wakes up may
 still write into the buffers, so that memory must not be used again."""
 
 
 class Broken(Exception):
-    """This view of the group cannot go on."""
+    """The view of the group has ended."""
 
 
 class Wire:
     """The ranks of one view; every method but `wait` is called by all of them in the same order."""
 
     _swaps = True
-    """Whether two ranks sum by handing each other all they have: one message, where Gloo's all-reduce takes two."""
+    """Whether two ranks sum by a pairwise exchange: one message, where Gloo's all-reduce takes two."""
 
     def __init__(
         self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event, nccl: bool = False
@@ -90,7 +90,7 @@ class Wire:
         self._group: Any = _connect(store, rank, size, address, interrupted, nccl=nccl) if size > 1 else None
         self._pending: list[Any] = []
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-        """Memory that no exchange uses at the moment."""
+        """Buffers that no exchange uses."""
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Start summing a tensor over the ranks; the returned function waits for it."""
@@ -135,7 +135,7 @@ class Wire:
         return finish
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Give every rank the source's tensor."""
+        """Broadcast the tensor of the source."""
         if self._group is not None:
             self._started(lambda: self._broadcast(self._group, tensor, source), tensor)()
 
@@ -152,11 +152,11 @@ class Wire:
         return self._group["cpu"].alltoall_base(into, out, into_sizes, out_sizes, dist.AllToAllOptions())
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Barrier: return when every rank has called this method."""
         self.all_reduce(torch.zeros(1))()
 
     def probe(self, largest: int) -> LinkCost:
-        """What an all-reduce costs here; all ranks get the slowest rank's answer."""
+        """The measured cost of an all-reduce; all ranks get the value of the slowest rank."""
         small, large = 1 << 10, max(1 << 12, min(PROBE_BYTES, largest))
         (few, effort), (many, _) = self._timed(small, 8), self._timed(large, 3)
         slots = torch.zeros(self.size, 3, dtype=torch.float64)
@@ -186,7 +186,7 @@ class Wire:
         return best
 
     def tell(self, text: str, source: int) -> str:
-        """The source's text on every rank."""
+        """Broadcast a text of the source."""
         data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         length = torch.tensor([len(data)])
         self.broadcast(length, source)
@@ -195,7 +195,7 @@ class Wire:
         return content.numpy().tobytes().decode()
 
     def leave(self) -> None:
-        """End this view; operations that never ended are left behind, not waited for."""
+        """End this view; unfinished operations are abandoned."""
         if any(not work.is_completed() for work, _ in self._pending):
             _LEFT_BEHIND.append((self._group, self._pending))
         self._group = None

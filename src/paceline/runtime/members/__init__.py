@@ -1,1 +1,1 @@
-"""Who takes part: peers that prove they hold the secret, one of them leading, views of the group they form."""
+"""Group membership: authenticated peers, a leader, and the views of the group."""

@@ -1,4 +1,4 @@
-"""A connection between two processes of a job: both prove that they hold the secret, then exchange messages.
+"""An authenticated connection between two processes of a job.
 
     listener -> caller     challenge    nonce_l
     caller   -> listener   response     nonce_c, HMAC(secret, "client" nonce_l nonce_c)

@@ -1,4 +1,4 @@
-"""The leader: knows which members follow it, declares silent ones failed, and forms the views of the group.
+"""The leader: tracks its followers, declares members without heartbeats failed, and forms the views of the group.
 
 It decides in one thread, from a queue of events, so that every decision sees a settled state. It holds nothing that
 its successor would need: followers report again to whoever leads next. Its states are `LeaderState`.
@@ -24,7 +24,7 @@ from paceline.runtime.protocol.states import LEADER_TABLE, Event, LeaderState, S
 __all__ = ["Leader"]
 
 TICK = 0.05
-"""Seconds between two looks at the clock when nothing happens: well below the shortest timeout, `Timeouts.settle`."""
+"""Polling interval in seconds without events: well below the shortest timeout, `Timeouts.settle`."""
 PROBE_INTERVAL = 0.5
 """Seconds after which a lost peer is probed again: a link that is mended should not have to wait for a timeout."""
 log = logging.getLogger("paceline.runtime")
@@ -92,7 +92,7 @@ class Leader:
         threading.Thread(target=self._listen, args=(follower,), daemon=True, name="paceline-follower").start()
 
     def resign(self) -> None:
-        """Lead no more; the followers turn to the next."""
+        """Resign; the followers turn to the next leader."""
         # The state first: followers that lose their connection ask who leads, and must not be sent back here.
         self._machine.on(Event.RESIGNED)
         for follower in list(self._followers.values()):
@@ -176,7 +176,7 @@ class Leader:
                 self._send(follower, messages.LeaderHeartbeat())
 
     def _end_view(self, cause: Event | type[messages.Message], why: str) -> None:
-        """Everybody stops stepping and reports for the next view."""
+        """Halt all followers; they report for the next view."""
         self._changed_at = time.monotonic()
         was_active = self._machine.state is LeaderState.VIEW_ACTIVE
         self._machine.on(cause)

@@ -285,7 +285,7 @@ class Member:
         return [*([first] if first else []), *(peer.endpoint for peer in order)]
 
     def _find(self, endpoints: list[Endpoint]) -> Channel | None:
-        """The first endpoint that leads, or where it points to; ourselves lead if all before us are silent."""
+        """The first endpoint that leads, or where it points to; this process leads if all before it do not answer."""
         for endpoint in endpoints:
             if endpoint == self.peer.endpoint and not self.leads:
                 self._lead(first=None)
@@ -295,7 +295,7 @@ class Member:
         return None
 
     def _ask(self, endpoint: Endpoint) -> Channel | None:
-        """Follow whoever leads according to this endpoint; None if it is silent itself."""
+        """Follow the leader that this endpoint names; None if it does not answer."""
         # A live member that has not noticed yet that its leader is gone is asked again until it knows: who turned to
         # the next endpoint now would lead a second group.
         deadline = time.monotonic() + 2 * self._timeouts.heartbeat_timeout + NOTICE_TIMEOUT
