@@ -85,8 +85,8 @@ def list_clusters(as_json: bool) -> None:
     from paceline.bench.virtual.hosts import state
     from paceline.bench.virtual.lifecycle import opened
 
-    found = [opened(home.name) for home in state.listing()]
-    rows = [(item.name, len(item.cluster.hosts), item.layout.dilation, item.processes.holder) for item in found]
+    clusters = [opened(home.name) for home in state.listing()]
+    rows = [(item.name, len(item.cluster.hosts), item.layout.dilation, item.processes.holder) for item in clusters]
     if as_json:
         emit(
             {"clusters": [dict(zip(("name", "hosts", "dilation", "pid"), row, strict=True)) for row in rows]},
@@ -127,10 +127,10 @@ def _hosts(target: LaunchTarget) -> Cluster:
     from paceline.errors import InputError
 
     if target.on == "virtual":
-        found = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
-        chosen = [item for item in found if not target.hosts or item.name in target.hosts]
+        running = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
+        chosen = [item for item in running if not target.hosts or item.name in target.hosts]
         if len(chosen) != 1:
-            names = ", ".join(item.name for item in found) or "none"
+            names = ", ".join(item.name for item in running) or "none"
             raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
         return chosen[0].cluster
     if target.hosts:

@@ -35,11 +35,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    found = availability()
+    frameworks = availability()
     if as_json:
-        emit({"frameworks": [dataclasses.asdict(item) for item in found]}, "frameworks")
+        emit({"frameworks": [dataclasses.asdict(item) for item in frameworks]}, "frameworks")
         return
-    rows = [(item.name, item.status, item.origin, ", ".join(item.modes), item.reason) for item in found]
+    rows = [(item.name, item.status, item.origin, ", ".join(item.modes), item.reason) for item in frameworks]
     print_rows("", ["framework", "status", "from", "modes", "note"], rows)
 
 
@@ -123,12 +123,12 @@ def _modes(names: tuple[str, ...]) -> list[str]:
     if not names:
         ready = {item.name for item in availability() if item.status == "ready"}
         return [name for name in framework_names() if name.split("/")[0] in ready]
-    found = []
+    full_names = []
     for name in names:
         full = framework(name)
         modes = framework_record(full.split("/")[0]).mode
-        found += [full] if "/" in name else [f"{name}/{mode}" for mode in modes]
-    return found
+        full_names += [full] if "/" in name else [f"{name}/{mode}" for mode in modes]
+    return full_names
 
 
 def _line(proof: Proof) -> str:

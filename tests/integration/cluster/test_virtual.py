@@ -80,7 +80,7 @@ def test_hosts_have_names_processes_and_networks_of_their_own() -> None:
 
 
 def test_a_link_that_cannot_be_played_is_refused_and_leaves_nothing() -> None:
-    with pytest.raises(LaunchFailed, match="not what was asked"):
+    with pytest.raises(LaunchFailed, match="deviate from the request"):
         bring_up(equal_hosts(PAIR, bandwidth=1e12), owner=os.getpid())
     assert state.listing() == []
     assert list(state.state_directory().iterdir()) == []

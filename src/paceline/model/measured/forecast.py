@@ -52,8 +52,18 @@ class Posterior:
         first, second = (draw(self.packed, row, self.prior, self.best, seed=0) for row in self.rows)
         return first, second
 
+    @cached_property
+    def _at(self) -> dict[float, list[Floats]]:
+        """What `log_seconds` answered before: advice asks the same counts again."""
+        return {}
+
     def log_seconds(self, count: float) -> list[Floats]:
         """Logarithms of seconds per sample and device at a count: draws of both curves."""
+        if count not in self._at:
+            self._at[count] = self._log_seconds(count)
+        return self._at[count]
+
+    def _log_seconds(self, count: float) -> list[Floats]:
         devices, hosts = np.array([float(count)]), np.array([self.series.hosts_at(count)])
         return [
             np.log(curve.seconds(draws, devices, hosts, np.array([flag])))[:, 0]

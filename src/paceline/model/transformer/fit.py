@@ -58,13 +58,13 @@ def _solve(case: dict[str, Floats], seconds: Floats, *, mean: Floats, free: NDAr
         fitted = np.log(iteration_seconds(full(some), case))
         return np.concatenate([(fitted - wanted) / noise, (some - PRIOR[free]) / SPREAD[free]])
 
-    found = least_squares(residuals, mean[free])
+    solution = least_squares(residuals, mean[free])
     covariance = np.zeros((len(mean), len(mean)))
-    covariance[np.ix_(free, free)] = np.linalg.inv(found.jac.T @ found.jac)
-    error = np.log(iteration_seconds(full(found.x), case)) - wanted
+    covariance[np.ix_(free, free)] = np.linalg.inv(solution.jac.T @ solution.jac)
+    error = np.log(iteration_seconds(full(solution.x), case)) - wanted
     degrees = max(1, len(seconds) - len(free))
     spread = float(np.sqrt(np.sum(np.square(error)) / degrees))
-    return Rates(full(found.x), covariance, max(spread, noise), len(seconds))
+    return Rates(full(solution.x), covariance, max(spread, noise), len(seconds))
 
 
 def predict_iteration(rates: Rates, case: dict[str, Floats], *, seed: int = 0) -> list[Estimate]:

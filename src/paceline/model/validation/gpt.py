@@ -99,12 +99,12 @@ def predict_published(shape: TransformerShape, parallel: Parallel) -> Estimate:
 
 def _judge(rates: Rates, points: GptPoints, index: NDArray[np.int64]) -> Judged:
     case, seconds = points.take(index)
-    found = predict_iteration(rates, case)
+    predicted = predict_iteration(rates, case)
     held = [
         [low <= truth <= high for (low, high), truth in zip(intervals, seconds, strict=True)]
-        for intervals in ([e.interval_50 for e in found], [e.interval_90 for e in found])
+        for intervals in ([e.interval_50 for e in predicted], [e.interval_90 for e in predicted])
     ]
-    return Judged(np.array([e.value for e in found]) / seconds, np.array(held[0]), np.array(held[1]))
+    return Judged(np.array([e.value for e in predicted]) / seconds, np.array(held[0]), np.array(held[1]))
 
 
 def _joined(parts: list[Judged]) -> Judged:

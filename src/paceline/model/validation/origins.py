@@ -30,7 +30,7 @@ REACH = ((0,), (1, 2, 3), (4,))
 FARTHEST = 13
 LEAST_TASKS = 4
 LEAST_COVERED = 0.75
-"""A distance is supported if this share of at least so many predictions lay in their 90 % interval."""
+"""A distance is supported if this share of its predictions, a minimum number of them, lay in their 90 % interval."""
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ def _text(path: Path, text: str) -> None:
 def _step_spans(
     explanation: Explanation, of: Callable[[Any], tuple[Span, ...]]
 ) -> list[tuple[CaseExplanation, tuple[Span, ...]]]:
-    found = [(case, of(case.evidence)) for case in explanation.good]
-    chosen = [(case, spans) for case, spans in found if spans]
+    spans_by_case = [(case, of(case.evidence)) for case in explanation.good]
+    chosen = [(case, spans) for case, spans in spans_by_case if spans]
     if not chosen:
         raise InputError("no case of this study was traced", hint="run it with protocol.phases = true")
     return chosen

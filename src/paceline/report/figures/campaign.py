@@ -38,13 +38,13 @@ def _scaled(series: Sequence[ScalingSeries]) -> list[ScalingSeries]:
 
 def _points(item: ScalingSeries) -> list[tuple[int, float, float, float]]:
     """Ranks, throughput, and the distances to the ends of its interval."""
-    found = []
+    points = []
     for case in item.cases:
         rate = case.result.throughput
         if rate is not None:
             below, above = rate.value - rate.low, rate.high - rate.value
-            found.append((case.run.ranks, rate.value, _finite(below), _finite(above)))
-    return found
+            points.append((case.run.ranks, rate.value, _finite(below), _finite(above)))
+    return points
 
 
 def _finite(value: float) -> float:
@@ -94,10 +94,10 @@ def _ideal(item: ScalingSeries, number: int) -> Figure:
 def _predicted(item: ScalingSeries, number: int) -> list[Figure]:
     if item.curve is None:
         return []
-    found = item.curve.predictions
-    ranks = [prediction.devices for prediction in found]
-    low = [prediction.samples_per_s.interval_90[0] for prediction in found]
-    high = [prediction.samples_per_s.interval_90[1] for prediction in found]
+    predictions = item.curve.predictions
+    ranks = [prediction.devices for prediction in predictions]
+    low = [prediction.samples_per_s.interval_90[0] for prediction in predictions]
+    high = [prediction.samples_per_s.interval_90[1] for prediction in predictions]
     shared = {"type": "scatter", "legendgroup": str(number), "hoverinfo": "skip"}
     band = {
         **shared,
@@ -115,7 +115,7 @@ def _predicted(item: ScalingSeries, number: int) -> list[Figure]:
         "name": "predicted, 90 % band",
         "showlegend": number == 0,
         "x": ranks,
-        "y": [prediction.samples_per_s.value for prediction in found],
+        "y": [prediction.samples_per_s.value for prediction in predictions],
         "line": {"color": LINES[number], "width": 1.5, "dash": "dash"},
     }
     return [band, line]

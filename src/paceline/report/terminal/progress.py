@@ -99,8 +99,8 @@ class Display:
 
     def _grow(self, task: object, launch: int, protocol: Protocol) -> None:
         if launch >= protocol.launches:
-            found = self._progress.tasks[-1]
-            self._progress.update(found.id, total=(found.total or 0) + 1)
+            task = self._progress.tasks[-1]
+            self._progress.update(task.id, total=(task.total or 0) + 1)
 
 
 def _line(run: Run) -> str:
