@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from paceline.cli.options import json_option, options
-from paceline.model.transformer.memory import check_memory
-from paceline.model.transformer.shape import Parallel, TransformerShape
+from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.validation.gpt import predict_published
 from paceline.report.terminal import emit, say
 from paceline.report.terminal.records import show_transformer_memory

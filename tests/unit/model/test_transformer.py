@@ -3,8 +3,7 @@ import pytest
 
 from paceline.errors import InputError, Unsupported
 from paceline.model.transformer.fit import fit_rates, predict_iteration
-from paceline.model.transformer.memory import check_memory, transformer_memory
-from paceline.model.transformer.shape import Parallel, TransformerShape
+from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory, transformer_memory
 from paceline.model.transformer.step import PRIOR, features, iteration_seconds
 from paceline.model.validation.gpt import gpt_points, predict_published
 

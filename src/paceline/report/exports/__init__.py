@@ -21,9 +21,8 @@ from paceline.measurements.trace.chakra import to_chakra
 from paceline.measurements.trace.chrome import to_chrome
 from paceline.measurements.trace.horovod import to_horovod
 from paceline.measurements.trace.kineto import to_kineto
+from paceline.report.exports.logs import mlperf_lines, write_scalars
 from paceline.report.exports.markdown import markdown_report
-from paceline.report.exports.mlperf import mlperf_lines
-from paceline.report.exports.tensorboard import write_scalars
 from paceline.report.html.page import render_page
 from paceline.report.words import file_name
 

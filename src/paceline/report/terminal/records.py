@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # Each verb loads what it shows, and nothing else.
     from paceline.bench.collectives import CollectiveTime
     from paceline.bench.verify import Proof
     from paceline.model.calibrate import Calibrated
-    from paceline.model.transformer.memory import TransformerMemory
+    from paceline.model.transformer.shape import TransformerMemory
     from paceline.model.validation.report import Row
 
 __all__ = [

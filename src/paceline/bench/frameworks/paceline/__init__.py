@@ -1,1 +1,0 @@
-"""Paceline's own runtime, measured like any other framework."""
