@@ -77,12 +77,13 @@ def by_paceline(told: dict[str, Any], digits: Digits, watch: Watch) -> None:
         _all_joined(told)
         watch.begin()
         for batch in pace.batches(epochs=told["epochs"]):
-            rounds = pace._between.sequence if pace._between else pace.position.step + 1
-            if pace._between and rounds > seen and not watch.reached:
+            client = getattr(pace._mode, "_client", None)
+            rounds = client.sequence if client else pace.position.step + 1
+            if client and rounds > seen and not watch.reached:
                 watch.look(digits.accuracy())
             seen = rounds
             pace.step(digits.loss(batch.inputs, batch.targets))
-            if not pace._between and pace.rank == 0 and not watch.reached:
+            if not client and pace.rank == 0 and not watch.reached:
                 watch.look(digits.accuracy())
             if told["ends"] and _all_reached(told, watch):
                 break

@@ -57,7 +57,7 @@ def worker(folder: Path) -> None:
 
 def _state(pace: Any, model: Any) -> dict[str, Any]:
     """`size` is 0 for a step that others finished and this rank took over from them."""
-    last, between = pace.records[-1] if pace.records else None, pace._between
+    last, between = pace.records[-1] if pace.records else None, getattr(pace._mode, "_client", None)
     return {
         "size": len(last.shares) if last is not None and last.step == pace.position.step else 0,
         "at": time.monotonic(),
@@ -69,7 +69,7 @@ def _state(pace: Any, model: Any) -> dict[str, Any]:
 
 def _lease(pace: Any) -> list[int]:
     """The stretch of samples that this group works on, if there are several groups."""
-    between = pace._between
+    between = getattr(pace._mode, "_client", None)
     return [between.sequence, between.epoch, between.begin, between.end] if between else []
 
 
