@@ -11,8 +11,7 @@ import pytest
 import paceline
 from paceline.explain.explanation import explain_campaign
 from paceline.report.documents import explanation_document
-from paceline.report.exports import EXPORTS, export
-from paceline.report.exports.markdown import markdown_report
+from paceline.report.exports import EXPORTS, export, markdown_report
 from paceline.report.html.page import render_page
 from paceline.report.terminal.campaign import explanation_lines
 from paceline.report.words import file_name

@@ -15,8 +15,7 @@ from paceline.bench.frameworks.adapters import (
     PyTorch,
     TensorFlow,
 )
-from paceline.bench.frameworks.adapters_mpi import Caffe, CaffeMpi, Chainer, Cntk, Singa
-from paceline.bench.frameworks.adapters_own import OwnScript, Paceline
+from paceline.bench.frameworks.adapters_launch import Caffe, CaffeMpi, Chainer, Cntk, OwnScript, Paceline, Singa
 from paceline.bench.job import Adapter
 from paceline.bench.plugins import load_plugin
 from paceline.catalog.frameworks import framework_record, is_built_in, record_names

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError, Unsupported
-from paceline.model.transformer.fit import fit_rates, predict_iteration
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory, transformer_memory
-from paceline.model.transformer.step import PRIOR, features, iteration_seconds
+from paceline.model.transformer.step import PRIOR, features, fit_rates, iteration_seconds, predict_iteration
 from paceline.model.validation.gpt import gpt_points, predict_published
 
 GPT = TransformerShape(hidden=2048, heads=16, layers=24, sequence=1024)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from paceline.catalog.clusters.files import ClusterFile
-from paceline.catalog.clusters.resolve import resolved
+from paceline.catalog.clusters.files import ClusterFile, resolved
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.load import parse_noun, read_text

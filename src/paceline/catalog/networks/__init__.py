@@ -6,10 +6,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from paceline.catalog.networks.chains import alexnet, alexnet_bvlc, lenet, vgg16
-from paceline.catalog.networks.googlenets import googlenet, googlenet_bvlc
-from paceline.catalog.networks.inception import inception_v3
-from paceline.catalog.networks.resnets import resnet50, resnet_cifar
+from paceline.catalog.networks.convolutional import alexnet, alexnet_bvlc, lenet, resnet50, resnet_cifar, vgg16
+from paceline.catalog.networks.inceptions import googlenet, googlenet_bvlc, inception_v3
 from paceline.catalog.networks.transformers import BERT_BASE, GPT2, GPT2_TINY, bert, gpt2
 from paceline.errors import UnknownName
 from paceline.spec.load import load_noun

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from paceline.catalog.published import published
 from paceline.model.prediction import Estimate
-from paceline.model.transformer.fit import Rates, fit_rates, predict_iteration, refit_beyond
 from paceline.model.transformer.shape import Parallel, TransformerShape
-from paceline.model.transformer.step import features
+from paceline.model.transformer.step import Rates, features, fit_rates, predict_iteration, refit_beyond
 
 __all__ = ["GptPoints", "Judged", "gpt_points", "judge_many_hosts", "judge_one_host", "predict_published"]
 

@@ -1,8 +1,10 @@
-"""Every export in one table: its name, what it is, and the function that writes it."""
+"""Every export in one table: its name, what it is, and the function that writes it; and the Markdown table."""
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +24,12 @@ from paceline.measurements.trace.chrome import to_chrome
 from paceline.measurements.trace.horovod import to_horovod
 from paceline.measurements.trace.kineto import to_kineto
 from paceline.report.exports.logs import mlperf_lines, write_scalars
-from paceline.report.exports.markdown import markdown_report
 from paceline.report.html.page import render_page
+from paceline.report.tables import Table, make_table, results_table
 from paceline.report.words import file_name
+from paceline.units import format_share
 
-__all__ = ["EXPORTS", "Export", "export", "write_page"]
+__all__ = ["EXPORTS", "Export", "export", "markdown_report", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,37 @@ EXPORTS: dict[str, Export] = {
     "csv": Export(".csv", "one row per launch", lambda e, s, p: pyarrow.csv.write_csv(_table(e, s), p)),
     "parquet": Export(".parquet", "one row per launch", lambda e, s, p: pyarrow.parquet.write_table(_table(e, s), p)),
 }
+
+
+MOST_FINDINGS = 5
+
+
+def markdown_report(explanation: Explanation) -> str:
+    """Summary, results, and the first findings."""
+    lines = [f"### {_plain(explanation.title or explanation.study)}", ""]
+    lines += [f"- {_plain(sentence)}" for sentence in explanation.summary]
+    results = results_table([case.evidence.result for case in explanation.good])
+    rows = [
+        (f"{finding.title} ({finding.case})", format_share(finding.gain.value), finding.change.what)
+        for finding in explanation.findings[:MOST_FINDINGS]
+    ]
+    findings = make_table(["finding", ">predicted gain", "change"], rows)
+    for table in (results, findings):
+        lines += ["", *_markdown_table(table)] if table.rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(table: Table) -> list[str]:
+    align = "|".join("---:" if column.startswith(">") else "---" for column in table.columns)
+    rows = [
+        [column.lstrip(">") for column in table.columns],
+        *([_plain(cell.text) for cell in row] for row in table.rows),
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], f"|{align}|", *lines[1:]]
+
+
+def _plain(text: str) -> str:
+    """Text with escaped tags, links, cell separators and line breaks."""
+    one_line = " ".join(html.escape(text, quote=False).split())
+    return re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", one_line)
