@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
 from lib import ranks
 from lib.digits import Digits, Watch
+from lib.leases import syncer_of
 from paceline.runtime import Settings, join
 from paceline.runtime.emulate import Emulated, emulate
 
@@ -77,13 +78,13 @@ def by_paceline(told: dict[str, Any], digits: Digits, watch: Watch) -> None:
         _all_joined(told)
         watch.begin()
         for batch in pace.batches(epochs=told["epochs"]):
-            client = getattr(pace._mode, "_client", None)
-            rounds = client.sequence if client else pace.position.step + 1
-            if client and rounds > seen and not watch.reached:
+            syncer = syncer_of(pace)
+            rounds = syncer.sequence if syncer else pace.position.step + 1
+            if syncer and rounds > seen and not watch.reached:
                 watch.look(digits.accuracy())
             seen = rounds
             pace.step(digits.loss(batch.inputs, batch.targets))
-            if not client and pace.rank == 0 and not watch.reached:
+            if syncer is None and pace.rank == 0 and not watch.reached:
                 watch.look(digits.accuracy())
             if told["ends"] and _all_reached(told, watch):
                 break

@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+from lib.leases import syncer_of
+
 SAMPLES, BATCH, PER_SAMPLE = 600, 60, 0.002
 EPOCHS = 10**6
 
@@ -57,20 +60,20 @@ def worker(folder: Path) -> None:
 
 def _state(pace: Any, model: Any) -> dict[str, Any]:
     """`size` is 0 for a step that others finished and this rank took over from them."""
-    last, between = pace.records[-1] if pace.records else None, getattr(pace._mode, "_client", None)
+    last, syncer = pace.records[-1] if pace.records else None, syncer_of(pace)
     return {
         "size": len(last.shares) if last is not None and last.step == pace.position.step else 0,
         "at": time.monotonic(),
         "noticed": pace.noticed[-6:],
         "hash": _hash(model),
-        "versions": list(between.versions) if between else [],
+        "versions": list(syncer.versions) if syncer else [],
     }
 
 
 def _lease(pace: Any) -> list[int]:
     """The stretch of samples that this group works on, if there are several groups."""
-    between = getattr(pace._mode, "_client", None)
-    return [between.sequence, between.epoch, between.begin, between.end] if between else []
+    syncer = syncer_of(pace)
+    return [syncer.sequence, syncer.epoch, syncer.begin, syncer.end] if syncer else []
 
 
 def _hash(model: Any) -> str:

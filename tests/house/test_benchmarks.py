@@ -48,6 +48,14 @@ def test_everything_that_a_benchmark_imports_exists(path: Path) -> None:
             assert not missing, f"{node.module} has no {sorted(missing)}"
 
 
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_inner_parts_of_the_runtime_that_a_benchmark_looks_at_exist(path: Path) -> None:
+    runtime = "".join(file.read_text(encoding="utf-8") for file in (SOURCE / "runtime").rglob("*.py"))
+    for names in re.findall(r"\bpace((?:\._\w+)+)", path.read_text(encoding="utf-8")):
+        for name in names.strip(".").split("."):
+            assert f"self.{name}" in runtime, f"pace{names}: nothing in the runtime has {name}"
+
+
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
