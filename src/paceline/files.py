@@ -71,8 +71,11 @@ def atomic_directory(target: Path, *, scratch: Path | None = None, durable: bool
             for item in (*folder.rglob("*"), folder):
                 if not item.is_symlink():
                     sync(item)
-        with contextlib.suppress(OSError) if target.exists() else contextlib.nullcontext():
+        try:
             folder.rename(target)
+        except OSError:  # another process made it first, perhaps just now
+            if not target.is_dir():
+                raise
         if durable:
             sync(target.parent)
     finally:

@@ -6,9 +6,7 @@ folder of PNG images per class. A data set is created under a temporary name and
 
 from __future__ import annotations
 
-import shutil
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 
 from paceline.bench.environments import home
 from paceline.errors import Unsupported
+from paceline.files import atomic_directory
 from paceline.spec.network import ImageInput, Network
 
 __all__ = ["data_set", "encode_png"]
@@ -33,12 +32,8 @@ def data_set(network: Network) -> dict[str, str]:
     folder = home() / "data" / f"{kind}-{given.channels}x{given.height}x{given.width}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=folder.name + ".tmp-", dir=folder.parent))
-        (_write_records if kind == "cifar" else _write_images)(building, given.shape, min(CLASSES, network.classes))
-        try:
-            building.rename(folder)
-        except OSError:  # another process created it first
-            shutil.rmtree(building)
+        with atomic_directory(folder, durable=False) as building:
+            (_write_records if kind == "cifar" else _write_images)(building, given.shape, min(CLASSES, network.classes))
     return {"kind": kind, "path": str(folder)}
 
 

@@ -20,6 +20,7 @@ from paceline.bench.virtual.links.delay import needs_delay, start_delays, stop_d
 from paceline.bench.virtual.links.shaping import connect, shape
 from paceline.bench.virtual.links.verify import LinkCheck, measure_trips, verify_links
 from paceline.errors import InputError, LaunchFailed, Unsupported
+from paceline.files import atomic_write
 from paceline.spec.cluster import Cluster
 
 __all__ = ["VirtualCluster", "bring_up", "check_machine", "opened", "reshape", "take_down"]
@@ -184,9 +185,7 @@ def _record(up: VirtualCluster) -> None:
         "checks": [asdict(check) for check in up.checks],
         "owned": up.owned,
     }
-    part = up.home / "cluster.json.part"
-    part.write_text(json.dumps(data))
-    part.rename(up.home / "cluster.json")
+    atomic_write(up.home / "cluster.json", json.dumps(data), durable=False)
 
 
 def opened(name: str) -> VirtualCluster:

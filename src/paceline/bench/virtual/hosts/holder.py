@@ -24,6 +24,7 @@ from pathlib import Path
 
 from paceline.bench.virtual.hosts import syscalls
 from paceline.bench.virtual.hosts.throttle import remove_groups
+from paceline.files import atomic_write
 
 __all__ = ["main"]
 
@@ -114,9 +115,7 @@ def _collect(report: socket.socket, *, expected: int) -> dict[str, int]:
 
 def _announce(home: Path, keeper: int, pids: dict[str, int]) -> None:
     text = json.dumps({"holder": os.getpid(), "keeper": keeper, "hosts": pids})
-    temporary = home / "processes.json.part"
-    temporary.write_text(text)
-    temporary.rename(home / "processes.json")
+    atomic_write(home / "processes.json", text, durable=False)
 
 
 def _wait(keeper: int, *, owner: int) -> None:
