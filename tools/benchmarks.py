@@ -51,7 +51,6 @@ class Entry:
 
 ENTRIES = (
     Entry("validate", "validate"),
-    Entry("validate-whole-campaigns", "validate", "--whole-campaigns", "--whole-campaigns"),
     Entry("predict_speed", "predict_speed"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
