@@ -30,7 +30,7 @@ def figures_of(row: Row) -> list[Figure]:
     mean, median, worst = (100 * value for value in (row.mean_error, row.median_error, row.worst_error))
     name = f"{row.group}, {row.name}" if row.group != "other" else row.name
     figures = [Figure(f"{name}: mean error", mean, "%", median, worst, f"median to worst of {row.points}")]
-    figures += [Figure(f"{name}: mean error of the {law}", 100 * error, "%") for law, error in row.laws.items()]
+    figures += [Figure(f"{name}: mean error, {law}", 100 * error, "%") for law, error in row.laws.items()]
     if row.covered_90 is not None:
         figures.append(Figure(f"{name}: inside the 90 % interval", 100 * row.covered_90, "%"))
     return figures

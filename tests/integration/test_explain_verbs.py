@@ -65,6 +65,7 @@ def test_advice_is_tried_and_both_gains_stand_side_by_side(steady):
     assert all(finding["measured_gain"] is None for finding in again["findings"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("batch", "side"), [(8, "slower"), (7, "faster")])
 def test_a_cause_of_a_gap_is_tried_on_the_side_that_can_change_it(quick, study_file, batch, side):
     quick("run", str(study_file(GAP.replace("{batch}", str(batch)))))

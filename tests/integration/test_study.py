@@ -59,6 +59,7 @@ def test_native_timers_and_differences_agree(paceline: Command, study_file: Call
     assert split["forward"] + split["backward"] == pytest.approx(both, rel=0.5)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pytorch")
 def test_every_rank_and_step_is_kept(paceline: Command, study_file: Callable[[str], Path]) -> None:
     paceline("run", str(study_file(STUDY.format(more=""))))
@@ -71,6 +72,7 @@ def test_every_rank_and_step_is_kept(paceline: Command, study_file: Callable[[st
     assert len(spans) == 8
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pytorch")
 def test_too_large_a_batch_is_a_stored_failure(paceline: Command, study_file: Callable[[str], Path]) -> None:
     text = STUDY.format(more="").replace("batch = [8]", "batch = [2000000000, 8]").replace("[1, 2]", "[1]")

@@ -72,6 +72,7 @@ def test_a_failed_install_leaves_nothing(
     assert find_environment("tiny") is None
 
 
+@pytest.mark.full
 def test_a_step_that_fails_half_way_leaves_nothing_and_can_be_tried_again(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_what_a_killed_install_left_is_cleared_away(recipe: Recipe, tmp_path: Pa
     assert left_behind(tmp_path) == [made.name]
 
 
+@pytest.mark.full
 def test_two_at_once_do_not_collide(recipe: Recipe, tmp_path: Path) -> None:
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(prepare("tiny"))) for _ in range(2)]

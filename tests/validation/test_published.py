@@ -10,10 +10,12 @@ def rows():
     return {row.name: row for row in validate_shipped()}
 
 
+@pytest.mark.full
 def test_no_situation_leaves_what_its_intervals_promise(rows):
     assert failures(list(rows.values())) == []
 
 
+@pytest.mark.full
 def test_every_situation_is_better_than_a_power_law_and_a_straight_line(rows):
     situations = [row for row in rows.values() if row.group == "situation"]
     assert len(situations) == 5
@@ -21,6 +23,7 @@ def test_every_situation_is_better_than_a_power_law_and_a_straight_line(rows):
         assert row.mean_error < min(row.laws[law] for law in LAWS if law != "Amdahl"), row.name
 
 
+@pytest.mark.full
 def test_half_intervals_hold_about_half(rows):
     for row in rows.values():
         if row.group == "situation":
@@ -28,6 +31,7 @@ def test_half_intervals_hold_about_half(rows):
     assert 0.45 <= rows["all origins"].covered_50 <= 0.58
 
 
+@pytest.mark.full
 def test_largest_points_of_campaigns_never_seen(rows):
     constant = rows["all campaigns, batch constant"]
     assert constant.points >= 250
@@ -36,12 +40,14 @@ def test_largest_points_of_campaigns_never_seen(rows):
     assert rows["nv-dle-2"].mean_error <= 0.045
 
 
+@pytest.mark.full
 def test_a_batch_that_changes_is_predicted_where_a_power_law_fails(rows):
     row = rows["all campaigns, batch changes"]
     assert row.mean_error <= 0.15 < row.laws["power law"] / 2
     assert row.covered_90 >= 0.85
 
 
+@pytest.mark.full
 def test_gpt_within_its_bounds(rows):
     assert rows["GPT, one host of A100"].mean_error <= 0.08
     assert rows["GPT, 64-512 A100"].mean_error <= 0.12

@@ -1,4 +1,4 @@
-"""PyTorch is proved by `make test`, the other frameworks of the fast set by `make test-all`, the rest on request."""
+"""The frameworks of the fast set are proved by `make test-all`, the others by `make test-frameworks`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ FAST = {"pytorch/ddp", "jax/data_parallel", "mxnet/dist_sync", "tensorflow/multi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of a framework outside the fast set is marked `frameworks`, of another one than PyTorch `full`."""
+    """A test of a framework is marked `full` if it belongs to the fast set, `frameworks` otherwise."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if HERE not in item.path.parents or callspec is None or "framework" not in callspec.params:
             continue
         name = callspec.params["framework"]
-        if name not in FAST:
-            item.add_marker(pytest.mark.frameworks)
-        elif name != "pytorch/ddp":
-            item.add_marker(pytest.mark.full)
+        item.add_marker(pytest.mark.full if name in FAST else pytest.mark.frameworks)

@@ -104,6 +104,7 @@ def check_samples(found: list[dict[str, Any]], *, epochs: int, samples: int) -> 
     assert set(uses.values()) == {1}
 
 
+@pytest.mark.full
 def test_unequal_devices_on_one_machine_stay_one_balanced_group(start: Any) -> None:
     found = start(speeds=[4.0, 1.0], epochs=3, batch=40).wait()
     check_samples(found, epochs=3, samples=240)

@@ -87,6 +87,7 @@ def test_a_loop_is_captured_and_predicted(pytorch: Path, paceline: Command, tmp_
     assert found["predictions"][0]["step_s"] == pytest.approx(profile.step)
 
 
+@pytest.mark.full
 def test_ranks_that_exchange_nothing_make_a_profile(
     pytorch: Path, paceline: Command, study_file: Callable[..., Path], tmp_path: Path
 ) -> None:

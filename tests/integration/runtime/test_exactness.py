@@ -16,7 +16,7 @@ from tests.integration.runtime.conftest import StartRanks, StartSyncers
     [
         ([25, 5], None),
         ([29, 1], None),
-        ([30, 0], None),
+        pytest.param([30, 0], None, marks=pytest.mark.full),
         pytest.param([0, 30], None, marks=pytest.mark.full),
         ([25, 5], 4),
         pytest.param([17, 9, 4], None, marks=pytest.mark.full),

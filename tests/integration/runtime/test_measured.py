@@ -41,6 +41,7 @@ link = "loopback"
 """
 
 
+@pytest.mark.full
 def test_a_study_measures_the_runtime_on_unequal_devices(
     paceline: Command, pytorch: Path, study_file: Callable[..., Path], tmp_path: Path
 ) -> None:

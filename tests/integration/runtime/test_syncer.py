@@ -58,6 +58,7 @@ def test_two_groups_use_every_sample_once(
         assert taken > 1.5 * left, "a group that is four times as fast takes more of the queue"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rule", "drops"), [({"name": "discard", "limit": 0}, True), ({"name": "keep"}, False)])
 def test_the_staleness_rule_of_the_settings_holds(
     ranks: StartRanks, syncers: StartSyncers, rule: dict[str, Any], drops: bool
@@ -109,6 +110,7 @@ def test_a_dead_group_gives_its_samples_back(ranks: StartRanks, syncers: StartSy
     assert uses == {(epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES)}
 
 
+@pytest.mark.full
 def test_a_group_that_hangs_is_not_waited_for_and_comes_back(ranks: StartRanks, syncers: StartSyncers) -> None:
     syncer = syncers(2, groups=2, quorum=2, heartbeat_timeout=1.0)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
