@@ -323,7 +323,7 @@ class RoundsJob(SyncerJob):
         moments = []
         for index in range(len(self.ports)):
             said = [line.split(maxsplit=1) for line in self.log(f"shard-{index}").splitlines()]
-            found = [float(at) for at, text in said if text.startswith(f"group {group} was silent")]
+            found = [float(at) for at, text in said if text.startswith(f"group {group} sent no heartbeat")]
             moments.append(next((at for at in found if at > since), None))
         known = [at for at in moments if at is not None]
         return max(known) if len(known) == len(moments) else None
