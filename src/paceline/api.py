@@ -62,6 +62,8 @@ def predict(
     from paceline.report.frames import PredictionTable
 
     names = [framework] if isinstance(framework, str) else list(framework)
+    if not names:
+        raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
     asked = [
         question_about(network, profile, cluster, batch, framework=name, input=input, strategy=strategy)
         for name in names

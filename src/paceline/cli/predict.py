@@ -56,6 +56,8 @@ def command(
         at_counts = counts_of(at or devices, "--at")
         answer = api.extrapolate(measured, at=at_counts, global_batch=global_batch, force=force, knee=knee)
         names = [curve.label for curve in answer.curves]
+    elif global_batch is not None or force:
+        raise InputError("--global-batch and --force belong to --measured", hint="--batch: samples per device and step")
     else:
         names = [name.strip() for name in framework.split(",") if name.strip()]
         answer = api.predict(

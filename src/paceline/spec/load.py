@@ -100,11 +100,11 @@ def read_text(path: Path) -> str:
     """The text of a file; an unreadable file is an InputError."""
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path}: not a file", hint="give the path of a TOML file")
+            raise InputError(f"{path}: not a file", hint="give the path of a file that can be read")
         data = path.read_bytes()[: MAX_BYTES + 1]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{str(path)!r}: {reason}", hint="give the path of a TOML file") from None
+        raise InputError(f"{str(path)!r}: {reason}", hint="give the path of a file that can be read") from None
     if len(data) > MAX_BYTES:
         raise InputError(f"{path}: larger than {MAX_BYTES} bytes", hint="is it the right file?")
     return _decoded(data, str(path))

@@ -113,3 +113,16 @@ def test_a_transformer_is_predicted_or_does_not_fit(paceline):
     assert "tokens/s" in paceline(*small)
     assert "too much" in paceline(*small, "--memory", "4 GB", code=2)
     assert "global batch" in paceline(*small[:-1], "63", code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--framework", ","), "no framework given"),
+        (("--global-batch", "512"), "--global-batch and --force belong to --measured"),
+        (("--force",), "--global-batch and --force belong to --measured"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(paceline, options, message):
+    said = paceline("predict", "--network", "lenet", "--cluster", "dgx-1", "--batch", "8", *options, code=2)
+    assert message in said
