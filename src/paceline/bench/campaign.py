@@ -3,7 +3,8 @@
 A campaign is one pass through a study; one process at a time works on it. Launches go in rounds: each round launches
 every case that is not done once, in a new random order, so that drift of the machine affects all cases equally. A case
 is done when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A
-launch that the machine could not sustain does not count: it is repeated with more dilation.
+launch that the machine could not sustain does not count: it is repeated with more dilation. A launch before which the
+machine's own speed was unusual does not count either, here and in every result (`run.counted`).
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
-
-import numpy as np
 
 from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import probe_seconds
 from paceline.bench.sites.site import Launcher
 from paceline.errors import InputError
-from paceline.measurements.run import Machine, Run, RunData
+from paceline.measurements.run import Machine, Run, RunData, counted, with_drift
 from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval
 from paceline.measurements.tables import launch_throughputs
@@ -137,24 +136,30 @@ class CaseState:
     """The state of one case in the loop."""
 
     case: Case
-    launched: int = 0
-    throughputs: list[float] = field(default_factory=list)
-    failures: int = 0
-    unsustained: int = 0
-    drifted: int = 0
+    runs: list[Run] = field(default_factory=list)
     stopped: StopReason | None = None
 
     @property
-    def steady(self) -> int:
-        """Number of launches that count: successful and not drifted."""
-        return len(self.throughputs) - self.drifted
+    def launched(self) -> int:
+        """Number of the next launch."""
+        return max((run.launch + 1 for run in self.runs), default=0)
+
+    @property
+    def failures(self) -> int:
+        """Number of failed launches."""
+        return sum(run.outcome == "failed" for run in self.runs)
+
+    @property
+    def unsustained(self) -> int:
+        """Number of launches that the machine could not sustain."""
+        return sum(run.failure is not None and run.failure.reason == "unsustained" for run in self.runs)
 
 
 def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
     """Measure the cases that are not complete in the store; yield events."""
     protocol = campaign.study.protocol
-    states = _resumed(campaign, store)
-    probes = [run.probe_s for run in store.read_all(campaign=campaign.id) if run.probe_s]
+    progress = _Progress(campaign, store)
+    states = progress.states
     generator = random.Random(f"{campaign.id}-{sum(state.launched for state in states)}")
     deadline = time.monotonic() + protocol.budget if protocol.budget else None
     while active := [state for state in states if state.stopped is None]:
@@ -165,61 +170,69 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
                 yield CaseStopped(state.case, "budget", state.launched)
                 continue
             yield LaunchStarted(state.case, state.launched)
-            data = _launch(campaign, state, probes)
+            data = _launch(campaign, state)
             store.write(data)
-            _account(state, data.run, launch_throughputs(store, [data.run.id]))
+            progress.add(data.run)
             yield LaunchFinished(data.run)
-            state.stopped = _stop_reason(state, protocol)
+            state.stopped = progress.stop_reason(state)
             if state.stopped:
                 yield CaseStopped(state.case, state.stopped, state.launched)
 
 
-def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
-    """The state of each case from the stored runs of this campaign."""
-    states = {case.id: CaseState(case) for case in campaign.cases}
-    runs = store.read_all(campaign=campaign.id)
-    stored = launch_throughputs(store, [run.id for run in runs])
-    for run in runs:
-        state = states.get(run.case_id)
-        if state is None:
-            continue
-        _account(state, run, stored)
-    for state in states.values():
-        state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
-    return list(states.values())
+class _Progress:
+    """The runs of a campaign so far, by case."""
+
+    def __init__(self, campaign: Campaign, store: Store) -> None:
+        self._protocol = campaign.study.protocol
+        self._store = store
+        self._by_case = {case.id: CaseState(case) for case in campaign.cases}
+        self._runs = [run for run in store.read_all(campaign=campaign.id) if run.case_id in self._by_case]
+        self._throughputs = launch_throughputs(store, [run.id for run in self._runs])
+        self._deal()
+        for state in self.states:
+            state.stopped = self.stop_reason(state) if state.runs else None
+
+    @property
+    def states(self) -> list[CaseState]:
+        """The state of each case."""
+        return list(self._by_case.values())
+
+    def add(self, run: Run) -> None:
+        """Take in a launch; its probe moves the usual speed, and so may change which launches count."""
+        self._runs = with_drift([*self._runs, run])
+        self._throughputs |= launch_throughputs(self._store, [run.id])
+        self._deal()
+
+    def _deal(self) -> None:
+        for state in self.states:
+            state.runs = [run for run in self._runs if run.case_id == state.case.id]
+
+    def stop_reason(self, state: CaseState) -> StopReason | None:
+        """Why the case is done; None if it is not."""
+        sample = [self._throughputs[run.id] for run in counted(state.runs)]
+        return _stop_reason(state, sample, self._protocol)
 
 
-def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunData:
-    now = probe_seconds()
-    probes.append(now)
-    usual = float(np.median(probes))
+def _launch(campaign: Campaign, state: CaseState) -> RunData:
+    protocol = campaign.study.protocol
     key = LaunchKey(
         campaign=campaign.id,
         study=campaign.study.name,
         case=state.case,
         launch=state.launched,
-        probe_s=now,
-        drift=now / usual - 1,
-        drift_limit=campaign.study.protocol.width,
+        probe_s=probe_seconds(),
+        drift_limit=protocol.width,
+        pilot=protocol.launches if protocol.max_launches > protocol.launches else None,
     )
-    return launch_case(key, campaign.study.protocol, campaign.launcher, campaign.machine)
+    return launch_case(key, protocol, campaign.launcher, campaign.machine)
 
 
-def _account(state: CaseState, run: Run, throughputs: dict[str, float]) -> None:
-    state.launched = max(state.launched, run.launch + 1)
-    if run.outcome == "ok":
-        state.throughputs.append(throughputs[run.id])
-        state.drifted += run.drifted
-    else:
-        state.failures += 1
-        state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
-
-
-def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:
+def _stop_reason(state: CaseState, sample: Sequence[float], protocol: Protocol) -> StopReason | None:
+    """`sample` holds the throughputs of the launches that count, in order."""
     if state.failures >= MAX_FAILURES:
         return "failed"
-    if state.steady >= protocol.launches:
-        interval = median_interval(state.throughputs, confidence=protocol.confidence, seed=protocol.seed)
+    if len(sample) >= protocol.launches:
+        interval = median_interval(sample, confidence=protocol.confidence, pilot=protocol.launches)
         if interval.width <= protocol.width:
             return "settled"
     return "launches" if state.launched - state.unsustained >= protocol.max_launches else None

@@ -1,7 +1,8 @@
 """SQL over stored runs: DuckDB views `runs`, `passes`, `launches`, `steps`, `spans`; reading only.
 
-Only `passes` defines the duration of a step of several ranks, that of its slowest rank, and the throughput of a launch,
-all its samples divided by all its time.
+Only `passes` defines the duration of a step of several ranks, that of its slowest rank, and the throughput of a launch:
+all its samples divided by the elapsed time of its slowest rank. Ranks take turns in being the slowest of a step, so the
+sum of the slowest steps would be longer than the launch.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ _RUN_COLUMNS = {
     "probe_s": "DOUBLE",
     "drift": "DOUBLE",
     "drift_limit": "DOUBLE",
+    "pilot": "INTEGER",
     "dilation": "DOUBLE",
     "labels": "VARCHAR[]",
     "case": "JSON",
@@ -62,12 +64,15 @@ _RUN_COLUMNS = {
 }
 _OLD_COLUMNS = {old: _RUN_COLUMNS[new] for old, new in RENAMED.items()}
 
+_PROBE = f"coalesce(probe_s, {next(old for old, new in RENAMED.items() if new == 'probe_s')})"
+_DRIFT = f"coalesce({_PROBE} / median({_PROBE}) OVER (PARTITION BY campaign) - 1, drift)"
+"""As `run.with_drift`: the probe against the median of all probes of its campaign."""
 _RUNS = f"""
 CREATE VIEW runs AS
 SELECT * EXCLUDE (schema_version, {", ".join(RENAMED)})
        REPLACE ({", ".join(f"coalesce({new}, {old}) AS {new}" for old, new in RENAMED.items())},
-                coalesce(drift_limit, {DRIFT_LIMIT}) AS drift_limit),
-       coalesce(abs(drift) > coalesce(drift_limit, {DRIFT_LIMIT}), false) AS drifted
+                coalesce(drift_limit, {DRIFT_LIMIT}) AS drift_limit, {_DRIFT} AS drift),
+       coalesce(abs({_DRIFT}) > coalesce(drift_limit, {DRIFT_LIMIT}), false) AS drifted
 FROM stored_runs
 """
 
@@ -75,12 +80,15 @@ _PASSES = """
 CREATE VIEW passes AS
 WITH slowest AS (
     SELECT run, pass_name, step, max(seconds) AS seconds FROM steps WHERE NOT warmup GROUP BY run, pass_name, step
-), summed AS (
-    SELECT run, pass_name, count(*) AS timed_steps, median(seconds) AS step_s, sum(seconds) AS total_s
-    FROM slowest GROUP BY run, pass_name
+), typical AS (
+    SELECT run, pass_name, count(*) AS timed_steps, median(seconds) AS step_s FROM slowest GROUP BY run, pass_name
+), elapsed AS (
+    SELECT run, pass_name, sum(seconds) AS seconds FROM steps WHERE NOT warmup GROUP BY run, pass_name, rank
+), total AS (
+    SELECT run, pass_name, max(seconds) AS total_s FROM elapsed GROUP BY run, pass_name
 )
 SELECT run, pass_name, timed_steps, step_s, total_s, ranks * batch * timed_steps / total_s AS samples_per_s
-FROM summed JOIN runs ON runs.id = summed.run
+FROM typical JOIN total USING (run, pass_name) JOIN runs ON runs.id = typical.run
 """
 
 _LAUNCHES = """

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from paceline import variables
 from paceline.errors import StoreError
 from paceline.files import atomic_directory, atomic_write, remove_abandoned
-from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step
+from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step, with_drift
 
 __all__ = ["SPANS", "STEPS", "Store", "default_store"]
 
@@ -93,7 +93,7 @@ class Store:
         ids = sorted(path.name for path in self.runs.iterdir()) if self.runs.is_dir() else []
         if campaign is not None:
             ids = [name for name in ids if name.startswith(f"{campaign}-")]
-        runs = [self.read(name) for name in ids]
+        runs = with_drift([self.read(name) for name in ids])
         return sorted((r for r in runs if study is None or r.study == study), key=lambda r: (r.started_at, r.id))
 
     def read_campaigns(self, study: str | None = None) -> list[dict[str, Any]]:
