@@ -19,7 +19,7 @@ from paceline.model.compute import StepWork
 from paceline.model.measured.names import device_called, normal
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, estimate, knee_of
-from paceline.model.question import Question, check_question, ranks_of, works_of
+from paceline.model.question import Question, check_question, precision_of, ranks_of, works_of
 from paceline.model.step import Factors, Ranks, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
@@ -74,6 +74,7 @@ def predict_curve(
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
         detail={
+            "precision": precision_of(question),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
         },
