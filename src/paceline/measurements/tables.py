@@ -20,7 +20,6 @@ __all__ = [
     "PassTime",
     "RankPass",
     "launch_table",
-    "launch_throughputs",
     "pass_times",
     "rank_passes",
     "read_spans",
@@ -95,12 +94,6 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
         for run, *fields in connection.execute(query).fetchall():
             spans[run].append(Span(*fields))
     return {run: tuple(items) for run, items in spans.items()}
-
-
-def launch_throughputs(store: Store, runs: Sequence[str]) -> dict[str, float]:
-    """Samples per second of the successful runs among these."""
-    with open_views(store, runs) as connection:
-        return dict(connection.execute("SELECT id, samples_per_s FROM launches ORDER BY id").fetchall())
 
 
 def throughputs_where(store: Store, conditions: str) -> list[float]:

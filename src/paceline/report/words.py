@@ -22,6 +22,8 @@ __all__ = [
     "gain_words",
     "noise_words",
     "percent_half",
+    "predicted_words",
+    "refuted_words",
     "span_ms",
     "tried_words",
 ]
@@ -47,11 +49,26 @@ def gain_words(gain: Interval) -> str:
     return f"{format_share(gain.value)} of the time per sample ({_span(gain)})"
 
 
+def predicted_words(finding: Finding) -> str:
+    """The predicted gain of a finding, or why it is unknown."""
+    return f"unknown, {finding.unknown}" if finding.unknown else gain_words(finding.gain)
+
+
+def refuted_words(refuted: Sequence[Finding]) -> list[str]:
+    """Changes that were tried and did not help, a sentence each."""
+    return [
+        f"Refuted by a trial: {item.change.what} for {item.case}. Predicted to save {gain_words(item.gain)}; "
+        f"measured: {gain_words(item.measured_gain)}."
+        for item in refuted
+        if item.measured_gain
+    ]
+
+
 def noise_words(unsure: Sequence[Finding]) -> str:
     """Changes on which the launches do not agree, in one sentence."""
     named = "; ".join(f"{item.title}, {item.case} ({_span(item.gain)})" for item in unsure[:MOST_OTHERS])
     more = f"; and {len(unsure) - MOST_OTHERS} more" if len(unsure) > MOST_OTHERS else ""
-    return f"Not advised, because it is within the noise of these launches: {named}{more}."
+    return f"Not advised, because it is within the noise of these launches or their phases do not close: {named}{more}."
 
 
 def _span(gain: Interval) -> str:
