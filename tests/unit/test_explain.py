@@ -281,7 +281,9 @@ def test_curves_say_what_they_were_calibrated_with_and_no_case_predicts_itself(t
     one, several = Made(ranks=1), Made(ranks=2, aggregate=0.02)
     (series,) = explain(tmp_path / "one", one, several).series
     assert series.basis == "this study's own case on several ranks"
-    assert [residual.basis.split(":")[0] for residual in series.residuals[1:]] == ["catalog figures only"]
+    assert [residual.basis.split(",")[0] for residual in series.residuals[1:]] == [
+        "catalog figures of links and start-up"
+    ]
     (series,) = explain(tmp_path / "two", one, several, Made(ranks=4, aggregate=0.03)).series
     assert series.basis == "this study's own 2 cases on several ranks"
     assert {residual.basis for residual in series.residuals[1:]} == {"the other case of this study on several ranks"}

@@ -43,6 +43,13 @@ def test_every_reader_of_throughput_says_the_same(store: Store) -> None:
     assert list(load_launches(store, "demo-1")[0].throughputs) == by_view
 
 
+def test_a_framework_without_its_mode_means_the_default_mode(store: Store) -> None:
+    named = throughputs_where(store, "framework=pytorch/ddp")
+    assert named
+    assert throughputs_where(store, "framework=pytorch") == named
+    assert throughputs_where(store, "framework=no-such") == []
+
+
 def test_runs_that_are_named_are_read_alone(store: Store) -> None:
     assert [item.run for item in pass_times(store, ["demo-1-abc-001"])] == ["demo-1-abc-001"]
     assert pass_times(store, []) == []

@@ -13,11 +13,12 @@ from paceline.units import format_share
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.findings.finding import Finding
     from paceline.explain.gap import Bar
-    from paceline.model.prediction import Curve
+    from paceline.model.prediction import Curve, Prediction
 
 __all__ = [
     "MOST_OTHERS",
     "common_label",
+    "dominant_words",
     "file_name",
     "gain_words",
     "noise_words",
@@ -28,6 +29,8 @@ __all__ = [
     "tried_words",
 ]
 
+WORTH_NAMING = 0.05
+"""Smallest share of a step that is named beside compute."""
 MOST_OTHERS = 5
 """Further cases of the same cause that are named."""
 
@@ -83,6 +86,14 @@ def tried_words(bar: Bar) -> str:
         return bar.tried
     span = span_ms(bar.measured_s, "+.3f")
     return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+.3f} ms" + (f" ({span})" if span else "")
+
+
+def dominant_words(prediction: Prediction) -> str:
+    """The largest part of a step; beside compute also what is largest of the rest, if it is more than a trace."""
+    name, share = prediction.beside_compute
+    if prediction.dominant != "compute" or share < WORTH_NAMING:
+        return prediction.dominant
+    return f"compute, then {name} {100 * share:.0f} %"
 
 
 def file_name(text: str) -> str:
