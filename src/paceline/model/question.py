@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline import catalog
+from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
 from paceline.cost.memory import check_fits, largest_batch
 from paceline.cost.precision import numerics_on, precision_line
@@ -26,7 +27,6 @@ from paceline.model.compute import (
     roofline_work,
     work_of_profile,
 )
-from paceline.model.measured.names import device_called
 from paceline.model.step import Ranks
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
@@ -119,7 +119,7 @@ def precision_of(question: Question) -> str:
 
 def device_key(device: Device) -> str:
     """Equal for devices that compute alike."""
-    return device.model_dump_json(exclude={"price"})
+    return device.model_dump_json(exclude={"price", "power"})
 
 
 def _devices(question: Question) -> dict[str, Device]:

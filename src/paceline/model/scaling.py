@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
+from paceline.catalog.devices import device_called
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork
-from paceline.model.measured.names import device_called, normal
+from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
 from paceline.model.question import Question, check_question, precision_of, ranks_of, works_of

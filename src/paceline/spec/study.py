@@ -91,6 +91,9 @@ class Case(Noun):
     def canonical(self) -> dict[str, Any]:
         """The case as plain data that does not depend on names or on the order of fields."""
         data = self.model_dump(mode="json", exclude={"network", "strategy", *([] if self.script else ["script"])})
+        for host in data["cluster"]["hosts"]:
+            for device in host["devices"]:
+                del device["power"]  # it costs money, not time
         strategy = self.strategy.model_dump(mode="json", exclude={"name"})
         if self.strategy.precision is None and not self.has_tf32:
             strategy["precision"] = "float32"
