@@ -184,6 +184,10 @@ def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
         if state is None:
             continue
         _account(state, run, stored)
+    for name in store.names(campaign=campaign.id):  # a damaged run keeps its number, so that no launch takes it
+        case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
+        if case_id in states and number.isdigit():
+            states[case_id].launched = max(states[case_id].launched, int(number) + 1)
     for state in states.values():
         state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
     return list(states.values())
@@ -207,7 +211,7 @@ def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunDat
 
 def _account(state: CaseState, run: Run, throughputs: dict[str, float]) -> None:
     state.launched = max(state.launched, run.launch + 1)
-    if run.outcome == "ok":
+    if run.outcome == "ok" and run.id in throughputs:
         state.throughputs.append(throughputs[run.id])
         state.drifted += run.drifted
     else:

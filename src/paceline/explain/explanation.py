@@ -60,6 +60,8 @@ class Explanation:
     """Findings within the noise of the launches, without advice."""
     summary: tuple[str, ...]
     """Three sentences: speed, scaling, advice."""
+    left_out: tuple[str, ...] = ()
+    """Damaged runs that take no part."""
 
     @property
     def good(self) -> tuple[CaseExplanation, ...]:
@@ -95,6 +97,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         findings=ranked.shown,
         unsure=ranked.unsure,
         summary=_summarise(evidence, ranked),
+        left_out=tuple(str(damage) for damage in store.damaged.values()),
     )
 
 
