@@ -70,9 +70,11 @@ $(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
 	$(RAY_ENV)/bin/$(PIP) -r requirements/ray.txt
 	@touch $@
 
+# What fails beside other tests is repeated without them, and printed as repeated: other load disturbs measurements of time.
+FULL := $(BIN)/pytest -q -m "(full or hypothesis) and not frameworks" --hypothesis-profile fresh --hypothesis-seed $(SEED)
 test-all: root test engines
-	$(WITH_ENGINES) $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "(full or hypothesis) and not frameworks" \
-	  --hypothesis-profile fresh --hypothesis-seed $(SEED)
+	$(WITH_ENGINES) $(FULL) -n $(WORKERS) --dist worksteal || { [ $$? = 1 ] && \
+	  echo "repeating what failed, one test at a time:" && $(WITH_ENGINES) $(FULL) --last-failed --last-failed-no-failures none; }
 
 test-cluster: root engines
 	$(WITH_ENGINES) $(BIN)/pytest -m full tests/integration/cluster

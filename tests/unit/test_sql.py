@@ -12,7 +12,7 @@ from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
-from paceline.measurements.tables import launch_table, launch_throughputs, pass_times, throughputs_where
+from paceline.measurements.tables import launch_table, pass_times, throughputs_where
 from tests.unit.test_store import make_run, make_steps
 
 
@@ -39,15 +39,21 @@ def test_every_reader_of_throughput_says_the_same(store: Store) -> None:
     ids = [run.id for run in store.read_all()]
     table = launch_table(store.root)
     assert [row["samples_per_s"] for row in table.to_pylist() if row["outcome"] == "ok"] == by_view
-    assert list(launch_throughputs(store, ids).values()) == by_view
     assert [item.samples_per_s for item in pass_times(store, ids)] == by_view
     assert throughputs_where(store, "study=demo") == by_view
     assert list(load_launches(store, "demo-1")[0].throughputs) == by_view
 
 
+def test_a_framework_without_its_mode_means_the_default_mode(store: Store) -> None:
+    named = throughputs_where(store, "framework=pytorch/ddp")
+    assert named
+    assert throughputs_where(store, "framework=pytorch") == named
+    assert throughputs_where(store, "framework=no-such") == []
+
+
 def test_runs_that_are_named_are_read_alone(store: Store) -> None:
-    assert list(launch_throughputs(store, ["demo-1-abc-001"])) == ["demo-1-abc-001"]
-    assert launch_throughputs(store, []) == {}
+    assert [item.run for item in pass_times(store, ["demo-1-abc-001"])] == ["demo-1-abc-001"]
+    assert pass_times(store, []) == []
 
 
 def test_runs_steps_and_spans_join(store: Store) -> None:

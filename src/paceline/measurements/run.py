@@ -185,7 +185,7 @@ class Run(Noun):
     @property
     def label(self) -> str:
         """The label of the case, see `spec.study.case_label`."""
-        return case_label(self.network, self._named_framework, self.batch, self.ranks, self.cluster)
+        return case_label(self.network, self.contender, self.batch, self.ranks, self.cluster)
 
     @property
     def series(self) -> tuple[str | int, ...]:
@@ -197,10 +197,11 @@ class Run(Noun):
     def series_label(self) -> str:
         """The label of the run's scaling curve."""
         where = "" if self.cluster == "local" else f", {self.cluster}"
-        return f"{self.network} {self._named_framework}, batch {self.batch}, {self.input} input{where}"
+        return f"{self.network} {self.contender}, batch {self.batch}, {self.input} input{where}"
 
     @property
-    def _named_framework(self) -> str:
+    def contender(self) -> str:
+        """The framework and mode, with the name of the strategy if it is not the default."""
         return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer
-from paceline.measurements.results import Launches
+from paceline.measurements.results import Launches, median_phases
 from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
+from paceline.measurements.summary import split_closes
 from paceline.spec.cluster import Cluster, place
 
 __all__ = ["Row", "alone", "profile_from", "profile_of"]
@@ -88,8 +89,14 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
         jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
-        source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
+        source=f"{len(launches.steps)} launches of {run.study}, {run.framework}{_doubt(launches)}",
     )
+
+
+def _doubt(launches: Launches) -> str:
+    """What whoever uses the profile must know of it."""
+    closes = split_closes(median_phases(launches.passes))
+    return "" if closes else "; their phases do not close within 5 % of the step: not to be trusted"
 
 
 def _spans(store: Store, runs: list[str]) -> list[Row]:
