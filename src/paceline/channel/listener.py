@@ -1,6 +1,6 @@
-"""A listener that strangers cannot hold up: whatever a connection does may close that connection only.
+"""A listener that no caller can hold up: whatever a connection does may close that connection only.
 
-Callers that have not proven anything are bounded in number and time. When too many are at the door the oldest of them
+Callers that have not proven anything are bounded in number and time. When there are too many, the oldest of them
 goes: a handshake takes milliseconds, so the oldest is the one that says nothing. Who is refused is logged, a few each
 ten seconds and then by their number.
 """
@@ -29,7 +29,7 @@ MAX_CALLERS = 4096
 POLL = 0.2
 """Seconds between two looks at whether the listener is closed."""
 PAUSE = 0.05
-"""Seconds to wait when this process has no descriptors left, so that some of the callers at the door are gone."""
+"""Seconds to wait when this process has no descriptors left, so that some handshakes have ended."""
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("paceline.channel")
 
@@ -98,8 +98,7 @@ class SecureListener:
         try:
             connection, address = self._server.accept()
         except OSError as error:
-            # The caller is gone again, or this process is short of something; a listener that ended for it would be
-            # what a stranger wants.
+            # The caller is gone again, or this process is short of something: no reason to end the listener.
             if not self._closed.is_set() and error.errno in SHORT_OF:
                 self._quiet.warn("cannot accept a connection: %s", error)
                 self._drop_oldest()

@@ -14,20 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import peers
-from paceline.runtime.members.channel import (
-    GREETING_TIMEOUT,
-    Channel,
-    Endpoint,
-    in_background,
-    login_of,
-    message_listener,
-)
+from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, message_listener
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Peer, Timeouts, View, close_roster, is_closed, read_roster, write_roster
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.states import MEMBER_TABLE, Event, MemberState, StateMachine
 
 __all__ = ["Member"]
@@ -50,7 +43,7 @@ class Member:
         self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts, session: str = ""
     ) -> None:
         self.peer, self.secret, self.session, self._timeouts = peer, secret, session, timeouts
-        self._login = login_of(secret, messages.Role.MEMBER, peer.id, session=session)
+        self._login = Login(secret, messages.Role.MEMBER.value, peer.id, session)
         self._listener = message_listener(server, self._login, self._answer, caller=messages.Role.MEMBER)
         self.roster: Path | None = None
         """Where this member writes the endpoints of a view when it leads."""
@@ -151,8 +144,7 @@ class Member:
             leader.resign()
             if done:
                 close_roster(self.roster)
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             channel.close()
 
     @property
@@ -185,8 +177,7 @@ class Member:
 
     def _send(self, message: messages.Message) -> None:
         """To the leader; if it is gone, whoever leads next asks anew."""
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             with contextlib.suppress(ConnectionError):
                 channel.send(message)
 
@@ -351,7 +342,7 @@ class Member:
             channel.set_timeout(None)
             leader = self._leader
             if isinstance(message, messages.Hello) and message.peer.id != channel.peer:
-                raise ProtocolError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
+                raise ConnectionError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
             if isinstance(message, messages.Hello) and leader is not None and leader.leading:
                 leader.admit(message.peer, channel, seen=message.view)
                 return

@@ -131,7 +131,7 @@ def _through_torchrun(start: LaunchContext, server: socket.socket) -> Endpoint:
             return (host, int(port))
         if time.monotonic() > deadline:
             raise InputError(
-                "rank 0 and this process have different secrets, or a stranger writes to torchrun's store",
+                "rank 0 and this process have different secrets, or somebody else writes to torchrun's store",
                 hint=f"set {variables.SECRET} to the same value on every host",
             )
         time.sleep(0.1)
