@@ -26,7 +26,7 @@ VERSION = 2
 MAGIC = b"PACELINE"
 NONCE_BYTES = PROOF_BYTES = 32
 MAX_FIELD = 200
-"""Bytes of a name, role, session or address: what an unauthenticated peer can make this process read is bounded by it."""
+"""Bytes of a name, role, session or address: it bounds what an unauthenticated peer can send."""
 NUM_FIELDS = 5
 _SIZE = struct.Struct(">H")
 

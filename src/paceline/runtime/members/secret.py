@@ -22,7 +22,7 @@ from paceline.errors import InputError
 __all__ = ["given_secret", "local_secret", "seal_endpoint", "unseal_endpoint"]
 
 SHORTEST = 16
-"""Characters: an unauthenticated peer that is called can try guesses against the proof that it hears, as often as it likes."""
+"""Characters: a peer that is called can try guesses against the proof that it hears, without being noticed."""
 MAKE = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
 
 
