@@ -74,7 +74,8 @@ def _summary(page: CampaignPage) -> Markup:
     sentences = [element("p", sentence) for sentence in page.explanation.summary]
     failed = sum(case.evidence.result.num_failed > 0 for case in page.explanation.cases)
     note = element("p", f"{failed} cases had launches that failed; they are listed below.", class_="bad")
-    return fragment(*sentences, note if failed else None)
+    damaged = [element("p", f"Left out as damaged: {what}", class_="bad") for what in page.explanation.left_out]
+    return fragment(*sentences, note if failed else None, *damaged)
 
 
 def _scaling(page: CampaignPage) -> Markup | None:
