@@ -4,7 +4,8 @@ A campaign is one pass through a study; one process at a time works on it. Launc
 every case that is not done once, in a new random order, so that drift of the machine affects all cases equally. A case
 is done when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A
 launch that the machine could not sustain does not count: it is repeated with more dilation. A launch before which the
-machine's own speed was unusual does not count either, here and in every result (`run.counted`).
+machine's own speed was unusual does not count either, here and in every result (`run.counted`). A case whose phases do
+not close is measured again; if they still do not, its results are marked.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import probe_seconds
 from paceline.bench.sites.site import Launcher
 from paceline.errors import InputError
+from paceline.measurements.results import median_phases
 from paceline.measurements.run import Machine, Run, RunData, counted, with_drift
 from paceline.measurements.store import Store
-from paceline.measurements.summary import median_interval
-from paceline.measurements.tables import launch_throughputs
+from paceline.measurements.summary import median_interval, split_closes
+from paceline.measurements.tables import PassTime, pass_times
 from paceline.spec.load import dump
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case, Study
@@ -45,6 +47,8 @@ __all__ = [
 ]
 
 MAX_FAILURES = 2
+MAX_AGAIN = 2
+"""Further launches of a case whose phases do not close."""
 StopReason = Literal["settled", "launches", "failed", "budget"]
 
 
@@ -137,17 +141,17 @@ class CaseState:
 
     case: Case
     runs: list[Run] = field(default_factory=list)
+    failures: int = 0
+    numbered: int = 0
+    """Number after those of all stored launches, damaged ones too, so that no launch takes their place."""
+    again: int = 0
+    """Launches that were added because the phases did not close."""
     stopped: StopReason | None = None
 
     @property
     def launched(self) -> int:
         """Number of the next launch."""
-        return max((run.launch + 1 for run in self.runs), default=0)
-
-    @property
-    def failures(self) -> int:
-        """Number of failed launches."""
-        return sum(run.outcome == "failed" for run in self.runs)
+        return max(self.numbered, *(run.launch + 1 for run in self.runs), 0)
 
     @property
     def unsustained(self) -> int:
@@ -174,7 +178,6 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
             store.write(data)
             progress.add(data.run)
             yield LaunchFinished(data.run)
-            state.stopped = progress.stop_reason(state)
             if state.stopped:
                 yield CaseStopped(state.case, state.stopped, state.launched)
 
@@ -186,11 +189,16 @@ class _Progress:
         self._protocol = campaign.study.protocol
         self._store = store
         self._by_case = {case.id: CaseState(case) for case in campaign.cases}
-        self._runs = [run for run in store.read_all(campaign=campaign.id) if run.case_id in self._by_case]
-        self._throughputs = launch_throughputs(store, [run.id for run in self._runs])
-        self._deal()
-        for state in self.states:
-            state.stopped = self.stop_reason(state) if state.runs else None
+        self._runs: list[Run] = []
+        stored = [run for run in store.read_all(campaign=campaign.id) if run.case_id in self._by_case]
+        self._times = _times_by_run(store, [run.id for run in stored])
+        for run in stored:
+            self.add(run)
+        for name in store.names(campaign=campaign.id):
+            case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
+            if case_id in self._by_case and number.isdigit():
+                state = self._by_case[case_id]
+                state.numbered = max(state.numbered, int(number) + 1)
 
     @property
     def states(self) -> list[CaseState]:
@@ -198,19 +206,38 @@ class _Progress:
         return list(self._by_case.values())
 
     def add(self, run: Run) -> None:
-        """Take in a launch; its probe moves the usual speed, and so may change which launches count."""
+        """Take in a launch; its probe moves the usual speed, and so may change which launches of all cases count."""
+        if run.id not in self._times:
+            self._times |= _times_by_run(self._store, [run.id])
         self._runs = with_drift([*self._runs, run])
-        self._throughputs |= launch_throughputs(self._store, [run.id])
-        self._deal()
-
-    def _deal(self) -> None:
         for state in self.states:
-            state.runs = [run for run in self._runs if run.case_id == state.case.id]
+            state.runs = [one for one in self._runs if one.case_id == state.case.id]
+            state.failures = sum(not self._timed(one) for one in state.runs)
+        state = self._by_case[run.case_id]
+        state.stopped = self._next_stop(state)
 
-    def stop_reason(self, state: CaseState) -> StopReason | None:
-        """Why the case is done; None if it is not."""
-        sample = [self._throughputs[run.id] for run in counted(state.runs)]
-        return _stop_reason(state, sample, self._protocol)
+    def _timed(self, run: Run) -> bool:
+        return run.outcome == "ok" and "clean" in self._times[run.id]
+
+    def _next_stop(self, state: CaseState) -> StopReason | None:
+        """Why a case stops now; a case whose phases do not close gets further launches first."""
+        times = [self._times[run.id] for run in counted(state.runs) if self._timed(run)]
+        reason = _stop_reason(state, [passes["clean"].samples_per_s for passes in times], self._protocol)
+        if reason not in ("settled", "launches") or state.again == MAX_AGAIN:
+            return reason
+        split = [{name: item.median_s for name, item in passes.items()} for passes in times if len(passes) > 1]
+        if split_closes(median_phases(split)):
+            return reason
+        state.again += 1
+        return None
+
+
+def _times_by_run(store: Store, runs: list[str]) -> dict[str, dict[str, PassTime]]:
+    """The passes of each run by name."""
+    times: dict[str, dict[str, PassTime]] = {run: {} for run in runs}
+    for item in pass_times(store, runs):
+        times[item.run][item.pass_name] = item
+    return times
 
 
 def _launch(campaign: Campaign, state: CaseState) -> RunData:

@@ -22,11 +22,23 @@ from numpy.typing import NDArray
 
 from paceline.measurements.run import PHASES
 
-__all__ = ["Comparison", "Interval", "Verdict", "amount_interval", "compare", "median_interval", "phases_of",
-           "speedup_interval"]  # fmt: skip
+__all__ = [
+    "FEWEST_LAUNCHES",
+    "Comparison",
+    "Interval",
+    "Verdict",
+    "amount_interval",
+    "compare",
+    "median_interval",
+    "phases_of",
+    "speedup_interval",
+    "split_closes",
+]
 
-FEWEST = 3
-"""Launches, or rounds, below which a comparison gives no verdict; rounds below which nothing is paired."""
+CLOSES_WITHIN = 0.05
+"""Largest remainder of a split into phases, as a share of the step, at which the split can be trusted."""
+FEWEST_LAUNCHES = 3
+"""Launches of each side below which a comparison gives no verdict; common rounds below which nothing is paired."""
 
 Floats = NDArray[np.float64]
 Rounds = tuple[Sequence[Hashable], Sequence[Hashable]]
@@ -122,7 +134,7 @@ def compare(
         return Comparison(ratio, float("nan"), counts, 0, "too few launches")
     p_value = _p_value(*found[:3])
     verdict: Verdict = "no difference shown"
-    if min(counts) < FEWEST:
+    if min(counts) < FEWEST_LAUNCHES:
         verdict = "too few launches"
     elif p_value <= 1 - confidence and not ratio.low <= 1 <= ratio.high:
         verdict = "faster" if ratio.value > 1 else "slower"
@@ -152,7 +164,7 @@ def _pairs(rounds: Rounds) -> list[tuple[int, int]]:
     places = {name: place for place, name in enumerate(theirs)}
     pairs = [(place, places[name]) for place, name in enumerate(ours) if name in places]
     unique = len(set(ours)) == len(ours) and len(places) == len(theirs)
-    return pairs if unique and len(pairs) >= FEWEST and 2 * len(pairs) >= max(len(ours), len(theirs)) else []
+    return pairs if unique and len(pairs) >= FEWEST_LAUNCHES and 2 * len(pairs) >= max(len(ours), len(theirs)) else []
 
 
 def _scale(values: Floats, pilot: int | None) -> float:
@@ -206,3 +218,9 @@ def phases_of(passes: dict[str, float]) -> dict[str, float]:
         reached = max(reached, until)
     result["other"] = passes["clean"] - sum(result.values())
     return result
+
+
+def split_closes(phases: dict[str, float]) -> bool:
+    """Whether the phases sum to the step without a large remainder; true without phases."""
+    step = sum(phases.values())
+    return not phases or abs(phases["other"]) <= CLOSES_WITHIN * step
