@@ -106,7 +106,12 @@ class SecureConnection:
         """Text and data of the next frame, which has to begin within the timeout."""
         assert self._keys is not None
         with self._using():
-            return self._receive(self._keys[1], timeout, max_text, max_data)
+            try:
+                return self._receive(self._keys[1], timeout, max_text, max_data)
+            except ConnectionError as error:
+                with self._lock:  # what comes next cannot be trusted, or read
+                    self._break(str(error))
+                raise
 
     def _receive(self, macs: _Macs, timeout: float, max_text: int, max_data: int) -> tuple[bytes, bytes]:
         self._fill(1, time.monotonic() + timeout)
