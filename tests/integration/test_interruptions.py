@@ -80,7 +80,7 @@ def check_whole(store: Store, seen: dict[str, bytes]) -> dict[str, bytes]:
     """Every run is complete and readable, and none that was there has changed."""
     now = {}
     for folder in store.runs.iterdir() if store.runs.is_dir() else []:
-        assert {item.name for item in folder.iterdir()} == {"run.json", "steps.parquet", "spans.parquet"}
+        assert {item.name for item in folder.iterdir()} == {"run.json", "steps.parquet", "spans.parquet", "SHA256SUMS"}
         store.read(folder.name)
         now[folder.name] = (folder / "run.json").read_bytes()
     assert all(now[name] == content for name, content in seen.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from paceline.errors import InputError
@@ -73,6 +74,29 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
         "COPY (SELECT 1) TO 'out.csv'",
         "SELECT 1; SELECT 2",
         "ATTACH 'x.db'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO 'out.csv'",
+        "EXPLAIN ANALYZE INSERT INTO steps SELECT * FROM steps",
+        "EXPLAIN ANALYZE CREATE TABLE x AS SELECT 1",
+        "EXPORT DATABASE 'out.csv'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "PRAGMA database_list",
+        "PRAGMA enable_profiling = 'json'",
+        "CALL enable_logging()",
+        "SELECT * FROM enable_logging()",
+        "SELECT * FROM read_csv('secret.txt')",
+        "SELECT * FROM read_text('secret.txt')",
+        "SELECT * FROM 'secret.txt'",
+        "SELECT * FROM glob('*')",
+        "SELECT * FROM sniff_csv('secret.txt')",
+        "SELECT * FROM parquet_metadata('secret.txt')",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM query('COPY (SELECT 1) TO ''out.csv'' ')",
+        "SELECT * FROM rows",
+        "SELECT error('no')",
+        "SELECT * FROM range(1000000000000)",
         "SELECT nothing FROM runs",
         "SELEC 1",
         "",
@@ -80,10 +104,24 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
 )
 def test_only_one_select_is_answered(store: Store, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.txt").write_text("a,b\n1,2\n")
+    before = sorted(tmp_path.rglob("*"))
+    rows = pa.table({"a": [1]})
+    assert rows.num_rows == 1  # a variable of the caller is no table either
     with pytest.raises(InputError):
         ask(store, query)
-    assert not (tmp_path / "out.csv").exists()
-    assert not (tmp_path / "x.db").exists()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_settings_of_the_connection_are_final(store: Store) -> None:
+    query = "SELECT name, value FROM duckdb_settings() WHERE name IN ('enable_external_access', 'lock_configuration')"
+    found = {row["name"]: row["value"] for row in ask(store, query).to_pylist()}
+    assert found == {"enable_external_access": "false", "lock_configuration": "true"}
+
+
+@pytest.mark.parametrize("query", ["DESCRIBE runs", "FROM launches", "WITH a AS (SELECT 1) FROM a", "SUMMARIZE steps"])
+def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
+    assert ask(store, query).num_rows > 0
 
 
 def test_select_chooses_by_conditions(store: Store) -> None:

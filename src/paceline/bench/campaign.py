@@ -193,6 +193,10 @@ def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
             continue
         _account(state, run, stored)
         state.stopped = _next_stop(state, campaign.study.protocol)
+    for name in store.names(campaign=campaign.id):  # a damaged run keeps its number, so that no launch takes it
+        case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
+        if case_id in states and number.isdigit():
+            states[case_id].launched = max(states[case_id].launched, int(number) + 1)
     return list(states.values())
 
 
@@ -222,7 +226,7 @@ def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunDat
 
 def _account(state: CaseState, run: Run, times: dict[str, dict[str, PassTime]]) -> None:
     state.launched = max(state.launched, run.launch + 1)
-    if run.outcome == "ok":
+    if run.outcome == "ok" and "clean" in times[run.id]:
         passes = times[run.id]
         state.throughputs.append(passes["clean"].samples_per_s)
         state.passes += [{name: item.median_s for name, item in passes.items()}] if len(passes) > 1 else []

@@ -63,6 +63,8 @@ class Explanation:
     """Frameworks and strategies within each network, batch and number of ranks."""
     refuted: tuple[Finding, ...] = ()
     """Findings whose trial measured no gain."""
+    left_out: tuple[str, ...] = ()
+    """Damaged runs that take no part."""
 
     @cached_property
     def summary(self) -> tuple[str, ...]:
@@ -104,6 +106,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         findings=ranks.shown,
         unsure=ranks.unsure,
         rankings=rank_launches(item.launches for item in evidence),
+        left_out=tuple(str(damage) for damage in store.damaged.values()),
     )
 
 

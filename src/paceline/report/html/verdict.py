@@ -26,7 +26,8 @@ def verdict_section(page: CampaignPage) -> Markup:
     note = element("p", f"{failed} cases had launches that failed; they are listed below.", class_="bad")
     rankings = ranking_table(_contested(page))
     table = scrollable(html_table(rankings), "Ranking") if rankings.rows else None
-    return fragment(*sentences, note if failed else None, *_hardware(page), table)
+    damaged = [element("p", f"Left out as damaged: {what}", class_="bad") for what in page.explanation.left_out]
+    return fragment(*sentences, note if failed else None, *damaged, *_hardware(page), table)
 
 
 def _hardware(page: CampaignPage) -> list[Markup]:
