@@ -18,9 +18,9 @@ from paceline.measurements.summary import phases_of
 
 __all__ = [
     "CONDITION_FIELDS",
+    "LaunchRates",
     "PassTime",
     "RankPass",
-    "Rates",
     "launch_table",
     "pass_times",
     "rank_passes",
@@ -73,7 +73,7 @@ class PassTime:
 
 
 @dataclass(frozen=True)
-class Rates:
+class LaunchRates:
     """Samples per second of some launches, and the round in which each was started."""
 
     samples_per_s: list[float]
@@ -107,7 +107,7 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
     return {run: tuple(items) for run, items in spans.items()}
 
 
-def throughputs_where(store: Store, conditions: str) -> Rates:
+def throughputs_where(store: Store, conditions: str) -> LaunchRates:
     """Samples per second of every launch that counts and meets conditions such as `study=demo,ranks=2`."""
     pairs = [_condition(text) for text in conditions.split(",") if text.strip()]
     if not pairs:
@@ -121,7 +121,7 @@ def throughputs_where(store: Store, conditions: str) -> Rates:
         if run.id in rates:
             cases[run.campaign, run.case_id].append(run)
     chosen = [run for runs in cases.values() for run in counted(runs)]
-    return Rates([rates[run.id] for run in chosen], [(run.campaign, run.launch) for run in chosen])
+    return LaunchRates([rates[run.id] for run in chosen], [(run.campaign, run.launch) for run in chosen])
 
 
 def _condition(text: str) -> tuple[str, str]:
