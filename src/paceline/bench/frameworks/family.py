@@ -108,4 +108,5 @@ def _sequences() -> dict[str, Any]:
 def _names() -> dict[str, Any]:
     """Names that mean something to a framework, that need escaping, or that differ only in a separator."""
     names = ["values", "label", "data", "loss", "a-b", "a_b", "a.b", "a__b", 'say "hi" { }', "Größe", "parameters"]
-    return {"names": _image([{**CONV, "name": name, "channels": 4} for name in names])}
+    kinds: list[Layer] = [{**CONV, "channels": 4}, {"kind": "tanh"}]
+    return {"names": _image([{**kinds[index % 2], "name": name} for index, name in enumerate(names)])}

@@ -143,11 +143,11 @@ def _pool(method: str) -> Callable[[Plain, Shapes, int], str]:
 
 
 def _rounded_up(layer: Plain, shape: tuple[int, ...], axis: int) -> int:
-    """Caffe rounds the size of a pooled image up; a window must start inside the image or its padding."""
+    """Caffe rounds the size of a pooled image up; with padding on any side, windows start inside image or padding."""
     side, kernel = shape[axis + 1], layer["kernel"][axis]
     stride, padding = layer["stride"][axis], layer["padding"][axis]
     count = -(-(side + 2 * padding - kernel) // stride) + 1
-    if padding and (count - 1) * stride >= side + padding:
+    if any(layer["padding"]) and (count - 1) * stride >= side + padding:
         count -= 1
     return count
 
