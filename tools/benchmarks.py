@@ -51,6 +51,7 @@ class Entry:
 
 ENTRIES = (
     Entry("validate", "validate"),
+    Entry("published_devices", "published_devices"),
     Entry("predict_speed", "predict_speed"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
