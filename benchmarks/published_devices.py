@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/published_devices.py --fit
 
 Judged are the figures of catalog/published/devices.toml (ResNet-50, BERT-large, GPT of four sizes; float32, TF32,
-mixed), to which nothing was fitted. Targets: the 90 % intervals hold 85 % or more, and the median interval is no wider than a
-factor of 2 from end to end. Exits with 1 if a target is missed. `--fit` fits the reach of catalog/reach.toml again,
-to the figures of seven other campaigns, and with each campaign left out.
+mixed), to which nothing was fitted. Targets: the 90 % intervals hold 85 % or more, and the median interval is no wider
+than a factor of 2 from end to end. Exits with 1 if a target is missed. `--fit` fits the reach of catalog/reach.toml
+again, to the figures of seven other campaigns, and with each campaign left out.
 """
 
 from __future__ import annotations
