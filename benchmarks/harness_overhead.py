@@ -1,8 +1,8 @@
 """Does measuring slow down what is measured? Throughput under `paceline run` against a bare PyTorch script.
 
 Both do the same work: the same network, batch, optimiser and threads. They run in turn within one session of this
-script, so that the machine's mood touches both alike; the ratio of medians over the pairs comes with its bootstrap
-interval.
+script, so that the machine's mood touches both alike; the ratio of medians comes with its t interval, as two groups
+and as pairs.
 
     .venv/bin/python benchmarks/harness_overhead.py --pairs 12
 """
@@ -20,9 +20,9 @@ from lib.result import Figure, parser_of, publish
 from paceline.bench.environments import environment_python, prepare
 from paceline.bench.measure import measure
 from paceline.catalog import shipped_catalog
+from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
-from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 BARE = Path(__file__).parent / "lib" / "bare_pytorch.py"
@@ -57,8 +57,9 @@ def main() -> None:
         pairs.append((rates["under_paceline"], rates["bare"]))
         print(f"pair {index + 1:2d}: paceline {pairs[-1][0]:8.1f}  bare {pairs[-1][1]:8.1f} samples/s", flush=True)
     ratio = speedup_interval([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
-    paired = speedup_interval([ours / theirs for ours, theirs in pairs], [1.0] * len(pairs))
-    named = {"throughput over a bare loop": ratio, "median of paired ratios": paired}
+    turns = (range(len(pairs)), range(len(pairs)))
+    paired = speedup_interval([ours for ours, _ in pairs], [theirs for _, theirs in pairs], rounds=turns)
+    named = {"throughput over a bare loop": ratio, "the same, paired": paired}
     figures = [Figure(name, item.value, "", item.low, item.high, "95 %") for name, item in named.items()]
     publish(options, figures, turns=pairs)
 
@@ -72,8 +73,7 @@ def under_paceline(python: Path, batch: int, steps: int) -> float:
         with measure(study, cases, store) as measurement:
             for _ in measurement.events:
                 pass
-        runs = store.read_all(campaign=measurement.campaign)
-        return next(iter(launch_throughputs(store, [run.id for run in runs]).values()))
+        return load_launches(store, measurement.campaign)[0].throughputs[0]
 
 
 def bare(python: Path, batch: int, steps: int) -> float:

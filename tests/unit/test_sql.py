@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from paceline.errors import InputError
 from paceline.measurements.results import load_launches
-from paceline.measurements.run import RunData, Span
+from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
-from paceline.measurements.tables import launch_table, launch_throughputs, pass_times, throughputs_where
+from paceline.measurements.tables import launch_table, pass_times, throughputs_where
 from tests.unit.test_store import make_run, make_steps
 
 
@@ -33,20 +34,39 @@ def test_throughput_is_all_samples_over_all_time_of_the_slowest_rank(store: Stor
     assert rows[1]["samples_per_s"] == pytest.approx(16 / 0.22)
 
 
+def test_the_time_of_a_launch_is_that_of_its_slowest_rank_although_ranks_take_turns(tmp_path: Path) -> None:
+    seconds = {0: (0.1, 0.2, 0.1, 0.2), 1: (0.2, 0.1, 0.2, 0.15)}
+    steps = [Step("clean", rank, k, False, 0.0, s) for rank, times in seconds.items() for k, s in enumerate(times)]
+    steps.append(Step("clean", 1, 0, True, 0.0, 9.0))
+    place = Store(tmp_path)
+    place.write(RunData(make_run(), tuple(steps)))
+    (row,) = ask(place, "SELECT timed_steps, step_s, total_s, samples_per_s FROM launches JOIN passes "
+                        "USING (timed_steps, step_s, samples_per_s)").to_pylist()  # fmt: skip
+    assert row["total_s"] == pytest.approx(0.65)  # the sum of the slowest steps is 0.8
+    assert row["samples_per_s"] == pytest.approx(4 * 2 * 8 / 0.65)
+    assert (row["timed_steps"], row["step_s"]) == (4, pytest.approx(0.2))
+
+
 def test_every_reader_of_throughput_says_the_same(store: Store) -> None:
     by_view = ask(store, "SELECT samples_per_s FROM launches ORDER BY id")["samples_per_s"].to_pylist()
     ids = [run.id for run in store.read_all()]
     table = launch_table(store.root)
     assert [row["samples_per_s"] for row in table.to_pylist() if row["outcome"] == "ok"] == by_view
-    assert list(launch_throughputs(store, ids).values()) == by_view
     assert [item.samples_per_s for item in pass_times(store, ids)] == by_view
-    assert throughputs_where(store, "study=demo") == by_view
+    assert throughputs_where(store, "study=demo").samples_per_s == by_view
     assert list(load_launches(store, "demo-1")[0].throughputs) == by_view
 
 
+def test_a_framework_without_its_mode_means_the_default_mode(store: Store) -> None:
+    named = throughputs_where(store, "framework=pytorch/ddp")
+    assert named.samples_per_s
+    assert throughputs_where(store, "framework=pytorch") == named
+    assert throughputs_where(store, "framework=no-such").samples_per_s == []
+
+
 def test_runs_that_are_named_are_read_alone(store: Store) -> None:
-    assert list(launch_throughputs(store, ["demo-1-abc-001"])) == ["demo-1-abc-001"]
-    assert launch_throughputs(store, []) == {}
+    assert [item.run for item in pass_times(store, ["demo-1-abc-001"])] == ["demo-1-abc-001"]
+    assert pass_times(store, []) == []
 
 
 def test_runs_steps_and_spans_join(store: Store) -> None:
@@ -67,6 +87,29 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
         "COPY (SELECT 1) TO 'out.csv'",
         "SELECT 1; SELECT 2",
         "ATTACH 'x.db'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO 'out.csv'",
+        "EXPLAIN ANALYZE INSERT INTO steps SELECT * FROM steps",
+        "EXPLAIN ANALYZE CREATE TABLE x AS SELECT 1",
+        "EXPORT DATABASE 'out.csv'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "PRAGMA database_list",
+        "PRAGMA enable_profiling = 'json'",
+        "CALL enable_logging()",
+        "SELECT * FROM enable_logging()",
+        "SELECT * FROM read_csv('secret.txt')",
+        "SELECT * FROM read_text('secret.txt')",
+        "SELECT * FROM 'secret.txt'",
+        "SELECT * FROM glob('*')",
+        "SELECT * FROM sniff_csv('secret.txt')",
+        "SELECT * FROM parquet_metadata('secret.txt')",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM query('COPY (SELECT 1) TO ''out.csv'' ')",
+        "SELECT * FROM rows",
+        "SELECT error('no')",
+        "SELECT * FROM range(1000000000000)",
         "SELECT nothing FROM runs",
         "SELEC 1",
         "",
@@ -74,15 +117,30 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
 )
 def test_only_one_select_is_answered(store: Store, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.txt").write_text("a,b\n1,2\n")
+    before = sorted(tmp_path.rglob("*"))
+    rows = pa.table({"a": [1]})
+    assert rows.num_rows == 1  # a variable of the caller is no table either
     with pytest.raises(InputError):
         ask(store, query)
-    assert not (tmp_path / "out.csv").exists()
-    assert not (tmp_path / "x.db").exists()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_settings_of_the_connection_are_final(store: Store) -> None:
+    query = "SELECT name, value FROM duckdb_settings() WHERE name IN ('enable_external_access', 'lock_configuration')"
+    found = {row["name"]: row["value"] for row in ask(store, query).to_pylist()}
+    assert found == {"enable_external_access": "false", "lock_configuration": "true"}
+
+
+@pytest.mark.parametrize("query", ["DESCRIBE runs", "FROM launches", "WITH a AS (SELECT 1) FROM a", "SUMMARIZE steps"])
+def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
+    assert ask(store, query).num_rows > 0
 
 
 def test_select_chooses_by_conditions(store: Store) -> None:
-    assert len(throughputs_where(store, "study=demo, ranks=2")) == 2
-    assert throughputs_where(store, "study=demo,ranks=3") == []
+    assert len(throughputs_where(store, "study=demo, ranks=2").samples_per_s) == 2
+    assert throughputs_where(store, "study=demo, ranks=2").rounds == [("demo-1", 0), ("demo-1", 1)]
+    assert throughputs_where(store, "study=demo,ranks=3").samples_per_s == []
     with pytest.raises(InputError, match="rank"):
         throughputs_where(store, "rnks=2")
     with pytest.raises(InputError, match="condition"):

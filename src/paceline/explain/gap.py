@@ -26,7 +26,7 @@ import numpy as np
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import GradientExchange, exchange_like
 from paceline.explain.findings.finding import Trial
-from paceline.measurements.summary import Interval, median_interval, phases_of
+from paceline.measurements.summary import Interval, amount_interval, phases_of
 from paceline.units import SECONDS
 
 __all__ = ["Bar", "Gap", "difference", "find_gaps"]
@@ -65,6 +65,8 @@ class Gap:
     fast_step_s: Interval
     bars: tuple[Bar, ...]
     """Bars that sum to the difference of the steps."""
+    untrusted: str = ""
+    """Why the bars are not to be trusted; empty if they are."""
 
     @property
     def seconds(self) -> float:
@@ -117,7 +119,13 @@ def _explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, 
         slow_step_s=slow.result.step_s,
         fast_step_s=fast.result.step_s,
         bars=tuple(bars),
+        untrusted=_untrusted(slow, fast),
     )
+
+
+def _untrusted(*cases: CaseEvidence) -> str:
+    doubtful = [case.label for case in cases if not case.result.closes]
+    return f"the phases of {' and of '.join(doubtful)} do not close within 5 % of the step" if doubtful else ""
 
 
 def _bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:
@@ -188,7 +196,7 @@ def _apart(passes: dict[str, float]) -> float:
 
 def difference(ours: list[float], theirs: list[float], value: float) -> Interval:
     """Interval of a difference: half-widths add as independent errors do."""
-    one, other = median_interval(ours), median_interval(theirs)
+    one, other = amount_interval(ours), amount_interval(theirs)
     below = ((one.value - one.low) ** 2 + (other.high - other.value) ** 2) ** 0.5
     above = ((one.high - one.value) ** 2 + (other.value - other.low) ** 2) ** 0.5
     return Interval(value, value - below, value + above)

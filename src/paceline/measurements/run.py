@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import datetime
+from statistics import median
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from paceline.spec.fields import Noun
+from paceline.spec.fields import Count, Name, Noun
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import case_label
 
@@ -24,10 +28,12 @@ __all__ = [
     "RunData",
     "Span",
     "Step",
+    "counted",
+    "with_drift",
 ]
 
-SCHEMA_VERSION = 2
-"""Version of the stored format; readers refuse newer versions."""
+SCHEMA_VERSION = 3
+"""Version of the stored format; readers refuse newer versions. Runs have checksums since version 3."""
 
 RENAMED = {"environment": "machine", "calibration_s": "probe_s"}
 """Current names of renamed fields of schema 1."""
@@ -35,11 +41,22 @@ RENAMED = {"environment": "machine", "calibration_s": "probe_s"}
 DRIFT_LIMIT: float = Protocol.model_fields["width"].default
 """Drift beyond which a launch counts as drifted, unless the protocol sets another interval width."""
 
+FEWEST_STEADY = 3
+"""Launches that must remain when those that drifted are left out."""
+
 PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The phases of a step, in order."""
 
 PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
 """The passes of a launch: the clean pass for throughput, the others for the phases (see `summary.phases_of`)."""
+
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _moment(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
 
 
 class Failure(Noun):
@@ -123,11 +140,11 @@ class Span:
 class Run(Noun):
     """The header of a stored run, without the tables of steps and spans."""
 
-    schema_version: int = SCHEMA_VERSION
-    id: str
-    campaign: str
-    study: str
-    case_id: str
+    schema_version: Annotated[int, Field(ge=1)] = SCHEMA_VERSION
+    id: Name
+    campaign: Name
+    study: Name
+    case_id: Name
     case: dict[str, Any]
     """Canonical form of the case."""
     network: str
@@ -137,31 +154,33 @@ class Run(Noun):
     """Name of the strategy."""
     cluster: str
     launcher: str = "local"
-    ranks: int
-    batch: int
+    ranks: Count
+    batch: Count
     """Samples per device and step."""
     scaling: str
     input: str
-    launch: int
+    launch: Annotated[int, Field(ge=0, le=2**31 - 1)]
     """Number of the launch within its case, from 0."""
-    started_at: str
+    started_at: Annotated[str, AfterValidator(_moment)]
     """UTC, ISO 8601."""
-    seconds: float
+    seconds: NotNegative
     """Duration of the launch, including set-up."""
     outcome: Literal["ok", "failed"]
     failure: Failure | None = None
     machine: Machine
-    warmup: dict[str, int] = Field(default_factory=dict)
+    warmup: dict[str, Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(default_factory=dict)
     """Number of warm-up steps by pass."""
-    timers: dict[str, float] = Field(default_factory=dict)
+    timers: dict[str, NotNegative] = Field(default_factory=dict)
     """Seconds per step according to the framework's own timers, mean over the timed steps of the slowest rank."""
-    probe_s: float | None = None
+    probe_s: NotNegative | None = None
     """Time of a fixed kernel before the launch; its change is the drift of the machine."""
-    drift: float | None = None
-    """Relative deviation of the probe from the campaign's median so far."""
-    drift_limit: float = DRIFT_LIMIT
+    drift: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Relative deviation of the probe from the median of all probes of the campaign (`with_drift`)."""
+    drift_limit: NotNegative = DRIFT_LIMIT
     """Drift beyond which the launch counts as drifted: the interval width of the protocol."""
-    dilation: float = 1.0
+    pilot: Count | None = None
+    """Launches after which the case could first stop, where their interval decides; None if their number was fixed."""
+    dilation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Factor by which links and compute were slowed; stored times are already divided by it."""
     labels: tuple[str, ...] = ()
     """Notes on all numbers of this run, such as an unsupported combination."""
@@ -170,13 +189,13 @@ class Run(Noun):
 
     @property
     def drifted(self) -> bool:
-        """Whether the machine drifted: the launch stays in the sample, but does not count for the stopping rule."""
+        """Whether the machine's own speed was unusual; `counted` says what becomes of such a launch."""
         return self.drift is not None and abs(self.drift) > self.drift_limit
 
     @property
     def label(self) -> str:
         """The label of the case, see `spec.study.case_label`."""
-        return case_label(self.network, self._named_framework, self.batch, self.ranks, self.cluster)
+        return case_label(self.network, self.contender, self.batch, self.ranks, self.cluster)
 
     @property
     def series(self) -> tuple[str | int, ...]:
@@ -188,10 +207,11 @@ class Run(Noun):
     def series_label(self) -> str:
         """The label of the run's scaling curve."""
         where = "" if self.cluster == "local" else f", {self.cluster}"
-        return f"{self.network} {self._named_framework}, batch {self.batch}, {self.input} input{where}"
+        return f"{self.network} {self.contender}, batch {self.batch}, {self.input} input{where}"
 
     @property
-    def _named_framework(self) -> str:
+    def contender(self) -> str:
+        """The framework and mode, with the name of the strategy if it is not the default."""
         return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
 
 
@@ -202,3 +222,26 @@ class RunData:
     run: Run
     steps: tuple[Step, ...] = ()
     spans: tuple[Span, ...] = ()
+
+
+def with_drift(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the drift of each: its probe against the median of all probes of its campaign, the first too."""
+    probes: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.probe_s:
+            probes[run.campaign].append(run.probe_s)
+    usual = {campaign: median(seconds) for campaign, seconds in probes.items()}
+    return [
+        run.model_copy(update={"drift": run.probe_s / usual[run.campaign] - 1}) if run.probe_s else run for run in runs
+    ]
+
+
+def counted(runs: Sequence[Run]) -> list[Run]:
+    """The successful launches of one case that count, for the stopping rule and for every result alike.
+
+    Launches that drifted are left out. If that would leave fewer than half, the machine has no usual speed; if it
+    would leave fewer than three, the interval would say nothing. In both cases all of them count.
+    """
+    good = [run for run in runs if run.outcome == "ok"]
+    steady = [run for run in good if not run.drifted]
+    return steady if len(steady) >= max(FEWEST_STEADY, len(good) / 2) else good

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog.devices import reach_spread
+from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
@@ -29,8 +31,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-ROOFLINE_SPREAD = 0.4
-"""Standard deviation of log(measured / roofline); `paceline validate` prints what the published figures give."""
 BATCH_SPREAD = 0.08
 """The same of a profile scaled to another batch, for each doubling."""
 MOVED_SPREAD = 0.2
@@ -146,13 +146,14 @@ def roofline_work(
     """The work that peak rates suggest, or that an emulation states; refuses where the device is not known."""
     emulation = device.emulation
     stated = emulation is not None and emulation.forward is not None
-    basis = f"roofline of {device.name} in {precision}: no measurement of this network on it"
+    numerics = numerics_on(device, precision)
+    basis = f"roofline of {device.name}, {numerics.meaning}: no measurement of this network on it"
     return DeviceWork(
         times=device_times(network, device, precision=precision, stated_for=stated_for),
         order=tuple(reversed(range(len(network.layers)))),
         update=update_seconds(network.parameters, device, precision=precision),
         jitter=0.01 if emulation is None else emulation.jitter,
-        spread=0.0 if emulation is not None else ROOFLINE_SPREAD,
+        spread=0.0 if emulation is not None else reach_spread(device),
         basis=f"times of {device.name} as its emulation states them" if stated else basis,
     )
 

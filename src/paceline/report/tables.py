@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.measurements.ranking import Ranking
 from paceline.measurements.results import CaseResult
 from paceline.measurements.run import PHASES, Run
 from paceline.report.words import percent_half, span_ms, tried_words
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # Importing the model would make every table slow to start.
     from paceline.explain.predicted import Residual
 
 __all__ = [
+    "NOT_CLOSED",
     "Cell",
     "Table",
     "breakdown_table",
@@ -26,8 +28,10 @@ __all__ = [
     "gap_table",
     "layer_table",
     "make_table",
+    "marked",
     "phase_table",
     "rank_table",
+    "ranking_table",
     "residual_table",
     "results_table",
     "shown_phases",
@@ -35,6 +39,9 @@ __all__ = [
     "what_if_table",
 ]
 
+NOT_CLOSED = (
+    "Phases marked with * do not close within 5 % of the step, although they were measured again: do not trust them."
+)
 SOURCES = {"traced": "traced", "timers": "framework's timers", "model": "model"}
 """Where the time of hidden communication comes from."""
 
@@ -59,22 +66,50 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
+    ordered: bool = False
+    """Whether the order of the rows has a meaning, such as that the last is the sum of the others."""
 
 
-def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "") -> Table:
+def make_table(
+    columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "", ordered: bool = False
+) -> Table:
     """A table of cells, or of anything that is shown as text."""
     cells = (tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in row) for row in rows)
-    return Table(tuple(columns), tuple(cells), title)
+    return Table(tuple(columns), tuple(cells), title, ordered)
 
 
 def _seconds(value: float | None) -> Cell:
     return Cell("" if value is None else SECONDS.format(value), value)
 
 
-def results_table(results: Sequence[CaseResult], *, title: str = "") -> Table:
-    """One row per case that has a result: throughput, step, speed-up with its base, efficiency, launches."""
+def results_table(results: Sequence[CaseResult], *, title: str = "", machine: bool = False) -> Table:
+    """One row per case that has a result: throughput, step, speed-up with its base, efficiency, launches.
+
+    With `machine` also threads and peak memory of a rank.
+    """
     columns = ["case", ">samples/s", ">95 %", ">step", ">speed-up", ">efficiency", ">launches"]
-    return make_table(columns, [_result_row(result) for result in results if result.throughput], title=title)
+    good = [result for result in results if result.throughput]
+    rows = [[*_result_row(result), *(_machine_cells(result) if machine else [])] for result in good]
+    return make_table([*columns, *([">threads", ">memory"] if machine else [])], rows, title=title)
+
+
+def _machine_cells(result: CaseResult) -> list[Cell]:
+    threads, peak = result.run.machine.threads, result.run.facts.get("peak_memory_bytes")
+    memory = Cell(BYTES.format(float(peak)), float(peak)) if isinstance(peak, int | float) else Cell("")
+    return [Cell(str(threads or ""), threads), memory]
+
+
+def ranking_table(rankings: Sequence[Ranking]) -> Table:
+    """One row per network and size: the contenders, the fastest first, and whether the first is shown to be fastest."""
+    rows = []
+    for ranking in rankings:
+        lead, first = ranking.lead, ranking.places[0]
+        verdict = f"{first.name} wins" if ranking.winner else ranking.verdict
+        ahead = Cell(f"{lead.value:.2f} x", lead.value) if lead else Cell("")
+        places = " > ".join(f"{place.name} {place.throughput.value:,.1f}" for place in ranking.places)
+        rows.append([ranking.label, verdict, ahead, places])
+    columns = ["network and size", "verdict", ">lead", "samples per second, the fastest first"]
+    return make_table(columns, rows, title="Lead: how many times as fast the first is as the second.")
 
 
 def _result_row(result: CaseResult) -> list[Cell]:
@@ -88,7 +123,7 @@ def _result_row(result: CaseResult) -> list[Cell]:
         _seconds(step.value if step else None),
         _speedup(result),
         Cell(efficiency, result.efficiency),
-        Cell(str(result.num_launches - result.num_failed)),
+        Cell(str(result.num_counted)),
     ]
 
 
@@ -117,11 +152,21 @@ def phase_table(results: Sequence[CaseResult]) -> Table:
     """Exposed shares of the step by phase; they sum to one."""
     names = (*PHASES, "other")
     rows = [
-        [result.run.label, *(format_share(result.shares[name]) for name in names), _overhead(result)]
+        [
+            marked(result.run.label, result.closes),
+            *(format_share(result.shares[name]) for name in names),
+            _overhead(result),
+        ]
         for result in results
     ]
     columns = ["case", *(f">{name}" for name in names), ">instrument"]
-    return make_table(columns, rows, title="Where the step goes (exposed shares, they sum to one)")
+    doubt = "" if all(result.closes for result in results) else f"\n{NOT_CLOSED}"
+    return make_table(columns, rows, title=f"Where the step goes (exposed shares, they sum to one){doubt}")
+
+
+def marked(label: str, closes: bool) -> str:
+    """The label of a case; with a mark if its phases are not to be trusted, see NOT_CLOSED."""
+    return label if closes else f"{label} *"
 
 
 def _overhead(result: CaseResult) -> str:
@@ -136,7 +181,14 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Table:
         parts = [item.part(name) for name in names]
         shares = [Cell(format_share(part.share), part.seconds, SECONDS.format(part.seconds)) for part in parts]
         hidden = Cell(SECONDS.format(item.hidden_s or 0.0), item.hidden_s, SOURCES.get(item.hidden_source or "", ""))
-        rows.append([Cell(item.label), _seconds(item.step_s.value), *shares, hidden if item.hidden_source else ""])
+        rows.append(
+            [
+                Cell(marked(item.label, item.closes)),
+                _seconds(item.step_s.value),
+                *shares,
+                hidden if item.hidden_source else "",
+            ]
+        )
     return make_table(["case", ">step", *_exposed(names), ">hidden aggregate"], rows)
 
 
@@ -146,7 +198,7 @@ def _exposed(names: Sequence[str]) -> list[str]:
 
 def rank_table(breakdowns: Sequence[Breakdown]) -> Table:
     """Each rank's phases, those that some rank has; they sum to its step."""
-    ranks = [(item.label, rank) for item in breakdowns for rank in item.ranks]
+    ranks = [(marked(item.label, item.closes), rank) for item in breakdowns for rank in item.ranks]
     names = [name for name in (*PHASES, "other") if any(rank.seconds[name] for _, rank in ranks)]
     rows = [
         [label, rank.rank, rank.host, *(_seconds(rank.seconds[name]) for name in names), _seconds(rank.hidden_s)]
@@ -182,9 +234,12 @@ def gap_table(gap: Gap) -> Table:
         ]
         for bar in gap.bars
     ]
+    doubt = f"; not to be trusted: {gap.untrusted}" if gap.untrusted else ""
     total = sum(bar.seconds for bar in gap.bars)
     rows.append(["all: the measured gap", Cell(f"{1e3 * total:+.2f}", total), "", ""])
-    return make_table(["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}")
+    return make_table(
+        ["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}{doubt}", ordered=True
+    )
 
 
 def straggler_table(stragglers: Sequence[tuple[str, Straggler]]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
 from paceline.report.terminal import print_rows, print_table, say
-from paceline.report.words import gain_words, noise_words, span_ms, tried_words
+from paceline.report.words import gain_words, noise_words, predicted_words, refuted_words, span_ms, tried_words
 from paceline.spec.study import Case
 from paceline.units import SECONDS, format_share
 
@@ -42,12 +43,16 @@ def show_results(store: Store, campaign: str) -> None:
 
 
 def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
-    fewest = min((r.num_launches - r.num_failed for r in results if r.throughput), default=ENOUGH_LAUNCHES)
+    fewest = min((result.num_counted for result in results if result.throughput), default=ENOUGH_LAUNCHES)
     if fewest < ENOUGH_LAUNCHES:
-        yield f"\nNote: {_launches(fewest)} per case, as the study asks; five or more make intervals trustworthy."
+        yield f"\nNote: {_launches(fewest)} per case; t intervals of so few are wide, five or more make them narrow."
     drifted = sum(result.num_drifted for result in results)
+    left_out = sum(result.num_launches - result.num_failed - result.num_counted for result in results)
     if drifted:
-        yield f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}."
+        yield (
+            f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}; "
+            f"{left_out or 'none'} of them left out."
+        )
     for label in sorted({label for result in results for label in result.run.labels}):
         yield f"Note: {label}"
 
@@ -68,12 +73,17 @@ def show_cases(study: str, cases: Sequence[Case]) -> None:
 
 
 def show_launch_comparison(result: Comparison, sample: str, base: str, confidence: float) -> None:
-    """Ratio of throughputs with its interval, rank test, verdict."""
+    """Ratio of throughputs with its interval, t test, verdict."""
     ratio, percent = result.ratio, f"{100 * confidence:g} %"
+    counts = f"{result.launches[0]} and {result.launches[1]} launches"
+    test = f"t test on {result.num_pairs} rounds" if result.num_pairs else "Welch's t test"
+    known = math.isfinite(ratio.high)
     say(
         f"{sample}  against  {base}",
-        f"  throughput ratio {ratio.value:.3f}, {percent} interval {ratio.low:.3f} to {ratio.high:.3f}",
-        f"  rank test p = {result.p_value:.3g} with {result.launches[0]} and {result.launches[1]} launches",
+        f"  throughput ratio {ratio.value:.3f}, {percent} interval {ratio.low:.3f} to {ratio.high:.3f}"
+        if known
+        else f"  throughput ratio {ratio.value:.3f}, one launch: no interval",
+        f"  {test} p = {result.p_value:.3g} with {counts}" if known else f"  {counts}",
         f"  {result.verdict}",
     )
 
@@ -92,9 +102,9 @@ def _finding_lines(explanation: Explanation) -> Iterator[str]:
     for number, finding in enumerate(explanation.findings[:MOST_FINDINGS], start=1):
         yield f"\n{number}. {finding.title}  [{finding.cause}]"
         yield f"   {finding.case}"
-        yield f"   predicted gain: {gain_words(finding.gain)}"
+        yield f"   predicted gain: {predicted_words(finding)}"
         if finding.measured_gain:
-            yield f"   measured gain:  {gain_words(finding.measured_gain)}"
+            yield f"   measured gain:  {gain_words(finding.measured_gain)}: {finding.verdict}"
         yield f"   {finding.change.kind}: {finding.change.what}"
         if finding.change.warning:
             yield f"   careful: {finding.change.warning}"
@@ -102,6 +112,7 @@ def _finding_lines(explanation: Explanation) -> Iterator[str]:
     more = len(explanation.findings) - MOST_FINDINGS
     if more > 0:
         yield f"\n{more} more with --json."
+    yield from (f"\n{words}" for words in refuted_words(explanation.refuted))
     if explanation.unsure:
         yield f"\n{noise_words(explanation.unsure)}"
 
@@ -120,6 +131,8 @@ def _straggler_lines(explanation: Explanation) -> Iterator[str]:
 def _gap_lines(explanation: Explanation) -> Iterator[str]:
     for gap in explanation.gaps[:MOST_GAPS]:
         yield f"\nWhy {gap.slow} takes {SECONDS.format(gap.seconds)} longer than {gap.fast}:"
+        if gap.untrusted:
+            yield f"   not to be trusted: {gap.untrusted}"
         for bar in gap.bars:
             span = span_ms(bar.interval, "+.3f")
             yield f"   {1e3 * bar.seconds:+10.3f} ms  {bar.cause}{f' ({span})' if span else ''}: {bar.evidence}"
