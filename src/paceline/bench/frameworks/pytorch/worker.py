@@ -219,8 +219,7 @@ class TorchSession(Session):
             spans.append({**entry, "size_bytes": size})
             last[0] = now
 
-        for name, _ in self.net.order:
-            part = self.net.parts[name.replace(".", "__")]
+        for (name, _), part in zip(self.net.order, self.net.parts.values()):
             handles.append(part.register_forward_pre_hook(lambda m, a, n=name: began.__setitem__(n, self._now())))
             handles.append(part.register_forward_hook(lambda m, a, o, n=name: add("forward", n, began[n], _size(o))))
         for name, tensor in self.net.named_tensors().items():
