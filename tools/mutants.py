@@ -82,6 +82,7 @@ def _verdicts(drawn: list[Mutation], reach: Reach, workers: int) -> list[bool]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(workers) as pool:
         for index in range(workers):
             free.put(Server(_copy(Path(folder) / str(index))))
+        _check_unchanged(drawn, free, reach)
 
         def judge(mutation: Mutation) -> bool:
             server = free.get()
@@ -97,6 +98,19 @@ def _verdicts(drawn: list[Mutation], reach: Reach, workers: int) -> list[bool]:
     return found
 
 
+def _check_unchanged(drawn: list[Mutation], free: SimpleQueue[Server], reach: Reach) -> None:
+    """Without a mutation the tests pass; else every mutation would look caught."""
+    server = free.get()
+    free.put(server)
+    tests = {test for one in drawn for test, _ in _tests_of(one, reach)[:2]}
+    if server.fails(sorted(tests), limit=1800):
+        sys.exit(f"tests fail without a mutation: {(server.tree / 'mutant.log').read_text()[-2000:]}")
+
+
+def _tests_of(mutation: Mutation, reach: Reach) -> list[tuple[str, float]]:
+    return reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
+
+
 def _copy(tree: Path) -> Path:
     left = shutil.ignore_patterns(".venv", ".git", "results", "__pycache__", ".*_cache", ".hypothesis", "dist")
     shutil.copytree(ROOT, tree, ignore=left)
@@ -107,7 +121,7 @@ def _copy(tree: Path) -> Path:
 
 
 def _caught(mutation: Mutation, server: Server, reach: Reach) -> bool:
-    tests = reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
+    tests = _tests_of(mutation, reach)
     if not tests:
         print("-", end="", flush=True)
         return False
