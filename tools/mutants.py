@@ -31,6 +31,18 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/paceline")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 LEAST = 0.85
+PROCESSES = {
+    "runtime/auto/": "test_auto.py",
+    "runtime/capture.py": "test_capture.py",
+    "runtime/checkpoint.py": "test_faults.py",
+    "runtime/large/": "test_large.py",
+    "runtime/launch.py": "test_measured.py",
+    "runtime/measured.py": "test_measured.py",
+    "runtime/members/": "test_faults.py",
+    "runtime/syncer/": "test_syncer.py",
+    "runtime/": "test_exactness.py",
+}
+"""Tests with real processes of PyTorch, for functions that no test in the same process reaches; the first that fits."""
 SECONDS = 20.0
 """Tests of one mutation: the quickest that together take this long."""
 
@@ -102,13 +114,18 @@ def _check_unchanged(drawn: list[Mutation], free: SimpleQueue[Server], reach: Re
     """Without a mutation the tests pass; else every mutation would look caught."""
     server = free.get()
     free.put(server)
-    tests = {test for one in drawn for test, _ in _tests_of(one, reach)[:2]}
+    tests = {test for one in drawn for test, _ in _tests_of(one, reach)[:2] if "::" in test}
     if server.fails(sorted(tests), limit=1800):
         sys.exit(f"tests fail without a mutation: {(server.tree / 'mutant.log').read_text()[-2000:]}")
 
 
 def _tests_of(mutation: Mutation, reach: Reach) -> list[tuple[str, float]]:
-    return reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
+    file = mutation.path.relative_to(SOURCE).as_posix()
+    found = reach.tests_of(file, mutation.function, SECONDS)
+    if found or not file.startswith("runtime/"):
+        return found
+    test = next(test for start, test in PROCESSES.items() if file.startswith(start))
+    return [(f"tests/integration/runtime/{test}", 60.0)]
 
 
 def _copy(tree: Path) -> Path:
