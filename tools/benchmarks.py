@@ -51,7 +51,9 @@ class Entry:
 
 ENTRIES = (
     Entry("validate", "validate"),
+    Entry("published_devices", "published_devices"),
     Entry("predict_speed", "predict_speed"),
+    Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("bit_flips", "bit_flips", "", "--flips 20"),
     Entry("fuzz_inputs", "fuzz_inputs", "", "--count 500"),
