@@ -109,6 +109,21 @@ def test_a_number_that_is_none_is_refused_with_its_line(tmp_path: Path, row: str
     assert lines_of(caught.value)[0][0] == 3
 
 
+def test_a_spread_above_the_throughput_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("devices,samples_per_s,spread\n1,100,100\n4,1,1015\n")
+    with pytest.raises(SpecError, match=r"p\.csv:3: spread: got 1015"):
+        read_points(tmp_path / "p.csv")
+
+
+def test_points_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    from paceline.api import extrapolate
+
+    rows = [f"{devices},{rate}" for devices, rate in ((1, 1e-12), (2, 1e15), (4, 1e-12), (8, 1e15))]
+    (tmp_path / "p.csv").write_text("\n".join(["devices,samples_per_s", *rows]))
+    with pytest.raises(InputError):
+        extrapolate(tmp_path / "p.csv", at=[16])
+
+
 def test_all_wrong_cells_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text(f'{HEAD}4,"200,5",x\n8,300,x\nx,-1,x\n')
     with pytest.raises(SpecError) as caught:

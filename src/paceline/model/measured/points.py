@@ -147,6 +147,8 @@ def _parsed(cells: Cells) -> Row:
     if hosts and full and devices > hosts * full:
         given = f"{full:g}, but {devices:g} devices ran on {hosts:g} hosts"
         cells.refuse("devices_per_host", given, "the number of devices of a full host")
+    if float(parsed["spread"] or 0) > float(parsed["samples_per_s"] or math.inf):
+        cells.refuse("spread", f"{parsed['spread']:g}", "a standard deviation, at most the throughput")
     if hosts and not full:
         parsed["devices_per_host"] = math.ceil(devices / hosts) if hosts > 1 else None
     return parsed
