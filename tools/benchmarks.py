@@ -72,6 +72,7 @@ ENTRIES = (
     Entry("drift", "drift", "--turns 5", "--turns 1"),
     Entry("plan_accuracy", "plan_accuracy", "", "--only 0"),
     Entry("message_effort", "message_effort"),
+    Entry("channel_cost", "channel_cost", "", "--turns 1"),
     Entry("asynchrony_price", "asynchrony_price", "", "--seeds 1"),
     Entry("slow_link", "slow_link", "--seeds 0,1,2,3,4", "--seeds 0 --epochs 2"),
     Entry("stragglers", "stragglers", "--seeds 0,1,2", "--seeds 0 --epochs 1 --devices 2"),
