@@ -58,8 +58,6 @@ def main() -> int:
     drawn = [one for package in options.only for one in _draw(package, options.count, options.seed)]
     caught = _verdicts(drawn, reach, options.workers)
     survivors = [one for one, seen in zip(drawn, caught, strict=True) if not seen]
-    for one in survivors:
-        print(f"\nsurvived: {one.path}:{one.line} {one.function or '(module)'} ({one.kind})\n{one.diff()}")
     return _table(drawn, survivors, options, time.monotonic() - started)
 
 
@@ -140,14 +138,20 @@ def _copy(tree: Path) -> Path:
 def _caught(mutation: Mutation, server: Server, reach: Reach) -> bool:
     tests = _tests_of(mutation, reach)
     if not tests:
-        print("-", end="", flush=True)
+        _tell(mutation, "no test reaches it")
         return False
     target = server.tree / mutation.path
     target.write_text(mutation.after, encoding="utf-8")
     Path(importlib.util.cache_from_source(str(target))).unlink(missing_ok=True)
     seen = server.fails([test for test, _ in tests], limit=60 + 6 * sum(seconds for _, seconds in tests))
-    print("." if seen else "S", end="", flush=True)
+    if not seen:
+        _tell(mutation, f"{len(tests)} tests pass")
     return seen
+
+
+def _tell(mutation: Mutation, why: str) -> None:
+    where = f"{mutation.path}:{mutation.line} {mutation.function or '(module)'}"
+    print(f"survived ({why}): {where} ({mutation.kind})\n{mutation.diff()}\n", flush=True)
 
 
 def _table(drawn: list[Mutation], survivors: list[Mutation], options: argparse.Namespace, seconds: float) -> int:

@@ -30,8 +30,8 @@ LIBRARIES = ("click", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parque
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
            "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
 """The warning would be that libraries are imported already."""
-FAILED = (1, 2, -signal.SIGKILL)
-"""A test failed, a module could not be imported, or the time was over."""
+FAILED = (1, 2, 4, -signal.SIGKILL)
+"""A test failed, a module of tests could not be imported, or the time was over."""
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
