@@ -17,6 +17,7 @@ __all__ = [
     "asked_of",
     "calibration_of",
     "change_option",
+    "job_options",
     "knee_option",
     "precision_option",
     "question_options",
@@ -37,6 +38,12 @@ precision_option = click.option(
 change_option = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE",
     help="Change link, inside, device, host, strategy, batch or framework; may be repeated.",
+)  # fmt: skip
+job_options = options(
+    click.option("--samples", type=click.IntRange(min=1), help="Samples of an epoch: adds time, money and energy."),
+    click.option("--epochs", type=float, default=1.0, show_default=True, help="Epochs of the run."),
+    click.option("--price", metavar="PRICE", help="Price of one device and hour, such as '2.50 EUR/h'; "
+                 "default: the catalog's."),
 )  # fmt: skip
 question_options = options(
     click.option("--network", help="A network of the catalog (`paceline networks`)."),

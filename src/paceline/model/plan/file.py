@@ -45,6 +45,7 @@ class PlanFile(Noun):
     efficiency: float
     reason: str
     precision: str = ""
+    asynchrony: str = ""
     basis: tuple[str, ...] = ()
     """What the prediction rests on."""
     interval_50: tuple[float, float] | None = None
@@ -63,6 +64,8 @@ def read_plan(path: Path) -> PlanFile:
 def write_plan(plan: Plan, path: Path) -> None:
     """Write the best candidate as TOML."""
     content = plan.as_dict()
+    for name in ("baseline", "loads", "everyday"):  # for people, not for training
+        del content[name]
     best = content.pop("candidates")[0]
     groups = [{"members": group} for group in best.pop("groups")]
     try:
