@@ -9,8 +9,7 @@ import click
 
 from paceline import api
 from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import asked_of, job_options, knee_option, question_options
-from paceline.errors import InputError
+from paceline.cli.questions import asked_of, extrapolated, job_options, knee_option, points_options, question_options
 from paceline.model.changes import parse_changes
 from paceline.report.documents import predictions_document
 from paceline.report.plots import check_plot, write_curves
@@ -24,24 +23,13 @@ __all__ = ["command"]
 @question_options
 @knee_option
 @job_options
-@click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs.")
-@click.option(
-    "--fact",
-    "facts",
-    multiple=True,
-    metavar="COLUMN=VALUE",
-    help="With --measured: what the file does not say, such as link=25gbe; may be repeated.",
-)
-@click.option("--at", help="With --measured: numbers of devices to predict.")
-@click.option("--global-batch", type=click.IntRange(min=1), help="With --measured: samples of all devices per step.")
-@click.option("--force", is_flag=True, help="With --measured: predict beyond the supported distance, too.")
+@points_options
 @plot_option
 @json_option
 def command(
-    devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, measured: Path | None,
-    facts: tuple[str, ...], at: str | None, global_batch: int | None, force: bool,
-    plot: Path | None, as_json: bool, framework: str,
-    samples: int | None, epochs: float, price: str | None, **asked: Any,
+    devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, points: dict[str, Any],
+    plot: Path | None, as_json: bool, framework: str, samples: int | None, epochs: float, price: str | None,
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Predict step time and throughput with intervals, from a catalog network, a profile, or measured points.
 
@@ -65,38 +53,21 @@ def command(
       paceline predict --measured points.csv --at 64 --network resnet50 --fact link=25gbe --fact devices_per_host=4
     """
     check_plot(plot)
-    if measured is not None:
-        answer = api.extrapolate(
-            measured, at=counts_of(at or devices, "--at"), global_batch=global_batch, force=force, knee=knee,
-            facts=_facts_of(asked, facts),
-        )  # fmt: skip
-        names = [curve.label for curve in answer.curves]
-    elif global_batch is not None or force or facts:
-        raise InputError(
-            "--global-batch, --fact and --force belong to --measured", hint="--batch: samples per device and step"
-        )
-    else:
+    answer = extrapolated(asked, devices, knee, **points)
+    measured = answer is not None
+    if answer is None:
         names = [name.strip() for name in framework.split(",") if name.strip()]
         answer = api.predict(
-            **asked_of(**asked), devices=counts_of(at or devices, "--devices"), framework=names,
+            **asked_of(**asked), devices=counts_of(points["at"] or devices, "--devices"), framework=names,
             calibration=calibration, changes=parse_changes(changes), knee=knee,
             samples=samples, epochs=epochs, price=price,
         )  # fmt: skip
+    else:
+        names = [curve.label for curve in answer.curves]
     curves = answer.curves
     if plot is not None:
         write_curves(plot, curves, names)
     if as_json:
-        emit(predictions_document(curves, compared=measured is None), "predict")
+        emit(predictions_document(curves, compared=not measured), "predict")
     else:
-        show_curves(curves, names, compared=measured is None)
-
-
-def _facts_of(asked: dict[str, Any], facts: tuple[str, ...]) -> dict[str, str]:
-    """What the command line says of the points; refuses options that points replace."""
-    given = [f"--{name}" for name in ("profile", "cluster") if asked[name] is not None]
-    if given:
-        hint = "the points say what was run; --fact adds what they leave out, such as --fact link=25gbe"
-        raise InputError(f"--measured together with {', '.join(given)}", hint=hint)
-    names = {"network": "network", "batch": "batch_per_device", "precision": "precision"}
-    said = {column: str(asked[name]) for name, column in names.items() if asked[name] is not None}
-    return {**said, **parse_changes(facts)}
+        show_curves(curves, names, compared=not measured)

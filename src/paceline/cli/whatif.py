@@ -9,10 +9,9 @@ import click
 
 from paceline import api
 from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import asked_of, calibration_of, knee_option, question_options
+from paceline.cli.questions import asked_of, bucket_answer, knee_option, question_options
 from paceline.errors import InputError
-from paceline.model.changes import changed, parse_changes
-from paceline.model.plan.bucket_size import choose_bucket
+from paceline.model.changes import parse_changes
 from paceline.model.prediction import reasons
 from paceline.report.plots import check_plot, write_curves
 from paceline.report.terminal import emit
@@ -44,7 +43,8 @@ def command(
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set framework=cntk --plot whatif.svg
     """
     if buckets:
-        _show_buckets(asked, counts_of(devices, "--devices")[-1], changes, calibration=calibration, as_json=as_json)
+        answer = bucket_answer(asked, counts_of(devices, "--devices")[-1], changes, calibration)
+        emit(answer.as_dict(), "buckets") if as_json else show_buckets(answer)
         return
     if asked["precision"] is not None and not changes:
         changes, asked = (f"strategy.precision={asked['precision']}",), {**asked, "precision": None}
@@ -65,16 +65,3 @@ def command(
               "reasons": reasons(before, after)}, "whatif")  # fmt: skip
     else:
         show_changed(before, after, changes)
-
-
-def _show_buckets(
-    asked: dict[str, Any], count: int, changes: tuple[str, ...], *, calibration: Path | None, as_json: bool
-) -> None:
-    """The bucket size as an answer, on the largest number of devices."""
-    framework = asked.pop("framework")
-    question = changed(api.question_about(**asked_of(**asked), framework=framework), parse_changes(changes))
-    answer = choose_bucket(question, count, calibration=calibration_of(calibration))
-    if as_json:
-        emit(answer.as_dict(), "buckets")
-    else:
-        show_buckets(answer)

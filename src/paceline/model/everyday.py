@@ -17,14 +17,14 @@ from paceline.model.question import Question
 from paceline.spec.cluster import Device, place
 from paceline.spec.network import Network
 
-__all__ = ["Job", "everyday_curve", "everyday_of", "input_unit", "job_of"]
+__all__ = ["PlannedRun", "everyday_curve", "everyday_of", "input_unit", "job_of"]
 
 _PRICE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([A-Za-z]{3}|[$€£])(?:/h)?)?\s*")
 _SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """A training run as people count it."""
 
     samples: int | None = None
@@ -34,19 +34,19 @@ class Job:
     """Price of one device and hour, and its currency; by default the catalog's, in USD."""
 
 
-def job_of(samples: int | None, epochs: float, price: str | None) -> Job:
+def job_of(samples: int | None, epochs: float, price: str | None) -> PlannedRun:
     """The run that options describe; a price is a number with a currency, such as 2.50 EUR."""
     if samples is not None and samples < 1:
         raise InputError(f"--samples {samples}: expected at least 1")
     if not epochs > 0:
         raise InputError(f"--epochs {epochs}: expected more than 0")
     if price is None:
-        return Job(samples, epochs)
+        return PlannedRun(samples, epochs)
     match = _PRICE.fullmatch(price)
     if match is None:
         raise InputError(f"--price {price}: expected a price of one device and hour", hint="for example '2.50 USD/h'")
     sign = match.group(2) or "USD"
-    return Job(samples, epochs, (float(match.group(1)), _SIGNS.get(sign, sign.upper())))
+    return PlannedRun(samples, epochs, (float(match.group(1)), _SIGNS.get(sign, sign.upper())))
 
 
 def input_unit(network: Network | None) -> tuple[str, int]:
@@ -56,18 +56,20 @@ def input_unit(network: Network | None) -> tuple[str, int]:
     return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])
 
 
-def everyday_curve(curve: Curve, question: Question, job: Job) -> Curve:
+def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
     """The curve with everyday units at every number of devices."""
     return replace(curve, predictions=tuple(_with_units(one, question, job) for one in curve.predictions))
 
 
-def _with_units(prediction: Prediction, question: Question, job: Job) -> Prediction:
+def _with_units(prediction: Prediction, question: Question, job: PlannedRun) -> Prediction:
     devices = [rank.device for rank in place(question.cluster, prediction.devices)]
     rate = prediction.samples_per_s
     return replace(prediction, everyday=everyday_of(question, devices, (rate.value, *rate.interval_90), job))
 
 
-def everyday_of(question: Question, devices: Sequence[Device], rates: tuple[float, ...], job: Job) -> dict[str, Any]:
+def everyday_of(
+    question: Question, devices: Sequence[Device], rates: tuple[float, ...], job: PlannedRun
+) -> dict[str, Any]:
     """Everyday units of a throughput (value, low, high) on devices; what is not known is absent."""
     network = _network(question)
     unit, each = input_unit(network)
@@ -87,7 +89,7 @@ def everyday_of(question: Question, devices: Sequence[Device], rates: tuple[floa
     return known
 
 
-def _run(job: Job, samples: int, rate: float, known: dict[str, Any]) -> dict[str, Any]:
+def _run(job: PlannedRun, samples: int, rate: float, known: dict[str, Any]) -> dict[str, Any]:
     """Seconds, money and energy of an epoch and of the run."""
     spent: dict[str, Any] = {"samples": samples, "epochs": job.epochs}
     for name, count in (("epoch", 1.0), ("run", job.epochs)):
@@ -127,7 +129,7 @@ def _mfu(question: Question, network: Network | None, devices: Sequence[Device],
     return share
 
 
-def _hourly(devices: Sequence[Device], job: Job) -> tuple[float | None, str]:
+def _hourly(devices: Sequence[Device], job: PlannedRun) -> tuple[float | None, str]:
     if job.price is not None:
         return job.price[0] * len(devices), job.price[1]
     prices = [device.price for device in devices if device.price is not None]

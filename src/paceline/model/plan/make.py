@@ -15,7 +15,7 @@ from paceline.cost.split import Cost, split_batch
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork, WorkAt, in_chunks
-from paceline.model.everyday import Job, everyday_of
+from paceline.model.everyday import PlannedRun, everyday_of
 from paceline.model.measured.points import Series
 from paceline.model.plan.search import (
     Candidate,
@@ -52,7 +52,7 @@ SWEPT_BYTES = 16e6
 """A message that a sweep knows well, by which the rate of a link is judged."""
 
 Floats = NDArray[np.float64]
-NO_JOB = Job()
+NO_JOB = PlannedRun()
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def make_plan(
     measured: Sequence[Series] = (),
     shown: int = SHOWN,
     seed: int = 0,
-    job: Job = NO_JOB,
+    job: PlannedRun = NO_JOB,
 ) -> Plan:
     """Search, rank, and keep the best few that differ.
 
