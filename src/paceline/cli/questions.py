@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline import api
-from paceline.cli.options import counts_of, options
+from paceline.cli.options import COUNT, Finite, counts_of, options
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
 from paceline.model.changes import changed, parse_changes
@@ -39,7 +39,7 @@ knee_option = click.option(
     "--knee",
     default=0.5,
     show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     help="Gain of a doubling that defines the knee.",
 )
 precision_option = click.option(
@@ -51,8 +51,8 @@ change_option = click.option(
     help="Change link, inside, device, host, strategy, batch or framework; may be repeated.",
 )  # fmt: skip
 job_options = options(
-    click.option("--samples", type=click.IntRange(min=1), help="Samples of an epoch: adds time, money and energy."),
-    click.option("--epochs", type=float, default=1.0, show_default=True, help="Epochs of the run."),
+    click.option("--samples", type=COUNT, help="Samples of an epoch: adds time, money and energy."),
+    click.option("--epochs", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Epochs of the run."),
     click.option("--price", metavar="PRICE", help="Price of one device and hour, such as '2.50 EUR/h'; "
                  "default: the catalog's."),
 )  # fmt: skip
@@ -61,7 +61,7 @@ question_options = options(
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
     click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
     click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
-    click.option("--batch", type=int, help="Samples per device and step; default: the batch of the profile."),
+    click.option("--batch", type=COUNT, help="Samples per device and step; default: the batch of the profile."),
     precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
@@ -102,7 +102,7 @@ _each_points_option = options(
     click.option("--fact", "facts", multiple=True, metavar="COLUMN=VALUE",
                  help="With --measured: what the file does not say, such as link=25gbe; may be repeated."),
     click.option("--at", help="With --measured: numbers of devices to predict."),
-    click.option("--global-batch", type=click.IntRange(min=1), help="With --measured: samples of all per step."),
+    click.option("--global-batch", type=COUNT, help="With --measured: samples of all per step."),
     click.option("--force", is_flag=True, help="With --measured: predict beyond the supported distance, too."),
 )  # fmt: skip
 _POINTS = ("measured", "facts", "at", "global_batch", "force")
