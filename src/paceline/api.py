@@ -6,6 +6,7 @@ The commands of the same names call them too. What a function needs is imported 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,11 +41,13 @@ def predict(
     input: Literal["resident", "copied", "files"] = "resident",  # noqa: A002
     changes: Mapping[str, str] | None = None,
     knee: float = 0.5,
+    threads: int | None = None,
 ) -> PredictionTable:
     """Predict step time and throughput, with intervals, on each number of devices.
 
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
+    `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`.
 
     >>> import paceline
@@ -65,7 +68,9 @@ def predict(
     if not names:
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
     asked = [
-        question_about(network, profile, cluster, batch, framework=name, input=input, strategy=strategy)
+        question_about(
+            network, profile, cluster, batch, framework=name, input=input, strategy=strategy, threads=threads
+        )
         for name in names
     ]
     counts, known = _counts(devices), _calibration(calibration)
@@ -82,6 +87,7 @@ def question_about(
     framework: str,
     input: str = "resident",  # noqa: A002
     strategy: Strategy | None = None,
+    threads: int | None = None,
 ) -> Question:
     """The question that `predict` and `plan` put to the model; names and files are read."""
     from paceline import catalog
@@ -95,21 +101,35 @@ def question_about(
     samples = batch if batch is not None else given.batch if given else None
     if samples is None:
         raise InputError("no batch given", hint="batch=64: samples per device and step")
+    where = _cluster(cluster)
     return Question(
-        cluster=_cluster(cluster),
+        cluster=_with_rates(where) if where.name == "local" and given is None else where,
         framework=catalog.framework(framework),
         batch=samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
         strategy=strategy or Strategy(),
         input=input,
+        threads=threads,
     )
 
 
 def _cluster(cluster: Cluster | File) -> Cluster:
     from paceline import catalog
 
-    return catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
+    found = catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
+    return found.with_cores(len(os.sched_getaffinity(0))) if found.name == "local" else found
+
+
+def _with_rates(cluster: Cluster) -> Cluster:
+    """The cluster with the rates of this machine's processor, measured in a second."""
+    from paceline.bench.machine import with_rates
+
+    hosts = tuple(
+        host.model_copy(update={"devices": tuple(with_rates(device) for device in host.devices)})
+        for host in cluster.hosts
+    )
+    return cluster.model_copy(update={"hosts": hosts})
 
 
 def _calibration(calibration: Calibration | File | None) -> Calibration:

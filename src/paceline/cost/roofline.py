@@ -25,12 +25,23 @@ from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, LayerClass
 from paceline.spec.network import LayerCost, Network, layer_costs
 
-__all__ = ["DEFAULT_LAUNCH", "LayerTimes", "device_times", "measured_times", "update_seconds"]
+__all__ = [
+    "DEFAULT_LAUNCH",
+    "LayerTimes",
+    "LayerWork",
+    "device_times",
+    "measured_times",
+    "profiled_times",
+    "update_seconds",
+]
 
 Floats = NDArray[np.float64]
 
 MeasuredLayer = tuple[str, float, float, tuple[float, ...]]
 """Name, seconds of forward and of backward, bytes of each gradient in the order in which they become ready."""
+
+LayerWork = tuple[str, str, float, float, tuple[float, ...]]
+"""Name, class, multiply-adds and bytes moved of one sample, bytes of each gradient in the order of readiness."""
 
 DEFAULT_LAUNCH = 8e-6
 """Seconds to start a kernel, where the catalog says nothing."""
@@ -94,6 +105,15 @@ def device_times(
     return LayerTimes(*_layers(costs, width), seconds / batch, nothing, nothing, nothing)
 
 
+def profiled_times(layers: Sequence[LayerWork], device: Device, *, precision: str = "float32") -> LayerTimes:
+    """The roofline of layers whose work was counted while they were profiled in float32."""
+    names, kinds, macs, moved, gradients = zip(*layers, strict=True)
+    share = WIDTHS[precision] / 4
+    sizes = tuple(tuple(size * share for size in tensors) for tensors in gradients)
+    fixed = np.array([sum(tensors) for tensors in sizes])
+    return _rooflines((names, sizes), device, precision, kinds, np.array(macs), (np.array(moved) * share, fixed))
+
+
 def _layers(costs: Sequence[LayerCost], width: int) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
     names = tuple(cost.name for cost in costs)
     return names, tuple(tuple(float(t.elements * width) for t in reversed(cost.tensors)) for cost in costs)
@@ -108,6 +128,22 @@ def _shares(costs: Sequence[LayerCost]) -> Floats:
 
 
 def _roofline(costs: Sequence[LayerCost], device: Device, precision: str, width: int) -> LayerTimes:
+    moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs]) * width
+    fixed = np.array([float(c.parameters) for c in costs]) * width
+    kinds = [CLASSES.get(cost.kind, "elementwise") for cost in costs]
+    macs = np.array([float(cost.macs) for cost in costs])
+    return _rooflines(_layers(costs, width), device, precision, kinds, macs, (moved, fixed))
+
+
+def _rooflines(
+    layers: tuple[tuple[str, ...], tuple[tuple[float, ...], ...]],
+    device: Device,
+    precision: str,
+    kinds: Sequence[LayerClass],
+    macs: Floats,
+    traffic: tuple[Floats, Floats],
+) -> LayerTimes:
+    """`traffic` is the bytes of one sample's activations, and of the parameters."""
     bandwidth = device.memory_bandwidth
     peak = next((rate for name, rate in device.peak.items() if name == precision), None)
     if peak is None or bandwidth is None:
@@ -118,14 +154,10 @@ def _roofline(costs: Sequence[LayerCost], device: Device, precision: str, width:
         )
     reach = reach_of(device)
     memory = bandwidth * reach["elementwise"]
-    compute = np.array([2.0 * c.macs / peak / reach[CLASSES.get(c.kind, "elementwise")] for c in costs])
-    moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
-    fixed = np.array([float(c.parameters) for c in costs])
+    compute = np.array([2.0 * mac / peak / reach[kind] for mac, kind in zip(macs, kinds, strict=True)])
     both = np.array([[1.0], [2.0]])
-    start = both * np.full(len(costs), _launch(device))
-    return LayerTimes(
-        *_layers(costs, width), both * compute, both * moved * width / memory, both * fixed * width / memory, start
-    )
+    start = both * np.full(len(kinds), _launch(device))
+    return LayerTimes(*layers, both * compute, both * traffic[0] / memory, both * traffic[1] / memory, start)
 
 
 def _launch(device: Device) -> float:

@@ -7,11 +7,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.cost.host import Sharing
 from paceline.errors import InputError
 from paceline.model.sweep import CollectiveFit
 
-__all__ = ["AS_STATED", "CATALOG_ONLY", "Calibration", "Uncertain", "read_calibration", "write_calibration"]
+__all__ = [
+    "ASSUMED_SLOWDOWN",
+    "AS_STATED",
+    "CATALOG_ONLY",
+    "Calibration",
+    "Uncertain",
+    "read_calibration",
+    "write_calibration",
+]
 
+ASSUMED_SLOWDOWN = 0.1
+"""Share of overlapped communication time that compute loses, where nothing was measured."""
 SCHEMA = "paceline.calibration/1"
 
 
@@ -35,7 +46,7 @@ class Calibration:
     """How often gradients pass through memory once more."""
     copy_per_byte: float | None = None
     """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
-    slowdown: Uncertain = Uncertain(0.1, 0.6)
+    slowdown: Uncertain = Uncertain(ASSUMED_SLOWDOWN, 0.6)
     """Share of overlapped communication time that compute loses."""
     overlap_rate: float = 1.0
     """How fast an exchange is while compute runs on the same cores, as a share of its speed without."""
@@ -47,6 +58,8 @@ class Calibration:
     """Software latency as a multiple of the link's, where no sweep says it."""
     base_latency: float = 15e-6
     """Seconds of a hop's software path beside the link's own latency, where no sweep says it."""
+    sharing: tuple[Sharing, ...] = ()
+    """What probes measured of ranks that share the cores of a host."""
     jitter: float | None = None
     """Standard deviation of a step as a share of it; none means what the profile says."""
 
@@ -87,6 +100,7 @@ def _parse(data: dict[str, Any]) -> Calibration:
         raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
     fields = {key: value for key, value in data.items() if key != "schema"}
     fields["collectives"] = tuple(CollectiveFit(**fit) for fit in fields["collectives"])
+    fields["sharing"] = tuple(Sharing(**probe) for probe in fields.get("sharing", ()))
     for name, value in fields.items():
         if isinstance(value, dict):
             fields[name] = Uncertain(**value)

@@ -37,6 +37,7 @@ def _show_curve(curve: Curve) -> None:
     rows = [_row(prediction, priced) for prediction in curve.predictions]
     print_rows(curve.label, columns + ([">cost/1M samples"] if priced else []), rows)
     names = [name for name in curve.predictions[0].terms if any(p.terms[name] > 0 for p in curve.predictions)]
+    say(*curve.notes)
     terms = [[p.devices, *(SECONDS.format(p.terms[name]) for name in names)] for p in curve.predictions]
     print_rows("\nterms of a step", [">devices", *names], terms)
     say("", *_plot_lines(curve.predictions))
