@@ -27,6 +27,11 @@ __all__ = ["command"]
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="Interpreter of the ranks, with torch.  [this one, or that of the pytorch environment]",
+)
 @place_options
 @json_option
 def command(
@@ -37,6 +42,7 @@ def command(
     plan_file: Path | None,
     restarts: int,
     threads: int,
+    python: Path | None,
     target: LaunchTarget,
     as_json: bool,
 ) -> None:
@@ -49,6 +55,7 @@ def command(
     \b
     Examples:
       paceline train examples/training/train_digits.py --ranks 2
+      paceline train train.py --ranks 2 --python env/bin/python
       paceline train train.py --cluster my-cluster.toml --restarts 3 -- --epochs 5
       paceline train train.py --cluster my-cluster.toml --on virtual
       paceline train train.py --cluster my-cluster.toml --on slurm
@@ -62,6 +69,7 @@ def command(
         plan=read_plan(plan_file) if plan_file else None,
         restarts=restarts,
         threads=threads,
+        python=python,
     )
     result = run_training(request, target, (lambda line: None) if as_json else say)
     if as_json:

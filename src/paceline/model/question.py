@@ -192,7 +192,7 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
     if wanted is None:
         raise Unsupported(
             f"the profile was taken on {profile.device!r}, the cluster has {device.name!r}, "
-            "and nothing says how they compare for this network: the profile does not count multiply-adds",
+            "and the catalog cannot say how they compare for this network: the profile does not count multiply-adds",
             hint=f"capture it again with this version, or profile one step on {device.name!r}",
         )
     if before is None or measured is None:

@@ -97,7 +97,7 @@ def test_costs_of_being_distributed_are_found_again(store):
     truth = {}
     for bucket in (1e6, 25e6):
         strategy = Strategy(bucket=bucket)
-        question = Question(catalog.cluster("local").with_cores(2), "pytorch", 8, profile=profile, strategy=strategy)
+        question = Question(catalog.cluster("local"), "pytorch", 8, profile=profile, strategy=strategy)
         plain = predict_curve(question, (2,), calibration=base).predictions[0].terms
         aggregate = plain["aggregate"]
         truth[bucket] = FORWARD + BACKWARD + UPDATE + aggregate + CROWDING * (FORWARD + BACKWARD)

@@ -13,7 +13,7 @@ from paceline.report.terminal import print_rows, say
 from paceline.report.words import common_label
 from paceline.units import SECONDS, format_share
 
-__all__ = ["show_changed", "show_curves", "show_plan", "show_simulated"]
+__all__ = ["show_changed", "show_checked", "show_curves", "show_plan", "show_simulated"]
 
 WIDTH = 56
 MARKS = {"compute": "#", "exchange and rest": "=", "other jobs": "o", "jitter": "j", "stragglers": "s",
@@ -181,3 +181,15 @@ def show_plan(plan: Plan) -> None:
         say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
     for line in plan.basis:
         say(f"rests on: {line}")
+
+
+def show_checked(curve: Curve, measured: float) -> None:
+    """A prediction beside what was measured after it was made."""
+    prediction = curve.predictions[-1]
+    predicted, (low, high) = prediction.samples_per_s.value, prediction.samples_per_s.interval_90
+    held = "the measurement is inside" if low <= measured <= high else "the measurement is OUTSIDE"
+    say(
+        f"The prediction, checked by running it ({curve.notes[-1] if curve.notes else f'{prediction.devices} ranks'}):",
+        f"predicted {predicted:,.1f} samples/s (90 %: {low:,.1f} to {high:,.1f}), measured {measured:,.1f}: "
+        f"error {100 * (predicted / measured - 1):+.1f} %, {held} the interval",
+    )

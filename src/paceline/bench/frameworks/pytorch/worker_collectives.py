@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from paceline import variables
 from paceline.bench.frameworks.harness import Events, pin
+from paceline.bench.frameworks.pytorch.worker_host import seconds_of
 from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -25,6 +26,8 @@ WARMUP = 3
 ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
+SHARED_S = 0.6
+"""Seconds of the step that is timed alone and beside the other ranks."""
 COPIED = 32 * 2**20
 """Bytes of the buffer whose copy is timed, larger than the caches."""
 
@@ -38,6 +41,7 @@ def main() -> None:
     events.write("phase", phase="setup")
     if job["real_time"]:
         real_time()
+    everything = os.sched_getaffinity(0)
     pin()
     torch.set_num_threads(1)
     channel = join_job(rank, job["ranks"])
@@ -52,6 +56,8 @@ def main() -> None:
     if job["computes"]:
         dist.barrier()
         facts = {"copy_bytes_per_s": _copy_rate(), "overlap": _overlap(job["seconds_per_size"])}
+        if len(job["cluster"]["hosts"][0]["devices"]) >= job["ranks"]:
+            facts["sharing"] = [_sharing(threads, job["ranks"], everything) for threads in {1, len(everything)}]
         events.write("facts", facts=facts)
     events.write("done")
     dist.barrier()
@@ -82,6 +88,38 @@ def _overlap(seconds: float) -> dict[str, float]:
     finally:
         compute.stop()
     return {"exchange": free / beside[0], "compute": shared / alone}
+
+
+def _sharing(threads: int, ranks: int, everything: set[int]) -> dict[str, float]:
+    """How many times as long a small training step takes on all ranks, in step, as on the first rank alone."""
+    own = os.sched_getaffinity(0)
+    torch.set_num_threads(threads)
+    if threads > len(own) or ranks * threads > len(everything):
+        os.sched_setaffinity(0, everything)
+    step = _small_step()
+    step()
+    dist.barrier()
+    alone = torch.tensor([seconds_of(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
+    dist.broadcast(alone, 0)
+    count = max(5, int(SHARED_S / float(alone)))
+    begin, token = time.perf_counter(), torch.zeros(1)
+    for _ in range(count):
+        step()
+        dist.all_reduce(token)
+    together = (time.perf_counter() - begin) / count
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, own)
+    return {"cores": len(everything), "ranks": ranks, "threads": threads, "stretch": together / float(alone)}
+
+
+def _small_step() -> Callable[[], object]:
+    """A step with kernels of a tenth of a millisecond to some milliseconds, as convolutional networks have them."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3, padding=1),
+        torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 24 * 24, 64),
+    )  # fmt: skip
+    batch = torch.randn(16, 16, 24, 24)
+    return lambda: layers(batch).sum().backward()
 
 
 def _exchange_for(whole: torch.Tensor, seconds: float) -> float:
