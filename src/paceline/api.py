@@ -38,6 +38,7 @@ def predict(
     profile: Profile | File | None = None,
     calibration: Calibration | File | None = None,
     strategy: Strategy | None = None,
+    precision: str | None = None,
     input: Literal["resident", "copied", "files"] = "resident",  # noqa: A002
     changes: Mapping[str, str] | None = None,
     knee: float = 0.5,
@@ -48,6 +49,7 @@ def predict(
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
     `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
+    `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`.
 
     >>> import paceline
@@ -69,7 +71,15 @@ def predict(
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
     asked = [
         question_about(
-            network, profile, cluster, batch, framework=name, input=input, strategy=strategy, threads=threads
+            network,
+            profile,
+            cluster,
+            batch,
+            framework=name,
+            input=input,
+            strategy=strategy,
+            precision=precision,
+            threads=threads,
         )
         for name in names
     ]
@@ -88,6 +98,7 @@ def question_about(
     input: str = "resident",  # noqa: A002
     strategy: Strategy | None = None,
     threads: int | None = None,
+    precision: str | None = None,
 ) -> Question:
     """The question that `predict` and `plan` put to the model; names and files are read."""
     from paceline import catalog
@@ -108,10 +119,16 @@ def question_about(
         batch=samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
-        strategy=strategy or Strategy(),
+        strategy=strategy or Strategy() if precision is None else _in_precision(strategy or Strategy(), precision),
         input=input,
         threads=threads,
     )
+
+
+def _in_precision(strategy: Strategy, precision: str) -> Strategy:
+    from paceline.spec.strategy import precision_called
+
+    return strategy.model_copy(update={"precision": precision_called(precision)})
 
 
 def _cluster(cluster: Cluster | File) -> Cluster:
@@ -192,18 +209,21 @@ def plan(
     profile: Profile | File | None = None,
     calibration: Calibration | File | None = None,
     measured: File | None = None,
+    precision: str | None = None,
+    changes: Mapping[str, str] | None = None,
 ) -> PlanTable:
     """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
 
     `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
     step of all devices; without one every device has the profile's batch. `measured` is a CSV file of throughputs of
-    this network on this cluster.
+    this network on this cluster. `precision` and `changes` are those of `predict`.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
     >>> sum(sum(shares) for shares in answer.plan.best.shares)
     512
     """
+    from paceline.model.changes import changed
     from paceline.model.measured.points import read_points
     from paceline.model.plan.make import make_plan
     from paceline.report.frames import PlanTable
@@ -212,7 +232,8 @@ def plan(
         raise InputError("no global batch given", hint="global_batch=512: samples of a step of all devices")
     where = _cluster(cluster)
     share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
-    question = question_about(network, profile, where, share, framework=framework)
+    asked = question_about(network, profile, where, share, framework=framework, precision=precision)
+    question = changed(asked, dict(changes or {}))
     points = read_points(Path(measured)) if measured is not None else ()
     known = _calibration(calibration)
     return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points))
@@ -221,17 +242,19 @@ def plan(
 def explain(study: str | None = None, *, store: File | None = None) -> FindingTable:
     """Explain the newest campaign of a study, or of all: findings with evidence, predicted gain and the exact change.
 
-    `study` may be a campaign's id. The whole explanation is `.explanation`. `paceline run` measures a study first:
+    `study` may be a campaign's id. The whole explanation is `.explanation`, with the gains that `paceline explain
+    --confirm` measured for this campaign, if it ran. `paceline run` measures a study first:
 
         paceline.explain("demo")
     """
+    from paceline.explain.confirm import with_stored
     from paceline.explain.explanation import explain_campaign
     from paceline.measurements.results import find_campaign
     from paceline.measurements.store import Store, default_store
     from paceline.report.frames import FindingTable
 
     place = Store(Path(store) if store is not None else default_store())
-    return FindingTable(explain_campaign(place, find_campaign(place, study)))
+    return FindingTable(with_stored(explain_campaign(place, find_campaign(place, study)), place))
 
 
 def load_runs(store: File | None = None, *, study: str | None = None, campaign: str | None = None) -> RunTable:

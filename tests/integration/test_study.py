@@ -52,11 +52,28 @@ def test_study_is_measured_and_shown(paceline: Command, study_file: Callable[[st
 @pytest.mark.alone
 @pytest.mark.usefixtures("pytorch")
 def test_native_timers_and_differences_agree(paceline: Command, study_file: Callable[[str], Path]) -> None:
-    text = STUDY.replace("devices = [1, 2]", "devices = [1]").replace("phase_steps = 4", "phase_steps = 15")
+    text = STUDY.replace("devices = [1, 2]", "devices = [1]").replace("phase_steps = 4", "phase_steps = 40")
+    text = text.replace("batch = [8]", "batch = [64]").replace("steps = 10", "steps = 40")
     case = paceline.json("run", str(study_file(text.format(more=""))))["cases"][0]
     native, split = case["native_timers_s"], case["phases_s"]
     both = native["forward"] + native["backward_and_aggregate"]
-    assert split["forward"] + split["backward"] == pytest.approx(both, rel=0.5)
+    assert split["forward"] + split["backward"] == pytest.approx(both, rel=0.2)
+    share = split["forward"] / (split["forward"] + split["backward"])
+    assert share == pytest.approx(native["forward"] / both, abs=0.1)
+
+
+def test_phases_that_do_not_close_are_measured_again_and_then_marked(
+    quick: Command, study_file: Callable[[str], Path]
+) -> None:
+    text = STUDY.format(more="").replace("[1, 2]", "[1]").replace("batch = [8]", "batch = [1004]")
+    path = str(study_file(text))
+    (case,) = quick.json("run", path)["cases"]
+    assert case["launches"] == 2 + 2
+    assert case["phases_close"] is False
+    assert case["phases_s"]["other"] < -0.05 * case["step_s"]["value"]
+    assert "do not trust" in quick("show", "small")
+    (again,) = quick.json("run", path, "--resume")["cases"]
+    assert again["launches"] == 4
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from paceline.errors import InputError
-from paceline.spec.cluster import LayerClass, Precision
+from paceline.spec.cluster import LayerClass
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Seconds, Share
 
 __all__ = ["Profile", "ProfiledHost", "ProfiledLayer", "read_profile", "write_profile"]
@@ -69,8 +69,8 @@ class Profile(Noun):
     """Number of ranks that computed concurrently on the host; the times include their effect on memory and clock."""
     host: ProfiledHost | None = None
     """The processor that computed; none on GPUs, and in profiles that do not know it."""
-    precision: Precision = "float32"
-    """Precision of the step."""
+    precision: Literal["float64", "float32", "tf32", "float16", "bfloat16", "amp"] | None = None
+    """Precision of the step; none for the framework's default on the device."""
     tied: tuple[Name, ...] = ()
     """Parameters that other layers use, too: their gradients count once."""
     jitter: Share = 0.01

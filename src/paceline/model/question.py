@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paceline import catalog
+from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import WIDTHS, check_fits, largest_batch
+from paceline.cost.memory import check_fits, largest_batch
+from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
 from paceline.measurements.run import Run
@@ -28,7 +31,6 @@ from paceline.model.compute import (
     roofline_work,
     work_of_profile,
 )
-from paceline.model.measured.names import device_called
 from paceline.model.step import Ranks
 from paceline.spec.cluster import Cluster, Device, Emulation, LayerClass, Placed, place
 from paceline.spec.network import Network
@@ -41,6 +43,7 @@ __all__ = [
     "cores_words",
     "device_key",
     "largest_batches",
+    "precision_of",
     "question_of_run",
     "ranks_of",
     "ranks_with",
@@ -109,10 +112,9 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
     if question.batch < 1:
         raise InputError(f"a batch of {question.batch} is no batch", hint="a batch is at least 1 sample")
     check_workload(question)
-    width, shards = _state(question)
     for device in _devices(question).values():
         if question.network is not None:
-            check_fits(question.network, device, question.batch, width=width, shards=shards)
+            check_fits(question.network, device, question.batch, **_memory_of(question, device))
 
 
 def check_workload(question: Question) -> None:
@@ -121,15 +123,26 @@ def check_workload(question: Question) -> None:
         raise InputError("give either a network or a profile", hint="a network of the catalog, or a profile's file")
 
 
-def _state(question: Question) -> tuple[int, tuple[int, int]]:
-    """Bytes of a number, and how ZeRO divides the state."""
-    stage = catalog.resolve(question.framework, question.strategy).shard_stage or 0
-    return WIDTHS[question.strategy.precision], (stage, question.cluster.num_devices)
+def _memory_of(question: Question, device: Device) -> dict[str, Any]:
+    """Bytes of numbers on a device, and how ZeRO divides the state."""
+    policy = catalog.resolve(question.framework, question.strategy)
+    shards = (policy.shard_stage or 0, question.cluster.num_devices)
+    return {"numerics": numerics_on(device, policy.precision), "shards": shards}
+
+
+def precision_of(question: Question) -> str:
+    """One line on the precision of the question, and why it is that one."""
+    asked = question.strategy.precision
+    if question.profile is not None and asked is None:
+        return "that of the profile"
+    default = catalog.policy(question.framework).precision
+    devices = list(_devices(question).values())
+    return precision_line(asked, default, framework=catalog.framework(question.framework), devices=devices)
 
 
 def device_key(device: Device) -> str:
     """Equal for devices that compute alike."""
-    return device.model_dump_json(exclude={"price"})
+    return device.model_dump_json(exclude={"price", "power"})
 
 
 def _devices(question: Question) -> dict[str, Device]:
@@ -144,17 +157,17 @@ def works_of(question: Question, *, stated_for: int | None = None) -> dict[str, 
 
 def largest_batches(question: Question) -> dict[str, int | None]:
     """The most samples that each kind of device holds at once; None where nothing limits them or is known."""
-    network, (width, shards) = question.network, _state(question)
+    network = question.network
     if network is None and question.profile is not None and question.profile.network in catalog.network_names():
         network = catalog.network(question.profile.network)
     return {
-        key: None if network is None else largest_batch(network, device, width=width, shards=shards)
+        key: None if network is None else largest_batch(network, device, **_memory_of(question, device))
         for key, device in _devices(question).items()
     }
 
 
 def _work_on(question: Question, device: Device, stated_for: int | None) -> WorkAt:
-    precision, emulation = question.strategy.precision, device.emulation
+    precision, emulation = catalog.resolve(question.framework, question.strategy).precision, device.emulation
     if emulation is not None and emulation.profile is not None:
         work = work_of_profile(read_profile(Path(emulation.profile)))
         return replace(work, times=work.times.slowed(1 / emulation.speed), jitter=emulation.jitter).at
@@ -183,17 +196,21 @@ def _stated(work: DeviceWork, emulation: Emulation, batch: int) -> DeviceWork:
 
 def _moved(work: DeviceWork, profile: Profile, device: Device, question: Question) -> WorkAt:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
-    if profile.device is None or device.name in (profile.device, device_called(profile.device)):
+    default, precision = (catalog.resolve(question.framework, way).precision for way in (Strategy(), question.strategy))
+    same = profile.device is None or device.name in (profile.device, device_called(profile.device))
+    profiled = profile.precision or default
+    if same and numerics_on(device, precision) == numerics_on(device, profiled):
         slow = 1 / device.quota
         return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
-    before = _profiled_device(profile)
-    wanted = _counted(profile, device, question.strategy.precision)
-    measured = _counted(profile, before, profile.precision) if before else None
+    before = device if same and device.peak else _profiled_device(profile)
+    wanted = _counted(profile, device, precision)
+    measured = _counted(profile, before, profiled) if before else None
     if wanted is None:
         raise Unsupported(
-            f"the profile was taken on {profile.device!r}, the cluster has {device.name!r}, "
+            f"the profile was taken on {profile.device or device.name!r}, asked is {device.name!r} in {precision}, "
             "and the catalog cannot say how they compare for this network: the profile does not count multiply-adds",
-            hint=f"capture it again with this version, or profile one step on {device.name!r}",
+            hint="capture it again with this version, or "
+            f"profile one step on {device.name!r}" + (f" in {precision}" if same else ""),
         )
     if before is None or measured is None:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
@@ -214,11 +231,11 @@ def _profiled_device(profile: Profile) -> Device | None:
         return Device(
             name=profile.device or "processor",
             kind="cpu",
-            peak={profile.precision: host.peak},
+            peak={"float32": host.peak},
             memory_bandwidth=host.bandwidth,
             reach=MEASURED_REACH,
         )
-    return device if device and device.memory_bandwidth and profile.precision in device.peak else None
+    return device if device and device.memory_bandwidth and "float32" in device.peak else None
 
 
 def _counted(profile: Profile, device: Device, precision: str) -> DeviceWork | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import Unsupported
 from paceline.measurements.trace.formats import busy_seconds
+from paceline.report.words import dominant_words
 from paceline.units import SECONDS, format_share
 
 if TYPE_CHECKING:
@@ -88,14 +89,21 @@ class PredictionTable(ResultTable):
                 f"{one.samples_per_s.value:,.1f}",
                 "{:,.1f}-{:,.1f}".format(*one.samples_per_s.interval_90),
                 format_share(one.efficiency),
-                one.dominant,
+                dominant_words(one),
             )
             for curve in self.curves
             for one in curve.predictions
         ]
         columns = (">devices", ">step", ">samples/s", ">90 %", ">efficiency", "dominant")
         first = self.curves[0]
-        notes = [] if several else [*(f"rests on: {line}" for line in first.basis), f"to narrow it: {first.advice}"]
+        precision = [
+            f"precision: {line}" for line in dict.fromkeys(c.detail.get("precision") for c in self.curves) if line
+        ]
+        notes = (
+            precision
+            if several
+            else [*precision, *(f"rests on: {line}" for line in first.basis), f"to narrow it: {first.advice}"]
+        )
         title = "predictions" if several else first.label
         return ShownTable(title, ("series", *columns) if several else columns, rows, notes)
 
@@ -146,7 +154,12 @@ class PlanTable(ResultTable):
         title = f"{self.plan.network} on {self.plan.cluster}, global batch {self.plan.global_batch}"
         best = self.plan.best
         basis = [f"rests on: {line}" for line in self.plan.basis]
-        return ShownTable(title, columns, rows, [*basis, f"best: {best.kind}, because {best.reason}"])
+        return ShownTable(
+            title,
+            columns,
+            rows,
+            [f"precision: {self.plan.precision}", *basis, f"best: {best.kind}, because {best.reason}"],
+        )
 
 
 def _num_devices(shares: Sequence[Sequence[int]]) -> int:

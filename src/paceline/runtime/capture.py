@@ -66,7 +66,7 @@ class Capture:
         self._single: list[float] = []
         """Seconds of steps on one thread."""
         self._work: WorkCounter | None = None
-        self._precision = "float32"
+        self._precision: str | None = None
         self._traced: list[_Trace] = []
         self._step = 0
         self._counting = False
@@ -275,12 +275,13 @@ def _device_name(device: torch.device) -> str:
     return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))
 
 
-def _precision(model: nn.Module, device: torch.device) -> str:
-    """Name of the precision in which the model computes: that of autocast, or of its parameters."""
-    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+def _precision(model: nn.Module, device: torch.device) -> str | None:
+    """The precision in which the model computes: amp, or that of its parameters; none for float32 on a GPU, which is
+    what PyTorch's settings make of it."""
     if torch.is_autocast_enabled(device.type):
-        kind = torch.get_autocast_dtype(device.type)
-    return str(kind).removeprefix("torch.")
+        return "amp"
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return None if kind == torch.float32 and device.type != "cpu" else str(kind).removeprefix("torch.")
 
 
 def _tied(model: nn.Module) -> list[str]:
@@ -308,7 +309,8 @@ def _summary(profile: dict[str, Any], path: Path | None) -> list[str]:
     counted = [layer for layer in layers if "macs" in layer]
     step = sum(layer["forward"] + layer["backward"] for layer in layers) + profile["update"]
     lines = [
-        f"captured {profile['network']}: batch {profile['batch']}, {len(layers)} layers, {profile['precision']}",
+        f"captured {profile['network']}: batch {profile['batch']}, {len(layers)} layers, "
+        f"{profile['precision'] or 'float32 as PyTorch computes it here'}",
         f"  a step takes {SECONDS.format(step)}, {profile['batch'] / step:,.1f} samples/s",
         f"  gradients: {BYTES.format(sum(sizes))} in {len(sizes)} tensors",
     ]

@@ -10,7 +10,7 @@ from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.terminal import print_rows, say
-from paceline.report.words import common_label
+from paceline.report.words import common_label, dominant_words
 from paceline.units import SECONDS, format_share
 
 __all__ = ["show_changed", "show_checked", "show_curves", "show_plan", "show_simulated"]
@@ -47,7 +47,14 @@ def _show_curve(curve: Curve) -> None:
     if choices:
         listed = [f"{name} {one['exchanges']} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()]
         say(f"exchanges (exposed) at {curve.predictions[-1].devices} devices: {', '.join(listed)}")
+    say(*precision_lines([curve]))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
+
+
+def precision_lines(curves: Sequence[Curve]) -> list[str]:
+    """The precision of predictions from a network or a profile, once where it is the same."""
+    said = dict.fromkeys(curve.detail["precision"] for curve in curves if "precision" in curve.detail)
+    return [f"precision: {line}" for line in said]
 
 
 def _row(prediction: Prediction, priced: bool) -> list[object]:
@@ -59,7 +66,7 @@ def _row(prediction: Prediction, priced: bool) -> list[object]:
         "{:,.1f}-{:,.1f}".format(*rate.interval_50),
         "{:,.1f}-{:,.1f}".format(*rate.interval_90),
         format_share(prediction.efficiency),
-        prediction.dominant,
+        dominant_words(prediction),
     ]
     return [*cells, "" if prediction.cost is None else f"{prediction.cost:,.2f}"] if priced else cells
 
@@ -74,6 +81,7 @@ def _show_comparison(curves: Sequence[Curve], names: Sequence[str]) -> None:
     columns = ["framework", *(f">{count}" for count in counts), ">90 %", ">against first", ">knee after", "dominant"]
     print_rows(f"{common_label(curves)}: samples/s by devices", columns, rows)
     say("", *_plot_lines([curve.predictions[-1] for curve in curves], names))
+    say("", *precision_lines(curves))
     say(f"\nwhy, against {names[0]} at {counts[-1]} devices")
     for name, curve in zip(names[1:], curves[1:], strict=True):
         say(f"{name}: {'; '.join(reasons(curves[0], curve))}")
@@ -83,7 +91,7 @@ def _last(curve: Curve, first: Curve) -> list[str]:
     end, base = curve.predictions[-1], first.predictions[-1]
     interval = "{:,.0f}-{:,.0f}".format(*end.samples_per_s.interval_90)
     gain = end.samples_per_s.value / base.samples_per_s.value - 1
-    return [interval, f"{100 * gain:+.1f} %", str(curve.knee or "none"), end.dominant]
+    return [interval, f"{100 * gain:+.1f} %", str(curve.knee or "none"), dominant_words(end)]
 
 
 def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
@@ -97,7 +105,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
             f"{new.samples_per_s.value:,.1f}",
             "{:,.1f}-{:,.1f}".format(*new.samples_per_s.interval_90),
             format_share(new.samples_per_s.value / old.samples_per_s.value - 1),
-            f"{old.dominant} -> {new.dominant}",
+            _moved(dominant_words(old), dominant_words(new)),
         )
         for old, new in pairs
     ]
@@ -106,7 +114,11 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
     say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
-    say(f"to narrow the interval: {after.advice}")
+    say(*precision_lines([before, after]), f"to narrow the interval: {after.advice}")
+
+
+def _moved(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
 
 
 def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) -> list[str]:
@@ -179,6 +191,7 @@ def show_plan(plan: Plan) -> None:
     split = plan.samples_by_host()
     if len(split) <= 16:
         say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
+    say(f"precision: {plan.precision}")
     for line in plan.basis:
         say(f"rests on: {line}")
 

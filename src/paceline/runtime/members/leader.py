@@ -103,7 +103,7 @@ class Leader:
         try:
             while True:
                 message = follower.channel.receive(*expected)
-                self._events.put(functools.partial(self._on_message, follower, message))
+                self._events.put(functools.partial(self._hear, follower, message))
         except ConnectionError as error:
             log.debug("%s: %s", follower.peer.id, error)
         self._events.put(lambda: self._lose(follower))
@@ -138,6 +138,14 @@ class Leader:
         self._send(follower, messages.Welcome(self._number))
         self._end_view(messages.Hello, f"{peer.id} joined")
         self._number = max(self._number, follower.seen)
+
+    def _hear(self, follower: _Follower, message: messages.Message) -> None:
+        """Whatever a follower says may end the connection to that follower only."""
+        try:
+            self._on_message(follower, message)
+        except Exception as error:  # noqa: BLE001
+            log.warning("%s sent a %r that cannot be followed: %s", follower.peer.id, message.kind, error)
+            self._lose(follower)
 
     def _on_message(self, follower: _Follower, message: messages.Message) -> None:
         if self._followers.get(follower.peer.id) is not follower:  # it has joined again meanwhile

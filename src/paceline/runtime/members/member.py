@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import peers
-from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, serve_callers
+from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, message_listener
 from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.view import Peer, Timeouts, View, close_roster, is_closed, read_roster, write_roster
 from paceline.runtime.protocol import messages
@@ -38,8 +39,12 @@ log = logging.getLogger("paceline.runtime")
 class Member:
     """Takes part from construction until `leave`."""
 
-    def __init__(self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts) -> None:
-        self.peer, self.secret, self._timeouts, self._server = peer, secret, timeouts, server
+    def __init__(
+        self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts, session: str = ""
+    ) -> None:
+        self.peer, self.secret, self.session, self._timeouts = peer, secret, session, timeouts
+        self._login = Login(secret, messages.Role.MEMBER.value, peer.id, session)
+        self._listener = message_listener(server, self._login, self._answer, caller=messages.Role.MEMBER)
         self.roster: Path | None = None
         """Where this member writes the endpoints of a view when it leads."""
         self.interrupted = threading.Event()
@@ -67,13 +72,13 @@ class Member:
         """A leader that we resigned for."""
         self._successor: str | None = None
         """Who we expect to lead next, while we follow nobody."""
-        in_background("listener", self._listen, failed=self._fail)
+        in_background("listener", self._listener.run, failed=self._fail)
 
     def start(self, meet: Endpoint, *, first: int | None, roster: Path | None = None) -> None:
         """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
         self.roster = roster
         known = [endpoint for endpoint in read_roster(roster) if endpoint != self.peer.endpoint]
-        if first is not None and not any(peers.answers(endpoint, self.secret) for endpoint in known):
+        if first is not None and not any(peers.answers(endpoint, self._login) for endpoint in known):
             self._lead(first=first)
             known, meet = [], self.peer.endpoint
         # Following begins after leading: the first thing the follower does is to call our own listener.
@@ -132,15 +137,14 @@ class Member:
         done = self._machine.state is MemberState.DONE
         # The state first, so that no thread takes the closed listener and connections below for a failure.
         self._machine.on(Event.LEFT)
-        self._server.close()
+        self._listener.close()
         leader = self._leader
         if leader is not None and leader.leading:
             time.sleep(LAST_MESSAGE if done else 0.0)
             leader.resign()
             if done:
                 close_roster(self.roster)
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             channel.close()
 
     @property
@@ -173,8 +177,7 @@ class Member:
 
     def _send(self, message: messages.Message) -> None:
         """To the leader; if it is gone, whoever leads next asks anew."""
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             with contextlib.suppress(ConnectionError):
                 channel.send(message)
 
@@ -319,7 +322,7 @@ class Member:
 
     def _greet(self, endpoint: Endpoint) -> tuple[messages.Message | None, Channel | None]:
         seen = self._view.number if self._view else 0
-        reply, channel = peers.ask_to_follow(endpoint, self.secret, self.peer, seen=seen)
+        reply, channel = peers.ask_to_follow(endpoint, self._login, self.peer, seen=seen)
         if reply is not None and channel is None:
             self._machine.on(type(reply))
         return reply, channel
@@ -329,11 +332,8 @@ class Member:
         self._leader = Leader(
             self.peer.id, self._timeouts, first=first, last=self._view,
             formed=lambda view: write_roster(self.roster, view),
-            may_be_alive=lambda peer: peers.may_be_alive(peer, self.secret),
+            may_be_alive=lambda peer: peers.may_be_alive(peer, self._login),
         )  # fmt: skip
-
-    def _listen(self) -> None:
-        serve_callers(self._server, self.secret, self._answer, lambda: self._machine.state is not MemberState.LEFT)
 
     def _answer(self, channel: Channel) -> None:
         try:
@@ -341,6 +341,8 @@ class Member:
             message = channel.receive(messages.Hello, messages.LeadershipQuery)
             channel.set_timeout(None)
             leader = self._leader
+            if isinstance(message, messages.Hello) and message.peer.id != channel.peer:
+                raise ConnectionError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
             if isinstance(message, messages.Hello) and leader is not None and leader.leading:
                 leader.admit(message.peer, channel, seen=message.view)
                 return
@@ -379,7 +381,7 @@ class Member:
     def _is_outranked(self, leader: Leader, peer: Peer) -> bool:
         """Whether a lost peer leads a larger group, or one as large and has the higher id."""
         try:
-            return peers.ask_leadership(peer, self.secret) > (leader.size, self.peer.id)
+            return peers.ask_leadership(peer, self._login) > (leader.size, self.peer.id)
         except ConnectionRefusedError:
             self._known.pop(peer.id, None)
             return False

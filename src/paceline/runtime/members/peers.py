@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from paceline.runtime.members.channel import Channel, Endpoint, open_channel
+from paceline.runtime.members.channel import Channel, Endpoint, Login, open_channel
 from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol import messages
 
@@ -21,15 +21,15 @@ WELCOME_TIMEOUT = 2.0
 """Seconds for a leader's answer: its one thread may be busy with sending to members that are about to fail."""
 
 
-def answers(endpoint: Endpoint, secret: bytes) -> bool:
+def answers(endpoint: Endpoint, login: Login) -> bool:
     """Whether a process of this job listens there."""
     with contextlib.suppress(OSError):
-        open_channel(*endpoint, secret, timeout=ANSWERS_TIMEOUT).close()
+        open_channel(*endpoint, login, timeout=ANSWERS_TIMEOUT).close()
         return True
     return False
 
 
-def may_be_alive(peer: Peer, secret: bytes) -> bool:
+def may_be_alive(peer: Peer, login: Login) -> bool:
     """Whether a lost peer may go on without us.
 
     A process that is dead refuses the connection. One that is suspended accepts it without a word, and commits nothing
@@ -37,7 +37,7 @@ def may_be_alive(peer: Peer, secret: bytes) -> bool:
     cut link.
     """
     try:
-        open_channel(peer.address, peer.port, secret, timeout=REACH_TIMEOUT).close()
+        open_channel(peer.address, peer.port, login, timeout=REACH_TIMEOUT).close()
     except ConnectionError:
         return False
     except OSError:
@@ -45,10 +45,10 @@ def may_be_alive(peer: Peer, secret: bytes) -> bool:
     return True
 
 
-def ask_leadership(peer: Peer, secret: bytes) -> tuple[int, str]:
+def ask_leadership(peer: Peer, login: Login) -> tuple[int, str]:
     """How many a peer leads, and its id; (0, "") if it leads nobody or does not say. Refuses connections if dead."""
     try:
-        with contextlib.closing(open_channel(peer.address, peer.port, secret, timeout=QUERY_TIMEOUT)) as channel:
+        with contextlib.closing(open_channel(peer.address, peer.port, login, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
             channel.send(messages.LeadershipQuery())
             reply = channel.receive(messages.LeadershipReply)
@@ -60,11 +60,11 @@ def ask_leadership(peer: Peer, secret: bytes) -> tuple[int, str]:
 
 
 def ask_to_follow(
-    endpoint: Endpoint, secret: bytes, peer: Peer, *, seen: int
+    endpoint: Endpoint, login: Login, peer: Peer, *, seen: int
 ) -> tuple[messages.Message | None, Channel | None]:
     """What the process at an endpoint answers to a peer that wants to follow, and the channel to it if it leads."""
     try:
-        channel = open_channel(*endpoint, secret, timeout=QUERY_TIMEOUT)
+        channel = open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)
     except OSError:
         return None, None
     reply: messages.Message | None = None
