@@ -1,17 +1,16 @@
-"""What ranks on the processor of one host leave each other: its cores, their threads, its memory bandwidth.
+"""What ranks on the processor of one host leave each other: its cores, and their threads.
 
 A step alone on t threads, of which a share p runs in parallel (Amdahl, 1967):
 
-    alone(t) = alone(1) ((1 - p) + p / t)
+    alone(t) = alone(1) / gain,    gain = 1 / ((1 - p) + p / t)
 
-R ranks of t threads on c cores. Threads of a rank meet at the end of every kernel and spin until the last arrives, so
-a rank occupies t cores for as long as it computes. Where there are fewer, ranks take turns:
+R ranks of t threads on c cores. Ranks that have too few cores wait passively (`OMP_WAIT_POLICY=passive`, which
+launchers set for them): a waiting thread leaves its core to others, and a rank that computes occupies `gain` cores:
 
-    together(R, t) = alone(t) turns,    turns = max(1, R t / c)
+    together(R, t) = alone(t) max(1, R gain / c)
 
-A rank of several threads that takes turns also waits for threads of its own that are not running. What ranks cost each
-other through memory and caches is the calibration's `crowding`, for the ranks that compute at the same time:
-`at_once`. `Sharing` holds what a probe measured of all this.
+What ranks cost each other through memory and caches is the calibration's `crowding`, for the ranks that compute at the
+same time: `at_once`. `Sharing` holds what a probe measured beside this formula.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ __all__ = [
     "alone_ratio",
     "at_once",
     "fair_threads",
+    "gain_of",
     "parallel_share",
     "shared_words",
     "together",
@@ -30,26 +30,24 @@ __all__ = [
     "unknown_parallel",
 ]
 
-MEETING = 0.25
-"""Share by which ranks of several threads that take turns are slower than turns alone, where no probe says it."""
 USUAL_PARALLEL = 0.9
 """Share of a step that runs in parallel, where nothing was measured on two numbers of threads."""
 UNKNOWN_PARALLEL_SPREAD = 0.2
 """Standard deviation of the log of a step that moves to another number of threads by the usual share."""
 PROBED_SPREAD = 0.04
-"""Standard deviation of the log of a stretch that a probe measured; of turns alone; of taking turns by threads."""
-TURNS_SPREAD = 0.06
-MEETING_SPREAD = 0.3
+"""Standard deviation of the log of a stretch that a probe measured; then of turns, and of turns of several threads."""
+TURNS_SPREAD = 0.08
+THREADS_SPREAD = 0.15
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a probe measured: how many times as long as alone compute takes on `ranks` ranks of `threads` threads."""
+    """What a probe measured: compute of `ranks` ranks of `threads` threads takes this many times what turns explain."""
 
     cores: int
     ranks: int
     threads: int
-    stretch: float
+    excess: float
 
 
 def fair_threads(cores: int, ranks: int) -> int:
@@ -74,30 +72,29 @@ def unknown_parallel(before: int, after: int) -> tuple[float, float]:
     return USUAL_PARALLEL, 0.0 if before == after else UNKNOWN_PARALLEL_SPREAD
 
 
-def together(ranks: int, threads: int, cores: int, probes: tuple[Sharing, ...] = ()) -> tuple[float, float]:
+def gain_of(parallel: float, threads: int) -> float:
+    """How many times faster a step is on this many threads than on one: the cores that it keeps busy."""
+    return 1 / ((1 - parallel) + parallel / threads)
+
+
+def together(
+    ranks: int, threads: int, cores: int, *, parallel: float = USUAL_PARALLEL, probes: tuple[Sharing, ...] = ()
+) -> tuple[float, float]:
     """How many times as long compute takes as alone on the same threads, and the standard deviation of its log."""
     if ranks == 1 and threads <= cores:
         return 1.0, 0.0
-    known = [probe for probe in probes if probe.cores == cores]
-    same = next((probe for probe in known if (probe.ranks, probe.threads) == (ranks, threads)), None)
-    if same is not None:
-        return max(1.0, same.stretch), PROBED_SPREAD
-    stretch = _stretch(ranks, threads, cores)
-    alike = [probe for probe in known if probe.ranks > 1 and (probe.threads > 1) == (threads > 1)]
-    if alike:  # the probe that is most alike says by how much turns alone are off
-        near = min(alike, key=lambda probe: abs(probe.ranks * probe.threads - ranks * threads))
-        return max(1.0, stretch * near.stretch / _stretch(near.ranks, near.threads, cores)), 1.5 * PROBED_SPREAD
-    return stretch, MEETING_SPREAD if threads > 1 and ranks * threads > cores else TURNS_SPREAD
+    stretch = 1.0 if ranks * threads <= cores else max(1.0, ranks * gain_of(parallel, threads) / cores)
+    alike = [one for one in probes if one.cores == cores and (one.threads > 1) == (threads > 1)]
+    if alike:
+        near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
+        far = (near.ranks, near.threads) != (ranks, threads)
+        return max(1.0, stretch * near.excess), PROBED_SPREAD * (1.5 if far else 1.0)
+    return stretch, THREADS_SPREAD if threads > 1 and ranks * threads > cores else TURNS_SPREAD
 
 
-def _stretch(ranks: int, threads: int, cores: int) -> float:
-    meets = threads > 1 and ranks * threads > cores
-    return turns(ranks, threads, cores) * (1 + MEETING * meets)
-
-
-def turns(ranks: int, threads: int, cores: int | None) -> float:
-    """How many times as long as on a core of its own a thread takes, because ranks take turns on the cores."""
-    return 1.0 if cores is None else max(1.0, ranks * threads / cores)
+def turns(ranks: int, cores: int | None) -> float:
+    """How many times as long as on a core of its own what a rank does on one thread takes."""
+    return 1.0 if cores is None else max(1.0, ranks / cores)
 
 
 def at_once(ranks: int, threads: int, cores: int | None) -> float:

@@ -21,8 +21,6 @@ __all__ = [
     "write_calibration",
 ]
 
-ASSUMED_SLOWDOWN = 0.1
-"""Share of overlapped communication time that compute loses, where nothing was measured."""
 SCHEMA = "paceline.calibration/1"
 
 
@@ -32,6 +30,10 @@ class Uncertain:
 
     value: float
     spread: float
+
+
+ASSUMED_SLOWDOWN = Uncertain(0.1, 0.6)
+"""Share of overlapped communication time that compute loses, where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Calibration:
     """How often gradients pass through memory once more."""
     copy_per_byte: float | None = None
     """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
-    slowdown: Uncertain = Uncertain(ASSUMED_SLOWDOWN, 0.6)
+    slowdown: Uncertain = ASSUMED_SLOWDOWN
     """Share of overlapped communication time that compute loses."""
     overlap_rate: float = 1.0
     """How fast an exchange is while compute runs on the same cores, as a share of its speed without."""

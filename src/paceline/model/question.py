@@ -332,8 +332,9 @@ def _shared(
     """The work on other threads and beside other ranks than it was measured with."""
     before = work.threads or fair_threads(cores, work.crowd)
     parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
-    stretch, spread = together(ranks, threads, cores, calibration.sharing)
-    was, _ = together(work.crowd, before, cores, calibration.sharing)
+    probes = calibration.sharing
+    stretch, spread = together(ranks, threads, cores, parallel=parallel, probes=probes)
+    was, _ = together(work.crowd, before, cores, parallel=parallel, probes=probes)
     factor = alone_ratio(parallel, before, threads) * stretch / was
     changed = replace(
         work, forward=work.forward * factor, backward=work.backward * factor, update=work.update * factor,

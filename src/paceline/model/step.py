@@ -76,7 +76,7 @@ class Ranks:
     @property
     def turns(self) -> float:
         """How many times as long as on a core of its own a thread takes, because ranks take turns on the cores."""
-        return turns(self.fabric.ranks, self.threads, self.cores)
+        return turns(self.fabric.ranks, self.cores)
 
     @property
     def full(self) -> bool:
@@ -207,7 +207,7 @@ def _add_distributed(
     pace = calibration.overlap_rate if policy.overlap else 1.0
     exposed = pace * _exposed(ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=np.ones(1))
     # Where nothing measured says it: compute on all cores leaves nothing to an exchange on the same cores.
-    known = calibration.slowdown.value != ASSUMED_SLOWDOWN or not ranks.full
+    known = calibration.slowdown != ASSUMED_SLOWDOWN or not ranks.full
     share = np.minimum(calibration.slowdown.value * factors.slowdown if known else MOST_LOST, MOST_LOST)
     lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
     crowded = max(0.0, _crowding(ranks, calibration) - 1)
@@ -274,7 +274,7 @@ def _comm(ranks: Ranks, policy: Policy, calibration: Calibration, *, sizes: Floa
     slow = fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
     late = _formula(slow.slowed(1.0, 0.0), policy, sizes)
     wide = _formula(slow.slowed(0.0, 1.0), policy, sizes)
-    return turns(fabric.ranks, 1, cores) * (
+    return turns(fabric.ranks, cores) * (
         late[None, :] * factors.latency[:, None] + wide[None, :] * factors.bandwidth[:, None]
     )
 

@@ -139,7 +139,7 @@ def seconds_at(
         return exact.seconds(n), exact.uncertainty(middle)
     near = min(known, key=lambda fit: abs(np.log(fit.ranks / ranks)))
     doublings = abs(float(np.log2(ranks / near.ranks)))
-    later = 1.0 if len(known) > 1 else turns(ranks, 1, cores) / turns(near.ranks, 1, cores)
+    later = 1.0 if len(known) > 1 else turns(ranks, cores) / turns(near.ranks, cores)
     seconds = near.seconds(n) * _growth(known, near, ranks, n) * later
     return seconds, float(np.hypot(near.uncertainty(middle), 0.12 * doublings))
 

@@ -259,6 +259,13 @@ def _path(job: TrainingJob) -> dict[str, str]:
     return {"PYTHONPATH": str(job.path)} if job.path is not None else {}
 
 
+def _waiting(job: TrainingJob, placed: Placed) -> dict[str, str]:
+    """Ranks with more threads than their host has cores leave cores to each other while they wait."""
+    mates = sum(1 for other in job.placement if other.host == placed.host)
+    crowded = mates * job.threads > len(os.sched_getaffinity(0))
+    return {"OMP_WAIT_POLICY": "passive"} if crowded else {}
+
+
 def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str]:
     """Variables of a rank of one of several groups, in place of the whole job's."""
     index = next(number for number, group in enumerate(grouping.groups) if rank in group)
@@ -288,6 +295,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
         variables.SIZE: str(len(job.placement)),
         "LOCAL_RANK": str(placed.local_rank),
         "OMP_NUM_THREADS": str(job.threads),
+        **_waiting(job, placed),
     }
     env |= _path(job)
     if job.grouping is not None:

@@ -9,6 +9,7 @@ from paceline.cost.host import (
     alone_ratio,
     at_once,
     fair_threads,
+    gain_of,
     parallel_share,
     shared_words,
     together,
@@ -41,24 +42,28 @@ def test_an_unknown_gain_costs_certainty_only_where_threads_change() -> None:
     [(1, 2, 2, 1.0), (2, 1, 2, 1.0), (4, 1, 2, 2.0), (3, 1, 2, 1.5), (8, 4, 64, 1.0), (16, 1, 4, 4.0)],
 )
 def test_ranks_take_turns_on_too_few_cores(ranks: int, threads: int, cores: int, expected: float) -> None:
-    assert turns(ranks, threads, cores) == expected
     assert together(ranks, threads, cores)[0] == pytest.approx(expected)
+    assert turns(ranks, cores) == max(1.0, ranks / cores)
 
 
-def test_threads_that_take_turns_wait_for_each_other_and_are_less_certain() -> None:
-    stretch, spread = together(2, 2, 2)
-    assert stretch > 2.0
+def test_threads_that_take_turns_keep_as_many_cores_busy_as_they_gain() -> None:
+    stretch, spread = together(2, 2, 2, parallel=0.5)
+    assert gain_of(0.5, 2) == pytest.approx(4 / 3)
+    assert stretch == pytest.approx(4 / 3)
+    assert together(4, 2, 2, parallel=0.5)[0] == pytest.approx(8 / 3)
+    assert together(4, 2, 2, parallel=0.0)[0] == pytest.approx(2.0), "threads that do nothing take no core"
     assert spread > together(4, 1, 2)[1] > 0
-    assert turns(64, 8, None) == 1.0, "unknown cores are not shared"
+    assert turns(64, None) == 1.0, "unknown cores are not shared"
 
 
 def test_a_probe_of_the_same_ranks_replaces_the_formula_and_a_like_one_corrects_it() -> None:
-    probes = (Sharing(2, 4, 1, 2.3), Sharing(2, 2, 2, 3.0))
-    assert together(4, 1, 2, probes)[0] == 2.3
-    assert together(8, 1, 2, probes)[0] == pytest.approx(4 * 2.3 / 2)
-    assert together(4, 2, 2, probes)[0] == pytest.approx(6.0)
-    assert together(4, 1, 8, probes)[0] == 1.0, "a probe of another host"
-    assert together(4, 1, 2, (Sharing(2, 4, 1, 0.9),))[0] == 1.0, "company makes nobody faster"
+    probes = (Sharing(2, 4, 1, 1.1), Sharing(2, 2, 2, 1.5))
+    assert together(4, 1, 2, probes=probes)[0] == pytest.approx(2.2)
+    assert together(8, 1, 2, probes=probes)[0] == pytest.approx(4.4)
+    assert together(4, 2, 2, parallel=1.0, probes=probes)[0] == pytest.approx(6.0)
+    assert together(4, 1, 8, probes=probes)[0] == 1.0, "a probe of another host"
+    assert together(2, 1, 2, probes=(Sharing(2, 2, 1, 0.9),))[0] == 1.0, "company makes nobody faster"
+    assert together(8, 1, 2, probes=probes)[1] > together(4, 1, 2, probes=probes)[1] > 0
 
 
 def test_as_many_ranks_compute_at_once_as_there_are_cores_for() -> None:

@@ -75,7 +75,7 @@ def test_a_profile_that_does_not_know_its_gain_is_less_certain_on_other_threads(
 
 
 def test_a_probe_says_how_ranks_share() -> None:
-    probed = Calibration(**{**vars(CALM), "sharing": (Sharing(2, 4, 1, 2.5),)})
+    probed = Calibration(**{**vars(CALM), "sharing": (Sharing(2, 4, 1, 1.25),)})
     assert compute(predicted(4, calibration=probed)) == pytest.approx(2.5 * 1.8 * PROFILE.step)
 
 
@@ -91,7 +91,7 @@ def test_the_command_says_who_shares_what(paceline: Command, tmp_path: Path) -> 
     done = paceline("predict", "--profile", str(path), "--cluster", "local", "--devices", "1,64")
     assert "64 ranks share" in done
     plain = paceline.json("predict", "--profile", str(path), "--cluster", "local")
-    assert any("rank" in note and "core" in note for note in plain["notes"])
+    assert any("rank" in note and "core" in note for note in plain["curves"][0]["notes"])
 
 
 def test_a_captured_network_moves_to_a_gpu_by_what_it_computes() -> None:

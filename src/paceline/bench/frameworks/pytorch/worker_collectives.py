@@ -57,7 +57,7 @@ def main() -> None:
         dist.barrier()
         facts = {"copy_bytes_per_s": _copy_rate(), "overlap": _overlap(job["seconds_per_size"])}
         if len(job["cluster"]["hosts"][0]["devices"]) >= job["ranks"]:
-            facts["sharing"] = [_sharing(threads, job["ranks"], everything) for threads in {1, len(everything)}]
+            facts["sharing"] = _sharing(job["ranks"], everything)
         events.write("facts", facts=facts)
     events.write("done")
     dist.barrier()
@@ -90,26 +90,36 @@ def _overlap(seconds: float) -> dict[str, float]:
     return {"exchange": free / beside[0], "compute": shared / alone}
 
 
-def _sharing(threads: int, ranks: int, everything: set[int]) -> dict[str, float]:
-    """How many times as long a small training step takes on all ranks, in step, as on the first rank alone."""
-    own = os.sched_getaffinity(0)
-    torch.set_num_threads(threads)
-    if threads > len(own) or ranks * threads > len(everything):
-        os.sched_setaffinity(0, everything)
+def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
+    """By how much a small training step on all ranks, in step, exceeds what turns on the cores explain."""
+    own, cores, found = os.sched_getaffinity(0), len(everything), []
+    single = 0.0
+    for threads in sorted({1, cores}):
+        torch.set_num_threads(threads)
+        if threads > len(own) or ranks * threads > cores:
+            os.sched_setaffinity(0, everything)
+        alone, together = _alone_and_together()
+        single = single or alone
+        turns = 1.0 if ranks * threads <= cores else max(1.0, ranks * single / alone / cores)
+        found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": together / alone / turns})
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, own)
+    return found
+
+
+def _alone_and_together() -> tuple[float, float]:
+    """Seconds of the step on the first rank alone, and on all ranks, which wait for each other after every step."""
     step = _small_step()
     step()
     dist.barrier()
     alone = torch.tensor([seconds_of(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
     dist.broadcast(alone, 0)
-    count = max(5, int(SHARED_S / float(alone)))
-    begin, token = time.perf_counter(), torch.zeros(1)
+    count, token = max(5, int(SHARED_S / float(alone))), torch.zeros(1)
+    begin = time.perf_counter()
     for _ in range(count):
         step()
         dist.all_reduce(token)
-    together = (time.perf_counter() - begin) / count
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, own)
-    return {"cores": len(everything), "ranks": ranks, "threads": threads, "stretch": together / float(alone)}
+    return float(alone), (time.perf_counter() - begin) / count
 
 
 def _small_step() -> Callable[[], object]:
