@@ -4,11 +4,11 @@
     .venv/bin/python benchmarks/oversubscribed.py --only resnet20 own-mlp --rounds 1 --ranks 1,2
 
 Of each network there is one profile: one rank on all cores (a run of `paceline run`, or `paceline.capture` in the
-model's own loop). The rest are probes that know no network: `paceline bench-collectives` on 2 and 4 ranks. No run that
-is judged is used for a prediction. The networks of the catalog run under `paceline run`, the own models (an MLP, a small
-CNN, a small transformer with tied weights) in their own loop under DDP. Every measured step is the median over the
-rounds; in each round everything is measured anew, so that a drifting machine touches all alike. Exits with 1 if the mean
-absolute error exceeds 8 %, or the largest 20 %.
+model's own loop). The rest are probes that know no network: `paceline bench-collectives` on 2 and 4 ranks. No run
+that is judged is used for a prediction. The networks of the catalog run under `paceline run`, the own models (an
+MLP, a small CNN, a small transformer with tied weights) in their own loop under DDP. Every measured step is the
+median over the rounds; in each round everything is measured anew, so that a drifting machine touches all alike.
+Exits with 1 if the mean absolute error exceeds 8 %, or the largest 20 %.
 """
 
 from __future__ import annotations
