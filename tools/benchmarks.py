@@ -51,6 +51,7 @@ class Entry:
 
 ENTRIES = (
     Entry("validate", "validate"),
+    Entry("published_devices", "published_devices"),
     Entry("predict_speed", "predict_speed"),
     Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
     Entry("report_speed", "report_speed", "", "--runs 200"),

@@ -155,8 +155,7 @@ def _rooflines(
         )
     reach = reach_of(device)
     memory = bandwidth * reach["elementwise"]
-    rates = {"convolution": peak[numerics.convolution] * reach["convolution"]}
-    rates |= {kind: peak[numerics.matrix] * reach[kind] for kind in ("linear", "attention", "elementwise")}
+    rates = {kind: peak[numerics.of(kind)] * reach[numerics.unit(kind)] for kind in (*CLASSES.values(), "elementwise")}
     compute = np.array([2.0 * mac / rates[kind] for mac, kind in zip(macs, kinds, strict=True)])
     both = np.array([[1.0], [2.0]])
     start = both * np.full(len(kinds), _launch(device))

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog.devices import reach_spread
 from paceline.cost.host import parallel_share
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
@@ -32,8 +33,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-ROOFLINE_SPREAD = 0.4
-"""Standard deviation of log(measured / roofline); `paceline validate` prints what the published figures give."""
 BATCH_SPREAD = 0.08
 """The same of a profile scaled to another batch, for each doubling."""
 MOVED_SPREAD = 0.2
@@ -166,7 +165,7 @@ def roofline_work(
         order=tuple(reversed(range(len(network.layers)))),
         update=update_seconds(network.parameters, device, precision=precision),
         jitter=0.01 if emulation is None else emulation.jitter,
-        spread=0.0 if emulation is not None else ROOFLINE_SPREAD,
+        spread=0.0 if emulation is not None else reach_spread(device),
         basis=f"times of {device.name} as its emulation states them" if stated else basis,
     )
 
@@ -213,7 +212,7 @@ def counted_work(profile: Profile, device: Device, *, precision: str = "float32"
         order=tuple(names.index(name) for name in profile.ready or reversed(names)),
         update=update_seconds(parameters, device, precision=precision),
         jitter=0.01,
-        spread=ROOFLINE_SPREAD,
+        spread=reach_spread(device),
         basis=f"roofline of {device.name} in {precision} from the work of the profile's layers",
     )
 
