@@ -292,7 +292,13 @@ def load_trace(path: File, *more: File, format: str | None = None) -> SpanTable:
 
 
 def capture(
-    model: Any, optimizer: Any, *, path: File | None = None, name: str | None = None, batch: int | None = None
+    model: Any,
+    optimizer: Any,
+    *,
+    path: File | None = None,
+    name: str | None = None,
+    batch: int | None = None,
+    quiet: bool = False,
 ) -> Capture:
     """Profile the steps of a `with` block of any PyTorch loop, for `predict(profile=...)`. Needs torch.
 
@@ -302,8 +308,9 @@ def capture(
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
 
-    The block needs at least a handful of steps; `path` is written when it ends.
+    The block needs at least a handful of steps, 20 for a good profile; `path` is written when it ends. Then it prints
+    what was captured and the next command, unless it is `quiet`.
     """
     from paceline.runtime.capture import Capture
 
-    return Capture(model, optimizer, path=path, name=name, batch=batch)
+    return Capture(model, optimizer, path=path, name=name, batch=batch, quiet=quiet)
