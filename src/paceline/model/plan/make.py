@@ -29,6 +29,7 @@ from paceline.model.prediction import estimate
 from paceline.model.question import (
     Question,
     check_workload,
+    cores_words,
     device_key,
     largest_batches,
     precision_of,

@@ -114,7 +114,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
     say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
-    say(*precision_lines([before, after]), f"to narrow the interval: {after.advice}")
+    say(*precision_lines([before, after]), *after.notes, f"to narrow the interval: {after.advice}")
 
 
 def _moved(before: str, after: str) -> str:
