@@ -8,14 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-<<<<<<< HEAD
-from paceline.errors import InputError
 from paceline.spec.cluster import LayerClass
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Seconds, Share
-=======
-from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds, Share
 from paceline.spec.load import load_json
->>>>>>> main
 
 __all__ = ["Profile", "ProfiledHost", "ProfiledLayer", "read_profile", "write_profile"]
 

@@ -9,11 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-<<<<<<< HEAD
 from paceline.cost.host import Sharing
-from paceline.errors import InputError
-=======
->>>>>>> main
 from paceline.model.sweep import CollectiveFit
 from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
 from paceline.spec.load import load_json
@@ -98,18 +94,6 @@ def read_calibration(path: Path) -> Calibration:
     return load_json(path, CalibrationFile, hint="`paceline calibrate` writes calibrations").calibration
 
 
-<<<<<<< HEAD
-def _parse(data: dict[str, Any]) -> Calibration:
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
-    fields = {key: value for key, value in data.items() if key != "schema"}
-    fields["collectives"] = tuple(CollectiveFit(**fit) for fit in fields["collectives"])
-    fields["sharing"] = tuple(Sharing(**probe) for probe in fields.get("sharing", ()))
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            fields[name] = Uncertain(**value)
-    return Calibration(**fields)
-=======
 Factor = Annotated[float, Field(ge=0, le=1e6)]
 Positive = Annotated[float, Field(ge=1e-9, le=1e6)]
 Spread = Annotated[float, Field(ge=0, le=10)]
@@ -149,6 +133,15 @@ class FitEntry(Noun):
         return self
 
 
+class SharingEntry(Noun):
+    """What a probe measured of ranks that share the cores of a host."""
+
+    cores: Count
+    ranks: Count
+    threads: Count
+    excess: Positive
+
+
 class CalibrationFile(Noun):
     """A calibration as its file says it; absent fields have the values of the catalog."""
 
@@ -164,6 +157,7 @@ class CalibrationFile(Noun):
     reach: PositiveEntry | None = None
     latency: PositiveEntry | None = None
     base_latency: Seconds | None = None
+    sharing: tuple[SharingEntry, ...] = ()
     jitter: Factor | None = None
 
     @property
@@ -174,5 +168,5 @@ class CalibrationFile(Noun):
             if isinstance(value, UncertainEntry | PositiveEntry):
                 given[name] = Uncertain(value.value, value.spread)
         given["collectives"] = tuple(CollectiveFit(**dict(fit)) for fit in self.collectives)
+        given["sharing"] = tuple(Sharing(**dict(probe)) for probe in self.sharing)
         return Calibration(**given)
->>>>>>> main
