@@ -91,35 +91,26 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 
 def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
-    """By how much a small training step on all ranks, in step, exceeds what turns on the cores explain."""
+    """By how much a small training step on all ranks at once exceeds what turns on the cores explain."""
     own, cores, found = os.sched_getaffinity(0), len(everything), []
-    single = 0.0
-    for threads in sorted({1, cores}):
-        torch.set_num_threads(threads)
-        if threads > len(own) or ranks * threads > cores:
-            os.sched_setaffinity(0, everything)
-        alone, together = _alone_and_together()
-        single = single or alone
-        turns = 1.0 if ranks * threads <= cores else max(1.0, ranks * single / alone / cores)
-        found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": together / alone / turns})
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, own)
-    return found
-
-
-def _alone_and_together() -> tuple[float, float]:
-    """Seconds of the step on the first rank alone, and on all ranks, which wait for each other after every step."""
     step = _small_step()
     step()
     dist.barrier()
-    alone = torch.tensor([seconds_of(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
-    dist.broadcast(alone, 0)
-    count, token = max(5, int(SHARED_S / float(alone))), torch.zeros(1)
-    begin = time.perf_counter()
-    for _ in range(count):
-        step()
-        dist.all_reduce(token)
-    return float(alone), (time.perf_counter() - begin) / count
+    single = torch.tensor([seconds_of(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
+    dist.broadcast(single, 0)
+    for threads in sorted({1, cores}):
+        if threads > 1 and ranks * threads <= cores:
+            continue  # every rank has its cores: nothing is shared
+        torch.set_num_threads(threads)
+        if threads > 1:
+            os.sched_setaffinity(0, everything)
+        dist.barrier()
+        together, turns = seconds_of(step, SHARED_S * ranks), max(1.0, ranks / cores)
+        found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": together / float(single) / turns})
+        dist.barrier()
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, own)
+    return found
 
 
 def _small_step() -> Callable[[], object]:
