@@ -22,9 +22,9 @@ __all__ = [
     "alone_ratio",
     "at_once",
     "fair_threads",
-    "gain_of",
     "parallel_share",
     "shared_words",
+    "threads_gain",
     "together",
     "turns",
     "unknown_parallel",
@@ -72,7 +72,7 @@ def unknown_parallel(before: int, after: int) -> tuple[float, float]:
     return USUAL_PARALLEL, 0.0 if before == after else UNKNOWN_PARALLEL_SPREAD
 
 
-def gain_of(parallel: float, threads: int) -> float:
+def threads_gain(parallel: float, threads: int) -> float:
     """How many times faster a step is on this many threads than on one: the cores that it keeps busy."""
     return 1 / ((1 - parallel) + parallel / threads)
 
@@ -83,7 +83,7 @@ def together(
     """How many times as long compute takes as alone on the same threads, and the standard deviation of its log."""
     if ranks == 1 and threads <= cores:
         return 1.0, 0.0
-    stretch = 1.0 if ranks * threads <= cores else max(1.0, ranks * gain_of(parallel, threads) / cores)
+    stretch = 1.0 if ranks * threads <= cores else max(1.0, ranks * threads_gain(parallel, threads) / cores)
     alike = [one for one in probes if one.cores == cores and (one.threads > 1) == (threads > 1)]
     if alike:
         near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))

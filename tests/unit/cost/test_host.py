@@ -9,9 +9,9 @@ from paceline.cost.host import (
     alone_ratio,
     at_once,
     fair_threads,
-    gain_of,
     parallel_share,
     shared_words,
+    threads_gain,
     together,
     turns,
     unknown_parallel,
@@ -48,7 +48,7 @@ def test_ranks_take_turns_on_too_few_cores(ranks: int, threads: int, cores: int,
 
 def test_threads_that_take_turns_keep_as_many_cores_busy_as_they_gain() -> None:
     stretch, spread = together(2, 2, 2, parallel=0.5)
-    assert gain_of(0.5, 2) == pytest.approx(4 / 3)
+    assert threads_gain(0.5, 2) == pytest.approx(4 / 3)
     assert stretch == pytest.approx(4 / 3)
     assert together(4, 2, 2, parallel=0.5)[0] == pytest.approx(8 / 3)
     assert together(4, 2, 2, parallel=0.0)[0] == pytest.approx(2.0), "threads that do nothing take no core"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from paceline import variables
 from paceline.bench.frameworks.harness import Events, pin
-from paceline.bench.frameworks.pytorch.worker_host import seconds_of
+from paceline.bench.frameworks.pytorch.worker_host import typical_seconds
 from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -96,7 +96,7 @@ def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
     step = _small_step()
     step()
     dist.barrier()
-    single = torch.tensor([seconds_of(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
+    single = torch.tensor([typical_seconds(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
     dist.broadcast(single, 0)
     for threads in sorted({1, cores}):
         if threads > 1 and ranks * threads <= cores:
@@ -105,7 +105,7 @@ def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
         if threads > 1:
             os.sched_setaffinity(0, everything)
         dist.barrier()
-        together, turns = seconds_of(step, SHARED_S * ranks), max(1.0, ranks / cores)
+        together, turns = typical_seconds(step, SHARED_S * ranks), max(1.0, ranks / cores)
         found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": together / float(single) / turns})
         dist.barrier()
     torch.set_num_threads(1)

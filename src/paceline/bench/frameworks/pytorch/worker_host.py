@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["host_rates", "seconds_of", "thread_gain"]
+__all__ = ["host_rates", "thread_gain", "typical_seconds"]
 
 SIDE = 768
 """Rows of the matrices whose product is timed: large enough to be limited by arithmetic."""
@@ -26,9 +26,9 @@ RATE_S = 0.15
 def host_rates() -> dict[str, Any]:
     """Cores, threads, FLOP/s of a matrix product and bytes/s of a copy on the present threads."""
     left, right = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
-    product = seconds_of(lambda: torch.mm(left, right), RATE_S)
+    product = typical_seconds(lambda: torch.mm(left, right), RATE_S)
     source, target = torch.ones(COPIED), torch.empty(COPIED)
-    copy = seconds_of(lambda: target.copy_(source), RATE_S)
+    copy = typical_seconds(lambda: target.copy_(source), RATE_S)
     return {
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
@@ -37,7 +37,7 @@ def host_rates() -> dict[str, Any]:
     }
 
 
-def seconds_of(action: Callable[[], object], budget: float, *, least: int = 3) -> float:
+def typical_seconds(action: Callable[[], object], budget: float, *, least: int = 3) -> float:
     """Median seconds of an action that is repeated for about `budget` seconds, after one that does not count."""
     action()
     times: list[float] = []
@@ -52,10 +52,10 @@ def thread_gain(step: Callable[[], object], budget: float = 0.5) -> float:
     """How many times faster a step is on the present threads than on one, timed in turn so that drift hits both."""
     threads, ratios = torch.get_num_threads(), []
     for _ in range(3):
-        many = seconds_of(step, budget / 6, least=1)
+        many = typical_seconds(step, budget / 6, least=1)
         torch.set_num_threads(1)
         try:
-            ratios.append(seconds_of(step, budget / 6, least=1) / many)
+            ratios.append(typical_seconds(step, budget / 6, least=1) / many)
         finally:
             torch.set_num_threads(threads)
     return statistics.median(ratios)
