@@ -27,25 +27,13 @@ __all__ = ["command"]
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )
-@click.option(
-    "--python",
-    type=click.Path(path_type=Path),
-    help="Interpreter of the ranks, with torch.  [this one, or that of the pytorch environment]",
-)
+@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the ranks, with torch.")
 @place_options
 @json_option
 def command(
-    script: Path,
-    arguments: tuple[str, ...],
-    name: str,
-    ranks: int | None,
-    plan_file: Path | None,
-    restarts: int,
-    threads: int,
-    python: Path | None,
-    target: LaunchTarget,
-    as_json: bool,
-) -> None:
+    script: Path, arguments: tuple[str, ...], name: str, ranks: int | None, plan_file: Path | None, restarts: int,
+    threads: int, python: Path | None, target: LaunchTarget, as_json: bool,
+) -> None:  # fmt: skip
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
 
     With --on the same script runs on other hosts, where it must be at the same path, or on a virtual cluster of this
