@@ -92,7 +92,7 @@ class Pilot:
         if session.wire.tell("yes" if self._due(session) else "no", 0) == "no":
             return None
         self._recent, self._usual = [], None
-        addresses = [peer.address for peer in session.view.peers]
+        addresses = [peer.address for peer in session.peers]
         links = measure_links(session.wire, addresses, gradient_bytes=float(sum(session.reducer.sizes)))
         return self._decide(session, links, may_split=may_split)
 

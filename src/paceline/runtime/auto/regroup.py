@@ -115,7 +115,7 @@ def split_groups(
         ports[number] = torch.tensor([listener.endpoint[1], shard])
     # Also a barrier: no rank leaves the old group before all listeners and shards exist.
     session.wire.all_reduce(ports)()
-    assignments = _assignments(session.view.peers, choice, ports.tolist())
+    assignments = _assignments(session.peers, choice, ports.tolist())
     if session.rank == 0:
         _write_groups(roster, assignments)
     mine = assignments[number]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, dataclass_transform
+from typing import ClassVar, dataclass_transform
 
-from paceline.runtime.members.view import Peer, View
+from paceline.runtime.members.view import Ballot, Peer, Report, View
 from paceline.runtime.syncer.leases import Lease
 from paceline.runtime.syncer.packing import Packing
 from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
@@ -21,9 +21,11 @@ __all__ = [
     "BoardPut",
     "Busy",
     "Challenge",
+    "Dismissal",
     "Done",
     "Facts",
     "FactsQuery",
+    "Farewell",
     "FetchParameters",
     "GroupHeartbeat",
     "GroupMessage",
@@ -157,6 +159,8 @@ class Hello(Message, route=_TO_MEMBER, kind="hello", answers=("welcome", "redire
     peer: Peer
     view: int
     """Number of the last view that the member was in."""
+    ballots: tuple[Ballot, ...]
+    """The views in which the member has a vote: the last established one, and those that were formed after it."""
 
 
 class Redirect(Message, route=_TO_MEMBER, kind="redirect"):
@@ -186,16 +190,32 @@ class Welcome(Message, route=_FROM_LEADER, kind="welcome"):
 class Heartbeat(Message, route=_TO_LEADER, kind="heartbeat"):
     """The member is alive, however slow it trains."""
 
+    step: int = 0
+    """The step that it works on."""
+    seconds: float = 0.0
+    """For how long the training loop's own code has had control; 0 while the member waits for others."""
+
+
+class Farewell(Message, route=_TO_LEADER, kind="farewell"):
+    """The member is alive and follows this leader no more; a connection that ends without it ended with its process."""
+
 
 class LeaderHeartbeat(Message, route=_FROM_LEADER, kind="leader-heartbeat"):
     """The leader is alive."""
 
 
-class Ready(Message, route=_TO_LEADER, kind="ready"):
-    """The member has stopped stepping and reports how far it came; the next view contains the reports of all."""
+class Dismissal(Message, route=_FROM_LEADER, kind="dismissal"):
+    """The leader is alive and leads this member no more."""
 
-    report: dict[str, Any]
-    """What the training loop of each rank has to know of the others; the leader reads its `step` only."""
+
+class Ready(Message, route=_TO_LEADER, kind="ready"):
+    """The member has stopped stepping and reports how far it came; the next view says who came farthest."""
+
+    view: int
+    """Number of the last view that the member knows: what was said before a view does not count for the one after."""
+    established: int
+    """Number of the last view that the member knows to be established; 0 if there is none."""
+    report: Report
     finished: bool
     """Whether the member has trained to the end, so that it needs no further view."""
 
@@ -238,10 +258,14 @@ class ViewFormed(Message, route=_FROM_LEADER, kind="view-formed"):
     """The group from now on."""
 
     view: View
+    rank: int
+    """Of the member that receives the message."""
 
 
 class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):
     """All members have finished at the same step, so they may leave."""
+
+    step: int
 
 
 # Between a group and a shard of the syncer.
