@@ -54,7 +54,8 @@ class World:
         self.settled: dict[int, tuple[int, str]] = {}
         """The view of each step that all members of a view have committed or taken over."""
         self._committed: dict[tuple[int, tuple[int, str]], set[str]] = {}
-        self._entered: dict[tuple[int, str], dict[str, History]] = {}
+        self._entered: dict[tuple[int, str], set[str]] = {}
+        self._newest = 0
         for rank in range(size):
             self.start(rank, first=size if rank == 0 else None)
 
@@ -99,28 +100,27 @@ class World:
 
     def committed(self, process: Process, view: View, history: History) -> None:
         """A member committed a step; when all members of the view have, the step is settled."""
-        name = history[-1]
-        who = self._committed.setdefault((len(history), name), set())
+        who = self._committed.setdefault((len(history), history[-1]), set())
         who.add(process.peer.id)
         if len(who) == view.size:
-            self._settle(history)
+            self._settle(history, view.number)
 
     def entered(self, process: Process, view: View, history: History) -> None:
-        """A member took over a state; a state that lacks a settled step would undo it."""
-        for step, name in self.settled.items():
-            if len(history) < step or history[step - 1] != name:
-                raise Violation(f"{process.peer.id} enters view {view.number} without step {step} of view {name}")
-        entered = self._entered.setdefault((view.number, view.leader.id), {})
-        entered[process.peer.id] = history
-        if len(entered) == view.size:
-            self._settle(history)
+        """A member took over the common state; when all members of the view have, its steps are settled."""
+        who = self._entered.setdefault((view.number, view.leader.id), set())
+        who.add(process.peer.id)
+        if len(who) == view.size:
+            self._settle(history, view.number)
 
-    def _settle(self, history: History) -> None:
+    def _settle(self, history: History, view: int) -> None:
         for step, name in enumerate(history, 1):
             if self.settled.setdefault(step, name) != name:
                 raise Violation(f"step {step} was committed in view {self.settled[step]} and in view {name}")
+        if view >= self._newest and len(history) < len(self.settled):
+            raise Violation(f"view {view} goes on from step {len(history)}, {len(self.settled)} were committed")
         if set(self.settled) != set(range(1, len(self.settled) + 1)):
             raise Violation(f"samples were left out: steps {sorted(self.settled)}")
+        self._newest = max(self._newest, view)
 
 
 @dataclass
@@ -313,7 +313,7 @@ class Process:
         link.send(0, None)
         lost = self.core.lost(silent=silent)
         if lost is not None and lost.id != self.peer.id:
-            self._probe(lost, self.core.deaths.judged)
+            self._probe(lost, self.core.memory.judged)
         self._begin_search()
 
     def receive(self, stream: Stream, side: int, item: Any) -> None:
@@ -346,7 +346,7 @@ class Process:
     def _lead(self, first: int | None) -> None:
         self._streams = {}
         self.leading = Leading(
-            self.peer.id, TIMES, first=first, now=self.world.now, deaths=self.core.deaths, rule=self.world.rule
+            self.peer.id, TIMES, first=first, now=self.world.now, memory=self.core.memory, rule=self.world.rule
         )
 
     def _do(self, actions: list[Action]) -> None:
@@ -388,14 +388,15 @@ class Process:
             return
         self.world.after(LOOK_AROUND, self._look_around)
         if self.leads and not self.paused:
-            for peer in self._known.values():
+            listed = [item.peer for item in map(self.world.at, self.world.roster) if item is not None]
+            for peer in {*self._known.values(), *listed} - {self.peer}:
                 self.world.throw(self.peer, peer, lambda peer=peer: self._query(peer))
 
     def _query(self, peer: Peer) -> None:
         target = self.world.at(peer.endpoint)
-        if target is not None and not target.paused and not target.core.asleep(self.world.now):
-            led = target.leading.size if target.leads and target.leading is not None else 0
-            reply = messages.LeadershipReply(target.leads, peer.id, led)
+        if target is not None and not target.paused:
+            led = target.leading.size if target.leads and target.leading is not None else None
+            reply = target.core.leadership(led, self.world.now, follows=target._link is not None)
             self.world.throw(peer, self.peer, lambda: self.soon(lambda: self._compare(peer, reply)))
 
     def _compare(self, peer: Peer, reply: messages.LeadershipReply) -> None:
@@ -403,7 +404,7 @@ class Process:
         if leading is None or not self.leads or peer.id in leading.followers:
             return
         if outranks(reply, leading.size, self.peer.id):
-            self.core.resigned_for, self.core.resigned = peer.endpoint, True
+            self.core.resigned_for, self.core.resigned = (reply.address, reply.port), True
             self._do(leading.resign())
 
     # The training loop.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from lib.membership import Violation, World
 from paceline.runtime.members.view import Ballot
 from paceline.runtime.protocol.leading import Rule
-from paceline.runtime.protocol.quorum import Deaths, may_go_on, votes_needed
+from paceline.runtime.protocol.quorum import Memory, may_go_on, votes_needed
 
 __all__ = ["anybody_goes_on", "run_schedule"]
 
@@ -16,7 +16,7 @@ BEGIN, END, HEALED = 3.0, 16.0, 80.0
 """Faults come between the first two; by the last a group that can go on has gone on."""
 
 
-def anybody_goes_on(ballots: Mapping[str, Sequence[Ballot]], deaths: Deaths) -> bool:
+def anybody_goes_on(ballots: Mapping[str, Sequence[Ballot]], memory: Memory) -> bool:
     """The planted bug: no majority is asked for."""
     return bool(votes_needed(ballots))
 
@@ -68,7 +68,7 @@ def _strike(world: World, kind: str, chance: random.Random) -> None:
 def _stuck(world: World, before: int) -> str:
     """Why those that are left have not gone on together, though they have the votes without anybody's death."""
     alive = [process for process in world.processes if process.alive]
-    if not may_go_on({process.peer.id: process.core.ballots for process in alive}, Deaths()):
+    if not may_go_on({process.peer.id: process.core.ballots for process in alive}, Memory()):
         return ""
     if len(world.settled) <= before:
         return f"nobody has gone on after step {before}, though a majority is connected"

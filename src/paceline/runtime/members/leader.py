@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from paceline.runtime.members.channel import Channel, in_background
+from paceline.runtime.members.channel import Channel, Endpoint, in_background
 from paceline.runtime.members.outbox import Outbox
 from paceline.runtime.members.view import Peer, Timeouts, View
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Probe, Send
-from paceline.runtime.protocol.quorum import Deaths
+from paceline.runtime.protocol.quorum import Memory
 from paceline.runtime.protocol.states import Event
 
 __all__ = ["Leader", "ended_by_peer"]
@@ -37,12 +37,12 @@ class Leader:
         timeouts: Timeouts,
         *,
         first: int | None,
-        deaths: Deaths,
+        memory: Memory,
         formed: Callable[[View], None] = lambda view: None,
         is_dead: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
         """`first`: how many the first view waits for; None if there were views before."""
-        self._core = Leading(peer.id, timeouts, first=first, now=time.monotonic(), deaths=deaths)
+        self._core = Leading(peer.id, timeouts, first=first, now=time.monotonic(), memory=memory)
         self._formed, self._is_dead = formed, is_dead
         # All that threads of connections and probes learn goes through this queue: only the leader's thread reads it
         # and decides, so nothing needs a lock.
@@ -57,13 +57,13 @@ class Leader:
         return not self._core.machine.ended
 
     @property
-    def size(self) -> int:
-        """How many it leads; none while others may train without them."""
+    def size(self) -> tuple[bool, int]:
+        """Whether it leads members that need not wait for others, and how many it leads."""
         return self._core.size
 
-    def follows(self, id: str) -> bool:  # noqa: A002
-        """Whether a peer follows this leader now."""
-        return id in self._core.followers
+    def follows(self, endpoint: Endpoint) -> bool:
+        """Whether the peer that listens there follows this leader now."""
+        return any(follower.peer.endpoint == endpoint for follower in list(self._core.followers.values()))
 
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
         """Take in an authenticated caller."""
@@ -116,7 +116,7 @@ class Leader:
         if self._boxes.get(peer.id) is not box:
             return []
         del self._boxes[peer.id]
-        return self._core.lose(peer.id, time.monotonic(), farewell=farewell) if self.follows(peer.id) else []
+        return self._core.lose(peer.id, time.monotonic(), farewell=farewell) if peer.id in self._core.followers else []
 
     def _run(self) -> None:
         while self.leading:

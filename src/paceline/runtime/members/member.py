@@ -71,8 +71,8 @@ class Member:
         self._leader: Leader | None = None
         self._link: Outbox | None = None
         """To the leader."""
-        self._known: dict[str, Peer] = {}
-        """Everybody who was in a view with us and may still live."""
+        self._known: set[Endpoint] = set()
+        """Where everybody listens who was in a view with us and may still live."""
         in_background("listener", self._listen, failed=self._fail)
 
     def start(self, meet: Endpoint, *, first: int | None, roster: Path | None = None) -> None:
@@ -281,7 +281,7 @@ class Member:
         """At once: only now does a refused connection say that the leader ended in the view that it led."""
         dead = peers.is_dead(lost, self.secret)
         with self._changed:
-            self._core.deaths.judged(lost.id, dead=dead)
+            self._core.memory.judged(lost.id, dead=dead)
 
     def _interrupt(self) -> None:
         if not self.interrupted.is_set():
@@ -295,7 +295,7 @@ class Member:
             view = self._core.view
             if view is not None and view.number > before:
                 self._board = {}
-                self._known |= {peer.id: peer for peer in view.peers if peer.id != self.peer.id}
+                self._known |= {peer.endpoint for peer in view.peers}
                 # After the view is there: the training loop that sees the event cleared must find the new view.
                 self.interrupted.clear()
             elif isinstance(message, messages.BoardEntry) and message.view == before:
@@ -334,7 +334,7 @@ class Member:
     def _lead(self, *, first: int | None) -> None:
         log.info("%s leads after %s", self.peer.id, f"view {self._core.seen}" if self._core.view else "no view")
         self._leader = Leader(
-            self.peer, self._timeouts, first=first, deaths=self._core.deaths,
+            self.peer, self._timeouts, first=first, memory=self._core.memory,
             formed=lambda view: write_roster(self.roster, view),
             is_dead=lambda peer: peers.is_dead(peer, self.secret),
         )  # fmt: skip
@@ -360,31 +360,34 @@ class Member:
 
     def _leadership(self) -> messages.LeadershipReply:
         leader = self._leader
-        led = leader.size if leader is not None and leader.leading else 0
-        return messages.LeadershipReply(self.leads and not self._was_asleep(), self.peer.id, led)
+        led = leader.size if leader is not None and leader.leading else None
+        with self._changed:
+            return self._core.leadership(led, time.monotonic(), follows=self._link is not None)
 
     def _look_around(self) -> None:
-        """While we lead, ask those we lost whether they lead too: of two parts of a group, one gives way."""
+        """While we lead, ask those we lost who leads them: of two parts of a group, one gives way."""
         while not self._machine.ended:
             time.sleep(LOOK_AROUND)
-            for peer in list(self._known.values()):
+            # The roster too: who was never in a view with us may have gone on with those who were.
+            for endpoint in {*self._known, *read_roster(self.roster)} - {self.peer.endpoint}:
                 leader = self._leader
                 if leader is None or not leader.leading or self._is_done():
                     break
-                if not leader.follows(peer.id) and self._is_outranked(leader, peer):
-                    log.warning("%s leads another part of this job; this one gives way", peer.id)
+                other = None if leader.follows(endpoint) else self._outranking(leader, endpoint)
+                if other is not None:
+                    log.warning("%s leads another part of this job; this one gives way", other.id)
                     # Before resigning: the thread that follows looks for the next leader as soon as we resign.
-                    self._core.resigned_for, self._core.resigned = peer.endpoint, True
+                    self._core.resigned_for, self._core.resigned = (other.address, other.port), True
                     leader.resign()
 
-    def _is_outranked(self, leader: Leader, peer: Peer) -> bool:
-        """Whether a lost peer leads a larger group, or one as large and has the higher id."""
+    def _outranking(self, leader: Leader, endpoint: Endpoint) -> messages.LeadershipReply | None:
+        """The leader that a lost peer knows of, if it leads a larger group, or one as large and has the higher id."""
         try:
-            reply = peers.ask_leadership(peer, self.secret)
-            return reply is not None and outranks(reply, leader.size, self.peer.id)
+            reply = peers.ask_leadership(endpoint, self.secret)
+            return reply if reply is not None and outranks(reply, leader.size, self.peer.id) else None
         except ConnectionRefusedError:
-            self._known.pop(peer.id, None)
-            return False
+            self._known.discard(endpoint)
+            return None
 
     def _fail(self) -> None:
         """Half alive, this member would hold up the others."""

@@ -52,10 +52,10 @@ def is_dead(peer: Peer, secret: bytes) -> bool:
     return False
 
 
-def ask_leadership(peer: Peer, secret: bytes) -> messages.LeadershipReply | None:
+def ask_leadership(endpoint: Endpoint, secret: bytes) -> messages.LeadershipReply | None:
     """What a peer says of its leadership; None if it does not say. Refuses connections if dead."""
     try:
-        with contextlib.closing(open_channel(peer.address, peer.port, secret, timeout=QUERY_TIMEOUT)) as channel:
+        with contextlib.closing(open_channel(*endpoint, secret, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
             channel.send(messages.LeadershipQuery())
             return channel.receive(messages.LeadershipReply)
@@ -81,5 +81,8 @@ def ask_to_follow(
         channel.set_timeout(None)
         if isinstance(reply, messages.Welcome):
             return reply, channel
+    # The leader may hear of this process only now: it has to know that the process lives and follows it not.
+    with contextlib.suppress(OSError):
+        channel.send(messages.Farewell())
     channel.close()
     return reply, None

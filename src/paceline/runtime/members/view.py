@@ -98,6 +98,8 @@ class View:
     """The most advanced rank, whose state all take over."""
     alike: bool
     """Whether all ranks hold that state already."""
+    fresh: bool
+    """Whether no view was established before."""
 
     def succession(self, own: str, *, absent: bool) -> list[Peer]:
         """Who may lead next, in the order on which all members have to agree; the lost leader comes last.
@@ -121,6 +123,8 @@ class Ballot:
     """As in the view."""
     established: bool = False
     """Whether the member knows that all others received the view as well, as it has exchanged tensors with them."""
+    fresh: bool = False
+    """Whether no view was established before, so that there is no common state that could be lost."""
 
     @property
     def name(self) -> tuple[int, str]:

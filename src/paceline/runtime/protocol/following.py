@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from paceline.runtime.members.view import HELD, Ballot, Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.quorum import Deaths
+from paceline.runtime.protocol.quorum import Memory
 from paceline.runtime.protocol.states import MEMBER_TABLE, Event, MemberState, StateMachine
 
 __all__ = ["NOTICE_TIMEOUT", "Ask", "Following", "Lead", "Search", "outranks"]
@@ -86,7 +86,7 @@ class Following:
     def __init__(self, peer: Peer, timeouts: Timeouts, now: float) -> None:
         self.peer, self._timeouts = peer, timeouts
         self.machine = StateMachine(MEMBER_TABLE, MemberState.SEARCHING)
-        self.deaths = Deaths()
+        self.memory = Memory()
         self.view: View | None = None
         self.rank = 0
         """In the view."""
@@ -155,7 +155,7 @@ class Following:
         self.interrupted = True
         if self.view is None or self.dismissed or silent:
             return None
-        self.deaths.lost(self.view.leader.id, farewell=False)
+        self.memory.lost(self.view.leader.id, farewell=False)
         return self.view.leader
 
     def asleep(self, now: float) -> bool:
@@ -168,6 +168,15 @@ class Following:
         if not follows or self.view is None:
             return messages.WaitForSuccessor(self.successor)
         return messages.Redirect(*self.view.leader.endpoint)
+
+    def leadership(self, led: tuple[bool, int] | None, now: float, *, follows: bool) -> messages.LeadershipReply:
+        """Which leader this member knows of: itself with what it leads, or the one that it trains under."""
+        leader, (active, members) = self.peer, led or (False, 0)
+        if led is None and follows and self.view is not None and self.machine.state is MemberState.IN_VIEW:
+            leader, active, members = self.view.leader, True, self.view.size
+        if self.asleep(now):
+            active, members = False, 0
+        return messages.LeadershipReply(leader.id, *leader.endpoint, not active, members)
 
     def search(self, known: Sequence[Endpoint], now: float, *, leads: bool) -> Search:
         """Where the next leader may be; a process that was in no view never leads unless it does from the beginning."""
@@ -187,7 +196,7 @@ class Following:
     def _enter(self, view: View, rank: int, now: float) -> None:
         # Whoever slept is in the group again, even if nobody had noticed and there was no leader to find anew.
         self.ticked, self._slept = now, False
-        ballot = Ballot(view.number, view.leader.id, view.size, view.peers)
+        ballot = Ballot(view.number, view.leader.id, view.size, view.peers, fresh=view.fresh)
         last = self.ballots[-1] if self.ballots else None
         if last is not None and not last.established and last.complete and last.peers == view.peers:
             self.ballots = self.ballots[:-1]  # an attempt with the same members asks for the same votes
@@ -198,6 +207,6 @@ class Following:
         return self.ready is not None and self.ready.finished and self.ready.report.step == step
 
 
-def outranks(reply: messages.LeadershipReply, size: int, own: str) -> bool:
-    """Whether another leader leads more members than this one, or as many and has the higher id."""
-    return reply.leads and (reply.members, reply.id) > (size, own)
+def outranks(reply: messages.LeadershipReply, size: tuple[bool, int], own: str) -> bool:
+    """Whether members of another leader train and ours wait, or are more, or as many and that leader has the higher id."""
+    return reply.id != own and reply.members > 0 and (not reply.waits, reply.members, reply.id) > (*size, own)

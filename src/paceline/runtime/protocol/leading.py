@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from paceline.runtime.members.view import HELD, Ballot, Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.quorum import Deaths, absent_peers, may_go_on
+from paceline.runtime.protocol.quorum import Memory, absent_peers, may_go_on
 from paceline.runtime.protocol.states import LEADER_TABLE, Event, LeaderState, StateMachine
 
 __all__ = ["Action", "Drop", "Follower", "Formed", "Leading", "Probe", "Rule", "Send"]
@@ -21,7 +21,7 @@ PROBE_INTERVAL = 0.5
 """Seconds after which an absent peer is probed again: a link that is mended should not have to wait for a timeout."""
 PROBED = 64
 """Peers that are probed at a time; a part that lost more of them is not alone."""
-Rule = Callable[[Mapping[str, Sequence[Ballot]], Deaths], bool]
+Rule = Callable[[Mapping[str, Sequence[Ballot]], Memory], bool]
 log = logging.getLogger("paceline.runtime")
 
 
@@ -79,11 +79,11 @@ class Leading:
     """Decides from construction until it resigns; every method takes the time and returns what is to be done."""
 
     def __init__(
-        self, own: str, timeouts: Timeouts, *, first: int | None, now: float, deaths: Deaths, rule: Rule = may_go_on
+        self, own: str, timeouts: Timeouts, *, first: int | None, now: float, memory: Memory, rule: Rule = may_go_on
     ) -> None:
         """`first`: how many the first view of the job waits for; None if there were views before."""
-        self._own, self._timeouts, self._first, self._deaths, self._rule = own, timeouts, first, deaths, rule
-        self.number = 0
+        self._own, self._timeouts, self._first, self._memory, self._rule = own, timeouts, first, memory, rule
+        self.number = memory.formed
         """Of the newest view that any follower knows."""
         self.followers: dict[str, Follower] = {}
         self.machine = StateMachine(LEADER_TABLE, LeaderState.COLLECTING)
@@ -95,9 +95,9 @@ class Leading:
         self._out: list[Action] = []
 
     @property
-    def size(self) -> int:
-        """How many it leads; none while others may train without them."""
-        return 0 if self.machine.state is LeaderState.PARTITIONED else len(self.followers)
+    def size(self) -> tuple[bool, int]:
+        """Whether it leads members that need not wait for others, and how many it leads."""
+        return self.machine.state is not LeaderState.PARTITIONED, len(self.followers)
 
     def join(self, peer: Peer, hello: messages.Hello, now: float) -> list[Action]:
         """A member follows; views go on counting from the last one that it knows."""
@@ -105,7 +105,7 @@ class Leading:
             self._forget(peer.id)
         self.followers[peer.id] = Follower(peer, hello.ballots, hello.view, now)
         self._unready += 1
-        self._deaths.back(peer.id)
+        self._memory.back(peer.id)
         # `welcome` before `halt`: a member that is not welcome yet does not expect anything else.
         self._send(peer.id, messages.Welcome(self.number))
         self._end_view(messages.Hello, f"{peer.id} joined", now)
@@ -141,7 +141,7 @@ class Leading:
     def judged(self, id: str, *, dead: bool) -> list[Action]:  # noqa: A002
         """The answer to a probe."""
         if id not in self.followers:
-            self._deaths.judged(id, dead=dead)
+            self._memory.judged(id, dead=dead)
         return []
 
     def tick(self, now: float) -> list[Action]:
@@ -193,7 +193,7 @@ class Leading:
 
     def _lose(self, id: str, now: float, *, farewell: bool) -> None:  # noqa: A002
         follower = self._forget(id)
-        self._deaths.lost(id, farewell=farewell)
+        self._memory.lost(id, farewell=farewell)
         if not farewell:
             self._out.append(Probe(follower.peer))
         if id in self._members:
@@ -261,7 +261,7 @@ class Leading:
 
     def _allowed(self, ready: list[Follower], now: float) -> bool:
         ballots = {follower.peer.id: follower.ballots for follower in ready}
-        if self._rule(ballots, self._deaths) or (self._first is not None and not any(ballots.values())):
+        if self._rule(ballots, self._memory) or (self._first is not None and not any(ballots.values())):
             return True
         if self.machine.state is LeaderState.COLLECTING:
             self._warned_at = now - self._timeouts.partition
@@ -281,17 +281,18 @@ class Leading:
             self._out.append(Probe(peer))
 
     def _form(self, ready: list[Follower]) -> None:
-        self.number += 1
+        self.number = self._memory.formed = self.number + 1
         self.machine.on(Event.FORMED)
         peers = tuple(follower.peer for follower in ready)
         self._members, self._probed = {peer.id for peer in peers}, {}
-        view = View(self.number, self.followers[self._own].peer, len(peers), peers, *_most_advanced(ready))
+        fresh = not any(ballot.established for follower in ready for ballot in follower.ballots)
+        view = View(self.number, self.followers[self._own].peer, len(peers), peers, *_most_advanced(ready), fresh)
         brief = replace(view, peers=peers[:HELD])
         log.info(
             "view %d: %s%s", view.number, ", ".join(peer.id for peer in peers[:HELD]), " ..." * (len(peers) > HELD)
         )
         self._out.append(Formed(view))
-        ballot = Ballot(view.number, self._own, len(peers), peers)
+        ballot = Ballot(view.number, self._own, len(peers), peers, fresh=fresh)
         for rank, follower in enumerate(ready):
             follower.ballots = (*follower.ballots, ballot)
             follower.seen = view.number

@@ -142,14 +142,17 @@ class Accepted(Message, route=_REPLYING, kind="accepted"):
 
 
 class LeadershipQuery(Message, route=_TO_MEMBER, kind="leadership-query", answers=("leadership-reply",)):
-    """A leader asks a lost peer whether it leads another part of the job."""
+    """A leader asks a lost peer who leads the part of the job that the peer is in."""
 
 
 class LeadershipReply(Message, route=_TO_MEMBER, kind="leadership-reply"):
-    """Whether the peer leads, and how many."""
+    """The leader that the peer knows of, itself perhaps, and how many that one leads."""
 
-    leads: bool
     id: str
+    address: str
+    port: int
+    waits: bool
+    """Whether those that it leads wait, since others may train without them."""
     members: int
 
 

@@ -5,7 +5,9 @@ that came later, and of which the member does not know this, are attempts. Whoev
 established view that any of them knows and in every attempt after it,
 
     more than half of the view's members, or half of them with its first rank, or
-    all absent members dead, of which those that may have gone on before they died are no such part themselves.
+    all absent members dead, of which those that may have gone on before they died are no such part themselves,
+
+and one of them must hold the common state, if there is one.
 
 Two parts that both have the first share a member, which has one leader at a time. Attempts count because a view that
 only some members received may have become established on others (dynamic voting with attempts; Yeger Lotem, Keidar and
@@ -20,17 +22,19 @@ from dataclasses import dataclass, field, replace
 
 from paceline.runtime.members.view import Ballot, Peer
 
-__all__ = ["Deaths", "absent_peers", "may_go_on", "votes_needed"]
+__all__ = ["Memory", "absent_peers", "may_go_on", "votes_needed"]
 
 
 @dataclass
-class Deaths:
-    """What a process knows of the end of others, by their ids."""
+class Memory:
+    """What a process keeps while leaders come and go: the end of others, by their ids, and what it formed itself."""
 
     vanished: set[str] = field(default_factory=set)
     """Their connection ended without a farewell, and they did not answer since."""
     dead: set[str] = field(default_factory=set)
     """Their port refuses connections."""
+    formed: int = 0
+    """Number of the last view that this process formed: no two of its views have one number."""
 
     def lost(self, id: str, *, farewell: bool) -> None:  # noqa: A002
         """The connection to a peer ended."""
@@ -67,10 +71,12 @@ def votes_needed(ballots: Mapping[str, Sequence[Ballot]]) -> list[tuple[Ballot, 
     ]
 
 
-def may_go_on(ballots: Mapping[str, Sequence[Ballot]], deaths: Deaths) -> bool:
+def may_go_on(ballots: Mapping[str, Sequence[Ballot]], memory: Memory) -> bool:
     """Whether the members that cast these ballots may form a view; nobody without any vote may."""
     needed = votes_needed(ballots)
-    return bool(needed) and all(_decides(ballot, holders, ballots, deaths) for ballot, holders in needed)
+    # Whoever came late and never took over the common state cannot go on when all that held it are dead.
+    held = any(ballot.established for ballot, _ in needed) or all(ballot.fresh for ballot, _ in needed)
+    return bool(needed) and held and all(_decides(ballot, holders, ballots, memory) for ballot, holders in needed)
 
 
 def absent_peers(ballots: Mapping[str, Sequence[Ballot]]) -> list[Peer]:
@@ -79,15 +85,15 @@ def absent_peers(ballots: Mapping[str, Sequence[Ballot]]) -> list[Peer]:
     return [peer for id, peer in peers.items() if id not in ballots]  # noqa: A001
 
 
-def _decides(ballot: Ballot, holders: set[str], present: Collection[str], deaths: Deaths) -> bool:
+def _decides(ballot: Ballot, holders: set[str], present: Collection[str], memory: Memory) -> bool:
     ids = [peer.id for peer in ballot.peers]
     here = holders | {id for id in ids if id in present}  # noqa: A001
     if _is_decisive(here, ballot):
         return True
     away = set(ids) - here
-    if not ballot.complete or not away <= deaths.dead:
+    if not ballot.complete or not away <= memory.dead:
         return False
-    return not _is_decisive(away - deaths.vanished, ballot)
+    return not _is_decisive(away - memory.vanished, ballot)
 
 
 def _is_decisive(part: Collection[str], ballot: Ballot) -> bool:
