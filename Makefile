@@ -18,6 +18,8 @@ help:
 	@echo "make check            formatting, lint, types, direction of imports"
 	@echo "make benchmarks       run every benchmark and write docs/benchmarks.md (hours, root);"
 	@echo "                      QUICK=1: each in its shortest form, ten minutes; ONLY=utilisation,equal: some"
+	@echo "make mutants          change the code in 200 small ways and count those that tests notice: at least 85 %, an hour;"
+	@echo "                      ONLY=cost COUNT=30 SEED=7: some"
 	@echo "make docs             write docs/reference anew from the code"
 	@echo "make lock             pin dependencies anew"
 	@echo "One test: $(BIN)/pytest tests/unit/test_units.py -k seconds; a deselected one: add -m full"
@@ -88,6 +90,10 @@ test-frameworks: setup
 benchmarks: setup
 	$(BIN)/python tools/benchmarks.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
+# Mutations of cost, model, measurements, runtime and explain, each in a copy of the tree.
+mutants: setup
+	$(BIN)/python tools/mutants.py $(if $(ONLY),--only $(ONLY)) $(if $(COUNT),--count $(COUNT)) --seed $(SEED) --workers $(WORKERS)
+
 docs: setup
 	$(BIN)/python tools/reference.py
 
@@ -95,4 +101,4 @@ lock: setup
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 
-.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks docs lock
+.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks mutants docs lock

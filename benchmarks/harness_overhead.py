@@ -20,9 +20,9 @@ from lib.result import Figure, parser_of, publish
 from paceline.bench.environments import environment_python, prepare
 from paceline.bench.measure import measure
 from paceline.catalog import shipped_catalog
+from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.measurements.summary import speedup_interval
-from paceline.measurements.tables import launch_throughputs
 from paceline.spec.study import Study, expand
 
 BARE = Path(__file__).parent / "lib" / "bare_pytorch.py"
@@ -72,8 +72,7 @@ def under_paceline(python: Path, batch: int, steps: int) -> float:
         with measure(study, cases, store) as measurement:
             for _ in measurement.events:
                 pass
-        runs = store.read_all(campaign=measurement.campaign)
-        return next(iter(launch_throughputs(store, [run.id for run in runs]).values()))
+        return load_launches(store, measurement.campaign)[0].throughputs[0]
 
 
 def bare(python: Path, batch: int, steps: int) -> float:

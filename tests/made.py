@@ -58,11 +58,21 @@ class Made:
     """Seconds of exposed exchange in each launch, where they differ."""
     traced: bool = True
     """Whether layers and gradients have spans."""
+    alone_factor: float = 1.0
+    """How much longer forward and backward take in a pass without the rest of the step."""
     exchanges: tuple[tuple[float, float], ...] = ()
     """Start and seconds of traced exchanges, after the start of the step."""
 
 
-def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str = "made-1", title: str = "") -> Store:
+def write(
+    root: Path,
+    cases: list[Made],
+    *,
+    study: str = "made",
+    campaign: str = "made-1",
+    title: str = "",
+    started_at: str = "2026-01-02T03:04:05.000+00:00",
+) -> Store:
     store = Store(root)
     for number, made in enumerate(cases):
         case = _case(made)
@@ -75,7 +85,7 @@ def write(root: Path, cases: list[Made], *, study: str = "made", campaign: str =
             "campaign": campaign,
             "study": study,
             "title": title,
-            "started_at": "2026-01-02T03:04:05.000+00:00",
+            "started_at": started_at,
             "launcher": "local",
             "text": f"name = {study!r}\n",
             "digest": "0",
@@ -149,7 +159,9 @@ def _passes(made: Made, factor: float) -> dict[str, float]:
         passes["copied"] = resident + made.h2d
     if made.input == "files":
         passes["full"] = resident + made.h2d + made.io
-    return {**passes, "clean": max(passes.values())}
+    clean = max(passes.values())
+    stretched = {name: made.alone_factor * passes[name] for name in ("forward", "compute")}
+    return {**passes, **stretched, "clean": clean}
 
 
 def _steps(made: Made, launch: int) -> tuple[Step, ...]:

@@ -28,7 +28,7 @@ __all__ = ["TIMES", "Process", "Violation", "World"]
 
 TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=8.0, settle=0.1, partition=1e9)
 """Coarser heartbeats than a job's in proportion, so that a schedule has few events besides those that matter."""
-TICK, STEP, RETRY, TIMEOUT, LOOK_AROUND, STALL = 0.5, 1.0, 0.2, 1.5, 2.0, 4.0
+TICK, STEP, RETRY, TIMEOUT, LOOK_AROUND, STALL = 0.7, 1.0, 0.2, 1.5, 3.0, 4.0
 History = tuple[tuple[int, str], ...]
 """The view in which each committed step was committed."""
 
@@ -174,8 +174,9 @@ class Process:
         """Contributions that have arrived, by view and step."""
         self._phase = "ready"
         self._moved = world.now
+        self.core.first = first
         if first is not None:
-            self._lead(first)
+            self._lead()
         world.after(world.random.uniform(0.0, TICK), self._tick)
         world.after(world.random.uniform(0.0, LOOK_AROUND), self._look_around)
         self._say_ready()
@@ -248,7 +249,7 @@ class Process:
             return
         step = search.next(leads=self.leads)
         while step is not None and not isinstance(step, Ask):
-            self._lead(None)
+            self._lead()
             step = search.next(leads=self.leads)
         if step is None:
             self._search = None
@@ -343,7 +344,8 @@ class Process:
         else:
             self._do(self.leading.hear(id, item, self.world.now))
 
-    def _lead(self, first: int | None) -> None:
+    def _lead(self) -> None:
+        first = self.core.first if self.core.view is None else None
         self._streams = {}
         self.leading = Leading(
             self.peer.id, TIMES, first=first, now=self.world.now, memory=self.core.memory, rule=self.world.rule

@@ -12,7 +12,7 @@ from paceline.runtime.protocol.quorum import Memory, may_go_on, votes_needed
 
 __all__ = ["anybody_goes_on", "run_schedule"]
 
-BEGIN, END, HEALED = 3.0, 16.0, 80.0
+BEGIN, END, HEALED = 0.5, 14.0, 80.0
 """Faults come between the first two; by the last a group that can go on has gone on."""
 
 

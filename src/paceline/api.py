@@ -201,17 +201,19 @@ def plan(
 def explain(study: str | None = None, *, store: File | None = None) -> FindingTable:
     """Explain the newest campaign of a study, or of all: findings with evidence, predicted gain and the exact change.
 
-    `study` may be a campaign's id. The whole explanation is `.explanation`. `paceline run` measures a study first:
+    `study` may be a campaign's id. The whole explanation is `.explanation`, with the gains that `paceline explain
+    --confirm` measured for this campaign, if it ran. `paceline run` measures a study first:
 
         paceline.explain("demo")
     """
+    from paceline.explain.confirm import with_stored
     from paceline.explain.explanation import explain_campaign
     from paceline.measurements.results import find_campaign
     from paceline.measurements.store import Store, default_store
     from paceline.report.frames import FindingTable
 
     place = Store(Path(store) if store is not None else default_store())
-    return FindingTable(explain_campaign(place, find_campaign(place, study)))
+    return FindingTable(with_stored(explain_campaign(place, find_campaign(place, study)), place))
 
 
 def load_runs(store: File | None = None, *, study: str | None = None, campaign: str | None = None) -> RunTable:

@@ -7,16 +7,18 @@ power failure. Standard library and Python 3.9 only, as training processes impor
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-__all__ = ["atomic_directory", "atomic_write", "remove_abandoned", "sync"]
+__all__ = ["atomic_directory", "atomic_write", "read_regular", "remove_abandoned", "sync"]
 
 if TYPE_CHECKING:
     Content = str | bytes | Callable[[IO[bytes]], object]
@@ -54,6 +56,24 @@ def _write(file: IO[bytes], content: Content) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
     else:
         content(file)
+
+
+def read_regular(path: Path, *, most: int | None = None, follow: bool = False) -> bytes:
+    """The content of a regular file, at most `most` bytes of it; never waits.
+
+    A FIFO, a device, a directory and (unless `follow`) a symbolic link are an OSError whose text says so.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.ELOOP, "a symbolic link, expected a file", str(path)) from None
+        raise
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read() if most is None else file.read(most)
 
 
 @contextlib.contextmanager

@@ -54,8 +54,10 @@ class Dimension:
         return UnitError(given, expected=f"a {self.name} such as {self.example!r}", hint=hint)
 
     def format(self, value: float, digits: int = 3) -> str:
-        """The value as text, with the largest unit in which it is at least one."""
+        """The value as text, with the largest unit in which it is at least one; far below the smallest unit it is 0."""
         unit, factor = self.steps[0]
+        if abs(value) < factor * 0.5 * 10**-digits:
+            return f"0 {unit}"
         for unit_, factor_ in self.steps:
             if abs(value) >= factor_ * (1 - 0.5 * 10**-digits):
                 unit, factor = unit_, factor_

@@ -31,6 +31,7 @@ __all__ = [
     "RENDEZVOUS",
     "ROSTER",
     "SECRET",
+    "SECRET_FILE",
     "SIZE",
     "STORE",
     "SYNCER",
@@ -54,9 +55,13 @@ DEBUG = "PACELINE_DEBUG"
 the command line."""
 
 SECRET = "PACELINE_SECRET"
-"""Shared secret of a training job: each process proves that it knows the secret before it takes part. Default: torchrun
-jobs draw one. Set by: `paceline train`, or the user under mpirun and srun. Read by: training processes, syncer
-shards."""
+"""Shared secret of a training job, 16 characters or more: each process proves that it knows the secret before it takes
+part. Default: ranks that torchrun starts on one host make one. Set by: `paceline train`, or the user under mpirun, srun
+and torchrun on several hosts. Read by: training processes, syncer shards."""
+
+SECRET_FILE = "PACELINE_SECRET_FILE"
+"""Path of a file with the secret, readable by its user alone, in place of `PACELINE_SECRET`. Default: no file. Set by:
+the user. Read by: training processes."""
 
 ADDRESS = "PACELINE_ADDRESS"
 """Address by which the other hosts reach this process. Default: the address of the interface that leads to the

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.bench.frameworks.harness import Job, Session, main
 
-HANG, CRASH, HUNGRY = 1001, 1002, 1003
+HANG, CRASH, HUNGRY, OPEN = 1001, 1002, 1003, 1004
 
 
 class QuickSession(Session):
@@ -29,7 +29,7 @@ class QuickSession(Session):
                 raise RuntimeError("the planted crash")
             if self.batch == HUNGRY:
                 raise MemoryError("the planted hunger")
-        time.sleep(0.0005)
+        time.sleep(0.004 if self.batch == OPEN and upto == "forward" else 0.002 if self.batch == OPEN else 0.0005)
         if self.late and upto not in ("forward", "compute"):
             time.sleep(0.003)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.bench.campaign import MAX_AGAIN
 from paceline.measurements.store import Store
 from tests.conftest import Command
 
@@ -64,7 +65,7 @@ def test_kills_at_random_moments(quick: Command, study_file: Callable[[str], Pat
     quick("run", path, "--resume")
     runs = store.read_all()
     assert len({run.campaign for run in runs}) == 1
-    assert len(runs) == 10 * launches
+    assert 10 * launches <= len(runs) <= 10 * (launches + MAX_AGAIN)
     assert {run.outcome for run in runs} == {"ok"}
     check_whole(store, seen)
     before = len(runs)
@@ -79,7 +80,7 @@ def check_whole(store: Store, seen: dict[str, bytes]) -> dict[str, bytes]:
     """Every run is complete and readable, and none that was there has changed."""
     now = {}
     for folder in store.runs.iterdir() if store.runs.is_dir() else []:
-        assert {item.name for item in folder.iterdir()} == {"run.json", "steps.parquet", "spans.parquet"}
+        assert {item.name for item in folder.iterdir()} == {"run.json", "steps.parquet", "spans.parquet", "SHA256SUMS"}
         store.read(folder.name)
         now[folder.name] = (folder / "run.json").read_bytes()
     assert all(now[name] == content for name, content in seen.items())
@@ -157,7 +158,7 @@ def test_two_studies_and_a_reader_share_one_store(quick: Command, study_file: Ca
     documents = [json.loads(output) for output, _ in outputs]
     assert documents[0]["campaign"] != documents[1]["campaign"]
     assert answers == sorted(answers)
-    assert len(Store(quick.store).read_all()) == 2 * 4 * 6
+    assert 2 * 4 * 6 <= len(Store(quick.store).read_all()) <= 2 * 4 * (6 + MAX_AGAIN)
 
 
 def test_one_campaign_is_not_run_twice_at_once(quick: Command, study_file: Callable[[str], Path]) -> None:

@@ -59,6 +59,20 @@ def test_native_timers_and_differences_agree(paceline: Command, study_file: Call
     assert split["forward"] + split["backward"] == pytest.approx(both, rel=0.5)
 
 
+def test_phases_that_do_not_close_are_measured_again_and_then_marked(
+    quick: Command, study_file: Callable[[str], Path]
+) -> None:
+    text = STUDY.format(more="").replace("[1, 2]", "[1]").replace("batch = [8]", "batch = [1004]")
+    path = str(study_file(text))
+    (case,) = quick.json("run", path)["cases"]
+    assert case["launches"] == 2 + 2
+    assert case["phases_close"] is False
+    assert case["phases_s"]["other"] < -0.05 * case["step_s"]["value"]
+    assert "do not trust" in quick("show", "small")
+    (again,) = quick.json("run", path, "--resume")["cases"]
+    assert again["launches"] == 4
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("pytorch")
 def test_every_rank_and_step_is_kept(paceline: Command, study_file: Callable[[str], Path]) -> None:

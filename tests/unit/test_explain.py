@@ -2,11 +2,13 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.explain.cases.exchange import gradient_exchange
+from paceline.explain.confirm import plan_trials, with_measured, with_stored
 from paceline.explain.explanation import Explanation, explain_campaign
 from tests.made import Made, write
 
@@ -127,8 +129,9 @@ def test_a_small_batch_is_found_by_comparing_batches(tmp_path):
 def test_waiting_threads_are_told_from_work_by_two_batches(tmp_path):
     shared = {"threads": 8, "cores": 2, "one_host": True}
     alone = explain(tmp_path / "one", Made(**shared))
-    assert first_cause(alone) is None
-    assert "oversubscribed_threads" in {finding.cause for finding in alone.unsure}
+    assert first_cause(alone) == "oversubscribed_threads"
+    assert alone.findings[0].unknown
+    assert alone.unsure == ()
     cases = [Made(batch=size, forward=0.02 + 0.001 * size, backward=0.04 + 0.002 * size, **shared) for size in (8, 32)]
     found = explain(tmp_path / "two", *cases).findings
     assert {finding.cause for finding in found} == {"oversubscribed_threads"}
@@ -139,6 +142,102 @@ def test_waiting_threads_are_told_from_work_by_two_batches(tmp_path):
 def test_more_ranks_that_do_not_help_are_named(tmp_path):
     explanation = explain(tmp_path, Made(ranks=1), Made(ranks=2, aggregate=0.4))
     assert "too_many_devices" in {finding.cause for finding in explanation.findings}
+
+
+@pytest.mark.parametrize(
+    ("launches", "words"),
+    [((0.4, 0.39, 0.41), "1 rank is 2.16 times as fast as 2"), ((0.14, 0.10, 0.16), "1 rank is as fast as 2")],
+)
+def test_fewer_ranks_are_called_as_fast_only_where_no_difference_is_shown(tmp_path, launches, words):
+    cases = Made(ranks=1), Made(ranks=2, aggregate_by_launch=launches)
+    explanation = explain(tmp_path, *cases)
+    finding = next(f for f in (*explanation.findings, *explanation.unsure) if f.cause == "too_many_devices")
+    assert finding.title == words
+
+
+def test_more_ranks_than_cores_are_named_first_with_what_was_measured(tmp_path):
+    crowded = Made(ranks=4, one_host=True, forward=0.08, backward=0.16, before_first_layer=0.05)
+    explanation = explain(tmp_path, Made(ranks=2, one_host=True), crowded)
+    first = explanation.findings[0]
+    assert (first.cause, first.title) == ("too_few_cores", "4 ranks share 2 cores")
+    assert first.gain.value == pytest.approx(0.0, abs=0.01)
+    assert first.trial.ranks == 2
+    assert "share 2 cores" in explanation.summary[-1]
+    assert {"too_many_devices", "fixed_overhead"}.isdisjoint(
+        {f.cause for f in (*explanation.findings, *explanation.unsure)}
+    )
+
+
+def test_a_refuted_advice_is_no_advice(tmp_path):
+    explanation = explain(tmp_path, Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0}))
+    trials = plan_trials(explanation, 1, lambda case: None)
+    key = trials.confirmations[0].key
+    refuted = with_measured(explanation, trials, {key: ([100.0, 101.0, 99.0], [93.0, 92.0, 94.0])})
+    assert [finding.verdict for finding in refuted.refuted] == ["refuted"]
+    assert refuted.refuted[0].measured_gain.value == pytest.approx(1 - 100 / 93)
+    assert refuted.refuted[0] not in refuted.findings
+    assert "What would help most: strategy.overlap" not in " ".join(refuted.summary)
+    confirmed = with_measured(explanation, trials, {key: ([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])})
+    assert confirmed.findings[0].verdict == "confirmed"
+    assert "measured to save 16.7 %" in confirmed.summary[-1]
+
+
+def test_stored_trials_are_part_of_every_later_explanation(tmp_path):
+    made = Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0})
+    explanation = explain(tmp_path, made)
+    trial = plan_trials(explanation, 1, lambda case: None).confirmations[0]
+    same = replace(made, launches=3)
+    slower = replace(made, aggregate=0.04, strategy=trial.after.strategy.model_dump(exclude_none=True))
+    store = write(tmp_path, [same, slower], study="made.confirm", campaign="made.confirm-2", started_at="2026-01-03")
+    assert [finding.verdict for finding in with_stored(explanation, store).refuted] == ["refuted"]
+    later = replace(explanation, started_at="2026-01-04")
+    assert with_stored(later, store).refuted == ()
+
+
+def test_frameworks_are_ranked_within_a_network_and_size(tmp_path):
+    cases = [
+        Made(ranks=ranks, framework=name, network=network, forward=forward, launches=launches)
+        for network, launches in (("lenet", 4), ("resnet20", 3))
+        for name, forward in (("pytorch/ddp", 0.04), ("jax/data_parallel", 0.06))
+        for ranks in (1, 2)
+    ]
+    explanation = explain(tmp_path, *cases)
+    assert len(explanation.rankings) == 4
+    winners = {(r.network, r.ranks): r.winner.name if r.winner else None for r in explanation.rankings}
+    assert winners == {
+        ("lenet", 1): "pytorch/ddp", ("lenet", 2): "pytorch/ddp", ("resnet20", 1): None, ("resnet20", 2): None
+    }  # fmt: skip
+    for ranking in explanation.rankings:
+        assert ranking.lead.value == pytest.approx(0.14 / 0.12, rel=0.01)
+        assert ranking.places[1].behind.verdict == ("slower" if ranking.network == "lenet" else "too few launches")
+    who, how_much, why = explanation.summary
+    assert "pytorch/ddp wins lenet, batch 32 x 1 rank, made and lenet, batch 32 x 2 ranks, made" in who
+    assert "resnet20, batch 32 x 1 rank, made is not decided" in who
+    assert "too few launches (3, 4 are needed)" in who
+    assert "1.17 times as fast as jax/data_parallel" in how_much
+    assert why.startswith("Why: kernels, 20 of the 20 ms")
+
+
+def test_one_framework_gets_no_winner_and_networks_are_not_compared(tmp_path):
+    speed, scaling, _ = explain(tmp_path, Made(ranks=1), Made(ranks=2), Made(network="resnet20", forward=0.2)).summary
+    assert "fastest" not in speed
+    assert "lenet under pytorch/ddp reaches" in speed
+    assert "resnet20 under pytorch/ddp reaches" in speed
+    assert scaling.startswith("From 1 to 2 ranks lenet becomes 2.00 times as fast")
+
+
+def test_phases_that_do_not_close_are_marked_wherever_they_are_used(tmp_path):
+    slow = Made(ranks=1, framework="cntk/sync", alone_factor=1.7, forward=0.3, backward=0.3, launches=4)
+    explanation = explain(tmp_path, slow, Made(ranks=1, launches=4))
+    doubtful = explanation.cases[0]
+    assert not doubtful.evidence.result.closes
+    assert not doubtful.breakdown.closes
+    assert explanation.cases[1].breakdown.closes
+    (gap,) = explanation.gaps
+    assert "do not close" in gap.untrusted
+    assert explanation.summary[-1].startswith("Why is not known: the phases of lenet cntk/sync")
+    assert "do not close" in next(item.why_not for item in explanation.series if "cntk" in item.label)
+    assert all("cntk" not in finding.case for finding in explanation.findings)
 
 
 def test_bars_sum_to_the_measured_gap(tmp_path):
@@ -182,7 +281,9 @@ def test_curves_say_what_they_were_calibrated_with_and_no_case_predicts_itself(t
     one, several = Made(ranks=1), Made(ranks=2, aggregate=0.02)
     (series,) = explain(tmp_path / "one", one, several).series
     assert series.basis == "this study's own case on several ranks"
-    assert [residual.basis.split(":")[0] for residual in series.residuals[1:]] == ["catalog figures only"]
+    assert [residual.basis.split(",")[0] for residual in series.residuals[1:]] == [
+        "catalog figures of links and start-up"
+    ]
     (series,) = explain(tmp_path / "two", one, several, Made(ranks=4, aggregate=0.03)).series
     assert series.basis == "this study's own 2 cases on several ranks"
     assert {residual.basis for residual in series.residuals[1:]} == {"the other case of this study on several ranks"}

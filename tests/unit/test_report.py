@@ -12,7 +12,9 @@ import paceline
 from paceline.explain.explanation import explain_campaign
 from paceline.report.documents import explanation_document
 from paceline.report.exports import EXPORTS, export, markdown_report
+from paceline.report.figures.campaign import waterfall
 from paceline.report.html.page import render_page
+from paceline.report.tables import gap_table
 from paceline.report.terminal.campaign import explanation_lines
 from paceline.report.words import file_name
 from tests.made import Made, write
@@ -81,6 +83,18 @@ def test_numbers_on_the_page_are_those_of_the_results(explained):
         rate = case.evidence.result.throughput.value
         row = re.search(rf'data-case="{case.evidence.run.case_id}".*?</tr>', page, re.DOTALL).group(0)
         assert f'data-value="{rate!r}"' in row
+
+
+def test_bars_of_the_waterfall_have_the_sign_of_the_table(explained):
+    (gap, *_) = explained[1].gaps
+    (trace,) = waterfall(gap)["data"]
+    table = {row[0].text: row[1].text for row in gap_table(gap).rows}
+    drawn = dict(zip(trace["x"], trace["text"], strict=True))
+    assert trace["x"][0] == "faster"
+    assert {cause: float(drawn[cause]) for cause in table if cause in drawn} == {
+        cause: float(text) for cause, text in table.items() if cause in drawn
+    }
+    assert trace["base"][-2] + trace["y"][-2] == pytest.approx(trace["y"][-1]), "the bars end at the slower step"
 
 
 def test_the_document_is_json_without_infinities(explained):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from paceline.errors import InputError
@@ -11,7 +12,7 @@ from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
-from paceline.measurements.tables import launch_table, launch_throughputs, pass_times, throughputs_where
+from paceline.measurements.tables import launch_table, pass_times, throughputs_where
 from tests.unit.test_store import make_run, make_steps
 
 
@@ -38,15 +39,21 @@ def test_every_reader_of_throughput_says_the_same(store: Store) -> None:
     ids = [run.id for run in store.read_all()]
     table = launch_table(store.root)
     assert [row["samples_per_s"] for row in table.to_pylist() if row["outcome"] == "ok"] == by_view
-    assert list(launch_throughputs(store, ids).values()) == by_view
     assert [item.samples_per_s for item in pass_times(store, ids)] == by_view
     assert throughputs_where(store, "study=demo") == by_view
     assert list(load_launches(store, "demo-1")[0].throughputs) == by_view
 
 
+def test_a_framework_without_its_mode_means_the_default_mode(store: Store) -> None:
+    named = throughputs_where(store, "framework=pytorch/ddp")
+    assert named
+    assert throughputs_where(store, "framework=pytorch") == named
+    assert throughputs_where(store, "framework=no-such") == []
+
+
 def test_runs_that_are_named_are_read_alone(store: Store) -> None:
-    assert list(launch_throughputs(store, ["demo-1-abc-001"])) == ["demo-1-abc-001"]
-    assert launch_throughputs(store, []) == {}
+    assert [item.run for item in pass_times(store, ["demo-1-abc-001"])] == ["demo-1-abc-001"]
+    assert pass_times(store, []) == []
 
 
 def test_runs_steps_and_spans_join(store: Store) -> None:
@@ -67,6 +74,29 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
         "COPY (SELECT 1) TO 'out.csv'",
         "SELECT 1; SELECT 2",
         "ATTACH 'x.db'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO 'out.csv'",
+        "EXPLAIN ANALYZE INSERT INTO steps SELECT * FROM steps",
+        "EXPLAIN ANALYZE CREATE TABLE x AS SELECT 1",
+        "EXPORT DATABASE 'out.csv'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "PRAGMA database_list",
+        "PRAGMA enable_profiling = 'json'",
+        "CALL enable_logging()",
+        "SELECT * FROM enable_logging()",
+        "SELECT * FROM read_csv('secret.txt')",
+        "SELECT * FROM read_text('secret.txt')",
+        "SELECT * FROM 'secret.txt'",
+        "SELECT * FROM glob('*')",
+        "SELECT * FROM sniff_csv('secret.txt')",
+        "SELECT * FROM parquet_metadata('secret.txt')",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM query('COPY (SELECT 1) TO ''out.csv'' ')",
+        "SELECT * FROM rows",
+        "SELECT error('no')",
+        "SELECT * FROM range(1000000000000)",
         "SELECT nothing FROM runs",
         "SELEC 1",
         "",
@@ -74,10 +104,24 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
 )
 def test_only_one_select_is_answered(store: Store, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.txt").write_text("a,b\n1,2\n")
+    before = sorted(tmp_path.rglob("*"))
+    rows = pa.table({"a": [1]})
+    assert rows.num_rows == 1  # a variable of the caller is no table either
     with pytest.raises(InputError):
         ask(store, query)
-    assert not (tmp_path / "out.csv").exists()
-    assert not (tmp_path / "x.db").exists()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_settings_of_the_connection_are_final(store: Store) -> None:
+    query = "SELECT name, value FROM duckdb_settings() WHERE name IN ('enable_external_access', 'lock_configuration')"
+    found = {row["name"]: row["value"] for row in ask(store, query).to_pylist()}
+    assert found == {"enable_external_access": "false", "lock_configuration": "true"}
+
+
+@pytest.mark.parametrize("query", ["DESCRIBE runs", "FROM launches", "WITH a AS (SELECT 1) FROM a", "SUMMARIZE steps"])
+def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
+    assert ask(store, query).num_rows > 0
 
 
 def test_select_chooses_by_conditions(store: Store) -> None:

@@ -91,11 +91,11 @@ def test_what_is_newer_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_newer_run_is_refused_even_if_it_looks_like_one_of_today(tmp_path: Path) -> None:
     store = Store(tmp_path)
     path = store.write(RunData(make_run())) / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
-    with pytest.raises(StoreError, match="schema 3, this one reads 2"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 4}))
+    with pytest.raises(StoreError, match="schema 4, this one reads 3"):
         store.read("demo-1-abc-000")
-    with pytest.raises(StoreError, match="schema 3, this one reads 2"):
-        ask(store, "SELECT count(*) FROM runs")
+    assert ask(store, "SELECT count(*) AS n FROM runs").to_pylist() == [{"n": 0}]
+    assert "newer Paceline" in store.damaged["demo-1-abc-000"].reason
 
 
 def test_a_run_of_schema_1_is_read(tmp_path: Path) -> None:
@@ -107,7 +107,8 @@ def test_a_run_of_schema_1_is_read(tmp_path: Path) -> None:
     old["calibration_s"] = old.pop("probe_s")
     del old["machine"], old["drift_limit"]
     path.write_text(json.dumps(old))
-    assert store.read(run.id) == run
+    (path.parent / "SHA256SUMS").unlink()
+    assert store.read(run.id) == run.model_copy(update={"schema_version": 1})
     query = "SELECT machine->>'host' AS host, probe_s, drift_limit, drifted FROM runs"
     assert ask(store, query).to_pylist() == [{"host": "h", "probe_s": 0.25, "drift_limit": 0.02, "drifted": True}]
 

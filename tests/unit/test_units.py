@@ -53,6 +53,9 @@ def test_a_misspelt_unit_is_suggested():
     [
         (SECONDS, 0.0012345, "1.23 ms"),
         (SECONDS, 0, "0 ns"),
+        (SECONDS, 1.14e-19, "0 ns"),
+        (SECONDS, -1e-15, "0 ns"),
+        (SECONDS, 6e-13, "0.000600 ns"),
         (SECONDS, 0.9999, "1.00 s"),
         (SECONDS, 7200, "2.00 h"),
         (BYTES, 25 * 2**20, "25.0 MiB"),

@@ -3,7 +3,8 @@
 A campaign is one pass through a study; one process at a time works on it. Launches go in rounds: each round launches
 every case that is not done once, in a new random order, so that drift of the machine affects all cases equally. A case
 is done when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A
-launch that the machine could not sustain does not count: it is repeated with more dilation.
+launch that the machine could not sustain does not count: it is repeated with more dilation. A case whose phases do not
+close is measured again; if they still do not, its results are marked.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import probe_seconds
 from paceline.bench.sites.site import Launcher
 from paceline.errors import InputError
+from paceline.measurements.results import median_phases
 from paceline.measurements.run import Machine, Run, RunData
 from paceline.measurements.store import Store
-from paceline.measurements.summary import median_interval
-from paceline.measurements.tables import launch_throughputs
+from paceline.measurements.summary import median_interval, split_closes
+from paceline.measurements.tables import PassTime, pass_times
 from paceline.spec.load import dump
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import Case, Study
@@ -46,6 +48,8 @@ __all__ = [
 ]
 
 MAX_FAILURES = 2
+MAX_AGAIN = 2
+"""Further launches of a case whose phases do not close."""
 StopReason = Literal["settled", "launches", "failed", "budget"]
 
 
@@ -142,6 +146,10 @@ class CaseState:
     failures: int = 0
     unsustained: int = 0
     drifted: int = 0
+    passes: list[dict[str, float]] = field(default_factory=list)
+    """Median seconds by pass of each successful launch with instrumented passes."""
+    again: int = 0
+    """Launches that were added because the phases did not close."""
     stopped: StopReason | None = None
 
     @property
@@ -167,9 +175,9 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
             yield LaunchStarted(state.case, state.launched)
             data = _launch(campaign, state, probes)
             store.write(data)
-            _account(state, data.run, launch_throughputs(store, [data.run.id]))
+            _account(state, data.run, _times_by_run(store, [data.run.id]))
             yield LaunchFinished(data.run)
-            state.stopped = _stop_reason(state, protocol)
+            state.stopped = _next_stop(state, protocol)
             if state.stopped:
                 yield CaseStopped(state.case, state.stopped, state.launched)
 
@@ -178,15 +186,26 @@ def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
     """The state of each case from the stored runs of this campaign."""
     states = {case.id: CaseState(case) for case in campaign.cases}
     runs = store.read_all(campaign=campaign.id)
-    stored = launch_throughputs(store, [run.id for run in runs])
+    stored = _times_by_run(store, [run.id for run in runs])
     for run in runs:
         state = states.get(run.case_id)
         if state is None:
             continue
         _account(state, run, stored)
-    for state in states.values():
-        state.stopped = _stop_reason(state, campaign.study.protocol) if state.launched else None
+        state.stopped = _next_stop(state, campaign.study.protocol)
+    for name in store.names(campaign=campaign.id):  # a damaged run keeps its number, so that no launch takes it
+        case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
+        if case_id in states and number.isdigit():
+            states[case_id].launched = max(states[case_id].launched, int(number) + 1)
     return list(states.values())
+
+
+def _times_by_run(store: Store, runs: list[str]) -> dict[str, dict[str, PassTime]]:
+    """The passes of each run by name."""
+    times: dict[str, dict[str, PassTime]] = {run: {} for run in runs}
+    for item in pass_times(store, runs):
+        times[item.run][item.pass_name] = item
+    return times
 
 
 def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunData:
@@ -205,14 +224,27 @@ def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunDat
     return launch_case(key, campaign.study.protocol, campaign.launcher, campaign.machine)
 
 
-def _account(state: CaseState, run: Run, throughputs: dict[str, float]) -> None:
+def _account(state: CaseState, run: Run, times: dict[str, dict[str, PassTime]]) -> None:
     state.launched = max(state.launched, run.launch + 1)
-    if run.outcome == "ok":
-        state.throughputs.append(throughputs[run.id])
+    if run.outcome == "ok" and "clean" in times[run.id]:
+        passes = times[run.id]
+        state.throughputs.append(passes["clean"].samples_per_s)
+        state.passes += [{name: item.median_s for name, item in passes.items()}] if len(passes) > 1 else []
         state.drifted += run.drifted
     else:
         state.failures += 1
         state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
+
+
+def _next_stop(state: CaseState, protocol: Protocol) -> StopReason | None:
+    """Why a case stops now; a case whose phases do not close gets further launches first."""
+    reason = _stop_reason(state, protocol)
+    if reason not in ("settled", "launches") or state.again == MAX_AGAIN:
+        return reason
+    if split_closes(median_phases(state.passes)):
+        return reason
+    state.again += 1
+    return None
 
 
 def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:

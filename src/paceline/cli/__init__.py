@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ VERBS: dict[str, str] = {
     "plan": "Choose strategy and batch split for a cluster of unequal devices, with the reason.",
     "train": "Run a training script on the devices of a cluster with load balancing.",
     "query": "Query all stored runs with SQL.",
+    "store": "Check stored runs against their checksums, and repair a damaged store.",
     "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
     "whatif": "Compare a prediction with and without a change.",
     "simulate": "Simulate stragglers, failures, asynchrony and other jobs on the link.",
@@ -81,6 +83,18 @@ def program() -> None:
 
     Every command has --json output and examples in -h.
     """
+    from paceline.measurements.integrity import NOTES
+
+    NOTES.clear()
+    log = logging.getLogger("paceline.store")
+    log.handlers, log.propagate = [_Warnings()], False
+
+
+class _Warnings(logging.Handler):
+    """What was noticed about the store, on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"warning: {record.getMessage()}", err=True)
 
 
 def main() -> None:

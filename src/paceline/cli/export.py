@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
+from paceline import api
 from paceline.cli.options import json_option, store_option
-from paceline.explain.explanation import explain_campaign
-from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
 from paceline.report.exports import EXPORTS, export
 from paceline.report.terminal import emit, say
@@ -39,7 +38,7 @@ Examples:
 def command(study: str | None, kind: str, output: Path | None, store: Path, as_json: bool) -> None:
     """Write the newest campaign of STUDY in the format of another tool."""
     stored = Store(store)
-    explanation = explain_campaign(stored, find_campaign(stored, study))
+    explanation = api.explain(study, store=store).explanation
     path = export(explanation, stored, kind, output)
     if as_json:
         emit({"campaign": explanation.campaign, "kind": kind, "path": str(path)}, "export")

@@ -10,6 +10,7 @@ import click
 from paceline.cli.options import json_option, store_option
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
+from paceline.report.documents import plain_data
 from paceline.report.terminal import emit
 from paceline.report.terminal.records import show_answer
 
@@ -21,7 +22,7 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(sql: str, store: Path, as_json: bool) -> None:
-    """Run one SELECT over all stored runs.
+    """Run one SELECT over all stored runs; it can read these views and nothing else, and write nothing.
 
     \b
     Views:
@@ -39,6 +40,7 @@ def command(sql: str, store: Path, as_json: bool) -> None:
     answer = ask(Store(store), sql)
     rows = answer.to_pylist()
     if as_json:
-        emit({"columns": answer.column_names, "rows": json.loads(json.dumps(rows, default=str))}, "query")
+        plain = plain_data(json.loads(json.dumps(plain_data(rows), default=str)))
+        emit({"columns": answer.column_names, "rows": plain}, "query")
     else:
         show_answer(answer.column_names, rows)

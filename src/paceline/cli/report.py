@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
+from paceline import api
 from paceline.cli.options import json_option, store_option
-from paceline.explain.explanation import explain_campaign
-from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
 from paceline.report.exports import write_page
 from paceline.report.terminal import emit, say
@@ -35,7 +34,7 @@ def command(study: str | None, output: Path | None, store: Path, as_json: bool) 
       paceline report demo -o demo.html
     """
     stored = Store(store)
-    explanation = explain_campaign(stored, find_campaign(stored, study))
+    explanation = api.explain(study, store=store).explanation
     path = write_page(explanation, stored, output)
     if as_json:
         emit({"campaign": explanation.campaign, "file": str(path), "summary": list(explanation.summary)}, "report")

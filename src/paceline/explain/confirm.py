@@ -15,15 +15,17 @@ from paceline.catalog import shipped_catalog
 from paceline.errors import InputError, UnknownName
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.explanation import Explanation
-from paceline.explain.findings.finding import Finding, Trial
+from paceline.explain.findings.finding import Finding, Trial, ranked
 from paceline.explain.gap import Bar, Gap, difference
+from paceline.measurements.results import load_launches
+from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval, speedup_interval
 from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case, Study
 
-__all__ = ["Confirmation", "Trials", "plan_trials", "with_measured"]
+__all__ = ["Confirmation", "Trials", "plan_trials", "with_measured", "with_stored"]
 
 PROTOCOL = Protocol(launches=3, max_launches=3, warmup=5, steps=30, launch_budget=5.0, phases=False)
 Refusal = Callable[[Case], str | None]
@@ -167,18 +169,49 @@ def _literal(value: Any, allowed: tuple[str, ...]) -> Any:
     return value
 
 
+def with_stored(explanation: Explanation, store: Store) -> Explanation:
+    """The explanation with the gains that earlier trials of this campaign measured, if there were any."""
+    stored = [
+        document
+        for document in store.read_campaigns(f"{explanation.study}.confirm")
+        if str(document["started_at"]) > explanation.started_at
+    ]
+    if not stored:
+        return explanation
+    launches = [load_launches(store, str(document["campaign"])) for document in stored]
+    rates = [{item.first.case_id: item.throughputs for item in campaign} for campaign in launches]
+    trials = plan_trials(explanation, len(explanation.findings), lambda case: None)
+    measured = {item.key: _stored_rates(item, rates) for item in trials.confirmations}
+    known = {key: pair for key, pair in measured.items() if pair}
+    findings = {index: item for index, item in trials.findings.items() if item.key in known}
+    bars = {index: bar for index, bar in trials.bars.items() if bar.confirmation and bar.confirmation.key in known}
+    return with_measured(explanation, Trials(findings, bars), known)
+
+
+def _stored_rates(wanted: Confirmation, campaigns: Sequence[Mapping[str, Sequence[float]]]) -> Rates | None:
+    """Samples per second of the launches of both cases, of the newest campaign that has both."""
+    ids = [case.id for case in wanted.cases]
+    both = [campaign for campaign in campaigns if all(campaign.get(name) for name in ids)]
+    return (both[-1][ids[0]], both[-1][ids[1]]) if both else None
+
+
 def with_measured(explanation: Explanation, trials: Trials, rates: Mapping[str, Rates]) -> Explanation:
-    """The explanation with the measured gain of each finding and bar that was tried; rates by key of confirmation."""
+    """The explanation with the measured gain of each finding and bar that was tried; rates by key of confirmation.
+
+    A finding whose trial measured no gain is no longer advised.
+    """
     findings = list(explanation.findings)
     for index, wanted in trials.findings.items():
         findings[index] = _tried_finding(findings[index], *rates[wanted.key])
+    refuted = tuple(finding for finding in findings if finding.verdict == "refuted" and not finding.first)
     gaps = list(explanation.gaps)
     if gaps:
         bars = list(gaps[0].bars)
         for index, trial in trials.bars.items():
             bars[index] = _tried_bar(bars[index], trial, rates)
         gaps[0] = replace(gaps[0], bars=tuple(bars))
-    return replace(explanation, findings=tuple(findings), gaps=tuple(gaps))
+    left = tuple(ranked(finding for finding in findings if finding not in refuted))
+    return replace(explanation, findings=left, gaps=tuple(gaps), refuted=refuted)
 
 
 def _tried_finding(finding: Finding, before: Sequence[float], after: Sequence[float]) -> Finding:

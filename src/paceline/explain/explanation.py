@@ -1,4 +1,4 @@
-"""The explanation of a campaign as data, with a summary of three sentences."""
+"""The explanation of a campaign as data: cases, series, rankings, gaps, findings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.cases.step import Sensitivity, WhatIf, sensitivities, what_if
 from paceline.explain.cases.stragglers import Straggler, find_stragglers
 from paceline.explain.findings.across import compare_cases
-from paceline.explain.findings.finding import WORTH_SAYING, Finding, is_shown
+from paceline.explain.findings.finding import WORTH_SAYING, Finding, is_shown, ranked
 from paceline.explain.findings.rules import RULES
 from paceline.explain.gap import Gap, find_gaps
 from paceline.explain.predicted import ScalingSeries, predict_series, sweeps_of
+from paceline.explain.summary import Evidenced, summarise
+from paceline.measurements.ranking import Ranking, rank_launches
 from paceline.measurements.store import Store
-from paceline.units import SECONDS, format_share
 
 __all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 
@@ -57,9 +58,19 @@ class Explanation:
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
     unsure: tuple[Finding, ...]
-    """Findings within the noise of the launches, without advice."""
-    summary: tuple[str, ...]
-    """Three sentences: speed, scaling, advice."""
+    """Findings within the noise of the launches, or of a split that does not close, without advice."""
+    rankings: tuple[Ranking, ...]
+    """Frameworks and strategies within each network, batch and number of ranks."""
+    refuted: tuple[Finding, ...] = ()
+    """Findings whose trial measured no gain."""
+    left_out: tuple[str, ...] = ()
+    """Damaged runs that take no part."""
+
+    @cached_property
+    def summary(self) -> tuple[str, ...]:
+        """Three sentences, see `explain.summary`."""
+        evidence = tuple(case.evidence for case in self.cases)
+        return summarise(Evidenced(evidence, self.rankings, self.gaps, self.findings, self.unsure, self.refuted))
 
     @property
     def good(self) -> tuple[CaseExplanation, ...]:
@@ -81,7 +92,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         (item for item in store.read_campaigns() if item["campaign"] == campaign), {"study": campaign}
     )
     evidence = load_evidence(store, campaign)
-    ranked = _rank_findings(evidence)
+    ranks = _rank_findings(evidence)
     return Explanation(
         campaign=campaign,
         study=str(document["study"]),
@@ -92,9 +103,10 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         cases=tuple(_case(item) for item in evidence),
         series=predict_series(evidence, sweeps_of(store, evidence)),
         gaps=find_gaps(evidence),
-        findings=ranked.shown,
-        unsure=ranked.unsure,
-        summary=_summarise(evidence, ranked),
+        findings=ranks.shown,
+        unsure=ranks.unsure,
+        rankings=rank_launches(item.launches for item in evidence),
+        left_out=tuple(str(damage) for damage in store.damaged.values()),
     )
 
 
@@ -111,65 +123,7 @@ def _rank_findings(cases: Sequence[CaseEvidence]) -> _Ranked:
     good = [case for case in cases if case.result.step_s is not None]
     findings = [finding for case in good for rule in RULES if (finding := rule(case)) is not None]
     findings += compare_cases(cases)
-    ranked = sorted(findings, key=lambda finding: -finding.weight)
-    return _Ranked(
-        shown=tuple(item for item in ranked if is_shown(item.gain)),
-        unsure=tuple(item for item in ranked if item.gain.value >= WORTH_SAYING and not is_shown(item.gain)),
-    )
-
-
-def _summarise(cases: tuple[CaseEvidence, ...], ranked: _Ranked) -> tuple[str, ...]:
-    """One sentence each for speed, scaling and advice."""
-    good = [case for case in cases if case.result.throughput is not None]
-    if not good:
-        failed = sum(case.result.num_failed for case in cases)
-        return (f"None of the {len(cases)} cases has a result: all {failed} launches failed.",)
-    return (_speed_sentence(good), _scaling_sentence(good), _advice_sentence(good, ranked))
-
-
-def _speed_sentence(good: list[CaseEvidence]) -> str:
-    best = max(good, key=_rate)
-    sure = best.result.throughput
-    assert sure is not None
-    width = f" (± {100 * sure.half:.1f} %)" if sure.half < 10 else ""
-    return f"The fastest of {len(good)} cases is {best.label}: {sure.value:,.1f} samples/s{width}."
-
-
-def _rate(case: CaseEvidence) -> float:
-    return case.result.throughput.value if case.result.throughput else 0.0
-
-
-def _scaling_sentence(good: list[CaseEvidence]) -> str:
-    scaled = [c for c in good if c.result.efficiency is not None and c.run.ranks != c.result.base_ranks]
-    if not scaled:
-        return _phase_sentence(max(good, key=_rate))
-    best = max(scaled, key=_rate)
-    speedup, base = best.result.speedup, best.result.base_ranks
-    assert speedup is not None
-    assert best.result.efficiency is not None
-    return (
-        f"From {base} to {best.run.ranks} ranks {best.run.network} under {best.run.framework} becomes "
-        f"{speedup.value:.2f} times as fast, an efficiency of {format_share(best.result.efficiency)}."
-    )
-
-
-def _phase_sentence(case: CaseEvidence) -> str:
-    shares = {name: share for name, share in case.result.shares.items() if name != "other"}
-    if not shares or case.result.step_s is None:
-        return "The step was not split into phases."
-    largest = max(shares, key=lambda name: shares[name])
-    step = SECONDS.format(case.result.step_s.value)
-    return f"Of its {step} step, {largest} takes the largest part, {format_share(shares[largest])}."
-
-
-def _advice_sentence(good: list[CaseEvidence], ranked: _Ranked) -> str:
-    if ranked.shown:
-        first = ranked.shown[0]
-        return (
-            f"What would help most: {first.change.what} for {first.case}, predicted to save "
-            f"{format_share(first.gain.value)} of the time per sample."
-        )
-    if max(len(case.launches.steps) for case in good) < 2:
-        return "One launch of a case shows nothing that would help: measure at least two, so that noise can be told."
-    within = f"; {len(ranked.unsure)} that might are within the noise of these launches" if ranked.unsure else ""
-    return f"No single change is shown to save 5 % or more of the time per sample{within}."
+    doubtful = {case.run.case_id for case in good if not case.result.closes}
+    shown = [item for item in findings if item.first or (is_shown(item.gain) and item.case_id not in doubtful)]
+    rest = [item for item in findings if item not in shown and item.gain.value >= WORTH_SAYING]
+    return _Ranked(tuple(ranked(shown)), tuple(ranked(rest)))

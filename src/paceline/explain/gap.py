@@ -65,6 +65,8 @@ class Gap:
     fast_step_s: Interval
     bars: tuple[Bar, ...]
     """Bars that sum to the difference of the steps."""
+    untrusted: str = ""
+    """Why the bars are not to be trusted; empty if they are."""
 
     @property
     def seconds(self) -> float:
@@ -117,7 +119,13 @@ def _explain_gap(slow: CaseEvidence, fast: CaseEvidence, *, fixed: Mapping[str, 
         slow_step_s=slow.result.step_s,
         fast_step_s=fast.result.step_s,
         bars=tuple(bars),
+        untrusted=_untrusted(slow, fast),
     )
+
+
+def _untrusted(*cases: CaseEvidence) -> str:
+    doubtful = [case.label for case in cases if not case.result.closes]
+    return f"the phases of {' and of '.join(doubtful)} do not close within 5 % of the step" if doubtful else ""
 
 
 def _bars(slow: CaseEvidence, fast: CaseEvidence, fixed: Mapping[str, float]) -> list[Bar]:

@@ -137,6 +137,8 @@ def _profile(cases: list[CaseEvidence]) -> Profile | str:
     smallest = cases[0]
     if smallest.run.ranks != 1 or smallest.cluster is None or smallest.run.scaling == "strong":
         return "a curve needs a case with one rank, and weak scaling"
+    if not smallest.result.closes:
+        return f"the phases of {smallest.label} do not close within 5 % of its step"
     try:
         return profile_from(smallest.launches, _rows(smallest), jitter=JITTER)
     except (PacelineError, ValidationError) as error:

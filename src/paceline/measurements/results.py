@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import Run
 from paceline.measurements.store import Store
-from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval
+from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval, split_closes
 from paceline.measurements.tables import PassTime, pass_times
 
-__all__ = ["CaseResult", "Launches", "campaign_results", "find_campaign", "load_launches", "results_of"]
+__all__ = [
+    "CaseResult",
+    "Launches",
+    "campaign_results",
+    "find_campaign",
+    "load_launches",
+    "median_phases",
+    "results_of",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,11 @@ class CaseResult:
     """Relative slowdown of the step in the instrumented pass."""
     native: dict[str, float]
     """Seconds according to the framework's own timers, for comparison."""
+
+    @property
+    def closes(self) -> bool:
+        """Whether the phases can be trusted: they sum to the step without a large remainder."""
+        return split_closes(self.phases)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -138,13 +151,13 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         speedup=speedup,
         base_ranks=base_ranks,
         efficiency=efficiency,
-        phases=_median_phases(item.passes, item.steps),
+        phases=median_phases(item.passes),
         instrument_overhead=_overhead(item.passes),
         native=_median_timers(item.runs),
     )
 
 
-def _median_phases(passes: tuple[dict[str, float], ...], steps: tuple[float, ...]) -> dict[str, float]:
+def median_phases(passes: Sequence[dict[str, float]]) -> dict[str, float]:
     """Phases of the median step, from the median ratio of each pass to the clean step of its launch.
 
     The differences are taken after the medians: negative differences of two noisy passes are set to zero, so medians of
@@ -152,7 +165,7 @@ def _median_phases(passes: tuple[dict[str, float], ...], steps: tuple[float, ...
     """
     if not passes:
         return {}
-    step = median(steps)
+    step = median(item["clean"] for item in passes)
     names = {name for item in passes for name in item}
     shares = {name: median(item[name] / item["clean"] for item in passes if name in item) for name in names}
     return phases_of({name: share * step for name, share in shares.items()})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from paceline.spec.fields import Noun
+from paceline.spec.fields import Count, Name, Noun
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import case_label
 
@@ -26,8 +27,8 @@ __all__ = [
     "Step",
 ]
 
-SCHEMA_VERSION = 2
-"""Version of the stored format; readers refuse newer versions."""
+SCHEMA_VERSION = 3
+"""Version of the stored format; readers refuse newer versions. Runs have checksums since version 3."""
 
 RENAMED = {"environment": "machine", "calibration_s": "probe_s"}
 """Current names of renamed fields of schema 1."""
@@ -40,6 +41,14 @@ PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 
 PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
 """The passes of a launch: the clean pass for throughput, the others for the phases (see `summary.phases_of`)."""
+
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _moment(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
 
 
 class Failure(Noun):
@@ -123,11 +132,11 @@ class Span:
 class Run(Noun):
     """The header of a stored run, without the tables of steps and spans."""
 
-    schema_version: int = SCHEMA_VERSION
-    id: str
-    campaign: str
-    study: str
-    case_id: str
+    schema_version: Annotated[int, Field(ge=1)] = SCHEMA_VERSION
+    id: Name
+    campaign: Name
+    study: Name
+    case_id: Name
     case: dict[str, Any]
     """Canonical form of the case."""
     network: str
@@ -137,31 +146,31 @@ class Run(Noun):
     """Name of the strategy."""
     cluster: str
     launcher: str = "local"
-    ranks: int
-    batch: int
+    ranks: Count
+    batch: Count
     """Samples per device and step."""
     scaling: str
     input: str
-    launch: int
+    launch: Annotated[int, Field(ge=0, le=2**31 - 1)]
     """Number of the launch within its case, from 0."""
-    started_at: str
+    started_at: Annotated[str, AfterValidator(_moment)]
     """UTC, ISO 8601."""
-    seconds: float
+    seconds: NotNegative
     """Duration of the launch, including set-up."""
     outcome: Literal["ok", "failed"]
     failure: Failure | None = None
     machine: Machine
-    warmup: dict[str, int] = Field(default_factory=dict)
+    warmup: dict[str, Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(default_factory=dict)
     """Number of warm-up steps by pass."""
-    timers: dict[str, float] = Field(default_factory=dict)
+    timers: dict[str, NotNegative] = Field(default_factory=dict)
     """Seconds per step according to the framework's own timers, mean over the timed steps of the slowest rank."""
-    probe_s: float | None = None
+    probe_s: NotNegative | None = None
     """Time of a fixed kernel before the launch; its change is the drift of the machine."""
-    drift: float | None = None
+    drift: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Relative deviation of the probe from the campaign's median so far."""
-    drift_limit: float = DRIFT_LIMIT
+    drift_limit: NotNegative = DRIFT_LIMIT
     """Drift beyond which the launch counts as drifted: the interval width of the protocol."""
-    dilation: float = 1.0
+    dilation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Factor by which links and compute were slowed; stored times are already divided by it."""
     labels: tuple[str, ...] = ()
     """Notes on all numbers of this run, such as an unsupported combination."""
@@ -176,7 +185,7 @@ class Run(Noun):
     @property
     def label(self) -> str:
         """The label of the case, see `spec.study.case_label`."""
-        return case_label(self.network, self._named_framework, self.batch, self.ranks, self.cluster)
+        return case_label(self.network, self.contender, self.batch, self.ranks, self.cluster)
 
     @property
     def series(self) -> tuple[str | int, ...]:
@@ -188,10 +197,11 @@ class Run(Noun):
     def series_label(self) -> str:
         """The label of the run's scaling curve."""
         where = "" if self.cluster == "local" else f", {self.cluster}"
-        return f"{self.network} {self._named_framework}, batch {self.batch}, {self.input} input{where}"
+        return f"{self.network} {self.contender}, batch {self.batch}, {self.input} input{where}"
 
     @property
-    def _named_framework(self) -> str:
+    def contender(self) -> str:
+        """The framework and mode, with the name of the strategy if it is not the default."""
         return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
 
 

@@ -7,16 +7,18 @@ all its samples divided by all its time.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from datetime import UTC, datetime
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
-from paceline.errors import InputError, StoreError
-from paceline.measurements.run import DRIFT_LIMIT, RENAMED, SCHEMA_VERSION
-from paceline.measurements.store import SPANS, STEPS, Store
+from paceline.errors import InputError
+from paceline.measurements.run import Run
+from paceline.measurements.store import Store
+from paceline.measurements.tablefiles import SPANS, STEPS
 
 __all__ = ["VIEWS", "ask", "open_views"]
 
@@ -28,47 +30,47 @@ VIEWS = {
     "spans": "named intervals inside steps, with the run's id",
 }
 
-_RUN_COLUMNS = {
-    "schema_version": "INTEGER",
-    "id": "VARCHAR",
-    "campaign": "VARCHAR",
-    "study": "VARCHAR",
-    "case_id": "VARCHAR",
-    "network": "VARCHAR",
-    "framework": "VARCHAR",
-    "strategy": "VARCHAR",
-    "cluster": "VARCHAR",
-    "launcher": "VARCHAR",
-    "ranks": "INTEGER",
-    "batch": "INTEGER",
-    "scaling": "VARCHAR",
-    "input": "VARCHAR",
-    "launch": "INTEGER",
-    "started_at": "TIMESTAMP",
-    "seconds": "DOUBLE",
-    "outcome": "VARCHAR",
-    "failure": "STRUCT(phase VARCHAR, reason VARCHAR, message VARCHAR, "
-    "rank INTEGER, exit_code INTEGER, log_tail VARCHAR)",
-    "warmup": "MAP(VARCHAR, INTEGER)",
-    "timers": "MAP(VARCHAR, DOUBLE)",
-    "probe_s": "DOUBLE",
-    "drift": "DOUBLE",
-    "drift_limit": "DOUBLE",
-    "dilation": "DOUBLE",
-    "labels": "VARCHAR[]",
-    "case": "JSON",
-    "machine": "JSON",
-    "facts": "JSON",
-}
-_OLD_COLUMNS = {old: _RUN_COLUMNS[new] for old, new in RENAMED.items()}
+_FAILURE = pa.struct(
+    [
+        ("phase", pa.string()),
+        ("reason", pa.string()),
+        ("message", pa.string()),
+        ("rank", pa.int32()),
+        ("exit_code", pa.int32()),
+        ("log_tail", pa.string()),
+    ]
+)
+_HEADERS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "campaign", "study", "case_id", "network", "framework", "strategy")),
+        *((name, pa.string()) for name in ("cluster", "launcher")),
+        ("ranks", pa.int32()),
+        ("batch", pa.int32()),
+        ("scaling", pa.string()),
+        ("input", pa.string()),
+        ("launch", pa.int32()),
+        ("started_at", pa.timestamp("us")),
+        ("seconds", pa.float64()),
+        ("outcome", pa.string()),
+        ("failure", _FAILURE),
+        ("warmup", pa.map_(pa.string(), pa.int32())),
+        ("timers", pa.map_(pa.string(), pa.float64())),
+        ("probe_s", pa.float64()),
+        ("drift", pa.float64()),
+        ("drift_limit", pa.float64()),
+        ("dilation", pa.float64()),
+        ("labels", pa.list_(pa.string())),
+        ("case", pa.string()),
+        ("machine", pa.string()),
+        ("facts", pa.string()),
+        ("drifted", pa.bool_()),
+    ]
+)
+_JSON = ("case", "machine", "facts")
 
 _RUNS = f"""
 CREATE VIEW runs AS
-SELECT * EXCLUDE (schema_version, {", ".join(RENAMED)})
-       REPLACE ({", ".join(f"coalesce({new}, {old}) AS {new}" for old, new in RENAMED.items())},
-                coalesce(drift_limit, {DRIFT_LIMIT}) AS drift_limit),
-       coalesce(abs(drift) > coalesce(drift_limit, {DRIFT_LIMIT}), false) AS drifted
-FROM stored_runs
+SELECT * REPLACE ({", ".join(f'"{name}"::JSON AS "{name}"' for name in _JSON)}) FROM stored_runs
 """
 
 _PASSES = """
@@ -91,55 +93,54 @@ FROM runs JOIN passes ON runs.id = passes.run WHERE outcome = 'ok' AND pass_name
 
 
 def open_views(store: Store, runs: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
-    """An in-memory connection whose views read the current files of the store, of all runs or of the given runs."""
+    """An in-memory connection with the views of all sound runs of the store, or of those given.
+
+    The connection sees these tables and nothing else: no files, no network, no settings.
+    """
+    stored = store.load_sound(list(runs) if runs is not None else store.names())
     connection = duckdb.connect(":memory:")
-    _hide_progress(connection)
-    connection.execute("SET TimeZone = 'UTC'")
-    folder = store.runs.absolute()
-    stored = bool(runs) if runs is not None else any(folder.glob("*/run.json"))
-    names = (list(runs or ()) if runs is not None else ["*"]) if stored else []
-    _json_view(connection, [folder / name / "run.json" for name in names])
-    connection.execute(_RUNS)
-    for name, schema in (("steps", STEPS), ("spans", SPANS)):
-        _parquet_view(connection, [folder / each / f"{name}.parquet" for each in names], name, schema)
-    connection.execute(_PASSES)
-    connection.execute(_LAUNCHES)
+    for setting in _SETTINGS:
+        with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without widgets has no progress bar
+            connection.execute(f"SET {setting}")
+    connection.register("stored_runs", _headers([item.run for item in stored]))
+    connection.register("steps", _joined([(item.run.id, item.steps) for item in stored], STEPS))
+    connection.register("spans", _joined([(item.run.id, item.spans) for item in stored], SPANS))
+    for view in (_RUNS, _PASSES, _LAUNCHES):
+        connection.execute(view)
+    for lock in _LOCKS:
+        connection.execute(f"SET {lock}")
     return connection
 
 
-def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
-    """Disable the progress bar; in a notebook without widgets DuckDB has no progress bar and refuses the setting."""
-    with contextlib.suppress(duckdb.InvalidInputException):
-        connection.execute("SET enable_progress_bar = false")
+_SETTINGS = ("enable_progress_bar = false", "TimeZone = 'UTC'")
+_LOCKS = (
+    "temp_directory = ''",
+    "python_enable_replacements = false",
+    "enable_external_access = false",
+    "lock_configuration = true",
+)
+"""The last one makes the others final."""
 
 
-def _json_view(connection: duckdb.DuckDBPyConnection, files: list[Path]) -> None:
-    columns = {**_RUN_COLUMNS, **_OLD_COLUMNS}
-    if files:
-        kinds = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
-        options = f"columns = {{{kinds}}}, format = 'unstructured', maximum_object_size = 67108864"
-        source = f"read_json({_quoted(files)}, {options})"
-    else:
-        source = f"(SELECT {', '.join(f'NULL::{kind} AS {name!r}' for name, kind in columns.items())} WHERE false)"
-    connection.execute(f"CREATE VIEW stored_runs AS SELECT * FROM {source}")
-    newer = "SELECT id, schema_version FROM stored_runs WHERE schema_version > ? LIMIT 1"
-    for run, version in connection.execute(newer, [SCHEMA_VERSION]).fetchall():
-        reason = f"written by a newer Paceline (schema {version}, this one reads {SCHEMA_VERSION})"
-        raise StoreError(f"{run}: {reason}", hint="upgrade Paceline")
+def _headers(runs: list[Run]) -> pa.Table:
+    rows = []
+    for run in runs:
+        plain = run.model_dump(mode="json")
+        moment = datetime.fromisoformat(run.started_at)
+        utc = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
+        texts = {name: json.dumps(plain[name]) for name in _JSON}
+        pairs = {name: list(plain[name].items()) for name in ("warmup", "timers")}
+        rows.append({**plain, **texts, **pairs, "started_at": utc, "drifted": run.drifted})
+    return pa.Table.from_pylist(rows, schema=_HEADERS)
 
 
-def _parquet_view(connection: duckdb.DuckDBPyConnection, files: list[Path], name: str, schema: pa.Schema) -> None:
-    if files:
-        run = "parse_path(filename)[-2] AS run"
-        source = f"read_parquet({_quoted(files)}, filename = true)"
-        connection.execute(f"CREATE VIEW {name} AS SELECT {run}, * EXCLUDE (filename) FROM {source}")
-    else:
-        connection.register(f"empty_{name}", schema.empty_table())
-        connection.execute(f"CREATE VIEW {name} AS SELECT NULL::VARCHAR AS run, * FROM empty_{name}")
-
-
-def _quoted(paths: list[Path]) -> str:
-    return "[" + ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths) + "]"
+def _joined(parts: list[tuple[str, pa.Table]], schema: pa.Schema) -> pa.Table:
+    """The tables of several runs as one, with the run's id as first column."""
+    whole = pa.concat_tables([schema.empty_table(), *(table for _, table in parts)])
+    numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [table.num_rows for _, table in parts])
+    names = pa.array([name for name, _ in parts], pa.string())
+    runs = pa.DictionaryArray.from_arrays(pa.array(numbers), names).cast(pa.string())
+    return whole.add_column(0, "run", runs)
 
 
 def ask(store: Store, query: str) -> pa.Table:
@@ -147,19 +148,22 @@ def ask(store: Store, query: str) -> pa.Table:
     connection = open_views(store)
     try:
         statements = connection.extract_statements(query)
-        if len(statements) != 1 or statements[0].type not in _READING:
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise InputError(
                 "expected one SELECT statement", hint="stored runs are never edited; see `paceline query -h`"
             )
-        table: pa.Table = connection.sql(query).to_arrow_table()
+        table: pa.Table = connection.sql(query).limit(MAX_ROWS + 1).to_arrow_table()
     except duckdb.Error as error:
         raise InputError(f"the query failed: {_first_lines(str(error))}", hint=_views_hint()) from None
     finally:
         connection.close()
+    if table.num_rows > MAX_ROWS:
+        raise InputError(f"the answer has more than {MAX_ROWS:,} rows", hint="add LIMIT, or aggregate")
     return table
 
 
-_READING: tuple[Any, ...] = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+MAX_ROWS = 1_000_000
+"""Rows of an answer, above which it is refused."""
 
 
 def _first_lines(text: str) -> str:

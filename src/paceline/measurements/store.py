@@ -1,10 +1,12 @@
-"""The store: one directory per run, written once and atomically; DuckDB reads them all.
+"""The store: one directory per run, written once and atomically, verified whenever it is read.
 
 STORE/campaigns/<campaign>.json     the study file and its cases
 STORE/runs/<run>/run.json           the header
 STORE/runs/<run>/steps.parquet      every step of every rank
 STORE/runs/<run>/spans.parquet      spans inside steps
+STORE/runs/<run>/SHA256SUMS         checksums of these files, see `integrity`
 STORE/tmp/<run>.tmp-<host>-<pid>-*/ a run being written; renamed into runs/ when it is complete and on disk
+STORE/damaged/                      what `paceline store repair` moved aside
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +25,38 @@ from pydantic import ValidationError
 
 from paceline import variables
 from paceline.errors import StoreError
-from paceline.files import atomic_directory, atomic_write, remove_abandoned
+from paceline.files import atomic_directory, atomic_write, read_regular, remove_abandoned
+from paceline.measurements.integrity import (
+    NOTES,
+    SEALED_SINCE,
+    SUMS,
+    Damage,
+    DamagedData,
+    NewerData,
+    newer,
+    read_files,
+    seal,
+    unseal,
+    write_sums,
+)
 from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step
+from paceline.measurements.tablefiles import SPANS, STEPS, parse_table
 
-__all__ = ["SPANS", "STEPS", "Store", "default_store"]
+__all__ = ["Store", "StoredRun", "default_store"]
 
-STEPS = pa.schema(
-    [
-        ("pass_name", pa.string()),
-        ("rank", pa.int32()),
-        ("step", pa.int32()),
-        ("warmup", pa.bool_()),
-        ("start_s", pa.float64()),
-        ("seconds", pa.float64()),
-    ]
-)
-SPANS = pa.schema(
-    [
-        ("rank", pa.int32()),
-        ("step", pa.int32()),
-        ("phase", pa.string()),
-        ("name", pa.string()),
-        ("start_s", pa.float64()),
-        ("seconds", pa.float64()),
-        ("size_bytes", pa.int64()),
-        ("source", pa.string()),
-    ]
-)
+CAMPAIGN_TEXTS = ("campaign", "study", "started_at")
+"""What every campaign's document holds."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as it was read: the header and both tables."""
+
+    run: Run
+    steps: pa.Table
+    spans: pa.Table
+    verified: bool
+    """Whether checksums verified it."""
 
 
 def default_store() -> Path:
@@ -58,13 +65,20 @@ def default_store() -> Path:
 
 
 class Store:
-    """A directory of runs. Any number of processes may read and write it concurrently."""
+    """A directory of runs. Any number of processes may read and write it concurrently.
+
+    Reading verifies. What is damaged is left out and named: in `damaged`, in the log, in the output of every command.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.runs = root / "runs"
         self.campaigns = root / "campaigns"
+        self.damaged: dict[str, Damage] = {}
+        """What reading found damaged so far, by run or campaign."""
         self._tmp = root / "tmp"
+        self._loaded: dict[str, StoredRun] = {}
+        """Runs that were read; a stored run never changes."""
 
     def write(self, data: RunData) -> Path:
         """Store a run atomically; if a run with the same id exists, it is kept and the new run is dropped."""
@@ -73,32 +87,80 @@ class Store:
             (folder / "run.json").write_text(data.run.model_dump_json(indent=1), encoding="utf-8")
             _write_table(folder / "steps.parquet", data.steps, Step, STEPS)
             _write_table(folder / "spans.parquet", data.spans, Span, SPANS)
+            write_sums(folder)
         return target
 
     def write_campaign(self, campaign: str, document: dict[str, Any]) -> None:
         """Store the study file and cases of a campaign, before its first run."""
         with self._writing():
-            atomic_write(self.campaigns / f"{campaign}.json", json.dumps(document, indent=1))
+            atomic_write(self.campaigns / f"{campaign}.json", seal(document))
+
+    def names(self, *, campaign: str | None = None) -> list[str]:
+        """The ids of all stored runs, or of those of a campaign, damaged ones too."""
+        names = sorted(path.name for path in self.runs.iterdir()) if self.runs.is_dir() else []
+        return [name for name in names if campaign is None or name.startswith(f"{campaign}-")]
 
     def read(self, run_id: str) -> Run:
-        """The header of one run."""
-        path = self.runs / run_id / "run.json"
+        """The header of one run; DamagedData if the run cannot be used."""
+        return self.load(run_id).run
+
+    def load(self, run_id: str) -> StoredRun:
+        """One run with its tables, verified; DamagedData if the run cannot be used."""
+        if run_id not in self._loaded:
+            self._loaded[run_id] = _loaded(self.runs / run_id)
+        return self._loaded[run_id]
+
+    def load_sound(self, names: list[str]) -> list[StoredRun]:
+        """These runs without the damaged ones, which are noted."""
+        return [item for name in names if (item := self._sound(name)) is not None]
+
+    def _sound(self, name: str) -> StoredRun | None:
         try:
-            return _parse(path.read_text(encoding="utf-8"), path)
-        except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}", hint="`paceline show` lists what is stored") from None
+            stored = self.load(name)
+        except DamagedData as error:
+            self._note(error.damage)
+            return None
+        if not stored.verified:
+            NOTES.read_unverified(self.root, name)
+        return stored
+
+    def _note(self, damage: Damage) -> None:
+        self.damaged[damage.run] = damage
+        NOTES.left_out(self.root, damage)
 
     def read_all(self, *, study: str | None = None, campaign: str | None = None) -> list[Run]:
-        """Headers of all runs of a study or campaign, oldest first."""
-        ids = sorted(path.name for path in self.runs.iterdir()) if self.runs.is_dir() else []
-        if campaign is not None:
-            ids = [name for name in ids if name.startswith(f"{campaign}-")]
-        runs = [self.read(name) for name in ids]
+        """Headers of all sound runs of a study or campaign, oldest first."""
+        runs = [item.run for item in self.load_sound(self.names(campaign=campaign))]
         return sorted((r for r in runs if study is None or r.study == study), key=lambda r: (r.started_at, r.id))
 
+    def read_campaign(self, path: Path) -> tuple[dict[str, Any], bool]:
+        """The document of a campaign and whether its checksum verified it; DamagedData if it cannot be used."""
+        try:
+            document, verified = unseal(read_regular(path).decode("utf-8"))
+            missing = [name for name in CAMPAIGN_TEXTS if not isinstance(document.get(name), str)]
+            if missing or document["campaign"] != path.stem:
+                raise ValueError(
+                    f"no text called {missing[0]}" if missing else "it is the document of another campaign"
+                )
+        except OSError as error:
+            raise DamagedData(Damage(path.stem, f"campaigns/{path.name}", error.strerror or str(error))) from None
+        except (ValueError, RecursionError) as error:
+            kind = NewerData if "newer Paceline" in str(error) else DamagedData
+            raise kind(Damage(path.stem, f"campaigns/{path.name}", str(error))) from None
+        return document, verified
+
     def read_campaigns(self, study: str | None = None) -> list[dict[str, Any]]:
-        """The documents of all campaigns, oldest first."""
-        documents = [json.loads(path.read_text(encoding="utf-8")) for path in self.campaigns.glob("*.json")]
+        """The documents of all sound campaigns, oldest first."""
+        documents = []
+        for path in sorted(self.campaigns.glob("*.json")):
+            try:
+                document, verified = self.read_campaign(path)
+            except DamagedData as error:
+                self._note(error.damage)
+                continue
+            if not verified:
+                NOTES.read_unverified(self.root, path.stem)
+            documents.append({"title": "", "launcher": "", "digest": "", **document})
         chosen = [document for document in documents if study is None or document["study"] == study]
         return sorted(chosen, key=lambda document: (str(document["started_at"]), str(document["campaign"])))
 
@@ -118,37 +180,49 @@ class Store:
             raise StoreError(f"cannot write to {self.root}: {error.strerror or error}", hint=hint) from error
 
 
-def _parse(text: str, path: Path) -> Run:
+def _loaded(folder: Path) -> StoredRun:
+    _refuse_newer(folder)
+    content, verified = read_files(folder)
     try:
-        run = Run.model_validate_json(text)
-    except ValidationError:
-        run = _upgraded(text, path)
-    if run.schema_version > SCHEMA_VERSION:
-        raise _newer(path, run.schema_version)
-    return run
+        run = _parse(content["run.json"])
+    except ValueError as error:
+        raise DamagedData(Damage(folder.name, "run.json", str(error))) from None
+    if run.id != folder.name:
+        raise DamagedData(Damage(folder.name, "run.json", f"it is the header of run {run.id}"))
+    tables = {}
+    for name, schema in (("steps.parquet", STEPS), ("spans.parquet", SPANS)):
+        try:
+            tables[name] = parse_table(content[name], schema, ranks=run.ranks)
+        except ValueError as error:
+            raise DamagedData(Damage(folder.name, name, str(error))) from None
+    if not verified and run.schema_version >= SEALED_SINCE:
+        raise DamagedData(Damage(folder.name, SUMS, "missing"))
+    return StoredRun(run, tables["steps.parquet"], tables["spans.parquet"], verified)
 
 
-def _upgraded(text: str, path: Path) -> Run:
-    """Convert a run of an older schema; other content is a StoreError."""
+def _refuse_newer(folder: Path) -> None:
+    """Say that a run is newer before anything else is said about it: its files may be others."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        document = json.loads(read_regular(folder / "run.json"))
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise NewerData(Damage(folder.name, "run.json", newer(version)))
+
+
+def _parse(content: bytes) -> Run:
+    """The header of any version up to ours; ValueError says what is wrong."""
     try:
-        document = json.loads(text)
-        version = document["schema_version"]
-    except (ValueError, KeyError, TypeError):
-        version = None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise _newer(path, version)
-    if version == 1:
-        document = {RENAMED.get(name, name): value for name, value in document.items()}
-        text = json.dumps({**document, "schema_version": SCHEMA_VERSION})
+        document = json.loads(content)
+        is_first = document["schema_version"] == 1
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("not the header of a run") from None
+    if is_first:
+        content = json.dumps({RENAMED.get(name, name): value for name, value in document.items()}).encode()
     try:
-        return Run.model_validate_json(text)
+        return Run.model_validate_json(content)
     except ValidationError as error:
-        raise StoreError(f"{path} is not a stored run: {error.errors()[0]['msg']}") from None
-
-
-def _newer(path: Path, version: int) -> StoreError:
-    reason = f"written by a newer Paceline (schema {version}, this one reads {SCHEMA_VERSION})"
-    return StoreError(f"{path}: {reason}", hint="upgrade Paceline")
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
 
 
 def _write_table(path: Path, rows: tuple[Any, ...], kind: type[Any], schema: pa.Schema) -> None:

@@ -17,8 +17,22 @@ from numpy.typing import NDArray
 
 from paceline.measurements.run import PHASES
 
-__all__ = ["Comparison", "Interval", "compare", "median_interval", "phases_of", "speedup_interval"]
+__all__ = [
+    "FEWEST_LAUNCHES",
+    "Comparison",
+    "Interval",
+    "compare",
+    "median_interval",
+    "phases_of",
+    "speedup_interval",
+    "split_closes",
+]
 
+
+CLOSES_WITHIN = 0.05
+"""Largest remainder of a split into phases, as a share of the step, at which the split can be trusted."""
+FEWEST_LAUNCHES = 4
+"""Fewest launches of each side of a comparison with a verdict."""
 RESAMPLES = 4000
 """Number of bootstrap resamples; the error of an interval is then below a tenth of its width."""
 
@@ -114,7 +128,7 @@ def compare(sample: Sequence[float], base: Sequence[float], *, confidence: float
     counts = (len(sample), len(base))
     p_value = float(mannwhitneyu(sample, base, alternative="two-sided").pvalue)
     verdict: Literal["faster", "slower", "no difference shown", "too few launches"]
-    if min(counts) < 4:
+    if min(counts) < FEWEST_LAUNCHES:
         verdict = "too few launches"
     elif p_value > 1 - confidence or ratio.low <= 1 <= ratio.high:
         verdict = "no difference shown"
@@ -141,3 +155,9 @@ def phases_of(passes: dict[str, float]) -> dict[str, float]:
         reached = max(reached, until)
     result["other"] = passes["clean"] - sum(result.values())
     return result
+
+
+def split_closes(phases: dict[str, float]) -> bool:
+    """Whether the phases sum to the step without a large remainder; true without phases."""
+    step = sum(phases.values())
+    return not phases or abs(phases["other"]) <= CLOSES_WITHIN * step

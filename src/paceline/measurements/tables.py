@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from paceline.catalog import framework
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.sql import open_views
@@ -20,7 +21,6 @@ __all__ = [
     "PassTime",
     "RankPass",
     "launch_table",
-    "launch_throughputs",
     "pass_times",
     "rank_passes",
     "read_spans",
@@ -97,12 +97,6 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
     return {run: tuple(items) for run, items in spans.items()}
 
 
-def launch_throughputs(store: Store, runs: Sequence[str]) -> dict[str, float]:
-    """Samples per second of the successful runs among these."""
-    with open_views(store, runs) as connection:
-        return dict(connection.execute("SELECT id, samples_per_s FROM launches ORDER BY id").fetchall())
-
-
 def throughputs_where(store: Store, conditions: str) -> list[float]:
     """Samples per second of every successful launch that meets conditions such as `study=demo,ranks=2`."""
     pairs = [_condition(text) for text in conditions.split(",") if text.strip()]
@@ -120,7 +114,15 @@ def _condition(text: str) -> tuple[str, str]:
         raise InputError(f"{text!r} is not a condition", hint="write field=value")
     if field.strip() not in CONDITION_FIELDS:
         raise UnknownName("field", field.strip(), CONDITION_FIELDS)
-    return field.strip(), value.strip()
+    return field.strip(), _full_framework(value.strip()) if field.strip() == "framework" else value.strip()
+
+
+def _full_framework(name: str) -> str:
+    """The framework with its default mode, as a study means it; a name that the catalog lacks stays as it is."""
+    try:
+        return framework(name)
+    except UnknownName:
+        return name
 
 
 def launch_table(store: Path | str | None = None, *, study: str | None = None, campaign: str | None = None) -> pa.Table:

@@ -51,7 +51,7 @@ class Calibration:
     """Standard deviation of a step as a share of it; none means what the profile says."""
 
 
-CATALOG_ONLY = Calibration(source="catalog figures only: wide interval")
+CATALOG_ONLY = Calibration(source="catalog figures of links and start-up, none measured: wide interval")
 """What the model believes before anything was measured: medians of the published figures it was checked against."""
 _NOTHING = Uncertain(0.0, 0.0)
 AS_STATED = Calibration(

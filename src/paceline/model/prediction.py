@@ -8,6 +8,7 @@ communication runs, `waiting` what the others wait for the slowest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.units import BYTES, SECONDS
 
-__all__ = ["TERMS", "Curve", "Estimate", "Prediction", "estimate", "knee_of", "reasons"]
+__all__ = ["TERMS", "Curve", "Estimate", "Prediction", "doublings", "estimate", "knee_of", "reasons"]
 
 TERMS = ("io", "h2d", "forward", "backward", "aggregate", "update", "fixed", "slowdown", "waiting")
 """The named terms of a step, in order; they sum to it."""
@@ -64,10 +65,21 @@ class Prediction:
 
     @property
     def dominant(self) -> str:
-        """The largest term that is not compute; the one to work on first."""
-        others = {name: value for name, value in self.terms.items() if name not in ("forward", "backward")}
-        name = max(others, key=lambda key: others[key])
-        return name if others[name] > 0.02 * self.step_s.value else "compute"
+        """The largest part of the step: a term, or compute, which is forward and backward together."""
+        parts = self._parts
+        return max(parts, key=lambda name: parts[name])
+
+    @property
+    def beside_compute(self) -> tuple[str, float]:
+        """The largest term that is not compute, and its share of the step: the one to work on first."""
+        parts = {name: seconds for name, seconds in self._parts.items() if name != "compute"}
+        name = max(parts, key=lambda key: parts[key])
+        return name, parts[name] / self.step_s.value
+
+    @property
+    def _parts(self) -> dict[str, float]:
+        rest = {name: seconds for name, seconds in self.terms.items() if name not in ("forward", "backward")}
+        return {"compute": self.terms["forward"] + self.terms["backward"], **rest}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -83,6 +95,7 @@ class Prediction:
             "efficiency": self.efficiency,
             "terms": self.terms,
             "dominant": self.dominant,
+            "beside_compute": self.beside_compute[0],
             "cost": self.cost,
             "support": "supported" if self.supported else "unsupported",
         }
@@ -95,7 +108,8 @@ class Curve:
     label: str
     predictions: tuple[Prediction, ...]
     knee: int | None
-    """Last number of devices before a doubling gains less than `knee_gain`; none if it was not reached."""
+    """Last doubling of devices before the next one gains less than `knee_gain`, whichever counts were asked; none if
+    it was not reached."""
     knee_gain: float
     advice: str
     """The one measurement that would narrow the widest interval most."""
@@ -117,14 +131,16 @@ class Curve:
         }
 
 
-def knee_of(devices: Floats, throughput: Floats, *, gain: float) -> int | None:
-    """The last count after which a doubling gains less than `gain` (0.5: half of what was added), by interpolation."""
-    count, first = np.unique(devices, return_index=True)
-    rate = throughput[first]
-    for index in range(len(count) - 1):
-        slope = np.log(rate[index + 1] / rate[index]) / np.log(count[index + 1] / count[index])
-        if 2.0**slope - 1.0 < gain:
-            return int(count[index])
+def doublings(first: int, last: int) -> tuple[int, ...]:
+    """`first`, twice it, and so on, up to `last`."""
+    return tuple(first * 2**power for power in range(64) if first * 2**power <= last)
+
+
+def knee_of(counts: Sequence[int], throughput: Sequence[float], *, gain: float) -> int | None:
+    """The last of successive doublings after which the next gains less than `gain` (0.5: half of what was added)."""
+    for count, now, then in zip(counts, throughput, throughput[1:], strict=False):
+        if then / now - 1.0 < gain:
+            return count
     return None
 
 

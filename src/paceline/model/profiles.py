@@ -12,10 +12,11 @@ import numpy as np
 
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer
-from paceline.measurements.results import Launches
+from paceline.measurements.results import Launches, median_phases
 from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
+from paceline.measurements.summary import split_closes
 from paceline.spec.cluster import Cluster, place
 
 __all__ = ["Row", "alone", "profile_from", "profile_of"]
@@ -49,11 +50,9 @@ def _one_rank(store: Store, launches: Launches, runs: list[str]) -> Launches:
     """The launches with the times of a typical rank, where several computed side by side without waiting."""
     if launches.first.ranks == 1:
         return launches
-    with open_views(store) as connection:
+    with open_views(store, runs) as connection:
         rows = connection.execute(
-            """SELECT run, pass_name, median(seconds) FROM steps
-               WHERE run IN (SELECT unnest(?)) AND NOT warmup GROUP BY run, pass_name""",
-            [runs],
+            "SELECT run, pass_name, median(seconds) FROM steps WHERE NOT warmup GROUP BY run, pass_name"
         ).fetchall()
     passes: dict[str, dict[str, float]] = defaultdict(dict)
     for run, name, seconds in rows:
@@ -90,27 +89,30 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
         jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
-        source=f"{len(launches.steps)} launches of {run.study}, {run.framework}",
+        source=f"{len(launches.steps)} launches of {run.study}, {run.framework}{_doubt(launches)}",
     )
 
 
+def _doubt(launches: Launches) -> str:
+    """What whoever uses the profile must know of it."""
+    closes = split_closes(median_phases(launches.passes))
+    return "" if closes else "; their phases do not close within 5 % of the step: not to be trusted"
+
+
 def _spans(store: Store, runs: list[str]) -> list[Row]:
-    with open_views(store) as connection:
+    with open_views(store, runs) as connection:
         return connection.execute(
             """SELECT phase, name, median(seconds), median(start_s), max(size_bytes) FROM spans
-               WHERE run IN (SELECT unnest(?)) AND rank = 0 AND phase IN ('forward', 'backward')
-               GROUP BY phase, name""",
-            [runs],
+               WHERE rank = 0 AND phase IN ('forward', 'backward') GROUP BY phase, name"""
         ).fetchall()
 
 
 def _jitter(store: Store, runs: list[str]) -> float:
     """Standard deviation of a step about its launch's mean, as a share of it; robust to single long steps."""
-    with open_views(store) as connection:
+    with open_views(store, runs) as connection:
         rows = connection.execute(
             """SELECT quantile_cont(seconds, 0.75) - quantile_cont(seconds, 0.25), median(seconds) FROM steps
-               WHERE run IN (SELECT unnest(?)) AND pass_name = 'clean' AND NOT warmup GROUP BY run""",
-            [runs],
+               WHERE pass_name = 'clean' AND NOT warmup GROUP BY run"""
         ).fetchall()
     return float(median(width / 1.349 / middle for width, middle in rows)) if rows else 0.01
 

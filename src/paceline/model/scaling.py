@@ -18,9 +18,9 @@ from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork
 from paceline.model.measured.names import device_called, normal
 from paceline.model.measured.points import Series
-from paceline.model.prediction import Curve, Prediction, estimate, knee_of
+from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
 from paceline.model.question import Question, check_question, ranks_of, works_of
-from paceline.model.step import Factors, Ranks, fusion_choices, step_terms
+from paceline.model.step import NOMINAL, Factors, Ranks, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
 
@@ -59,17 +59,18 @@ def predict_curve(
     counts = tuple(sorted(set(devices)))
     check_question(question, counts)
     policy, works = resolve(question.framework, question.strategy), works_of(question)
-    ranks = {count: ranks_of(question, count, calibration, works) for count in {1, *counts}}
+    doubled = doublings(1, question.cluster.num_devices)
+    ranks = {count: ranks_of(question, count, calibration, works) for count in {1, *counts, *doubled}}
     largest, every = ranks[counts[-1]], tuple(work(question.batch) for work in works.values())
     spreads = spreads_of(every, counts[-1], calibration)
     factors = draw_factors(spreads, seed)
-    steps = {count: step_terms(item, policy, calibration, factors) for count, item in ranks.items()}
+    steps = {count: step_terms(ranks[count], policy, calibration, factors) for count in {1, *counts}}
     predictions = tuple(_prediction(question, count, steps) for count in counts)
     fusion = fusion_choices(largest, policy, calibration)
     return Curve(
         label=question.label,
         predictions=predictions,
-        knee=_knee(predictions, knee_gain),
+        knee=knee_of(doubled, [_nominal_rate(ranks[count], policy, calibration) for count in doubled], gain=knee_gain),
         knee_gain=knee_gain,
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
@@ -170,10 +171,10 @@ def _prediction(question: Question, count: int, steps: dict[int, dict[str, Float
     )
 
 
-def _knee(predictions: tuple[Prediction, ...], gain: float) -> int | None:
-    counts = np.array([float(p.devices) for p in predictions])
-    rates = np.array([p.samples_per_s.value for p in predictions])
-    return knee_of(counts, rates, gain=gain)
+def _nominal_rate(ranks: Ranks, policy: Policy, calibration: Calibration) -> float:
+    """Steps of all ranks per second, as every rank has the same samples."""
+    terms = step_terms(ranks, policy, calibration, NOMINAL)
+    return sum(ranks.counts) / sum(float(values[0]) for values in terms.values())
 
 
 def _advice(

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.measurements.ranking import Ranking
 from paceline.measurements.results import CaseResult, campaign_results
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
@@ -16,6 +17,7 @@ from paceline.spec.study import Case
 
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.explanation import CaseExplanation, Explanation
+    from paceline.explain.findings.finding import Finding
     from paceline.explain.predicted import ScalingSeries
     from paceline.model.calibrate import Calibrated
     from paceline.model.prediction import Curve
@@ -70,6 +72,7 @@ def _result(result: CaseResult) -> Document:
         "base_ranks": result.base_ranks,
         "efficiency": result.efficiency,
         "phases_s": result.phases,
+        "phases_close": result.closes,
         "shares": result.shares,
         "instrument_overhead": result.instrument_overhead,
         "native_timers_s": result.native,
@@ -139,14 +142,25 @@ def explanation_document(explanation: Explanation) -> Document:
         "campaign": explanation.campaign,
         "study": explanation.study,
         "summary": list(explanation.summary),
-        "findings": [asdict(finding) for finding in explanation.findings],
-        "unsure": [asdict(finding) for finding in explanation.unsure],
+        "rankings": [_ranking(ranking) for ranking in explanation.rankings],
+        "findings": [_finding(finding) for finding in explanation.findings],
+        "refuted": [_finding(finding) for finding in explanation.refuted],
+        "unsure": [_finding(finding) for finding in explanation.unsure],
         "gaps": [{**asdict(gap), "seconds": gap.seconds} for gap in explanation.gaps],
         "cases": [_case(case) for case in explanation.cases],
         "series": [_series(item) for item in explanation.series],
     }
     plain: Document = plain_data(document)
     return plain
+
+
+def _finding(finding: Finding) -> Document:
+    return {**asdict(finding), "verdict": finding.verdict}
+
+
+def _ranking(ranking: Ranking) -> Document:
+    winner = ranking.winner.name if ranking.winner else None
+    return {**asdict(ranking), "label": ranking.label, "winner": winner, "lead": _interval(ranking.lead)}
 
 
 def _case(case: CaseExplanation) -> Document:
@@ -156,6 +170,7 @@ def _case(case: CaseExplanation) -> Document:
         "label": case.evidence.label,
         "ranks": run.ranks,
         "breakdown": asdict(case.breakdown) if case.breakdown else None,
+        "phases_close": case.evidence.result.closes,
         "stragglers": [asdict(item) for item in case.stragglers],
         "what_ifs": [asdict(item) for item in case.what_ifs],
         "sensitivities": [asdict(item) for item in case.sensitivities],

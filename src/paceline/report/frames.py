@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import Unsupported
 from paceline.measurements.trace.formats import busy_seconds
+from paceline.report.words import dominant_words
 from paceline.units import SECONDS, format_share
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class PredictionTable(ResultTable):
                 f"{one.samples_per_s.value:,.1f}",
                 "{:,.1f}-{:,.1f}".format(*one.samples_per_s.interval_90),
                 format_share(one.efficiency),
-                one.dominant,
+                dominant_words(one),
             )
             for curve in self.curves
             for one in curve.predictions

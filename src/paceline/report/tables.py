@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # Importing the model would make every table slow to start.
     from paceline.explain.predicted import Residual
 
 __all__ = [
+    "NOT_CLOSED",
     "Cell",
     "Table",
     "breakdown_table",
@@ -26,6 +27,7 @@ __all__ = [
     "gap_table",
     "layer_table",
     "make_table",
+    "marked",
     "phase_table",
     "rank_table",
     "residual_table",
@@ -35,6 +37,9 @@ __all__ = [
     "what_if_table",
 ]
 
+NOT_CLOSED = (
+    "Phases marked with * do not close within 5 % of the step, although they were measured again: do not trust them."
+)
 SOURCES = {"traced": "traced", "timers": "framework's timers", "model": "model"}
 """Where the time of hidden communication comes from."""
 
@@ -117,11 +122,21 @@ def phase_table(results: Sequence[CaseResult]) -> Table:
     """Exposed shares of the step by phase; they sum to one."""
     names = (*PHASES, "other")
     rows = [
-        [result.run.label, *(format_share(result.shares[name]) for name in names), _overhead(result)]
+        [
+            marked(result.run.label, result.closes),
+            *(format_share(result.shares[name]) for name in names),
+            _overhead(result),
+        ]
         for result in results
     ]
     columns = ["case", *(f">{name}" for name in names), ">instrument"]
-    return make_table(columns, rows, title="Where the step goes (exposed shares, they sum to one)")
+    doubt = "" if all(result.closes for result in results) else f"\n{NOT_CLOSED}"
+    return make_table(columns, rows, title=f"Where the step goes (exposed shares, they sum to one){doubt}")
+
+
+def marked(label: str, closes: bool) -> str:
+    """The label of a case; with a mark if its phases are not to be trusted, see NOT_CLOSED."""
+    return label if closes else f"{label} *"
 
 
 def _overhead(result: CaseResult) -> str:
@@ -136,7 +151,14 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> Table:
         parts = [item.part(name) for name in names]
         shares = [Cell(format_share(part.share), part.seconds, SECONDS.format(part.seconds)) for part in parts]
         hidden = Cell(SECONDS.format(item.hidden_s or 0.0), item.hidden_s, SOURCES.get(item.hidden_source or "", ""))
-        rows.append([Cell(item.label), _seconds(item.step_s.value), *shares, hidden if item.hidden_source else ""])
+        rows.append(
+            [
+                Cell(marked(item.label, item.closes)),
+                _seconds(item.step_s.value),
+                *shares,
+                hidden if item.hidden_source else "",
+            ]
+        )
     return make_table(["case", ">step", *_exposed(names), ">hidden aggregate"], rows)
 
 
@@ -146,7 +168,7 @@ def _exposed(names: Sequence[str]) -> list[str]:
 
 def rank_table(breakdowns: Sequence[Breakdown]) -> Table:
     """Each rank's phases, those that some rank has; they sum to its step."""
-    ranks = [(item.label, rank) for item in breakdowns for rank in item.ranks]
+    ranks = [(marked(item.label, item.closes), rank) for item in breakdowns for rank in item.ranks]
     names = [name for name in (*PHASES, "other") if any(rank.seconds[name] for _, rank in ranks)]
     rows = [
         [label, rank.rank, rank.host, *(_seconds(rank.seconds[name]) for name in names), _seconds(rank.hidden_s)]
@@ -182,9 +204,10 @@ def gap_table(gap: Gap) -> Table:
         ]
         for bar in gap.bars
     ]
+    doubt = f"; not to be trusted: {gap.untrusted}" if gap.untrusted else ""
     total = sum(bar.seconds for bar in gap.bars)
     rows.append(["all: the measured gap", Cell(f"{1e3 * total:+.2f}", total), "", ""])
-    return make_table(["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}")
+    return make_table(["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}{doubt}")
 
 
 def straggler_table(stragglers: Sequence[tuple[str, Straggler]]) -> Table:

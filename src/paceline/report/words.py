@@ -13,19 +13,24 @@ from paceline.units import format_share
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.findings.finding import Finding
     from paceline.explain.gap import Bar
-    from paceline.model.prediction import Curve
+    from paceline.model.prediction import Curve, Prediction
 
 __all__ = [
     "MOST_OTHERS",
     "common_label",
+    "dominant_words",
     "file_name",
     "gain_words",
     "noise_words",
     "percent_half",
+    "predicted_words",
+    "refuted_words",
     "span_ms",
     "tried_words",
 ]
 
+WORTH_NAMING = 0.05
+"""Smallest share of a step that is named beside compute."""
 MOST_OTHERS = 5
 """Further cases of the same cause that are named."""
 
@@ -47,11 +52,26 @@ def gain_words(gain: Interval) -> str:
     return f"{format_share(gain.value)} of the time per sample ({_span(gain)})"
 
 
+def predicted_words(finding: Finding) -> str:
+    """The predicted gain of a finding, or why it is unknown."""
+    return f"unknown, {finding.unknown}" if finding.unknown else gain_words(finding.gain)
+
+
+def refuted_words(refuted: Sequence[Finding]) -> list[str]:
+    """Changes that were tried and did not help, a sentence each."""
+    return [
+        f"Refuted by a trial: {item.change.what} for {item.case}. Predicted to save {gain_words(item.gain)}; "
+        f"measured: {gain_words(item.measured_gain)}."
+        for item in refuted
+        if item.measured_gain
+    ]
+
+
 def noise_words(unsure: Sequence[Finding]) -> str:
     """Changes on which the launches do not agree, in one sentence."""
     named = "; ".join(f"{item.title}, {item.case} ({_span(item.gain)})" for item in unsure[:MOST_OTHERS])
     more = f"; and {len(unsure) - MOST_OTHERS} more" if len(unsure) > MOST_OTHERS else ""
-    return f"Not advised, because it is within the noise of these launches: {named}{more}."
+    return f"Not advised, because it is within the noise of these launches or their phases do not close: {named}{more}."
 
 
 def _span(gain: Interval) -> str:
@@ -66,6 +86,14 @@ def tried_words(bar: Bar) -> str:
         return bar.tried
     span = span_ms(bar.measured_s, "+.3f")
     return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+.3f} ms" + (f" ({span})" if span else "")
+
+
+def dominant_words(prediction: Prediction) -> str:
+    """The largest part of a step; beside compute also what is largest of the rest, if it is more than a trace."""
+    name, share = prediction.beside_compute
+    if prediction.dominant != "compute" or share < WORTH_NAMING:
+        return prediction.dominant
+    return f"compute, then {name} {100 * share:.0f} %"
 
 
 def file_name(text: str) -> str:

@@ -209,7 +209,7 @@ def test_the_command_explains_its_choice(paceline: Command, tmp_path: Path) -> N
     assert "best:" in text
     assert "because" in text
     assert read_plan(where).global_batch == 512
-    assert "rests on: catalog figures only" in text
+    assert "rests on: catalog figures of links and start-up" in text
     best = paceline.json("plan", *asked)["candidates"][0]
     low, high = best["interval_90"]
     assert low < best["predicted_throughput"] < high

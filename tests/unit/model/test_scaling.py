@@ -10,6 +10,7 @@ from paceline.model.calibration import CATALOG_ONLY, Uncertain, read_calibration
 from paceline.model.changes import changed, parse_changes
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
+from paceline.report.words import dominant_words
 from paceline.spec.cluster import Cluster, Device
 from paceline.spec.strategy import Strategy
 from tests.unit.model.clusters import V100, cluster
@@ -37,8 +38,32 @@ def test_a_curve_has_intervals_terms_knee_and_advice():
     assert first.efficiency == 1.0
     assert first.terms["aggregate"] == first.terms["waiting"] == first.terms["fixed"] == 0.0
     assert curve.knee == 4
-    assert curve.predictions[-1].dominant == "aggregate"
+    assert curve.predictions[-1].beside_compute[0] == "aggregate"
     assert "bench-collectives" in curve.advice
+
+
+def test_the_knee_does_not_depend_on_the_counts_that_are_asked():
+    asked = [(1,), (1, 16), (3, 7), (2, 8, 16), COUNTS]
+    assert {predict_curve(ask(), counts).knee for counts in asked} == {4}
+    assert predict_curve(ask(cluster=cluster(1, 2)), (1, 2)).knee is None
+
+
+def test_dominant_is_the_largest_part_of_the_step():
+    for prediction in predict_curve(ask(), COUNTS).predictions:
+        parts = {name: s for name, s in prediction.terms.items() if name not in ("forward", "backward")}
+        name, share = prediction.beside_compute
+        assert parts[name] == max(parts.values()) == pytest.approx(share * prediction.step_s.value)
+        compute = prediction.terms["forward"] + prediction.terms["backward"]
+        assert prediction.dominant == ("compute" if compute > parts[name] else name)
+    one = predict_curve(ask(), (1,)).predictions[0]
+    assert (one.dominant, one.beside_compute[0]) == ("compute", "update")
+    assert dominant_words(one) == "compute"
+
+
+def test_a_prediction_from_a_profile_does_not_claim_to_rest_on_the_catalog_only():
+    basis = predict_curve(ask(network=None, profile=profile(), batch=8), (1, 2)).basis
+    assert any("profile of mine" in line for line in basis)
+    assert not any("only" in line for line in basis)
 
 
 def test_the_best_fusion_is_told():

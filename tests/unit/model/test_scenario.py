@@ -22,6 +22,7 @@ def test_a_calm_run_is_the_prediction():
     asked = question()
     for prediction in predict_curve(asked, (1, 8, 32)).predictions:
         found = simulate_question(asked, prediction.devices, Trouble())
+        assert found.predicted_step_s == pytest.approx(prediction.step_s.value, rel=1e-12)
         assert found.step_s == pytest.approx(prediction.step_s.value, rel=0.01)
         assert sum(found.shares.values()) == pytest.approx(1)
 

@@ -15,7 +15,7 @@ from typing import Literal
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import gradient_exchange
 from paceline.measurements.run import Span
-from paceline.measurements.summary import Interval, median_interval, phases_of
+from paceline.measurements.summary import Interval, median_interval, phases_of, split_closes
 
 __all__ = ["Breakdown", "Part", "RankPhases", "TracedLayer", "break_down", "hidden_by_rank", "layers_of"]
 
@@ -70,6 +70,11 @@ class Breakdown:
     """Source of `hidden`: traced exchanges, the framework's own timers, or the model."""
     ranks: tuple[RankPhases, ...]
     layers: tuple[TracedLayer, ...]
+
+    @property
+    def closes(self) -> bool:
+        """Whether the parts can be trusted: they sum to the step without a large remainder."""
+        return split_closes({part.name: part.seconds for part in self.parts})
 
     def part(self, name: str) -> Part:
         """The part of this name."""

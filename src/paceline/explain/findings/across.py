@@ -1,11 +1,12 @@
 """Findings that need more than one case: how the step depends on the batch and on the number of ranks.
 
-If there are more threads than cores, threads wait for each other at the end of every kernel:
+If a host has more ranks than cores, only as many ranks as it has cores compute at a time. If there are more threads
+than cores, threads wait for each other at the end of every kernel:
 
     compute = fixed + batch * per_sample,    fixed = kernels * (start + waiting of threads)
 
 The waiting does not depend on the batch, so two batch sizes with the same threads separate it from work; the usual
-time of kernel launches is subtracted. With one batch size the cost is unknown, and there is no finding.
+time of kernel launches is subtracted. With one batch size the cost is unknown, and the finding says so.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ LARGEST_FACTOR = 16
 """Largest factor between a suggested and a measured batch, which limits the extrapolation."""
 START_S = 60e-6
 """Usual time of the kernel launches of one layer, forward and backward, on one thread of a processor."""
-GUESS = 0.5
-"""Upper bound of the share of compute that crowding costs, where it is not measured."""
+UNKNOWN_GAIN = Interval(0.0, float("-inf"), float("inf"))
 DRAWS = 1000
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,10 @@ def compare_cases(cases: Iterable[CaseEvidence]) -> list[Finding]:
     findings = [_small_batch(case, group) for group in _along(good, "batch") for case in group]
     findings += [_fixed_overhead(case) for case in good]
     findings += [_oversubscribed(case, group) for group in _along(good, "batch", least=1) for case in group]
-    findings += [_fewer_devices(case, group) for group in _along(good, "ranks") for case in group]
+    for group in _along(good, "ranks", least=1):
+        findings += [
+            finding for case in group for finding in (_too_few_cores(case, group), _fewer_devices(case, group))
+        ]
     return [finding for finding in findings if finding is not None]
 
 
@@ -122,10 +125,11 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
     """Time before the first layer starts, which does not depend on the batch.
 
     It is a share of the traced step, because hooks lengthen all of the step. The phase `other` is not part of it: every
-    pass runs the same loop, so `other` is the disagreement between passes.
+    pass runs the same loop, so `other` is the disagreement between passes. With more threads than cores a rank may
+    wait for a core before its first layer, so that such cases have no such finding.
     """
     shares = _shares_before(case)
-    if not shares or case.result.step_s is None:
+    if not shares or case.result.step_s is None or _crowding(case) > 1:
         return None
     gain = median_interval(shares)
     before = SECONDS.format(gain.value * case.result.step_s.value)
@@ -137,10 +141,15 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
             f"{format_share(gain.value)} of every traced step pass before its first layer, {before} of a clean one",
         ),
         gain=gain,
-        change=Change(
-            "code", "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
-        ),
+        change=Change("code", _before_words(case.run.framework)),
     )
+
+
+def _before_words(framework: str) -> str:
+    """What may run before the first layer: in a user's script anything, in Paceline's own loop only the framework."""
+    if framework.startswith("script"):
+        return "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
+    return f"profile what {framework} does at the start of a step: the measured loop only clears gradients before it"
 
 
 def _shares_before(case: CaseEvidence) -> list[float]:
@@ -158,32 +167,69 @@ def _shares_before(case: CaseEvidence) -> list[float]:
 
 def _fewer_devices(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
     """A case has more ranks than another, but no more samples per second."""
-    mine = case.result.throughput
-    fewer = [item for item in group if item.run.ranks < case.run.ranks and item.result.throughput]
-    if mine is None or not fewer:
-        return None
-    best = max(fewer, key=lambda item: item.result.throughput.value if item.result.throughput else 0.0)
-    rate = best.result.throughput
-    assert rate is not None
-    if mine.value >= rate.value:
+    best = _fastest(item for item in group if item.run.ranks < case.run.ranks)
+    if best is None or _rate(case) >= _rate(best) or case.ranks_per_host > case.run.machine.cores:
         return None
     return make(
         case,
         "too_many_devices",
-        f"{'1 rank is' if best.run.ranks == 1 else f'{best.run.ranks} ranks are'} as fast as {case.run.ranks}",
-        evidence=(
-            f"{mine.value:,.1f} samples/s with {case.run.ranks} ranks, {rate.value:,.1f} with {best.run.ranks}",
-            f"efficiency is {format_share(case.result.efficiency or 0.0)}",
-        ),
+        _fewer_title(case, best),
+        evidence=(_rates_words(case, best), f"efficiency is {format_share(case.result.efficiency or 0.0)}"),
         gain=_fewer_gain(case, best),
         change=Change("setting", f"devices = [{best.run.ranks}]"),
         trial=Trial(ranks=best.run.ranks),
     )
 
 
+def _fastest(cases: Iterable[CaseEvidence]) -> CaseEvidence | None:
+    return max(cases, key=_rate, default=None)
+
+
+def _rate(case: CaseEvidence) -> float:
+    return case.result.throughput.value if case.result.throughput else 0.0
+
+
+def _rates_words(case: CaseEvidence, best: CaseEvidence) -> str:
+    ranks = case.run.ranks
+    return f"{_rate(case):,.1f} samples/s with {ranks} ranks, {_rate(best):,.1f} with {best.run.ranks}"
+
+
+def _fewer_title(case: CaseEvidence, best: CaseEvidence) -> str:
+    """How much faster fewer ranks are; "as fast" only where the launches show no difference."""
+    ratio = speedup_interval(best.launches.throughputs, case.launches.throughputs)
+    fewer = "1 rank is" if best.run.ranks == 1 else f"{best.run.ranks} ranks are"
+    times = f"{ratio.value:.2f} times as fast" if not ratio.low <= 1 <= ratio.high else "as fast"
+    return f"{fewer} {times} as {case.run.ranks}"
+
+
 def _fewer_gain(case: CaseEvidence, best: CaseEvidence) -> Interval:
     ratio = speedup_interval(case.launches.throughputs, best.launches.throughputs)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+
+
+def _too_few_cores(case: CaseEvidence, group: list[CaseEvidence]) -> Finding | None:
+    """A host has more ranks than cores; `group` differs in the number of ranks only."""
+    crowd, cores = case.ranks_per_host, case.run.machine.cores
+    if crowd <= cores or _crowding(case) <= 1:
+        return None
+    best = _fastest(item for item in group if item.ranks_per_host <= cores)
+    unknown = "" if best else f"no case of this study has at most {cores} ranks on a host"
+    least = f"{_rates_words(case, best)}, which have a core each" if best else unknown
+    most = best.run.ranks if best else max(1, case.run.ranks * cores // crowd)
+    return make(
+        case,
+        "too_few_cores",
+        f"{crowd} ranks share {cores} cores",
+        evidence=(
+            f"at most {cores} ranks of a host compute at a time: a rank has {cores / crowd:.2g} of a core",
+            least,
+        ),
+        gain=_fewer_gain(case, best) if best else UNKNOWN_GAIN,
+        change=Change("setting", f"devices = [{most}]"),
+        trial=Trial(ranks=most),
+        first=True,
+        unknown=unknown,
+    )
 
 
 def _crowding(case: CaseEvidence) -> float:
@@ -195,10 +241,10 @@ def _crowding(case: CaseEvidence) -> float:
 def _oversubscribed(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Finding | None:
     """The ranks of a host have more compute threads than the host has cores; `batches` differ in the batch only."""
     crowding = _crowding(case)
-    if crowding <= 1 or not case.launches.passes:
-        return None
     threads, cores, crowd = case.run.machine.threads, case.run.machine.cores, case.ranks_per_host
     fair = max(1, cores // crowd)
+    if crowding <= 1 or threads == fair or not case.launches.passes:
+        return None
     waiting = _waiting(case, batches)
     plural = "rank" if crowd == 1 else "ranks"
     return make(
@@ -209,14 +255,16 @@ def _oversubscribed(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Find
             f"{crowding:.3g} threads for every core: they wait for each other at the end of every kernel",
             _batch_words(case, batches, waiting),
         ),
-        gain=gain_of(case, waiting),
+        gain=gain_of(case, waiting) if waiting else UNKNOWN_GAIN,
+        first=True,
+        unknown="" if waiting else "one batch size does not tell",
         change=Change("setting", f"protocol.threads = {fair} (OMP_NUM_THREADS={fair})"),
         trial=Trial(threads=fair),
     )
 
 
-def _batch_words(case: CaseEvidence, batches: Sequence[CaseEvidence], waiting: Interval) -> str:
-    if len(batches) < 2:
+def _batch_words(case: CaseEvidence, batches: Sequence[CaseEvidence], waiting: Interval | None) -> str:
+    if waiting is None:
         return (
             "one batch alone does not tell the cost: measure a second one, or try it with `paceline explain --confirm`"
         )
@@ -228,11 +276,11 @@ def _batch_words(case: CaseEvidence, batches: Sequence[CaseEvidence], waiting: I
     )
 
 
-def _waiting(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Interval:
-    """Seconds of compute that do not depend on the batch, minus the usual kernel launches."""
+def _waiting(case: CaseEvidence, batches: Sequence[CaseEvidence]) -> Interval | None:
+    """Seconds of compute that do not depend on the batch, minus the usual kernel launches; None with one batch."""
     compute = float(np.median([passes["compute"] for passes in case.launches.passes]))
     if len(batches) < 2 or not all(item.launches.passes for item in batches):
-        return Interval(GUESS * compute, 0.0, compute)
+        return None
     sizes = np.array([float(item.run.batch) for item in batches])
     samples = [[passes["compute"] for passes in item.launches.passes] for item in batches]
     usual = START_S * _num_layers(case)

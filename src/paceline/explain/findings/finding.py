@@ -6,7 +6,7 @@ A gain is a share of the time per sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,10 +22,12 @@ __all__ = [
     "exchange_gain",
     "gain_of",
     "is_shown",
+    "ranked",
     "weighty_exchange",
 ]
 
 Kind = Literal["setting", "code", "purchase", "machine"]
+Verdict = Literal["confirmed", "refuted", "within the noise"]
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,26 @@ class Finding:
     """The trial that confirms the finding; None if a change of settings cannot test it."""
     measured_gain: Interval | None = None
     """Measured gain of the trial, if it was run."""
+    first: bool = False
+    """A condition under which every other number of the case was measured: named first, whatever its gain."""
+    unknown: str = ""
+    """Why these launches do not tell the gain; empty if they do."""
 
     @property
     def weight(self) -> float:
-        """The gain for ranking, discounted for purchases."""
-        return self.gain.value * (0.8 if self.change.kind == "purchase" else 1.0)
+        """The gain for ranking, the measured one if there is one; discounted for purchases."""
+        gain = self.measured_gain or self.gain
+        return gain.value * (0.8 if self.change.kind == "purchase" else 1.0)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The result of the trial, if it was run: refuted if the change saves less than is worth a try."""
+        gain = self.measured_gain
+        if gain is None:
+            return None
+        if gain.value < AT_LEAST:
+            return "refuted"
+        return "confirmed" if math.isfinite(gain.low) and gain.low > 0 else "within the noise"
 
 
 WORTH_SAYING = 0.05
@@ -85,6 +102,11 @@ AT_LEAST = WORTH_SAYING / 2
 def is_shown(gain: Interval) -> bool:
     """Whether a gain and the lower end of its interval are large enough; one launch has no interval."""
     return gain.value >= WORTH_SAYING and math.isfinite(gain.low) and gain.low >= AT_LEAST
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Conditions first, then the largest gain first."""
+    return sorted(findings, key=lambda finding: (not finding.first, -finding.weight))
 
 
 def gain_of(evidence: CaseEvidence, saved: Interval) -> Interval:

@@ -22,7 +22,7 @@ from paceline.model.measured.forms import BATCH, FORMS, step_parts
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, adapted
-from paceline.model.prediction import TERMS, Curve, Estimate, Prediction, knee_of
+from paceline.model.prediction import TERMS, Curve, Estimate, Prediction, doublings, knee_of
 
 __all__ = ["NextMeasurement", "extrapolate_series", "measure_next"]
 
@@ -58,6 +58,11 @@ def extrapolate_series(
         known = before if now.series.num_points > 2 else None
         made = [forecast(now, known, count, now.series.batch_at(count, global_batch)) for count in counts]
         curves.append(_curve(now, made, population, force=force, knee_gain=knee_gain))
+        last = max(curves[-1].predictions[-1].devices, round(float(now.series.devices[-1])))
+        grid = doublings(round(float(now.series.devices[0])), last)
+        at_grid = [forecast(now, known, count, now.series.batch_at(count, global_batch)) for count in grid]
+        knee = knee_of(grid, [one.count / float(np.exp(one.centre)) for one in at_grid], gain=knee_gain)
+        curves[-1] = replace(curves[-1], knee=knee)
     return tuple(curves)
 
 
@@ -88,12 +93,10 @@ def _curve(
     if not kept:
         raise _refusal(series, far[0], population, ranked)
     predictions = tuple(_prediction(posterior, one, population, supported=one not in far) for one in kept)
-    counts = np.append(series.devices, [float(p.devices) for p in predictions])
-    rates = np.append(series.samples_per_s, [p.samples_per_s.value for p in predictions])
     return Curve(
         label=series.label,
         predictions=predictions,
-        knee=knee_of(counts, rates, gain=knee_gain),
+        knee=None,
         knee_gain=knee_gain,
         advice="; ".join(one.text for one in ranked) or "every asked count was measured",
         basis=_basis(series, kept[-1], [_distance(one, series, population, force=force) for one in far]),

@@ -84,6 +84,8 @@ class _Setting:
     hidden: float
     """What of it overlaps with compute."""
     jitter: float
+    predicted: float
+    """The step that `predict_curve` gives, with the time that ranks usually wait for each other."""
 
     @property
     def calm(self) -> float:
@@ -132,7 +134,8 @@ def _setting(question: Question, devices: int, policy: Policy, calibration: Cali
     other = sum(value for name, value in terms.items() if name not in ("forward", "backward", "waiting"))
     jitter = calibration.jitter if calibration.jitter is not None else max(work.jitter for work in ranks.works)
     exchange = exchange_seconds(ranks, policy, calibration) if devices > 1 else 0.0
-    return _Setting(ranks, compute, other, exchange, max(0.0, exchange - terms["aggregate"]), jitter)
+    hidden = max(0.0, exchange - terms["aggregate"])
+    return _Setting(ranks, compute, other, exchange, hidden, jitter, predicted=sum(terms.values()))
 
 
 def _synchronous(setting: _Setting, trouble: Trouble, *, samples: int) -> Simulated:
@@ -150,7 +153,7 @@ def _synchronous(setting: _Setting, trouble: Trouble, *, samples: int) -> Simula
     return Simulated(
         devices=count,
         synchrony="synchronous",
-        predicted_step_s=setting.calm,
+        predicted_step_s=setting.predicted,
         step_s=totals[-1] / trouble.steps,
         quantiles=_quantiles(ends[-2]),
         samples_per_s=samples * count * trouble.steps / totals[-1],
@@ -223,7 +226,7 @@ def _asynchronous(
     return Simulated(
         devices=count,
         synchrony="asynchronous",
-        predicted_step_s=setting.calm,
+        predicted_step_s=setting.predicted,
         step_s=step,
         quantiles={},
         samples_per_s=samples * result.updates_per_s,

@@ -11,7 +11,7 @@ from paceline.explain.gap import Gap
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.run import PHASES, Span
 from paceline.report.figures import LINES, SYMBOLS, Figure, new_figure, plot_text, stacked
-from paceline.report.tables import shown_phases
+from paceline.report.tables import marked, shown_phases
 
 __all__ = ["efficiency", "phase_bars", "residual_bars", "scaling", "timeline", "tornado", "waterfall"]
 
@@ -160,7 +160,7 @@ def _line(*, y: float) -> Figure:
 def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
     """Exposed phases stacked to the step, hidden communication beside them."""
     shown = list(breakdowns)[:MOST_BARS][::-1]
-    labels = [plot_text(item.label) for item in shown]
+    labels = [plot_text(marked(item.label, item.closes)) for item in shown]
     traces: list[Figure] = []
     for name in (*PHASES, "other"):
         values = [1e3 * item.part(name).seconds for item in shown]
@@ -223,18 +223,18 @@ def timeline(spans: Sequence[Span]) -> Figure:
 
 
 def waterfall(gap: Gap) -> Figure:
-    """The waterfall from the slower to the faster step, a bar per cause."""
-    labels, bases, heights, roles, texts = ["slower"], [0.0], [1e3 * gap.slow_step_s.value], ["@total"], []
-    level = 1e3 * gap.slow_step_s.value
+    """The waterfall from the faster to the slower step, a bar per cause with the sign that the table has."""
+    labels, bases, heights, roles = ["faster"], [0.0], [1e3 * gap.fast_step_s.value], ["@total"]
+    level = 1e3 * gap.fast_step_s.value
     for bar in gap.bars:
         labels.append(bar.cause)
-        heights.append(-1e3 * bar.seconds)
+        heights.append(1e3 * bar.seconds)
         bases.append(level)
-        roles.append("@unexplained" if bar.cause == "unexplained" else "@gain" if bar.seconds > 0 else "@loss")
-        level -= 1e3 * bar.seconds
-    labels.append("faster")
+        roles.append("@unexplained" if bar.cause == "unexplained" else "@loss" if bar.seconds > 0 else "@gain")
+        level += 1e3 * bar.seconds
+    labels.append("slower")
     bases.append(0.0)
-    heights.append(1e3 * gap.fast_step_s.value)
+    heights.append(1e3 * gap.slow_step_s.value)
     roles.append("@total")
     texts = [
         _signed(height) if 0 < index < len(labels) - 1 else f"{height:.2f}" for index, height in enumerate(heights)

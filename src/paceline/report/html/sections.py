@@ -16,7 +16,7 @@ from paceline.report import tables
 from paceline.report.figures import campaign as figures
 from paceline.report.html.markup import Markup, element, fragment, html_table, scrollable
 from paceline.report.tables import make_table
-from paceline.report.words import MOST_OTHERS, gain_words, noise_words
+from paceline.report.words import MOST_OTHERS, gain_words, noise_words, predicted_words, refuted_words
 from paceline.units import BYTES, format_share
 
 __all__ = ["CampaignPage", "all_sections", "findings_section", "settings_section"]
@@ -74,7 +74,8 @@ def _summary(page: CampaignPage) -> Markup:
     sentences = [element("p", sentence) for sentence in page.explanation.summary]
     failed = sum(case.evidence.result.num_failed > 0 for case in page.explanation.cases)
     note = element("p", f"{failed} cases had launches that failed; they are listed below.", class_="bad")
-    return fragment(*sentences, note if failed else None)
+    damaged = [element("p", f"Left out as damaged: {what}", class_="bad") for what in page.explanation.left_out]
+    return fragment(*sentences, note if failed else None, *damaged)
 
 
 def _scaling(page: CampaignPage) -> Markup | None:
@@ -117,6 +118,7 @@ def _phases(page: CampaignPage) -> Markup | None:
     several = [item for item in breakdowns if len(item.ranks) > 1][:MOST_CHOICES]
     return fragment(
         _quiet(words),
+        None if all(item.closes for item in breakdowns) else element("p", tables.NOT_CLOSED, class_="bad"),
         page.plot("phases-plot", figures.phase_bars(breakdowns), title),
         _quiet(more) if len(breakdowns) > figures.MOST_BARS else None,
         _folded("Shares and seconds of every case", html_table(tables.breakdown_table(breakdowns))),
@@ -169,7 +171,7 @@ def _gaps(page: CampaignPage) -> Markup | None:
     if not gaps:
         return None
     options = [(f"{gap.slow} against {gap.fast}", figures.waterfall(gap)) for gap in gaps]
-    words = "Green shortens the slower step towards the faster one, red lengthens it; the bars sum to the measured gap."
+    words = "Red lengthens the faster step towards the slower one, green shortens it; the bars sum to the measured gap."
     causes = [
         element(
             "div",
@@ -240,7 +242,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[CampaignPage], Markup | None]], ...] =
     ("phases", "Where the step goes", _phases),
     ("timeline", "One step", _timeline),
     ("gaps", "Why one is slower than another", _gaps),
-    ("findings", "What would help", lambda page: findings_section(page.explanation.findings, page.explanation.unsure)),
+    ("findings", "What would help", lambda page: findings_section(page.explanation)),
     ("stragglers", "Stragglers", _stragglers),
     ("whatif", "What if", _whatif),
     ("residuals", "Measured against predicted", _residuals),
@@ -252,27 +254,29 @@ SECTIONS: tuple[tuple[str, str, Callable[[CampaignPage], Markup | None]], ...] =
 KINDS = {"setting": "Setting", "code": "In the script", "purchase": "To buy", "machine": "On the machine"}
 
 
-def findings_section(findings: Sequence[Finding], unsure: Sequence[Finding] = ()) -> Markup:
-    """The findings, largest gain first, and gains within the noise."""
+def findings_section(explanation: Explanation) -> Markup:
+    """The findings, largest gain first, then what a trial refuted, and gains within the noise."""
     groups: dict[str, list[Finding]] = {}
-    for finding in findings:
+    for finding in explanation.findings:
         groups.setdefault(finding.cause, []).append(finding)
     items = [_item(group[0], group[1:]) for group in groups.values()]
     none = element("p", "No single change is shown to save 5 % or more of the time per sample.")
-    noise = element("p", noise_words(unsure), class_="quiet") if unsure else None
-    return fragment(element("ol", *items, class_="findings") if items else none, noise)
+    refuted = [element("p", words, class_="bad") for words in refuted_words(explanation.refuted)]
+    noise = element("p", noise_words(explanation.unsure), class_="quiet") if explanation.unsure else None
+    return fragment(element("ol", *items, class_="findings") if items else none, *refuted, noise)
 
 
 def _item(finding: Finding, others: Sequence[Finding]) -> Markup:
     gain = finding.measured_gain
-    measured = element("p", f"Measured gain when tried: {gain_words(gain)}.", class_="gain") if gain else None
+    words = f"Measured gain when tried: {gain_words(gain)}: {finding.verdict}." if gain else ""
+    measured = element("p", words, class_="gain") if gain else None
     warning = element("p", finding.change.warning, class_="warn") if finding.change.warning else None
     evidence = element("ul", *(element("li", line) for line in finding.evidence))
     return element(
         "li",
         element("h3", finding.title),
         element("p", finding.case, class_="quiet"),
-        element("p", "Expected gain: ", element("span", gain_words(finding.gain), class_="gain")),
+        element("p", "Expected gain: ", element("span", predicted_words(finding), class_="gain")),
         measured,
         element("p", f"{KINDS[finding.change.kind]}: ", element("code", finding.change.what), class_="change"),
         warning,

@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from paceline.measurements.integrity import NOTES
 from paceline.report.tables import Table, make_table
 
 __all__ = ["emit", "print_rows", "print_table", "say"]
 
 
 def emit(document: dict[str, Any], verb: str, *, version: int = 1) -> None:
-    """Print a JSON document with the name and version of its schema."""
-    click.echo(json.dumps({"schema": f"paceline.{verb}/{version}", **document}, indent=2, allow_nan=False))
+    """Print a JSON document with the name and version of its schema, and what of the store was left out."""
+    whole = {"schema": f"paceline.{verb}/{version}", **document, **NOTES.as_dict()}
+    click.echo(json.dumps(whole, indent=2, allow_nan=False))
 
 
 def say(*lines: str) -> None:

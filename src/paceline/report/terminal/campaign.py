@@ -10,7 +10,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
 from paceline.report.terminal import print_rows, print_table, say
-from paceline.report.words import gain_words, noise_words, span_ms, tried_words
+from paceline.report.words import gain_words, noise_words, predicted_words, refuted_words, span_ms, tried_words
 from paceline.spec.study import Case
 from paceline.units import SECONDS, format_share
 
@@ -92,9 +92,9 @@ def _finding_lines(explanation: Explanation) -> Iterator[str]:
     for number, finding in enumerate(explanation.findings[:MOST_FINDINGS], start=1):
         yield f"\n{number}. {finding.title}  [{finding.cause}]"
         yield f"   {finding.case}"
-        yield f"   predicted gain: {gain_words(finding.gain)}"
+        yield f"   predicted gain: {predicted_words(finding)}"
         if finding.measured_gain:
-            yield f"   measured gain:  {gain_words(finding.measured_gain)}"
+            yield f"   measured gain:  {gain_words(finding.measured_gain)}: {finding.verdict}"
         yield f"   {finding.change.kind}: {finding.change.what}"
         if finding.change.warning:
             yield f"   careful: {finding.change.warning}"
@@ -102,6 +102,7 @@ def _finding_lines(explanation: Explanation) -> Iterator[str]:
     more = len(explanation.findings) - MOST_FINDINGS
     if more > 0:
         yield f"\n{more} more with --json."
+    yield from (f"\n{words}" for words in refuted_words(explanation.refuted))
     if explanation.unsure:
         yield f"\n{noise_words(explanation.unsure)}"
 
@@ -120,6 +121,8 @@ def _straggler_lines(explanation: Explanation) -> Iterator[str]:
 def _gap_lines(explanation: Explanation) -> Iterator[str]:
     for gap in explanation.gaps[:MOST_GAPS]:
         yield f"\nWhy {gap.slow} takes {SECONDS.format(gap.seconds)} longer than {gap.fast}:"
+        if gap.untrusted:
+            yield f"   not to be trusted: {gap.untrusted}"
         for bar in gap.bars:
             span = span_ms(bar.interval, "+.3f")
             yield f"   {1e3 * bar.seconds:+10.3f} ms  {bar.cause}{f' ({span})' if span else ''}: {bar.evidence}"

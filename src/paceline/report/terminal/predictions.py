@@ -10,7 +10,7 @@ from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.terminal import print_rows, say
-from paceline.report.words import common_label
+from paceline.report.words import common_label, dominant_words
 from paceline.units import SECONDS, format_share
 
 __all__ = ["show_changed", "show_curves", "show_plan", "show_simulated"]
@@ -58,7 +58,7 @@ def _row(prediction: Prediction, priced: bool) -> list[object]:
         "{:,.1f}-{:,.1f}".format(*rate.interval_50),
         "{:,.1f}-{:,.1f}".format(*rate.interval_90),
         format_share(prediction.efficiency),
-        prediction.dominant,
+        dominant_words(prediction),
     ]
     return [*cells, "" if prediction.cost is None else f"{prediction.cost:,.2f}"] if priced else cells
 
@@ -82,7 +82,7 @@ def _last(curve: Curve, first: Curve) -> list[str]:
     end, base = curve.predictions[-1], first.predictions[-1]
     interval = "{:,.0f}-{:,.0f}".format(*end.samples_per_s.interval_90)
     gain = end.samples_per_s.value / base.samples_per_s.value - 1
-    return [interval, f"{100 * gain:+.1f} %", str(curve.knee or "none"), end.dominant]
+    return [interval, f"{100 * gain:+.1f} %", str(curve.knee or "none"), dominant_words(end)]
 
 
 def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
             f"{new.samples_per_s.value:,.1f}",
             "{:,.1f}-{:,.1f}".format(*new.samples_per_s.interval_90),
             format_share(new.samples_per_s.value / old.samples_per_s.value - 1),
-            f"{old.dominant} -> {new.dominant}",
+            _moved(dominant_words(old), dominant_words(new)),
         )
         for old, new in pairs
     ]
@@ -106,6 +106,10 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
     say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
     say(f"to narrow the interval: {after.advice}")
+
+
+def _moved(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
 
 
 def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.measurements.run import Check, RunData
@@ -12,6 +13,7 @@ from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 if TYPE_CHECKING:  # Each verb loads what it shows, and nothing else.
     from paceline.bench.collectives import CollectiveTime
     from paceline.bench.verify import Proof
+    from paceline.measurements.repair import Inspection, Repair
     from paceline.model.calibrate import Calibrated
     from paceline.model.transformer.shape import TransformerMemory
     from paceline.model.validation.report import Row
@@ -22,8 +24,10 @@ __all__ = [
     "show_calibrated",
     "show_catalog_entry",
     "show_checks",
+    "show_inspection",
     "show_network",
     "show_networks",
+    "show_repairs",
     "show_sweep",
     "show_transformer_memory",
     "show_validation",
@@ -170,3 +174,23 @@ def _judged(row: Row, laws: Sequence[str]) -> list[object]:
     simple = [format_share(row.laws[law]) if law in row.laws else "" for law in laws]
     errors = [format_share(value) for value in (row.mean_error, row.median_error)]
     return [row.group, row.name, row.points, *errors, *shares, score, *simple, format_share(row.worst_error)]
+
+
+def show_inspection(found: Inspection, store: Path) -> None:
+    """What a store holds, and every damaged file."""
+    bad = [("damaged", item.run, item.file, item.reason) for item in found.damaged]
+    bad += [("newer", item.run, item.file, item.reason) for item in found.newer]
+    if bad:
+        print_rows("", ("", "run or campaign", "file", "what is wrong"), bad)
+    say(
+        f"{store}: {len(found.runs)} sound runs, {len(found.campaigns)} sound campaigns, {len(bad)} that cannot be read"
+    )
+    if found.unverified:
+        say(f"{len(found.unverified)} without checksums, so not verified; `paceline store repair` adds checksums")
+
+
+def show_repairs(done: Sequence[Repair], store: Path) -> None:
+    """What a repair did."""
+    if done:
+        print_rows("", ("run or campaign", "done", "where"), [(item.run, item.done, item.place) for item in done])
+    say(f"{store}: {len(done)} repairs" if done else f"{store}: nothing to repair")

@@ -34,11 +34,12 @@ from paceline.errors import LaunchFailed
 from paceline.files import atomic_write
 from paceline.runtime.auto.choose import Choice
 from paceline.runtime.group.session import GroupSession
-from paceline.runtime.members.channel import Endpoint, open_channel
+from paceline.runtime.members.channel import Endpoint, login_of, open_channel
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.peers import answers
 from paceline.runtime.members.rendezvous import LaunchContext
 from paceline.runtime.members.view import Peer, Timeouts, read_roster
+from paceline.runtime.protocol.messages import Role
 from paceline.runtime.syncer.client import GroupMembership
 
 __all__ = [
@@ -140,11 +141,13 @@ def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Ti
     """Join a running group; if none of its members is left, its first rank starts it again."""
     assert context.secret is not None, "a job with a roster has a secret"
     secret, roster = context.secret, _group_roster(context.roster, assignment.group)
-    alive = any(answers(endpoint, secret) for endpoint in read_roster(roster))
+    own = f"rank{context.rank}-{secrets.token_hex(3)}"
+    login = login_of(secret, Role.MEMBER, own, session=context.session)
+    alive = any(answers(endpoint, login) for endpoint in read_roster(roster))
     begins = not alive and context.rank == min(int(rank) for rank in assignment.addresses)
     listener = open_listener(assignment.addresses[str(context.rank)])
-    peer = Peer(f"rank{context.rank}-{secrets.token_hex(3)}", context.rank, *listener.endpoint)
-    member = Member(listener.server, secret, peer=peer, timeouts=timeouts)
+    peer = Peer(own, context.rank, *listener.endpoint)
+    member = Member(listener.server, secret, peer=peer, timeouts=timeouts, session=context.session)
     member.start(listener.endpoint if begins else assignment.meet, first=1 if begins else None, roster=roster)
     return member
 
@@ -184,7 +187,7 @@ def _move(
     own = listener or open_listener(member.peer.address)
     peer = replace(member.peer, port=own.endpoint[1])
     timeouts = replace(timeouts, join=min(timeouts.join, MOVE_TIMEOUT))
-    moved = Member(own.server, member.secret, peer=peer, timeouts=timeouts)
+    moved = Member(own.server, member.secret, peer=peer, timeouts=timeouts, session=member.session)
     # Left before the new group is joined: the old leader must not wait for the reports of ranks that are gone.
     member.leave()
     moved.start(meet, first=size if listener is not None else None)
@@ -218,10 +221,10 @@ def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
 
 
 def _await_answer(address: str, port: int, secret: bytes) -> None:
-    deadline = time.monotonic() + SHARD_START_TIMEOUT
+    login, deadline = login_of(secret, Role.GROUP, "start"), time.monotonic() + SHARD_START_TIMEOUT
     while True:
         try:
-            open_channel(address, port, secret, timeout=SHARD_ANSWER_TIMEOUT).close()
+            open_channel(address, port, login, listener=Role.SHARD, timeout=SHARD_ANSWER_TIMEOUT).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:

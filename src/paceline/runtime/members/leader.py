@@ -12,16 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from paceline.channel.frames import PeerClosed
 from paceline.runtime.members.channel import Channel, Endpoint, in_background
-from paceline.runtime.members.outbox import Outbox
+from paceline.runtime.members.link import Link
 from paceline.runtime.members.view import Peer, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Probe, Send
 from paceline.runtime.protocol.quorum import Memory
 from paceline.runtime.protocol.states import Event
 
-__all__ = ["Leader", "ended_by_peer"]
+__all__ = ["Leader"]
 
 TICK = 0.05
 """Polling interval in seconds without events: well below the shortest timeout, `Timeouts.settle`."""
@@ -47,7 +47,7 @@ class Leader:
         # All that threads of connections and probes learn goes through this queue: only the leader's thread reads it
         # and decides, so nothing needs a lock.
         self._events: queue.Queue[Callable[[], list[Action]]] = queue.Queue()
-        self._boxes: dict[str, Outbox] = {}
+        self._links: dict[str, Link] = {}
         self._left = False
         in_background("leader", self._run, failed=self.resign)
 
@@ -67,10 +67,10 @@ class Leader:
 
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
         """Take in an authenticated caller."""
-        box = Outbox(channel)
+        link = Link(channel)
         # The join is queued before the thread that listens starts: what the follower says comes after it.
-        self._events.put(lambda: self._join(hello, box))
-        threading.Thread(target=self._listen, args=(hello.peer, box), daemon=True, name="paceline-follower").start()
+        self._events.put(lambda: self._join(hello, link))
+        threading.Thread(target=self._listen, args=(hello.peer, link), daemon=True, name="paceline-follower").start()
 
     def resign(self) -> None:
         """Give way to another leader; the followers turn to it."""
@@ -80,42 +80,46 @@ class Leader:
         """End with this process, without a word: whoever follows may go on at once."""
         self._left = True
         self.resign()
-        for box in list(self._boxes.values()):
-            box.close()
-        self._boxes.clear()
+        for link in list(self._links.values()):
+            link.close()
+        self._links.clear()
 
-    def _join(self, hello: messages.Hello, box: Outbox) -> list[Action]:
-        old = self._boxes.pop(hello.peer.id, None)
+    def _join(self, hello: messages.Hello, link: Link) -> list[Action]:
+        old = self._links.pop(hello.peer.id, None)
         if old is not None:
             old.close()
-        self._boxes[hello.peer.id] = box
+        self._links[hello.peer.id] = link
         return self._core.join(hello.peer, hello, time.monotonic())
 
-    def _listen(self, peer: Peer, box: Outbox) -> None:
+    def _listen(self, peer: Peer, link: Link) -> None:
         expected = messages.accepted_by(messages.Role.LEADER, sender=messages.Role.MEMBER)
         farewell = False
         try:
             while not farewell:
-                message = box.channel.receive(*expected)
+                message = link.receive(*expected)
                 farewell = isinstance(message, messages.Farewell)
-                self._events.put(lambda message=message: self._hear(peer, box, message))  # type: ignore[misc]
+                self._events.put(lambda message=message: self._hear(peer, link, message))  # type: ignore[misc]
         except ConnectionError as error:
-            farewell = not ended_by_peer(error)
+            farewell = not isinstance(error, PeerClosed)
             log.debug("%s: %s", peer.id, error)
-        self._events.put(lambda: self._lose(peer, box, farewell=farewell or box.closed))
+        self._events.put(lambda: self._lose(peer, link, farewell=farewell or link.closed))
         if not self.leading:  # nobody reads the events any more
-            box.close()
+            link.close()
 
-    def _hear(self, peer: Peer, box: Outbox, message: messages.Message) -> list[Action]:
-        if self._boxes.get(peer.id) is not box:  # it has joined again meanwhile
+    def _hear(self, peer: Peer, link: Link, message: messages.Message) -> list[Action]:
+        if self._links.get(peer.id) is not link:  # it has joined again meanwhile
             return []
-        return self._core.hear(peer.id, message, time.monotonic())
+        try:
+            return self._core.hear(peer.id, message, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - whatever a follower says may end the connection to that follower only
+            log.warning("%s sent a %r that cannot be followed: %s", peer.id, message.kind, error)
+            return self._lose(peer, link, farewell=True)
 
-    def _lose(self, peer: Peer, box: Outbox, *, farewell: bool) -> list[Action]:
-        box.close()
-        if self._boxes.get(peer.id) is not box:
+    def _lose(self, peer: Peer, link: Link, *, farewell: bool) -> list[Action]:
+        link.close()
+        if self._links.get(peer.id) is not link:
             return []
-        del self._boxes[peer.id]
+        del self._links[peer.id]
         return self._core.lose(peer.id, time.monotonic(), farewell=farewell) if peer.id in self._core.followers else []
 
     def _run(self) -> None:
@@ -131,9 +135,9 @@ class Leader:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Drop):
-                box = self._boxes.pop(action.to, None)
-                if box is not None:
-                    box.close()
+                link = self._links.pop(action.to, None)
+                if link is not None:
+                    link.close()
             elif isinstance(action, Probe):
                 threading.Thread(target=self._probe, args=(action.peer,), daemon=True, name="paceline-probe").start()
             elif isinstance(action, Formed):
@@ -141,15 +145,10 @@ class Leader:
                 self._formed(action.view)
 
     def _send(self, action: Send) -> None:
-        box = self._boxes.get(action.to)
-        if box is not None:
-            (box.beat if isinstance(action.message, messages.LeaderHeartbeat) else box.put)(action.message)
+        link = self._links.get(action.to)
+        if link is not None:
+            link.send(action.message)
 
     def _probe(self, peer: Peer) -> None:
         dead = self._is_dead(peer)
         self._events.put(lambda: self._core.judged(peer.id, dead=dead))
-
-
-def ended_by_peer(error: ConnectionError) -> bool:
-    """Whether the other side closed the connection, rather than being silent or saying what is not allowed."""
-    return not isinstance(error, ProtocolError) and not isinstance(error.__cause__, TimeoutError)

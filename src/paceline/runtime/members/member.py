@@ -7,18 +7,19 @@ Whoever was declared failed and wakes up finds the present leader and joins agai
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
 import time
 from pathlib import Path
 
+from paceline.channel.frames import PeerClosed
+from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import peers
-from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, serve_callers
-from paceline.runtime.members.leader import Leader, ended_by_peer
-from paceline.runtime.members.outbox import Outbox
+from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, message_listener
+from paceline.runtime.members.leader import Leader
+from paceline.runtime.members.link import Link
 from paceline.runtime.members.view import (
     Peer,
     Report,
@@ -47,8 +48,12 @@ log = logging.getLogger("paceline.runtime")
 class Member:
     """Takes part from construction until `leave`."""
 
-    def __init__(self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts) -> None:
-        self.peer, self.secret, self._timeouts, self._server = peer, secret, timeouts, server
+    def __init__(
+        self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts, session: str = ""
+    ) -> None:
+        self.peer, self.secret, self.session, self._timeouts = peer, secret, session, timeouts
+        self._login = Login(secret, messages.Role.MEMBER.value, peer.id, session)
+        self._listener = message_listener(server, self._login, self._answer, caller=messages.Role.MEMBER)
         self.roster: Path | None = None
         """Where this member writes the endpoints of a view when it leads."""
         self.interrupted = threading.Event()
@@ -69,18 +74,19 @@ class Member:
         """The step, and since when the loop's own code has control; None while this process waits for others."""
         self._board: dict[str, bytes] = {}
         self._leader: Leader | None = None
-        self._link: Outbox | None = None
+        self._link: Link | None = None
         """To the leader."""
         self._known: set[Endpoint] = set()
         """Where everybody listens who was in a view with us and may still live."""
-        in_background("listener", self._listen, failed=self._fail)
+        in_background("listener", self._listener.run, failed=self._fail)
 
     def start(self, meet: Endpoint, *, first: int | None, roster: Path | None = None) -> None:
         """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
         self.roster = roster
         known = [endpoint for endpoint in read_roster(roster) if endpoint != self.peer.endpoint]
-        if first is not None and not any(peers.answers(endpoint, self.secret) for endpoint in known):
-            self._lead(first=first)
+        if first is not None and not any(peers.answers(endpoint, self._login) for endpoint in known):
+            self._core.first = first
+            self._lead()
             known, meet = [], self.peer.endpoint
         # Following begins after leading: the first thing the follower does is to call our own listener.
         in_background("follow", lambda: self._follow(known, meet), failed=self._fail)
@@ -152,10 +158,7 @@ class Member:
         done = self._machine.state is MemberState.DONE
         # The state first, so that no thread takes the closed listener and connections below for a failure.
         self._machine.on(Event.LEFT)
-        # `close` alone leaves a thread in `accept`, and the port open: others would take this process for alive.
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._listener.close()
         leader = self._leader
         if leader is not None and leader.leading:
             time.sleep(LAST_MESSAGE if done else 0.0)
@@ -203,7 +206,7 @@ class Member:
         """To the leader; if it is gone, whoever leads next asks anew."""
         link = self._link
         if link is not None:
-            link.put(message)
+            link.send(message)
 
     def _send_heartbeats(self) -> None:
         while not self._machine.ended:
@@ -213,7 +216,7 @@ class Member:
             self._core.ticked = now
             (step, since), link = self._work, self._link
             if link is not None:
-                link.beat(messages.Heartbeat(step, now - since if since is not None else 0.0))
+                link.send(messages.Heartbeat(step, now - since if since is not None else 0.0))
                 silent = now - self._core.last_heard
                 if silent > self._timeouts.heartbeat_timeout and not link.closed:
                     log.warning("the leader sent no heartbeat for %.1f s", silent)
@@ -248,24 +251,24 @@ class Member:
             self._obey(self._begin_to_follow(channel))
             known, deadline = read_roster(self.roster), time.monotonic() + self._timeouts.join
 
-    def _begin_to_follow(self, channel: Channel) -> Outbox:
+    def _begin_to_follow(self, channel: Channel) -> Link:
         with self._changed:
             self._core.welcomed(time.monotonic())
-            link = self._link = Outbox(channel)
+            link = self._link = Link(channel)
             if self._core.ready is not None:
-                link.put(self._core.ready)
+                link.send(self._core.ready)
         if not self.leads:
             self._leader = None
         return link
 
-    def _obey(self, link: Outbox) -> None:
+    def _obey(self, link: Link) -> None:
         expected = messages.accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
         silent = False
         try:
             while not self._core.dismissed:
-                self._on_message(link.channel.receive(*expected))
+                self._on_message(link.receive(*expected))
         except ConnectionError as error:
-            silent = link.closed or not ended_by_peer(error)
+            silent = link.closed or not isinstance(error, PeerClosed)
             log.debug("the connection to the leader ended: %s", error)
         if not link.closed:
             link.close(messages.Farewell())
@@ -279,7 +282,7 @@ class Member:
 
     def _judge(self, lost: Peer) -> None:
         """At once: only now does a refused connection say that the leader ended in the view that it led."""
-        dead = peers.is_dead(lost, self.secret)
+        dead = peers.is_dead(lost, self._login)
         with self._changed:
             self._core.memory.judged(lost.id, dead=dead)
 
@@ -310,7 +313,7 @@ class Member:
             search = self._core.search(known, time.monotonic(), leads=self.leads)
         while not self._machine.ended and (step := search.next(leads=self.leads)) is not None:
             if not isinstance(step, Ask):
-                self._lead(first=None)
+                self._lead()
                 continue
             reply, channel = self._greet(step.endpoint)
             if channel is not None:
@@ -326,21 +329,19 @@ class Member:
     def _greet(self, endpoint: Endpoint) -> tuple[messages.Message | None, Channel | None]:
         with self._changed:
             hello = self._core.hello()
-        reply, channel = peers.ask_to_follow(endpoint, self.secret, hello)
+        reply, channel = peers.ask_to_follow(endpoint, self._login, hello)
         if reply is not None and channel is None:
             self._machine.on(type(reply))
         return reply, channel
 
-    def _lead(self, *, first: int | None) -> None:
+    def _lead(self) -> None:
+        first = self._core.first if self._core.view is None else None
         log.info("%s leads after %s", self.peer.id, f"view {self._core.seen}" if self._core.view else "no view")
         self._leader = Leader(
             self.peer, self._timeouts, first=first, memory=self._core.memory,
             formed=lambda view: write_roster(self.roster, view),
-            is_dead=lambda peer: peers.is_dead(peer, self.secret),
+            is_dead=lambda peer: peers.is_dead(peer, self._login),
         )  # fmt: skip
-
-    def _listen(self) -> None:
-        serve_callers(self._server, self.secret, self._answer, lambda: self._machine.state is not MemberState.LEFT)
 
     def _answer(self, channel: Channel) -> None:
         try:
@@ -348,6 +349,8 @@ class Member:
             message = channel.receive(messages.Hello, messages.LeadershipQuery)
             channel.set_timeout(None)
             leader = self._leader
+            if isinstance(message, messages.Hello) and message.peer.id != channel.peer:
+                raise ConnectionError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
             if isinstance(message, messages.Hello) and leader is not None and leader.leading:
                 leader.admit(message, channel)
                 return
@@ -383,7 +386,7 @@ class Member:
     def _outranking(self, leader: Leader, endpoint: Endpoint) -> messages.LeadershipReply | None:
         """The leader that a lost peer knows of, if it leads a larger group, or one as large and has the higher id."""
         try:
-            reply = peers.ask_leadership(endpoint, self.secret)
+            reply = peers.ask_leadership(endpoint, self._login)
             return reply if reply is not None and outranks(reply, leader.size, self.peer.id) else None
         except ConnectionRefusedError:
             self._known.discard(endpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from paceline.runtime.members.channel import Channel, Endpoint, open_channel
+from paceline.runtime.members.channel import Channel, Endpoint, Login, open_channel
 from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol import messages
 
@@ -24,15 +24,15 @@ WELCOME_TIMEOUT = 2.0
 """Seconds for a leader's answer: its one thread may be busy with sending to members that are about to fail."""
 
 
-def answers(endpoint: Endpoint, secret: bytes) -> bool:
+def answers(endpoint: Endpoint, login: Login) -> bool:
     """Whether a process of this job listens there."""
     with contextlib.suppress(OSError):
-        open_channel(*endpoint, secret, timeout=ANSWERS_TIMEOUT).close()
+        open_channel(*endpoint, login, timeout=ANSWERS_TIMEOUT).close()
         return True
     return False
 
 
-def is_dead(peer: Peer, secret: bytes) -> bool:
+def is_dead(peer: Peer, login: Login) -> bool:
     """Whether a lost peer has ended for certain: its host refuses connections to its port.
 
     One that answers is alive. One that accepts without a word may be suspended, and a host from which nothing comes may
@@ -40,7 +40,7 @@ def is_dead(peer: Peer, secret: bytes) -> bool:
     """
     for _ in range(CLOSING_TRIES):
         try:
-            open_channel(peer.address, peer.port, secret, timeout=REACH_TIMEOUT).close()
+            open_channel(peer.address, peer.port, login, timeout=REACH_TIMEOUT).close()
         except ConnectionRefusedError:
             return True
         except ConnectionError:  # a process that ends closes its connections one after the other
@@ -52,10 +52,10 @@ def is_dead(peer: Peer, secret: bytes) -> bool:
     return False
 
 
-def ask_leadership(endpoint: Endpoint, secret: bytes) -> messages.LeadershipReply | None:
+def ask_leadership(endpoint: Endpoint, login: Login) -> messages.LeadershipReply | None:
     """What a peer says of its leadership; None if it does not say. Refuses connections if dead."""
     try:
-        with contextlib.closing(open_channel(*endpoint, secret, timeout=QUERY_TIMEOUT)) as channel:
+        with contextlib.closing(open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
             channel.send(messages.LeadershipQuery())
             return channel.receive(messages.LeadershipReply)
@@ -66,11 +66,11 @@ def ask_leadership(endpoint: Endpoint, secret: bytes) -> messages.LeadershipRepl
 
 
 def ask_to_follow(
-    endpoint: Endpoint, secret: bytes, hello: messages.Hello
+    endpoint: Endpoint, login: Login, hello: messages.Hello
 ) -> tuple[messages.Message | None, Channel | None]:
     """What the process at an endpoint answers to a peer that wants to follow, and the channel to it if it leads."""
     try:
-        channel = open_channel(*endpoint, secret, timeout=QUERY_TIMEOUT)
+        channel = open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)
     except OSError:
         return None, None
     reply: messages.Message | None = None

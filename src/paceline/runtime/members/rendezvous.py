@@ -1,7 +1,7 @@
 """The rendezvous of a job's processes, from what their launcher left in the environment.
 
 PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
-torchrun                           its store carries rank 0's port, and a secret if none was given
+torchrun                           its store carries rank 0's endpoint, with a proof by the job's secret
 mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the rendezvous
 """
 
@@ -11,6 +11,7 @@ import ipaddress
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,13 @@ from paceline import variables
 from paceline.errors import InputError
 from paceline.runtime.members.channel import Endpoint
 from paceline.runtime.members.member import Member
+from paceline.runtime.members.secret import given_secret, local_secret, seal_endpoint, unseal_endpoint
 from paceline.runtime.members.view import Peer, Timeouts
 
 __all__ = ["LaunchContext", "launch_context", "meet"]
 
+FORGED_TIMEOUT = 10.0
+"""Seconds to wait for the true endpoint in place of one without a proof."""
 RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZES = (variables.SIZE, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -39,6 +43,8 @@ class LaunchContext:
     """With `port`, the rendezvous: where the first rank listens, or torchrun's store."""
     port: int
     secret: bytes | None
+    session: str = ""
+    """Which of the jobs with this secret it belongs to."""
     torchrun: bool = False
     """Whether the rendezvous is torchrun's store, which says where the first rank listens."""
     roster: Path | None = None
@@ -51,9 +57,8 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
     """What the launcher says; a process without a launcher is alone."""
     rank = int(next((env[name] for name in RANKS if name in env), "0"))
     size = int(next((env[name] for name in SIZES if name in env), "1"))
-    given = env.get(variables.SECRET)
     roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
-    secret = given.encode() if given else None
+    secret = given_secret(env)
     if variables.JOIN in env:
         host, _, port = env[variables.JOIN].rpartition(":")
         if not host or not port.isdigit():
@@ -66,8 +71,11 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
             f"{size} processes were started, but nothing says where they meet",
             hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
         )
-    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return LaunchContext(rank, size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), secret, agent, roster)
+    meeting = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return LaunchContext(rank, size, *meeting, secret, roster=roster)
+    session = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')[:80]} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return LaunchContext(rank, size, *meeting, secret or local_secret(env), session, torchrun=True, roster=roster)
 
 
 def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
@@ -77,7 +85,7 @@ def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
     server = _listen(address, port, late=start.late)
     endpoint, secret = (start.host, start.port), start.secret
     if start.torchrun:
-        endpoint, secret = _through_torchrun(start, server)
+        endpoint = _through_torchrun(start, server)
     if secret is None:
         if start.size > 1:
             raise InputError(
@@ -86,7 +94,7 @@ def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
         secret = secrets.token_hex(32).encode()
     identity = f"rank{start.rank}-{secrets.token_hex(3)}"
     peer = Peer(identity, start.rank, address, server.getsockname()[1])
-    member = Member(server, secret, peer=peer, timeouts=timeouts)
+    member = Member(server, secret, peer=peer, timeouts=timeouts, session=start.session)
     first = start.size if start.rank == 0 and not start.late else None
     member.start(endpoint, first=first, roster=start.roster)
     return member
@@ -106,21 +114,27 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
         ) from error
 
 
-def _through_torchrun(start: LaunchContext, server: socket.socket) -> tuple[Endpoint, bytes]:
-    """Rank 0 says where it listens through torchrun's own store, which whoever launched the job trusts."""
+def _through_torchrun(start: LaunchContext, server: socket.socket) -> Endpoint:
+    """Rank 0 says where it listens through torchrun's store, in which anybody can write: with a proof."""
+    assert start.secret is not None, "torchrun's ranks have a secret"
     store = dist.TCPStore(start.host, start.port, is_master=False)
-    prefix = f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    key = f"paceline/{start.session}/endpoint"
     if start.rank == 0:
-        secret = start.secret or secrets.token_hex(32).encode()
         own = server.getsockname()
-        store.set(f"{prefix}/secret", b"" if start.secret else secret)
-        store.set(f"{prefix}/endpoint", f"{own[0]}:{own[1]}")
-        return (own[0], own[1]), secret
-    host, _, port = store.get(f"{prefix}/endpoint").decode().rpartition(":")
-    secret = start.secret or store.get(f"{prefix}/secret")
-    if not secret:
-        raise InputError(f"rank 0 has {variables.SECRET} and this process has not", hint="set it on every host")
-    return (host, int(port)), secret
+        store.set(key, seal_endpoint(start.secret, start.session, f"{own[0]}:{own[1]}"))
+        return (own[0], own[1])
+    deadline = time.monotonic() + FORGED_TIMEOUT
+    while True:
+        found = unseal_endpoint(start.secret, start.session, store.get(key).decode(errors="replace"))
+        if found is not None:
+            host, _, port = found.rpartition(":")
+            return (host, int(port))
+        if time.monotonic() > deadline:
+            raise InputError(
+                "rank 0 and this process have different secrets, or somebody else writes to torchrun's store",
+                hint=f"set {variables.SECRET} to the same value on every host",
+            )
+        time.sleep(0.1)
 
 
 def _own_address(host: str) -> str:

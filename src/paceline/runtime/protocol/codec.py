@@ -11,9 +11,9 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable
 from typing import Any
 
+from paceline.channel.plain import UnacceptableText, load_plain
 from paceline.errors import InputError
 from paceline.runtime.protocol.messages import KINDS, Message
 
@@ -36,20 +36,22 @@ def encode_message(message: Message) -> tuple[bytes, bytes]:
     return json.dumps({"kind": message.kind, **to_plain(values)}, separators=(",", ":")).encode(), payload
 
 
-def decode_message(text: bytes, receive_payload: Callable[[int], bytes]) -> Message:
-    """The message of a JSON text; `receive_payload` is called with the announced size if a payload follows."""
+def decode_message(text: bytes, payload: bytes = b"") -> Message:
+    """The message of a JSON text and of the payload that came with it."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("the peer sent what is not JSON") from error
+        content = load_plain(text)
+    except UnacceptableText as error:
+        raise ProtocolError(str(error)) from error
     kind = content.pop("kind", None) if isinstance(content, dict) else None
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ProtocolError(f"the peer sent a message of unknown kind {kind!r}")
+    size = from_plain(int, content.pop(PAYLOAD, None), f"{kind}.{PAYLOAD}") if cls.has_payload else 0
+    if size != len(payload):
+        raise ProtocolError(f"{kind} came with a payload of {len(payload)} bytes, announced were {size}")
     if not cls.has_payload:
         return typing.cast("Message", from_plain(cls, content, cls.kind))
-    size = from_plain(int, content.pop(PAYLOAD, None), f"{kind}.{PAYLOAD}")
-    return typing.cast("Message", _instance(cls, content, cls.kind, {PAYLOAD: receive_payload(size)}))
+    return typing.cast("Message", _instance(cls, content, cls.kind, {PAYLOAD: payload}))
 
 
 def to_plain(value: Any) -> Any:

@@ -104,6 +104,8 @@ class Following:
         self.resigned_for: Endpoint | None = None
         """A leader that this process gave way to."""
         self.resigned = False
+        self.first: int | None = None
+        """How many the first view of the job waits for, on the process that leads from the beginning."""
 
     def hello(self) -> messages.Hello:
         """To whoever may lead; the first ranks say who has a vote, the others that they have one."""
@@ -179,12 +181,12 @@ class Following:
         return messages.LeadershipReply(leader.id, *leader.endpoint, not active, members)
 
     def search(self, known: Sequence[Endpoint], now: float, *, leads: bool) -> Search:
-        """Where the next leader may be; a process that was in no view never leads unless it does from the beginning."""
+        """Where the next leader may be; a process that was in no view leads only if it did from the beginning."""
         patience = 2 * self._timeouts.heartbeat_timeout + NOTICE_TIMEOUT
         if leads:
             known = [self.peer.endpoint]
         if self.view is None or leads:
-            return Search(known, self.peer, lost=None, may_lead=False, until=(now, patience))
+            return Search(known, self.peer, lost=None, may_lead=self.first is not None, until=(now, patience))
         asleep = self.asleep(now)
         order = self.view.succession(self.peer.id, absent=self.resigned or asleep)
         self.successor = order[0].id
@@ -208,5 +210,5 @@ class Following:
 
 
 def outranks(reply: messages.LeadershipReply, size: tuple[bool, int], own: str) -> bool:
-    """Whether members of another leader train and ours wait, or are more, or as many and that leader has the higher id."""
+    """Whether members of another leader train and ours wait, or are more, or as many and its id is the higher."""
     return reply.id != own and reply.members > 0 and (not reply.waits, reply.members, reply.id) > (*size, own)

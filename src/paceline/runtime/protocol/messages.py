@@ -16,11 +16,9 @@ from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
 
 __all__ = [
     "KINDS",
-    "Accepted",
     "BoardEntry",
     "BoardPut",
     "Busy",
-    "Challenge",
     "Dismissal",
     "Done",
     "Facts",
@@ -47,7 +45,6 @@ __all__ = [
     "PushRejected",
     "Ready",
     "Redirect",
-    "Response",
     "Resume",
     "Retune",
     "Role",
@@ -69,9 +66,6 @@ KINDS: dict[str, type[Message]] = {}
 class Role(Enum):
     """What a process is to the peer at the other end of a connection."""
 
-    CALLER = "caller"
-    LISTENER = "listener"
-    """Accepted the connection that the caller opened; nothing is proven yet."""
     MEMBER = "member"
     """A rank of the job."""
     LEADER = "leader"
@@ -108,35 +102,11 @@ class Message:
             KINDS[kind] = cls
 
 
-_OPENING = (Role.CALLER, Role.LISTENER)
-_REPLYING = (Role.LISTENER, Role.CALLER)
 _TO_MEMBER = (Role.MEMBER, Role.MEMBER)
 _TO_LEADER = (Role.MEMBER, Role.LEADER)
 _FROM_LEADER = (Role.LEADER, Role.MEMBER)
 _TO_SHARD = (Role.GROUP, Role.SHARD)
 _FROM_SHARD = (Role.SHARD, Role.GROUP)
-
-# The handshake of every connection.
-
-
-class Challenge(Message, route=_REPLYING, kind="challenge", answers=("response",)):
-    """The listener's nonce, sent as soon as a connection is accepted."""
-
-    nonce: str
-
-
-class Response(Message, route=_OPENING, kind="response", answers=("accepted",)):
-    """The caller's nonce, and its proof that it holds the secret; a wrong proof is answered by closing."""
-
-    nonce: str
-    proof: str
-
-
-class Accepted(Message, route=_REPLYING, kind="accepted"):
-    """The listener's proof that it holds the secret as well."""
-
-    proof: str
-
 
 # Between members, before one follows the other.
 

@@ -5,7 +5,7 @@ A request is repeated until it is answered; sequence numbers make sure that a sh
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from paceline.errors import TrainingLost
-from paceline.runtime.members.channel import Channel, Endpoint, open_channel
+from paceline.runtime.members.channel import Channel, Endpoint, Login, login_of, open_channel
 from paceline.runtime.protocol import messages
 from paceline.runtime.syncer.leases import Lease
 from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
@@ -39,6 +39,7 @@ DOUBT_AFTER = 0.3
 Below every heartbeat timeout of a shard: a group that was declared failed always asks."""
 UNANSWERED = 20.0
 """Seconds after which a shard that does not answer heartbeats is cut off, so that requests are repeated."""
+log = logging.getLogger("paceline.runtime")
 
 
 class LeaseRevoked(Exception):
@@ -50,14 +51,15 @@ class ShardConnections:
 
     def __init__(self, shards: Sequence[Endpoint], secret: bytes, *, group: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds for which a shard may not answer; one that is started again takes a few."""
-        self._shards, self._secret, self._group, self._timeout = list(shards), secret, group, timeout
+        self._shards, self._group, self._timeout = list(shards), group, timeout
+        self._login = login_of(secret, messages.Role.GROUP, group)
         self._channels: dict[int, Channel] = {}
         self.waited = 0.0
         """Seconds of the last exchange that were spent waiting for other groups."""
         self.last_reply: messages.LeaseReply | None = None
         """What the syncer said with the last lease."""
         self._pool = ThreadPoolExecutor(max_workers=len(shards), thread_name_prefix="paceline-syncer")
-        self._heartbeats = GroupHeartbeats(self._shards, secret, group=group, cut_off=self._hang_up)
+        self._heartbeats = GroupHeartbeats(self._shards, self._login, group=group, cut_off=self._hang_up)
 
     def start(
         self,
@@ -193,18 +195,18 @@ class ShardConnections:
 
     def _channel(self, index: int) -> Channel:
         if index not in self._channels:
-            self._channels[index] = open_channel(*self._shards[index], self._secret, timeout=CONNECT_TIMEOUT)
+            self._channels[index] = open_channel(
+                *self._shards[index], self._login, listener=messages.Role.SHARD, timeout=CONNECT_TIMEOUT
+            )
         return self._channels[index]
 
 
 class GroupHeartbeats:
     """Sends heartbeats to every shard from construction until `stop`, apart from the exchanges, which may take long."""
 
-    def __init__(
-        self, shards: Sequence[Endpoint], secret: bytes, *, group: str, cut_off: Callable[[int], None]
-    ) -> None:
+    def __init__(self, shards: Sequence[Endpoint], login: Login, *, group: str, cut_off: Callable[[int], None]) -> None:
         """`cut_off` is called with the number of a shard that does not answer any more."""
-        self._shards, self._secret, self._group, self._cut_off = shards, secret, group, cut_off
+        self._shards, self._login, self._group, self._cut_off = shards, login, group, cut_off
         self.busy = True
         """Whether the group takes part in rounds; one that waits aside does not."""
         self.doubtful = True
@@ -244,15 +246,17 @@ class GroupHeartbeats:
         """One heartbeat; the channel for the next one, None if there was no answer."""
         try:
             if channel is None:
-                channel = open_channel(*self._shards[index], self._secret, timeout=HEARTBEAT_ANSWER)
+                channel = open_channel(
+                    *self._shards[index], self._login, listener=messages.Role.SHARD, timeout=HEARTBEAT_ANSWER
+                )
                 channel.set_timeout(HEARTBEAT_ANSWER)
             channel.send(messages.GroupHeartbeat(self._group, self.busy))
             channel.receive(messages.HeartbeatReply)
             return channel
-        except OSError:
+        except Exception as error:  # noqa: BLE001 - heartbeats go on whatever one of them met
+            log.debug("no answer to a heartbeat: %s", error)
             if channel is not None:
-                with contextlib.suppress(OSError):
-                    channel.close()
+                channel.close()
             return None
 
 

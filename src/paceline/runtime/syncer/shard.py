@@ -23,7 +23,7 @@ import numpy as np
 
 from paceline import variables
 from paceline.files import atomic_write
-from paceline.runtime.members.channel import Channel, in_background, serve_callers
+from paceline.runtime.members.channel import Channel, in_background, login_of, message_listener
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.states import GROUP_TABLE, Event, GroupState, next_state
@@ -80,7 +80,8 @@ class SyncerShard:
         """Accept callers for ever."""
         # Without the thread that judges timeouts, groups would wait for ever: better no shard, which is started again.
         in_background("rounds", self._tick, failed=lambda: os._exit(1))
-        serve_callers(server, secret, self._serve_caller, lambda: True)
+        login = login_of(secret, messages.Role.SHARD, "shard")
+        message_listener(server, login, self._serve_caller, caller=messages.Role.GROUP).run()
 
     def _load(self, content: dict[str, Any]) -> None:
         self._leases, self._local_steps = Leases.of(content), content["local_steps"]

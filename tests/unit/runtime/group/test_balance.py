@@ -104,3 +104,91 @@ def efficiency(costs: list[float], batch: int, *, seed: int, noise: float) -> fl
 def test_noise_is_not_chased(costs: list[float]) -> None:
     found = [efficiency(costs, 400, seed=seed, noise=0.05) for seed in range(10)]
     assert sum(found) / len(found) > 0.97
+
+
+def learnt(*ratios: float) -> list[tuple[float, float]]:
+    """What is known of rank y after steps of these multiples of its usual 0.1 s; rank x is always on time."""
+    balance = Balance(["x", "y"], chunks=[None, None])
+    balance.assume({"x": [0.0, 0.001], "y": [0.0, 0.001]})
+    for ratio in ratios:
+        balance.learn((100, 100), (0.1, 0.1 * ratio))
+    return balance.straggling()
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(1.95, 0.0), (2.05, 0.2)])
+def test_a_step_straggles_from_twice_its_usual_time(ratio: float, share: float) -> None:
+    quiet, shaky = learnt(*([1.0, 1.0, 1.0, 1.0, ratio] * 5))
+    assert quiet == (0.0, 1.0)
+    assert shaky == (pytest.approx(share), pytest.approx(ratio if share else 1.0))
+
+
+def test_no_share_of_stragglers_before_twenty_steps() -> None:
+    steps = [1.0, 1.0, 1.0, 3.0] * 5
+    assert learnt(*steps[:19])[1] == (0.0, 1.0)
+    assert learnt(*steps)[1] == (pytest.approx(0.25), pytest.approx(3.0))
+
+
+def test_a_lasting_change_is_no_straggling() -> None:
+    assert learnt(*([1.0] * 20 + [3.0] * 10))[1] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("ratio", "seconds"), [(1.14, 0.1), (1.16, 0.116), (0.88, 0.1), (0.86, 0.086)])
+def test_fifteen_percent_that_last_three_steps_are_a_change(ratio: float, seconds: float) -> None:
+    estimate = CostEstimate()
+    for _ in range(16):
+        estimate.observe(32, 0.1)
+    changed = [estimate.observe(32, 0.1 * ratio) for _ in range(3)]
+    assert changed == [False, False, seconds != 0.1]
+    assert estimate.cost().seconds(32) == pytest.approx(seconds)
+
+
+def test_what_slows_all_ranks_alike_is_no_change_of_one() -> None:
+    estimate = CostEstimate()
+    for _ in range(16):
+        estimate.observe(32, 0.1)
+    assert not any(estimate.observe(32, 0.3, shared=3.0) for _ in range(3))
+    assert estimate.cost().seconds(32) == pytest.approx(0.1)
+
+
+def test_a_step_without_samples_or_time_teaches_nothing() -> None:
+    estimate = CostEstimate()
+    assert not estimate.observe(0, 0.1)
+    assert not estimate.observe(32, 0.0)
+    assert not estimate.known
+
+
+def test_the_first_step_of_all_is_forgotten() -> None:
+    estimate = CostEstimate()
+    for seconds in (5.0, 0.1):
+        estimate.observe(32, seconds)
+    assert estimate.plain() == pytest.approx([0.0, 0.1 / 32])
+
+
+def test_doubt_falls_with_the_number_of_steps() -> None:
+    estimate = CostEstimate()
+    estimate.assume([0.0, 0.1 / 32])
+    doubts = []
+    for seconds in (0.09, 0.1, 0.11, 0.1, 0.09, 0.11, 0.1, 0.1, 0.1):
+        estimate.observe(32, seconds)
+        doubts.append(estimate.doubt)
+    assert doubts[3] == pytest.approx(0.1 / 2), "assumed while fewer than six steps were seen"
+    assert doubts[5] == pytest.approx(1.4826 * 0.1 / 6**0.5)
+    assert doubts[8] == 0.0
+
+
+def test_equal_ranks_get_equal_shares_and_a_fixed_split_stays_equal() -> None:
+    known = {"x": [0.0, 0.001], "y": [0.0, 0.003]}
+    free, fixed = (Balance(["x", "y"], chunks=[None, None], fixed=fixed) for fixed in (False, True))
+    assert free.shares(40) == (20, 20), "nothing is known yet"
+    for balance in (free, fixed):
+        balance.assume(known)
+    assert free.shares(40) == (30, 10)
+    assert fixed.shares(40) == (20, 20)
+    assert free.plain() == {"x": [0.0, 0.001], "y": [0.0, 0.003]}
+
+
+def test_limits_of_a_rank_are_kept() -> None:
+    balance = Balance(["x", "y"], chunks=[None, 4], least=2)
+    balance.assume({"x": [0.0, 0.001], "y": [0.02, 0.001]})
+    assert [(cost.chunk, cost.least) for cost in balance.costs()] == [(None, 2), (4, 2)]
+    assert balance.shares(20) == (18, 2)

@@ -1,162 +1,117 @@
-"""Authentication and framing over real sockets."""
+"""Messages over the secure channel, over real sockets."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from paceline.runtime.members.channel import Channel, Refused, accept_channel, open_channel
+from paceline.runtime.members.channel import Channel, Refused, login_of, message_listener, open_channel
 from paceline.runtime.protocol.codec import ProtocolError
-from paceline.runtime.protocol.messages import Accepted, Challenge, Heartbeat, LeadershipQuery, Push, Response
+from paceline.runtime.protocol.messages import Heartbeat, LeadershipQuery, Push, Role
 
 SECRET = b"the secret of this job"
+CALLER = login_of(SECRET, Role.MEMBER, "rank1-a")
 
 
-class Listener:
-    """A server that answers one caller at a time."""
+class Door:
+    """A listener that keeps whom it lets in."""
 
     def __init__(self) -> None:
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.port = self.server.getsockname()[1]
+        server = socket.create_server(("127.0.0.1", 0))
+        self.port = server.getsockname()[1]
         self.let_in: list[Channel] = []
-        self.turned_away: list[Exception] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        login = login_of(SECRET, Role.MEMBER, "rank0-b")
+        self._listener = message_listener(server, login, self.let_in.append, caller=Role.MEMBER)
+        self._thread = threading.Thread(target=self._listener.run, daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self.server.accept()
-            except OSError:
-                return
-            try:
-                self.let_in.append(accept_channel(connection, SECRET))
-            except ConnectionError as error:
-                self.turned_away.append(error)
-
-    def wait_until_turned_away(self) -> None:
-        deadline = time.monotonic() + 5
-        while not self.turned_away and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def call(self) -> tuple[Channel, Channel]:
+        """Both ends of a new connection."""
+        before = len(self.let_in)
+        mine = open_channel("127.0.0.1", self.port, CALLER, timeout=5)
+        while len(self.let_in) == before:
+            time.sleep(0.005)
+        return mine, self.let_in[-1]
 
     def close(self) -> None:
-        self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
+        self._listener.close()
+        self._thread.join(5)
         for channel in self.let_in:
             channel.close()
-        self._thread.join(5)
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    opened = Listener()
+def door() -> Iterator[Door]:
+    opened = Door()
     yield opened
     opened.close()
 
 
-def test_peers_with_the_secret_exchange_values_and_bytes(listener: Listener) -> None:
-    mine = open_channel("127.0.0.1", listener.port, SECRET, timeout=5)
-    sent = Push("a", sequence=3, base=2, samples=10, packing="none", data=b"\x00\x01" * 1000)
+def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
+    mine, theirs = door.call()
+    sent = Push("a", sequence=3, base=2, samples=10, packing="none", data=b"\x00\x01" * 100_000)
     mine.send(sent)
-    while not listener.let_in:
-        time.sleep(0.01)
-    assert listener.let_in[0].receive(Push) == sent
+    assert theirs.receive(Push) == sent
+    assert (mine.peer, theirs.peer) == ("rank0-b", "rank1-a")
     mine.close()
 
 
-def test_another_secret_is_refused_and_logged(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="paceline.runtime"):
-        with pytest.raises(ConnectionError):
-            open_channel("127.0.0.1", listener.port, b"a guess", timeout=5)
-        listener.wait_until_turned_away()
-    assert isinstance(listener.turned_away[0], Refused)
-    assert "refused a connection from 127.0.0.1" in caplog.text
+def test_a_listener_of_another_role_is_refused(door: Door) -> None:
+    with pytest.raises(ConnectionError):
+        open_channel("127.0.0.1", door.port, CALLER, listener=Role.SHARD, timeout=5)
+    with pytest.raises(ConnectionError):
+        open_channel("127.0.0.1", door.port, login_of(SECRET, Role.GROUP, "a"), timeout=5)
+    assert not door.let_in
 
 
-def test_a_server_without_the_secret_is_refused() -> None:
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def pretend() -> None:
-        connection, _ = server.accept()
-        with connection:
-            channel = Channel(connection)
-            channel.send(Challenge("00"))
-            channel.receive(Response)
-            channel.send(Accepted("0" * 64))
-
-    thread = threading.Thread(target=pretend, daemon=True)
-    thread.start()
-    with pytest.raises(Refused, match="does not hold the secret"):
-        open_channel("127.0.0.1", server.getsockname()[1], SECRET, timeout=5)
-    thread.join(5)
-    server.close()
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.0\r\n\r\n",
-        struct.pack(">I", 2**31),
-        struct.pack(">I", 2) + b"[]",
-        struct.pack(">I", 3) + b"\xff{}",
-    ],
-    ids=["http", "huge", "no-table", "no-text"],
-)
-def test_garbage_is_turned_away(listener: Listener, garbage: bytes) -> None:
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection(("127.0.0.1", listener.port), timeout=5) as stranger,
-    ):
-        stranger.sendall(garbage)
-        stranger.shutdown(socket.SHUT_WR)
-        while stranger.recv(1000):
-            pass
-    listener.wait_until_turned_away()
-    assert listener.turned_away
-    assert not listener.let_in
+def test_another_secret_is_refused(door: Door) -> None:
+    with pytest.raises(ConnectionError):
+        open_channel("127.0.0.1", door.port, login_of(b"a guess", Role.MEMBER, "rank1-a"), timeout=5)
+    assert not door.let_in
+    assert issubclass(Refused, ConnectionError)
 
 
 @pytest.mark.parametrize(
     "text",
-    ['{"kind":"no-such-kind"}', '{"kind":"leadership-query","more":1}', '{"kind":"heartbeat"}', "[]"],
-    ids=["unknown", "wrong-field", "unexpected", "no-object"],
+    [
+        b'{"kind":"no-such-kind"}',
+        b'{"kind":"leadership-query","more":1}',
+        b'{"kind":"heartbeat"}',
+        b"[]",
+        b"[" * 1024,
+        b'{"kind":"\\ud800"}',
+        b'{"kind":' + b'{"a":' * 40 + b"1" + b"}" * 41,
+        b"\xff",
+    ],
+    ids=["unknown", "wrong-field", "unexpected", "no-object", "open-lists", "surrogate", "deep", "no-text"],
 )
-def test_a_wrong_message_of_an_authenticated_peer_ends_its_connection_only(listener: Listener, text: str) -> None:
-    wrong, right = (open_channel("127.0.0.1", listener.port, SECRET, timeout=5) for _ in range(2))
-    while len(listener.let_in) < 2:
-        time.sleep(0.01)
-    wrong._connection.sendall(struct.pack(">I", len(text)) + text.encode())
+def test_a_wrong_message_of_an_authenticated_peer_ends_its_connection_only(door: Door, text: bytes) -> None:
+    (wrong, first), (right, second) = door.call(), door.call()
+    wrong._connection.send(text)
     right.send(LeadershipQuery())
     with pytest.raises(ProtocolError):
-        listener.let_in[0].receive(LeadershipQuery)
-    assert listener.let_in[1].receive(LeadershipQuery) == LeadershipQuery()
+        first.receive(LeadershipQuery)
+    assert second.receive(LeadershipQuery) == LeadershipQuery()
     for channel in (wrong, right):
         channel.close()
 
 
-def test_an_answer_that_the_protocol_does_not_name_is_not_sent(listener: Listener) -> None:
-    channel = open_channel("127.0.0.1", listener.port, SECRET, timeout=5)
+def test_an_answer_that_the_protocol_does_not_name_is_not_sent(door: Door) -> None:
+    channel, _ = door.call()
     with pytest.raises(AssertionError, match="does not answer"):
         channel.answer(LeadershipQuery(), Heartbeat())
     channel.close()
 
 
-@pytest.mark.parametrize("size", [-1, 1 << 40], ids=["negative", "too-large"])
-def test_a_payload_of_an_impossible_size_is_refused(listener: Listener, size: int) -> None:
-    channel = open_channel("127.0.0.1", listener.port, SECRET, timeout=5)
-    while not listener.let_in:
-        time.sleep(0.01)
-    fields = {"group": "a", "sequence": 1, "base": 0, "samples": 1, "packing": "none", "data": size}
-    text = json.dumps({"kind": "push", **fields}).encode()
-    channel._connection.sendall(struct.pack(">I", len(text)) + text)
+@pytest.mark.parametrize("size", [-1, 3, 1 << 40], ids=["negative", "another", "too-large"])
+def test_a_payload_of_another_size_than_announced_is_refused(door: Door, size: int) -> None:
+    mine, theirs = door.call()
+    text = f'{{"kind":"push","group":"a","sequence":1,"base":0,"samples":1,"packing":"none","data":{size}}}'
+    mine._connection.send(text.encode(), b"four")
     with pytest.raises(ProtocolError, match="payload"):
-        listener.let_in[0].receive(Push)
-    channel.close()
+        theirs.receive(Push)
+    mine.close()

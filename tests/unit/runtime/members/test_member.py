@@ -211,7 +211,7 @@ def test_two_parts_that_were_cut_apart_become_one_again(crew: Crew) -> None:
     crew.next_views(0, 1, 2)
     loner = crew.members[2]
     assert loner._link is not None
-    loner._lead(first=None)
+    loner._lead()
     loner._link.close(Farewell())
     assert crew.members[0].interrupted.wait(5)
     assert len(crew.next_views(0, 1)[0].peers) == 2
@@ -232,7 +232,7 @@ def test_of_a_group_that_was_cut_apart_the_smaller_part_waits(
     crew.add(1)
     crew.add(2)
     crew.next_views(0, 1, 2)
-    monkeypatch.setattr("paceline.runtime.members.peers.is_dead", lambda peer, secret: False)
+    monkeypatch.setattr("paceline.runtime.members.peers.is_dead", lambda peer, login: False)
     for rank in {0, 1, 2} - {stays}:
         crew.vanish(rank)
     crew.members[stays].interrupted.wait(5)
@@ -246,7 +246,7 @@ def test_of_two_halves_the_one_with_the_first_rank_goes_on(
     crew.add(0, first=2)
     crew.add(1)
     crew.next_views(0, 1)
-    monkeypatch.setattr("paceline.runtime.members.peers.is_dead", lambda peer, secret: False)
+    monkeypatch.setattr("paceline.runtime.members.peers.is_dead", lambda peer, login: False)
     crew.vanish(1 - stays)
     crew.members[stays].interrupted.wait(5)
     assert crew.waits(stays) != goes_on
@@ -311,3 +311,11 @@ def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
     with pytest.raises(TrainingLost, match="nobody who leads"):
         member.next_view(Report(0))
     member.leave()
+
+
+def test_a_first_leader_that_was_suspended_before_the_first_view_leads_again(crew: Crew) -> None:
+    first = crew.add(0, first=2)
+    assert first._leader is not None
+    first._leader.resign()
+    crew.add(1)
+    assert len(crew.next_views(0, 1)[0].peers) == 2

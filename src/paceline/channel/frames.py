@@ -1,0 +1,361 @@
+"""A connection whose every frame carries a MAC, with a deadline for everything that is sent or received.
+
+A frame is a head (bytes of text, bytes of data, MAC), the text, the data, and a MAC over all of it. Each direction has
+its own key and counts its frames, so that a frame that is changed, repeated, left out or sent back ends the connection.
+
+Sending never waits: what the socket does not take at once is queued, and a thread hands it over. A peer that takes too
+little for too long ends the connection. So no thread that sends heartbeats, or decides, waits for a slow peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paceline.channel.handshake import Keys, Login, Opening, greet_caller, greet_listener
+from paceline.channel.plain import UnacceptableText, load_plain
+
+__all__ = ["GREETING_TIMEOUT", "IDLE_TIMEOUT", "PeerClosed", "SecureConnection", "accept_connection", "open_connection"]
+
+GREETING_TIMEOUT = 5.0
+"""Seconds for a whole handshake: two round trips and some hashes take milliseconds, the rest is for a busy host."""
+IDLE_TIMEOUT = 3600.0
+"""Seconds for which nothing may arrive, unless the receiver says otherwise; who is silent for long is asked anew."""
+FRAME_TIMEOUT = 20.0
+"""Seconds in which a frame that has begun must be through, and longer by its size at the slowest rate."""
+SLOWEST_RATE = 1 << 16
+"""Bytes per second below which a link is taken for broken."""
+MAX_TEXT = 64 << 20
+"""Bytes of text in a frame: the structure of a model's state, which a report holds, is far below."""
+MAX_DATA = 1 << 34
+MAX_QUEUED = 1 << 35
+"""Bytes that wait for a slow peer before the connection is given up."""
+MAC_BYTES = 16
+_HEAD = struct.Struct(">IQ")
+_COUNT = struct.Struct(">QB")
+_JOINED = 1 << 16
+"""Bytes up to which a frame is copied together, so that it is one system call and one packet."""
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+"""After 25 s without any sign from the peer's host the kernel ends the connection."""
+
+
+class PeerClosed(ConnectionError):
+    """The peer ended the connection, or ended itself, rather than being silent or saying what is not allowed."""
+
+
+class SecureConnection:
+    """One authenticated connection; any thread may send, one thread receives. Failures are ConnectionError."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        _tune(connection)
+        self.peer = ""
+        """Name by which the peer logged in."""
+        self._connection, self._buffer = connection, bytearray()
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[memoryview, float]] = deque()
+        self._writing = False
+        self._broken, self._closed, self._users = "", False, 0
+        self._reset = False
+        """Whether it is the peer that ended the connection, by what a send has met."""
+        self._keys: tuple[_Macs, _Macs] | None = None
+
+    def log_in(self, greet: Callable[[Opening], Keys], *, address: str, timeout: float) -> None:
+        """Carry out one side of the handshake, all of it within the timeout."""
+        deadline = time.monotonic() + timeout
+        opening = Opening(
+            lambda size: bytes(self._exactly(size, deadline)), lambda data: self._hand_over(data, deadline), address
+        )
+        keys = greet(opening)
+        self.peer, self._keys = keys.peer, (_Macs(keys.sending), _Macs(keys.receiving))
+
+    def send(self, text: bytes, data: bytes = b"") -> None:
+        """Send one frame, or queue it; raises ConnectionError if the connection is over."""
+        with self._lock:
+            if self._broken or self._keys is None:
+                raise ConnectionError(self._broken or "the connection has no keys yet")
+            parts = self._sealed(text, data)
+            size = sum(len(part) for part in parts) + sum(len(part) for part, _ in self._queue)
+            deadline = time.monotonic() + _allowed(size)
+            self._queue.extend((memoryview(part), deadline) for part in parts)
+            if size > MAX_QUEUED:
+                self._break(f"the peer takes nothing: {size} bytes wait for it")
+            elif not self._writing and not self._drain():
+                self._writing = True
+                threading.Thread(target=self._write, daemon=True, name="paceline-write").start()
+            if self._broken:
+                raise ConnectionError(self._broken)
+
+    def receive(
+        self, *, timeout: float = IDLE_TIMEOUT, max_text: int = MAX_TEXT, max_data: int = MAX_DATA
+    ) -> tuple[bytes, bytes]:
+        """Text and data of the next frame, which has to begin within the timeout."""
+        assert self._keys is not None
+        with self._using():
+            return self._receive(self._keys[1], timeout, max_text, max_data)
+
+    def _receive(self, macs: _Macs, timeout: float, max_text: int, max_data: int) -> tuple[bytes, bytes]:
+        self._fill(1, time.monotonic() + timeout)
+        head = self._exactly(_HEAD.size + MAC_BYTES, time.monotonic() + FRAME_TIMEOUT)
+        macs.check_head(head)
+        text_size, data_size = _HEAD.unpack_from(head)
+        if text_size > max_text or data_size > max_data:
+            raise ConnectionError(f"the peer announced {text_size} + {data_size} bytes, which is too much here")
+        deadline = time.monotonic() + _allowed(text_size + data_size)
+        text, data = self._exactly(text_size, deadline), self._exactly(data_size, deadline)
+        macs.check_body(head[: _HEAD.size], text, data, self._exactly(MAC_BYTES, deadline))
+        return bytes(text), bytes(data)
+
+    def send_plain(self, value: Any) -> None:
+        """Send a value of JSON."""
+        self.send(json.dumps(value, separators=(",", ":")).encode())
+
+    def receive_plain(self, *, timeout: float = IDLE_TIMEOUT, max_text: int = MAX_TEXT) -> Any:
+        """A value of JSON, checked for its depth and characters."""
+        try:
+            return load_plain(self.receive(timeout=timeout, max_text=max_text, max_data=0)[0])
+        except UnacceptableText as error:
+            raise ConnectionError(str(error)) from error
+
+    def wait_sent(self, timeout: float) -> bool:
+        """Wait until nothing is queued any more; False if the time is over or the connection is."""
+        deadline = time.monotonic() + timeout
+        while not self._broken:
+            if not self._queue:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return bool(self._broken)
+
+    def fileno(self) -> int:
+        """Of the socket, for `select`; it is readable when a frame arrives or the peer is gone."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Close the connection at once; a thread that is receiving is woken."""
+        with self._using(), self._lock:
+            self._break("the connection was closed here")
+            self._closed = True
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """The descriptor is freed by the last thread that uses it: another file may get its number at once."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._closed and self._users == 0:
+                    self._connection.close()
+
+    def _break(self, why: str) -> None:
+        self._broken = self._broken or why
+        self._queue.clear()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _sealed(self, text: bytes, data: bytes) -> list[bytes]:
+        assert self._keys is not None
+        begin, end = self._keys[0].seal(_HEAD.pack(len(text), len(data)), text, data)
+        if len(text) + len(data) <= _JOINED:
+            return [b"".join((begin, text, data, end))]
+        return [part for part in (begin + text, data, end) if part]
+
+    def _drain(self) -> bool:
+        """Hand over what the socket takes without waiting; whether nothing is left."""
+        try:
+            while self._queue:
+                part, deadline = self._queue[0]
+                sent = self._connection.send(part)
+                if sent == len(part):
+                    self._queue.popleft()
+                else:
+                    self._queue[0] = (part[sent:], deadline)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._reset = isinstance(error, BrokenPipeError | ConnectionResetError)
+            self._break(f"the peer is gone: {error}")
+        return True
+
+    def _write(self) -> None:
+        with self._using():
+            self._write_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                if self._drain():
+                    self._writing = False
+                    return
+                deadline = self._queue[0][1]
+                if time.monotonic() > deadline:
+                    self._break("the peer takes too little of what it is sent")
+            self._poll(select.POLLOUT, min(deadline, time.monotonic() + 1.0))
+
+    def _hand_over(self, data: bytes, deadline: float) -> None:
+        """Send bytes of the handshake, before there are frames."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._connection.send(rest) :]
+            except BlockingIOError:
+                if not self._poll(select.POLLOUT, deadline):
+                    raise ConnectionError("the peer takes nothing") from None
+            except OSError as error:
+                raise ConnectionError(f"the peer is gone: {error}") from error
+
+    def _exactly(self, size: int, deadline: float) -> bytearray:
+        """The next bytes; large pieces are read into their place."""
+        if size <= _JOINED:
+            self._fill(size, deadline)
+            taken = self._buffer[:size]
+            del self._buffer[:size]
+            return taken
+        try:
+            taken = bytearray(size)
+        except MemoryError as error:
+            raise ConnectionError(f"there is no memory for {size} bytes of a peer") from error
+        at = min(size, len(self._buffer))
+        taken[:at] = self._buffer[:at]
+        del self._buffer[:at]
+        view = memoryview(taken)
+        while at < size:
+            at += self._arrived(functools.partial(self._connection.recv_into, view[at:]), deadline)
+        return taken
+
+    def _fill(self, size: int, deadline: float) -> None:
+        """Read until the buffer holds that much."""
+        while len(self._buffer) < size:
+
+            def take() -> int:
+                part = self._connection.recv(_JOINED)
+                self._buffer += part
+                return len(part)
+
+            self._arrived(take, deadline)
+
+    def _arrived(self, take: Callable[[], int], deadline: float) -> int:
+        """What one read takes, waiting for it until the deadline."""
+        while True:
+            try:
+                count = take()
+            except BlockingIOError:
+                if not self._poll(select.POLLIN, deadline):
+                    raise ConnectionError("the peer sent nothing, or too little, for too long") from None
+                continue
+            except ConnectionResetError as error:
+                raise PeerClosed(f"the peer is gone: {error}") from error
+            except OSError as error:
+                raise ConnectionError(f"the peer is gone: {error}") from error
+            if count == 0 and self._broken and not self._reset:
+                raise ConnectionError(self._broken)
+            if count == 0:
+                raise PeerClosed("the peer closed the connection")
+            return count
+
+    def _poll(self, event: int, deadline: float) -> bool:
+        waiter = select.poll()
+        with contextlib.suppress(OSError, ValueError):
+            waiter.register(self._connection, event)
+            return bool(waiter.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        return True
+
+
+class _Macs:
+    """The MACs of one direction: HMAC-SHA256, cut to 16 bytes, over number, part and content of every frame."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed, self._number = hmac.new(key, digestmod=hashlib.sha256), 0
+
+    def seal(self, head: bytes, text: bytes, data: bytes) -> tuple[bytes, bytes]:
+        """What comes before and behind a frame's content."""
+        self._number += 1
+        return head + self._mac(0, head), self._mac(1, head, text, data)
+
+    def check_head(self, given: bytearray) -> None:
+        """Check the sizes before they are believed."""
+        self._number += 1
+        self._check(given[_HEAD.size :], self._mac(0, given[: _HEAD.size]))
+
+    def check_body(self, head: bytearray, text: bytearray, data: bytearray, given: bytearray) -> None:
+        """Check the content of the frame whose head was checked last."""
+        self._check(given, self._mac(1, head, text, data))
+
+    def _mac(self, part: int, *contents: Any) -> bytes:
+        mac = self._keyed.copy()
+        mac.update(_COUNT.pack(self._number, part))
+        for content in contents:
+            mac.update(content)
+        return mac.digest()[:MAC_BYTES]
+
+    def _check(self, given: bytearray, expected: bytes) -> None:
+        if not hmac.compare_digest(bytes(given), expected):
+            raise ConnectionError("a frame was changed, repeated or left out on its way")
+
+
+def open_connection(address: str, port: int, login: Login, *, listener: str, timeout: float) -> SecureConnection:
+    """Call a listener of that role; the timeout holds for the connection, and again for the whole handshake.
+
+    Raises OSError if nobody is there, ConnectionError if it is not who it should be.
+    """
+    plain = socket.create_connection((address, port), timeout=timeout)
+    return _logged_in(plain, lambda opening: greet_listener(opening, login, listener), caller=True, timeout=timeout)
+
+
+def accept_connection(
+    plain: socket.socket, login: Login, callers: tuple[str, ...], *, timeout: float = GREETING_TIMEOUT
+) -> SecureConnection:
+    """Log in a caller of one of these roles; closes the connection if it cannot be."""
+    return _logged_in(plain, lambda opening: greet_caller(opening, login, callers), caller=False, timeout=timeout)
+
+
+def _logged_in(
+    plain: socket.socket, greet: Callable[[Opening], Keys], *, caller: bool, timeout: float
+) -> SecureConnection:
+    try:
+        address = plain.getpeername() if caller else plain.getsockname()
+        connection = SecureConnection(plain)
+        text = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
+        connection.log_in(greet, address=text, timeout=timeout)
+        return connection
+    except BaseException as error:
+        plain.close()
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+            raise ConnectionError(f"the peer is gone: {error}") from error
+        raise
+
+
+def _tune(connection: socket.socket) -> None:
+    """Small messages leave at once, and a host that is gone is noticed."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _allowed(size: int) -> float:
+    """Seconds for that many bytes."""
+    return FRAME_TIMEOUT + size / SLOWEST_RATE

@@ -1,0 +1,38 @@
+"""JSON from a peer: bounded in depth, and without characters that cannot be written again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["MAX_DEPTH", "UnacceptableText", "load_plain"]
+
+MAX_DEPTH = 32
+"""Of lists and tables in each other: messages need fewer than ten, and Python's own limit ends threads."""
+
+
+class UnacceptableText(ValueError):
+    """The text is no JSON, or JSON that no honest peer sends."""
+
+
+def load_plain(text: bytes) -> Any:
+    """The value of a JSON text."""
+    try:
+        value = json.loads(text)
+        if b"\\u" in text:  # lone surrogates pass the parser, and raise where the text is written or sent on
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise UnacceptableText("the peer sent what is not JSON") from error
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            raise UnacceptableText(f"the peer sent lists in lists, deeper than {MAX_DEPTH}")
+        level = [item for parent in level for item in _items(parent)]
+    return value
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,62 @@
+"""`paceline store`: check and repair stored runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from paceline.cli.options import json_option, store_option
+from paceline.measurements.repair import inspect_store, repair_store
+from paceline.measurements.store import Store
+from paceline.report.terminal import emit
+from paceline.report.terminal.records import show_inspection, show_repairs
+
+__all__ = ["command"]
+
+
+@click.group()
+def command() -> None:
+    """Check stored runs against their checksums, and repair a damaged store.
+
+    \b
+    Examples:
+      paceline store check
+      paceline store repair --store results
+    """
+
+
+@command.command()
+@store_option
+@json_option
+def check(store: Path, as_json: bool) -> None:
+    """Read every run and campaign, and name every damaged file; exit code 1 if there is one.
+
+    Each run has checksums in the format of `sha256sum`, verified whenever it is read. Runs of versions before the
+    checksums are read all the same, and counted as unverified.
+    """
+    found = inspect_store(Store(store))
+    if as_json:
+        document = {name: [asdict(item) for item in getattr(found, name)] for name in ("damaged", "newer")}
+        counts = {"runs": len(found.runs), "campaigns": len(found.campaigns)}
+        emit({"store": str(store), **counts, **document, "unverified": list(found.unverified)}, "store.check")
+    else:
+        show_inspection(found, store)
+    if found.damaged or found.newer:
+        raise SystemExit(1)
+
+
+@command.command()
+@store_option
+@json_option
+def repair(store: Path, as_json: bool) -> None:
+    """Move damaged data into STORE/damaged, rebuild what can be rebuilt, add missing checksums.
+
+    Nothing is deleted. The document of a campaign is rebuilt from its sound runs, without its study file. Runs that
+    read well but have no checksums get them, of their present content. Runs of a newer Paceline are left alone.
+    """
+    done = repair_store(Store(store))
+    emit({"store": str(store), "done": [asdict(item) for item in done]}, "store.repair") if as_json else show_repairs(
+        done, store
+    )

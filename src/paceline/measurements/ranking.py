@@ -1,0 +1,94 @@
+"""Who is faster: frameworks and strategies ranked within one network, batch and number of ranks.
+
+The verdict on two contenders is that of `summary.compare`, the rule of `paceline compare`: one rule decides everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.measurements.results import Launches
+from paceline.measurements.summary import Comparison, Interval, compare, median_interval
+
+__all__ = ["Place", "Ranking", "rank_launches"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One contender of a ranking."""
+
+    name: str
+    """Framework, with the name of its strategy if it is not the default."""
+    case_id: str
+    throughput: Interval
+    behind: Comparison | None
+    """This contender against the first; None for the first."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Contenders that differ in framework or strategy only, the fastest median first."""
+
+    network: str
+    cluster: str
+    launcher: str
+    input: str
+    batch: int
+    ranks: int
+    places: tuple[Place, ...]
+
+    @property
+    def label(self) -> str:
+        """What the contenders have in common."""
+        where = "" if self.cluster == "local" else f", {self.cluster}"
+        source = "" if self.input == "resident" else f", {self.input} input"
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"{self.network}, batch {self.batch} x {ranks}{where}{source}"
+
+    @property
+    def equals(self) -> tuple[Place, ...]:
+        """Contenders that are not shown to be slower than the first."""
+        return tuple(place for place in self.places[1:] if place.behind and place.behind.verdict != "slower")
+
+    @property
+    def winner(self) -> Place | None:
+        """The first, if every other contender is shown to be slower."""
+        return self.places[0] if len(self.places) > 1 and not self.equals else None
+
+    @property
+    def lead(self) -> Interval | None:
+        """How many times as fast the first is as the second; None without a second."""
+        ratio = self.places[1].behind.ratio if len(self.places) > 1 and self.places[1].behind else None
+        return Interval(1 / ratio.value, _inverse(ratio.high), _inverse(ratio.low)) if ratio else None
+
+
+def _inverse(bound: float) -> float:
+    """The bound of 1 / ratio; that of one launch is infinite."""
+    return 1 / bound if 0 < bound < float("inf") else float("inf") if bound <= 0 else float("-inf")
+
+
+def rank_launches(cases: Iterable[Launches]) -> tuple[Ranking, ...]:
+    """A ranking for each network, cluster, input, batch and number of ranks, in the order of the cases."""
+    groups: dict[tuple[str, str, str, str, int, int], list[Launches]] = defaultdict(list)
+    for case in cases:
+        if case.throughputs:
+            run = case.first
+            groups[run.network, run.cluster, run.launcher, run.input, run.batch, run.ranks].append(case)
+    return tuple(Ranking(*key, places=_places(group)) for key, group in groups.items())
+
+
+def _places(group: list[Launches]) -> tuple[Place, ...]:
+    rates = {id(case): median_interval(case.throughputs) for case in group}
+    ordered = sorted(group, key=lambda case: -rates[id(case)].value)
+    first = ordered[0].throughputs
+    return tuple(
+        Place(
+            name=case.first.contender,
+            case_id=case.first.case_id,
+            throughput=rates[id(case)],
+            behind=compare(case.throughputs, first) if place else None,
+        )
+        for place, case in enumerate(ordered)
+    )

@@ -1,0 +1,198 @@
+"""Every term of a step by hand: two gradients of 1 and 2 MB, a link of 0.1 s latency and 1 us per byte.
+
+An all-reduce of n bytes between two ranks takes 0.2 s + n us: 1.2 s and 2.2 s. Compute takes 3 + 7 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.catalog.frameworks import Policy
+from paceline.cost.collective import Fabric
+from paceline.errors import Unsupported
+from paceline.model.calibration import AS_STATED, Uncertain
+from paceline.model.compute import StepWork
+from paceline.model.step import NOMINAL, Ranks, exchange_seconds, fusion_choices, step_terms
+
+WORK = StepWork(
+    forward=np.array([1.0, 2.0]),
+    backward=np.array([3.0, 4.0]),
+    gradients=np.array([1e6, 2e6]),
+    layer=np.array([0, 1]),
+    update=0.5,
+    io=0.0,
+    h2d=0.0,
+    jitter=0.0,
+    spread=0.0,
+    basis="made",
+)
+TWICE = replace(WORK, forward=2 * WORK.forward, backward=2 * WORK.backward)
+LINK = Fabric(2, 2, 1, 0.0, 0.0, 0.1, 1e-6)
+RANKS = Ranks((WORK,), (2,), LINK, batch=16, memory_per_byte=1e-9)
+MIXED = replace(RANKS, works=(WORK, TWICE), counts=(3, 1), fabric=replace(LINK, ranks=4, hosts=4))
+
+
+def policy(**changes: Any) -> Policy:
+    given = {"aggregation": "allreduce", "fusion": "tensor", "input_overlap": False, "version": "1", "source": "made"}
+    return Policy.model_validate({**given, **changes})
+
+
+def terms(
+    ranks: Ranks = RANKS, calibration: Any = AS_STATED, factors: Any = NOMINAL, **changes: Any
+) -> dict[str, float]:
+    found = step_terms(ranks, policy(**changes), calibration, factors)
+    return {name: round(float(seconds[0]), 9) for name, seconds in found.items() if seconds[0]}
+
+
+def test_without_overlap_the_exchange_follows_backward() -> None:
+    assert terms() == {"forward": 3.0, "backward": 7.0, "update": 0.5, "aggregate": 3.4}
+
+
+def test_overlap_hides_what_backward_covers() -> None:
+    # Ready at 6 and 10, sent at 7.2 and 12.2.
+    assert terms(overlap=True)["aggregate"] == pytest.approx(2.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"aggregation": "sharded", "shard_stage": 3}, 3 * (0.6 + 1.1)),  # two gathers and a scatter
+        ({"aggregation": "sharded", "shard_stage": 2}, 3.4),
+        ({"aggregation": "parameter_server", "servers": 1}, 4.2 + 8.2),
+        ({"aggregation": "parameter_server"}, 1.2 + 2.2),
+        ({"compression": "float16"}, 0.7 + 1.2),
+        ({"algorithm": "tree"}, 2.2 + 4.2),
+        ({"fusion": "all"}, 3.2),
+        ({"block_samples": 64}, 3.4 / 4),
+        ({"block_samples": 8}, 3.4),
+    ],
+)
+def test_what_is_exchanged_depends_on_the_policy(changes: dict[str, Any], seconds: float) -> None:
+    assert terms(**changes)["aggregate"] == pytest.approx(seconds)
+    if "block_samples" not in changes:
+        assert exchange_seconds(RANKS, policy(**changes), AS_STATED) == pytest.approx(seconds)
+
+
+def test_sharded_training_gathers_ahead_of_forward_and_backward() -> None:
+    # Forward: gathered at 1.1 and 1.7, done at 4.1 instead of 3. Backward: scattered at 8.1, first gather of 0.6.
+    found = terms(aggregation="sharded", shard_stage=3, overlap=True)
+    assert found["aggregate"] == pytest.approx(1.1 + 1.1 + 0.6)
+
+
+def test_priority_hides_behind_the_next_forward() -> None:
+    # Left after backward: nothing of the first, 2.2 of the second, which is used first.
+    assert terms(overlap=True, order="priority")["aggregate"] == pytest.approx(2.2)
+
+
+def test_the_first_gradient_of_a_layer_waits_for_its_last() -> None:
+    together = replace(RANKS, works=(replace(WORK, layer=np.array([0, 0])),))
+    assert terms(together, fusion="layer")["aggregate"] == pytest.approx(3.2)
+    assert terms(fusion="layer")["aggregate"] == pytest.approx(3.4)
+
+
+def test_latency_and_reach_of_the_calibration_multiply_each_its_own_part() -> None:
+    software = replace(AS_STATED, latency=Uncertain(3.0, 0.0), reach=Uncertain(0.5, 0.0))
+    assert terms(calibration=software)["aggregate"] == pytest.approx(2 * 0.6 + 2 + 4)
+    drawn = replace(NOMINAL, latency=np.array([2.0]), bandwidth=np.array([3.0]))
+    assert terms(factors=drawn)["aggregate"] == pytest.approx(2 * 0.4 + 3 + 6)
+
+
+def test_compute_draws_scale_compute_alone() -> None:
+    found = terms(factors=replace(NOMINAL, compute=np.array([2.0])))
+    assert found == {"forward": 6.0, "backward": 14.0, "update": 1.0, "aggregate": 3.4}
+
+
+def test_hidden_exchange_slows_compute_down() -> None:
+    found = terms(calibration=replace(AS_STATED, slowdown=Uncertain(0.1, 0.0)), overlap=True)
+    assert found["slowdown"] == pytest.approx(0.1 * (3.4 - 2.2))
+    most = terms(calibration=replace(AS_STATED, slowdown=Uncertain(5.0, 0.0)), overlap=True)
+    assert most["slowdown"] == pytest.approx(0.97 * 1.2)
+
+
+def test_a_backward_that_is_slowed_hides_more() -> None:
+    late = replace(RANKS, works=(replace(WORK, gradients=np.array([4e6, 1e6])),))
+    # Sent at 10.2 and 11.4: 1.4 s exposed, 4 s hidden. With 2 s lost, backward takes 9/7 as long.
+    assert terms(late, overlap=True)["aggregate"] == pytest.approx(1.4)
+    found = terms(late, replace(AS_STATED, slowdown=Uncertain(0.5, 0.0)), overlap=True)
+    assert found["slowdown"] == pytest.approx(2.0)
+    assert found["aggregate"] == pytest.approx(1.2)
+
+
+def test_an_exchange_beside_compute_goes_at_its_own_pace() -> None:
+    late = replace(RANKS, works=(replace(WORK, gradients=np.array([4e6, 1e6])),))
+    # At half speed 8.4 and 2.4 s: 6.8 s are left after backward, and go at full speed.
+    assert terms(late, replace(AS_STATED, overlap_rate=0.5), overlap=True)["aggregate"] == pytest.approx(3.4)
+    assert terms(calibration=replace(AS_STATED, overlap_rate=0.5))["aggregate"] == pytest.approx(3.4)
+
+
+def test_every_gradient_and_every_copied_byte_has_its_fixed_cost() -> None:
+    costs = replace(AS_STATED, fixed_per_gradient=Uncertain(0.01, 0.0), fixed_copies=Uncertain(2.0, 0.0))
+    assert terms(calibration=costs)["fixed"] == pytest.approx(0.02 + 2 * 3e6 * 1e-9)
+    assert terms(calibration=replace(costs, copy_per_byte=1e-8))["fixed"] == pytest.approx(0.02 + 2 * 3e6 * 1e-8)
+
+
+def test_accumulation_computes_several_times_and_exchanges_once() -> None:
+    found = terms(replace(RANKS, accumulate=3), overlap=True)
+    assert found == {"forward": 9.0, "backward": 21.0, "update": 0.5, "aggregate": 2.2}
+
+
+def test_neighbours_slow_compute_and_a_profile_of_neighbours_is_eased() -> None:
+    crowded = replace(AS_STATED, crowding=0.2)
+    beside = replace(RANKS, fabric=replace(LINK, ranks=6, local=3))
+    assert terms(beside, crowded)["slowdown"] == pytest.approx(0.4 * 10.5)
+    alone = terms(replace(RANKS, works=(replace(WORK, crowd=3),)), crowded)
+    assert (alone["forward"], alone["update"]) == (pytest.approx(3 / 1.4), pytest.approx(0.5 / 1.4))
+    assert "slowdown" not in alone
+
+
+def test_all_wait_for_the_slowest_device() -> None:
+    found = terms(MIXED)
+    assert (found["forward"], found["backward"], found["waiting"]) == (3.75, 8.75, 7.5)
+    jitter = terms(MIXED, replace(AS_STATED, jitter=0.1))
+    assert jitter["waiting"] == pytest.approx(7.5 + 20 * 0.1 * 1.0491, rel=1e-4)  # Blom's expected largest of four
+    straggling = terms(replace(MIXED, straggle=(0.1, 5.0)))
+    assert straggling["waiting"] == pytest.approx(7.5 + 20 * 0.4)
+
+
+def test_the_jitter_of_the_profile_counts_where_the_calibration_has_none() -> None:
+    shaky = replace(RANKS, works=(replace(WORK, jitter=0.1),))
+    assert terms(shaky)["waiting"] == pytest.approx(10 * 0.1 * 0.5895, rel=1e-4)
+    assert "waiting" not in terms(shaky, replace(AS_STATED, jitter=0.0))
+
+
+def test_asynchronous_devices_step_at_the_harmonic_mean() -> None:
+    found = terms(MIXED, synchrony="asynchronous")
+    # Three quarters at 10 s and a quarter at 20 s: 80/7 s on average instead of 12.5.
+    assert found["forward"] + found["backward"] == pytest.approx(80 / 7)
+    assert "waiting" not in found
+
+
+def test_input_is_exposed_beyond_the_rest_of_the_step() -> None:
+    reading = replace(RANKS, input_s=(12.0, 6.0))
+    found = terms(reading)
+    assert (found["io"], found["h2d"]) == (12.0, 6.0)
+    found = terms(reading, input_overlap=True)
+    assert (found["io"], found["h2d"]) == (pytest.approx(4.1 * 2 / 3), pytest.approx(4.1 / 3))
+    assert "io" not in terms(replace(RANKS, input_s=(2.0, 1.0)), input_overlap=True)
+
+
+def test_one_device_exchanges_nothing_and_several_need_a_policy_that_does() -> None:
+    single = replace(RANKS, fabric=replace(LINK, ranks=1, hosts=1), counts=(1,))
+    assert terms(single, aggregation="none") == {"forward": 3.0, "backward": 7.0, "update": 0.5}
+    with pytest.raises(Unsupported, match="aggregates nothing"):
+        terms(aggregation="none")
+
+
+def test_choices_of_fusion() -> None:
+    choices = fusion_choices(RANKS, policy(overlap=True), AS_STATED)
+    assert choices["policy"] == (2, pytest.approx(2.2))
+    assert choices["optimal"] == (2, pytest.approx(2.2))
+    assert fusion_choices(RANKS, policy(overlap=True, fusion="all"), AS_STATED)["policy"] == (1, pytest.approx(3.2))
+    for changes in ({"overlap": False}, {"overlap": True, "order": "priority"}, {"aggregation": "parameter_server"}):
+        assert fusion_choices(RANKS, policy(**changes), AS_STATED) == {}
+    slow = fusion_choices(RANKS, policy(overlap=True), replace(AS_STATED, overlap_rate=0.5))
+    assert slow["policy"] == (2, pytest.approx(2.2)), "what is left after backward goes at full speed"

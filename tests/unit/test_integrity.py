@@ -1,0 +1,222 @@
+"""Damage is detected, named and left out; nothing is deleted; nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from paceline.cli import program
+from paceline.measurements.integrity import DamagedData, write_sums
+from paceline.measurements.repair import inspect_store, repair_store
+from paceline.measurements.run import RunData
+from paceline.measurements.store import Store
+from tests.made import Made, write
+from tests.unit.test_store import make_run, make_steps
+
+BAD, GOOD = "made-1-0000-000", "made-1-0000-001"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    write(tmp_path, [Made(ranks=1), Made(ranks=2, aggregate=0.02)])
+    return Store(tmp_path)
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change a header as a careful hand would: its checksums fit again."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    write_sums(path.parent)
+
+
+def run(store: Store, *args: str) -> Result:
+    return CliRunner().invoke(program, [*args, "--store", str(store.root)])
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_flipped_bit_is_noticed(store: Store, seed: int) -> None:
+    chance = random.Random(seed)
+    files = sorted(path for folder in (store.runs, store.campaigns) for path in folder.rglob("*") if path.is_file())
+    path = chance.choice(files)
+    flip(path, chance.randrange(path.stat().st_size * 8))
+    found = inspect_store(store)
+    before = inspect_store(Store(write(store.root / "again", [Made(ranks=1), Made(ranks=2, aggregate=0.02)]).root))
+    harmless = (found.runs, found.campaigns) == (before.runs, before.campaigns)
+    assert len(found.damaged) + len(found.newer) == 1 or harmless
+    assert harmless == (not found.damaged and not found.newer)
+
+
+def test_sha256sum_checks_a_run(store: Store) -> None:
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=store.runs / GOOD, capture_output=True, text=True)
+    assert done.stdout.count(": OK") == 3
+
+
+READING = (
+    ("show",), ("show", "--list"), ("report", "made", "-o", "page.html"), ("explain",), ("query", "FROM launches"),
+    ("compare", "ranks=2", "ranks=1"), ("export", "made", "--to", "csv", "-o", "out.csv"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READING, ids=[" ".join(words[:2]) for words in READING])
+def test_every_command_leaves_the_damaged_run_out_and_names_it(
+    store: Store, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flip(store.runs / BAD / "steps.parquet", 700)
+    text = run(store, *words)
+    assert text.exit_code == 0, text.output
+    assert f"{BAD}: steps.parquet" in text.stderr
+    document = json.loads(run(store, *words, "--json").stdout)
+    assert [item["run"] for item in document["damaged"]] == [BAD]
+    if words[0] == "report":
+        assert f"{BAD}: steps.parquet" in (tmp_path / "page.html").read_text()
+
+
+def test_what_is_sound_is_not_called_damaged(store: Store) -> None:
+    done = run(store, "show", "--json")
+    assert done.stderr == ""
+    assert not {"damaged", "unverified"} & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"batch": -8}, "batch"), ({"ranks": 0}, "ranks"), ({"seconds": -1.0}, "seconds"), ({"batch": 2.5}, "batch"),
+    ({"started_at": "yesterday"}, "started_at"), ({"schema_version": 99}, "newer Paceline"), ({"id": GOOD}, GOOD),
+    ({"timers": {"step": -1.0}}, "timers"), ({"dilation": 0.0}, "dilation"), ({"launch": -1}, "launch"),
+])  # fmt: skip
+def test_values_out_of_their_domain_are_refused_even_with_checksums(
+    store: Store, change: dict[str, Any], words: str
+) -> None:
+    edit(store.runs / BAD / "run.json", **change)
+    with pytest.raises(DamagedData, match=words):
+        store.read(BAD)
+    assert len(store.read_all()) == 5
+
+
+@pytest.mark.parametrize(("column", "value"), [
+    ("seconds", -0.1), ("seconds", float("nan")), ("seconds", None), ("rank", 1), ("rank", -1),
+    ("start_s", float("inf")),
+])  # fmt: skip
+def test_values_of_tables_are_checked_too(store: Store, column: str, value: float | None) -> None:
+    path = store.runs / BAD / "steps.parquet"
+    table = pq.read_table(path)
+    values = [value, *table[column].to_pylist()[1:]]
+    at = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path)
+    write_sums(path.parent)
+    with pytest.raises(DamagedData, match=column):
+        store.read(BAD)
+
+
+@pytest.mark.parametrize("name", ["run.json", "steps.parquet", "SHA256SUMS"])
+@pytest.mark.parametrize("kind", ["fifo", "symlink", "device", "folder", "gone"])
+def test_what_is_no_file_is_refused_and_nothing_hangs(store: Store, name: str, kind: str) -> None:
+    path = store.runs / BAD / name
+    aside = path.rename(path.with_name("aside"))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "symlink":
+        path.symlink_to(aside)
+    elif kind == "folder":
+        path.mkdir()
+    assert len(store.read_all()) == 5
+    assert list(store.damaged) == [BAD]
+    assert [damage.run for damage in inspect_store(Store(store.root)).damaged] == [BAD]
+
+
+def test_a_run_that_is_a_link_and_a_campaign_that_is_a_fifo_are_refused(store: Store) -> None:
+    (store.runs / "made-1-0009-000").symlink_to(store.runs / GOOD)
+    os.mkfifo(store.campaigns / "pipe.json")
+    assert len(store.read_all()) == 6
+    assert len(store.read_campaigns()) == 1
+    assert sorted(store.damaged) == ["made-1-0009-000", "pipe"]
+
+
+def test_runs_without_checksums_are_read_and_that_is_said(store: Store) -> None:
+    path = store.runs / BAD / "run.json"
+    (path.parent / "SHA256SUMS").unlink()
+    assert [damage.file for damage in inspect_store(Store(store.root)).damaged] == ["SHA256SUMS"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 2}))
+    done = run(store, "show", "--json")
+    assert json.loads(done.stdout)["unverified"] == 1
+    assert BAD in done.stderr
+    assert "without checksums" in run(store, "store", "check").stdout
+    assert run(store, "store", "repair").exit_code == 0
+    assert run(store, "show", "--json").stderr == ""
+
+
+def test_an_old_campaign_without_checksum_is_read(store: Store) -> None:
+    path = store.campaigns / "made-1.json"
+    document = json.loads(path.read_text())
+    del document["checksum"], document["schema_version"]
+    path.write_text(json.dumps(document))
+    assert [item["study"] for item in store.read_campaigns()] == ["made"]
+    assert inspect_store(store).unverified == ("made-1",)
+    path.write_text(json.dumps({**document, "schema_version": 3}))
+    assert store.read_campaigns() == []
+
+
+def test_check_names_every_damaged_file_and_repair_moves_it_aside(store: Store) -> None:
+    flip(store.runs / BAD / "spans.parquet", 99)
+    (store.campaigns / "made-1.json").write_text("{")
+    done = run(store, "store", "check", "--json")
+    assert done.exit_code == 1
+    damaged = json.loads(done.stdout)["damaged"]
+    assert [(item["run"], item["file"]) for item in damaged] == [
+        (BAD, "spans.parquet"), ("made-1", "campaigns/made-1.json")]  # fmt: skip
+    assert "spans.parquet" in run(store, "store", "check").stdout
+    content = {path.name: path.read_bytes() for path in (store.runs / BAD).iterdir()}
+    assert run(store, "store", "repair").exit_code == 0
+    assert {path.name: path.read_bytes() for path in (store.root / "damaged" / BAD).iterdir()} == content
+    assert "spans.parquet" in (store.root / "damaged" / f"{BAD}.why.txt").read_text()
+    assert (store.root / "damaged" / "made-1.json").read_text() == "{"
+    assert run(store, "store", "check").exit_code == 0
+    shown = json.loads(run(store, "show", "made", "--json").stdout)
+    assert sum(case["launches"] for case in shown["cases"]) == 5
+
+
+def test_repair_takes_no_name_twice_and_leaves_newer_runs_alone(store: Store) -> None:
+    for _ in range(2):
+        store.write(RunData(make_run("demo-1-abc-000"), make_steps()))
+        (store.runs / "demo-1-abc-000" / "run.json").write_text("?")
+        repair_store(Store(store.root))
+    assert (store.root / "damaged" / "demo-1-abc-000.1" / "run.json").read_text() == "?"
+    edit(store.runs / BAD / "run.json", schema_version=99)
+    assert all(item.run != BAD for item in repair_store(Store(store.root)))
+    assert (store.runs / BAD / "run.json").exists()
+
+
+def test_a_damaged_run_keeps_its_number(store: Store) -> None:
+    from paceline.bench.campaign import Campaign, _resumed
+    from paceline.catalog import shipped_catalog
+    from paceline.spec.load import load_cases
+
+    study, cases = load_cases(Path(__file__).parents[2] / "examples/studies/demo.toml", shipped_catalog())
+    name = f"c-1-{cases[0].id}-004"
+    store.write(RunData(make_run(name, campaign="c-1", case_id=cases[0].id, launch=4), make_steps()))
+    flip(store.runs / name / "run.json", 5)
+    campaign = Campaign("c-1", study, cases, None, None)  # type: ignore[arg-type]
+    assert next(state.launched for state in _resumed(campaign, store)) == 5
+
+
+@pytest.mark.parametrize(("query", "value"), [("SELECT 1/0 AS x", None), ("SELECT 'nan'::DOUBLE AS x", None),
+    ("SELECT [1/0] AS x", [None]), ("SELECT {'a': -1/0} AS x", {"a": None}),
+    ("SELECT '1e5'::DECIMAL AS x", "100000.000"),
+])  # fmt: skip
+def test_an_infinite_answer_is_null_in_json(store: Store, query: str, value: object) -> None:
+    assert json.loads(run(store, "query", query, "--json").stdout)["rows"] == [{"x": value}]
