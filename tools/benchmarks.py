@@ -53,6 +53,7 @@ ENTRIES = (
     Entry("validate", "validate"),
     Entry("predict_speed", "predict_speed"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
+    Entry("bit_flips", "bit_flips", "", "--flips 20"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),

@@ -38,8 +38,8 @@ SECONDS = 20.0
 def main() -> int:
     """Draw mutations, run their tests, print the table; 1 if too few are caught."""
     options = _options()
-    reach = reaches(ROOT, options.collect)
-    if options.collect:
+    reach = reaches(ROOT, options.only, options.collect)
+    if options.collect is not None:
         return 0
     print(f"seed {options.seed}: {options.count} mutations per package", flush=True)
     started = time.monotonic()

@@ -48,11 +48,11 @@ class Reach:
         return found
 
 
-def reaches(root: Path, collect: list[str] | None) -> Reach:
+def reaches(root: Path, only: list[str], collect: list[str] | None = None) -> Reach:
     """Read what was recorded; record test files that are new or changed, or those named."""
     folder = root / "results" / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
-    files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path)]
+    files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path, only)]
     records = {path: folder / ("-".join(path.relative_to(root).parts) + ".json") for path in files}
     stale = [path for path in files if _is_stale(path, records[path], root, collect or [])]
     if stale:
@@ -69,11 +69,11 @@ def reaches(root: Path, collect: list[str] | None) -> Reach:
     return Reach(seconds, tests)
 
 
-def _concerns(path: Path) -> bool:
-    """Whether a test file uses the packages at all, itself or through the command line."""
+def _concerns(path: Path, packages: list[str]) -> bool:
+    """Whether a test file uses one of the packages at all; what stored runs show is about measurements and explain."""
     text = path.read_text(encoding="utf-8")
-    named = (f"paceline.{package}" for package in PACKAGES)
-    return any(name in text for name in (*named, "tests.made", "paceline.api", "CliRunner"))
+    made = ["tests.made"] if {"measurements", "explain"} & set(packages) else []
+    return any(name in text for name in (*(f"paceline.{package}" for package in packages), *made))
 
 
 def _is_stale(path: Path, record: Path, root: Path, named: list[str]) -> bool:

@@ -37,6 +37,7 @@ def predict(
     profile: Profile | File | None = None,
     calibration: Calibration | File | None = None,
     strategy: Strategy | None = None,
+    precision: str | None = None,
     input: Literal["resident", "copied", "files"] = "resident",  # noqa: A002
     changes: Mapping[str, str] | None = None,
     knee: float = 0.5,
@@ -45,6 +46,7 @@ def predict(
 
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
+    `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`.
 
     >>> import paceline
@@ -65,7 +67,9 @@ def predict(
     if not names:
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
     asked = [
-        question_about(network, profile, cluster, batch, framework=name, input=input, strategy=strategy)
+        question_about(
+            network, profile, cluster, batch, framework=name, input=input, strategy=strategy, precision=precision
+        )
         for name in names
     ]
     counts, known = _counts(devices), _calibration(calibration)
@@ -82,6 +86,7 @@ def question_about(
     framework: str,
     input: str = "resident",  # noqa: A002
     strategy: Strategy | None = None,
+    precision: str | None = None,
 ) -> Question:
     """The question that `predict` and `plan` put to the model; names and files are read."""
     from paceline import catalog
@@ -101,9 +106,15 @@ def question_about(
         batch=samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
-        strategy=strategy or Strategy(),
+        strategy=strategy or Strategy() if precision is None else _in_precision(strategy or Strategy(), precision),
         input=input,
     )
+
+
+def _in_precision(strategy: Strategy, precision: str) -> Strategy:
+    from paceline.spec.strategy import precision_called
+
+    return strategy.model_copy(update={"precision": precision_called(precision)})
 
 
 def _cluster(cluster: Cluster | File) -> Cluster:
@@ -172,18 +183,21 @@ def plan(
     profile: Profile | File | None = None,
     calibration: Calibration | File | None = None,
     measured: File | None = None,
+    precision: str | None = None,
+    changes: Mapping[str, str] | None = None,
 ) -> PlanTable:
     """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
 
     `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
     step of all devices; without one every device has the profile's batch. `measured` is a CSV file of throughputs of
-    this network on this cluster.
+    this network on this cluster. `precision` and `changes` are those of `predict`.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
     >>> sum(sum(shares) for shares in answer.plan.best.shares)
     512
     """
+    from paceline.model.changes import changed
     from paceline.model.measured.points import read_points
     from paceline.model.plan.make import make_plan
     from paceline.report.frames import PlanTable
@@ -192,7 +206,8 @@ def plan(
         raise InputError("no global batch given", hint="global_batch=512: samples of a step of all devices")
     where = _cluster(cluster)
     share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
-    question = question_about(network, profile, where, share, framework=framework)
+    asked = question_about(network, profile, where, share, framework=framework, precision=precision)
+    question = changed(asked, dict(changes or {}))
     points = read_points(Path(measured)) if measured is not None else ()
     known = _calibration(calibration)
     return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points))

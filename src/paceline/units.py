@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from paceline.errors import UnitError, nearest
 
-__all__ = ["BANDWIDTH", "BYTES", "FLOPS", "PRICE", "SECONDS", "Dimension", "format_share"]
+__all__ = ["BANDWIDTH", "BYTES", "FLOPS", "POWER", "PRICE", "SECONDS", "Dimension", "format_share"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -111,11 +111,13 @@ _RATES = {
 }
 _FLOPS = {**_scaled("flop/s", 1.0, _DECIMAL), **_scaled("FLOP/s", 1.0, _DECIMAL), **_scaled("FLOPS", 1.0, _DECIMAL)}
 _PRICES = {"USD/h": 1.0, "$/h": 1.0}
+_POWERS = {"W": 1.0, "kW": 1e3}
 
 SECONDS = Dimension("time", "1.5 ms", _TIMES, _steps(_TIMES, "ns", "us", "ms", "s", "min", "h"))
 BYTES = Dimension("size", "25 MiB", _BYTES, _steps(_BYTES, "B", "KiB", "MiB", "GiB", "TiB"))
 BANDWIDTH = Dimension("bandwidth", "25 Gb/s", _RATES, _steps(_RATES, "B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 FLOPS = Dimension("compute rate", "15.7 Tflop/s", _FLOPS, _steps(_FLOPS, "flop/s", "Gflop/s", "Tflop/s", "Pflop/s"))
+POWER = Dimension("power", "400 W", _POWERS, _steps(_POWERS, "W", "kW"))
 PRICE = Dimension("price", "3.06 USD/h", _PRICES, _steps(_PRICES, "USD/h"))
 
 

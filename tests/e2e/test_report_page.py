@@ -84,6 +84,21 @@ def test_another_gap_can_be_chosen_and_the_timeline_zoomed_by_keyboard(opened: O
     assert opened.problems == []
 
 
+def test_tables_are_sorted_and_saved_and_plots_are_saved(opened: Opened) -> None:
+    page = opened.page
+    heading = page.locator("#results th button", has_text="samples/s").first
+    for order in (lambda values: values == sorted(values), lambda values: values == sorted(values, reverse=True)):
+        heading.click()
+        cells = page.locator("#results table").first.locator("tbody td:nth-child(2)").all()
+        assert order([float(cell.get_attribute("data-value") or 0) for cell in cells])
+    for section, button, ending in (("results", "CSV", ".csv"), ("scaling", "PNG", ".png")):
+        with page.expect_download() as saved:
+            page.locator(f"#{section} button", has_text=button).first.click()
+        assert saved.value.suggested_filename.endswith(ending)
+        assert Path(saved.value.path()).stat().st_size > 100
+    assert opened.problems == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_reports_no_serious_accessibility_violation(browser: Browser, written: Written, scheme: str) -> None:
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def test_advice_is_tried_and_both_gains_stand_side_by_side(steady):
     (tried,) = [finding for finding in document["findings"] if finding["measured_gain"]]
     assert tried["cause"] == "small_batch"
     assert tried["measured_gain"]["value"] == pytest.approx(tried["gain"]["value"], abs=0.1)
-    assert document["summary"][0].startswith("The fastest of 2 cases")
+    assert document["summary"][0].startswith("lenet under pytorch/ddp reaches")
     campaigns = steady.json("show", "--list")["campaigns"]
     assert {campaign["study"] for campaign in campaigns} == {"steady", "steady.confirm"}
     again = steady.json("explain", "steady")
@@ -66,6 +66,7 @@ def test_advice_is_tried_and_both_gains_stand_side_by_side(steady):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.parametrize(("batch", "side"), [(8, "slower"), (7, "faster")])
 def test_a_cause_of_a_gap_is_tried_on_the_side_that_can_change_it(quick, study_file, batch, side):
     quick("run", str(study_file(GAP.replace("{batch}", str(batch)))))
@@ -73,7 +74,7 @@ def test_a_cause_of_a_gap_is_tried_on_the_side_that_can_change_it(quick, study_f
     assert sum(bar["seconds"] for bar in gap["bars"]) == pytest.approx(gap["seconds"], abs=1e-9)
     bars = {bar["cause"]: bar for bar in gap["bars"]}
     assert bars["overlap"]["tried"].startswith(f"the {side} side, pytorch/ddp, with overlap = ")
-    assert bars["overlap"]["measured_s"]["value"] == pytest.approx(gap["seconds"], rel=0.5)
+    assert bars["overlap"]["measured_s"]["value"] == pytest.approx(gap["seconds"], rel=0.2)
     assert bars["unexplained"]["interval"]["low"] <= bars["unexplained"]["interval"]["high"]
     assert bars["unexplained"]["measured_s"] is None
 

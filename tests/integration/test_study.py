@@ -52,11 +52,14 @@ def test_study_is_measured_and_shown(paceline: Command, study_file: Callable[[st
 @pytest.mark.alone
 @pytest.mark.usefixtures("pytorch")
 def test_native_timers_and_differences_agree(paceline: Command, study_file: Callable[[str], Path]) -> None:
-    text = STUDY.replace("devices = [1, 2]", "devices = [1]").replace("phase_steps = 4", "phase_steps = 15")
+    text = STUDY.replace("devices = [1, 2]", "devices = [1]").replace("phase_steps = 4", "phase_steps = 40")
+    text = text.replace("batch = [8]", "batch = [64]").replace("steps = 10", "steps = 40")
     case = paceline.json("run", str(study_file(text.format(more=""))))["cases"][0]
     native, split = case["native_timers_s"], case["phases_s"]
     both = native["forward"] + native["backward_and_aggregate"]
-    assert split["forward"] + split["backward"] == pytest.approx(both, rel=0.5)
+    assert split["forward"] + split["backward"] == pytest.approx(both, rel=0.2)
+    share = split["forward"] / (split["forward"] + split["backward"])
+    assert share == pytest.approx(native["forward"] / both, abs=0.1)
 
 
 def test_phases_that_do_not_close_are_measured_again_and_then_marked(

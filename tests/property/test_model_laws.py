@@ -41,7 +41,7 @@ def test_exposed_time_is_between_zero_and_the_total_exchange(pairs):
     backward, comm = (np.array(column) for column in zip(*pairs, strict=True))
     ready = np.cumsum(backward)
     exposed = float(exposed_fifo(ready, comm))
-    assert exposed - comm[-1] >= -1e-9 or exposed >= 0
+    assert exposed >= comm[-1] - 1e-9, "the last gradient is ready when backward ends"
     assert exposed <= float(exposed_none(comm)) + 1e-9
     assert float(exposed_priority(ready, comm, backward)) <= exposed + 1e-9
 

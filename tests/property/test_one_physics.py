@@ -13,7 +13,7 @@ from paceline import catalog
 from paceline.bench.virtual.devices.emulation import emulated_seconds, emulation_document
 from paceline.cost.buckets import bucket_bytes, policy_buckets
 from paceline.cost.collective import allreduce, fabric_of
-from paceline.cost.memory import WIDTHS
+from paceline.cost.precision import WIDTHS
 from paceline.cost.split import proportional_split
 from paceline.model.calibration import AS_STATED
 from paceline.model.plan.make import make_plan

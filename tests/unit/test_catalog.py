@@ -22,9 +22,9 @@ from paceline.catalog import (
     shipped_catalog,
 )
 from paceline.catalog.describe import SECTIONS, describe, describe_network, section
-from paceline.catalog.devices import DeviceRecord
+from paceline.catalog.devices import DeviceRecord, device_called
 from paceline.catalog.published import published_networks
-from paceline.errors import SpecError, UnknownName
+from paceline.errors import InputError, SpecError, UnknownName
 from paceline.spec.load import parse_noun
 from paceline.spec.strategy import Strategy
 
@@ -123,16 +123,26 @@ def test_every_cluster_resolves_and_has_a_source(path):
 
 def test_the_clusters_that_were_promised():
     sizes = {name: cluster(name).num_devices for name in cluster_names()}
-    assert sizes == {
-        "dgx-1": 8,
-        "dgx-2": 16,
-        "dgx-a100": 8,
-        "dgx-h100": 8,
-        "lab-10gbe": 16,
-        "local": 64,
-        "mixed-lab": 6,
-        "v100-10gbe-8x4": 32,
-    }
+    assert (
+        sizes.items()
+        >= {
+            "dgx-1": 8,
+            "dgx-2": 16,
+            "dgx-a100": 8,
+            "dgx-h100": 8,
+            "lab-10gbe": 16,
+            "local": 64,
+            "mixed-lab": 6,
+            "v100-10gbe-8x4": 32,
+            "p3.16xlarge": 8,
+            "p4d.24xlarge": 8,
+            "p5.48xlarge": 8,
+            "g5.12xlarge": 4,
+            "a2-highgpu-8g": 8,
+            "a3-highgpu-8g": 8,
+            "nd96isr-h100-v5": 8,
+        }.items()
+    )
     assert len({item.name for host in cluster("mixed-lab").hosts for item in host.devices}) > 2
     assert all(item.memory == 32e9 for item in cluster("dgx-2").hosts[0].devices)
 
@@ -205,3 +215,46 @@ def test_known_holds_every_name():
     assert names["networks"] == network_names()
     assert len(device_names()) >= 16
     assert len(link_names()) >= 18
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("RTX3090", "rtx-3090"),
+        ("A100", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2"),
+        ("Apple M1 Max", "m1-max"),
+        ("AMD EPYC 7763 64-Core Processor", "epyc-7763"),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("a100-96gb", None),
+        ("v100-sxm", None),
+    ],
+)
+def test_devices_are_known_by_what_drivers_and_people_call_them(label, name):
+    assert device_called(label) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["rtx-2080-ti", "rtx-4090", "rtx-5090", "a10", "a40", "rtx-a6000", "l4", "l40s", "h200-sxm", "mi300x"]
+)
+def test_accelerators_have_peaks_memory_and_power(name):
+    found = device(name)
+    assert found.peak["float16"] > found.peak["float32"] > 0
+    assert found.memory
+    assert found.memory_bandwidth
+    assert found.power
+
+
+def test_several_hosts_of_an_instance_share_its_price_and_links():
+    one, eight = cluster("p4d.24xlarge"), cluster("p4d.24xlarge x 8")
+    assert eight == cluster("8 x p4d.24xlarge").model_copy(update={"name": eight.name})
+    assert eight.num_devices == 64
+    assert len({host.name for host in eight.hosts}) == 8
+    assert sum(item.price for item in one.hosts[0].devices) == pytest.approx(21.96)
+    assert cluster("v100-10gbe-8x4").num_devices == 32
+    for wrong in ("p4d.24xlarg x 2", "p4d.24xlarge x 0"):
+        with pytest.raises(InputError):
+            cluster(wrong)

@@ -58,7 +58,7 @@ def test_catalog_as_json():
     assert set(json.loads(run("catalog", "--json"))) == {"schema", "devices", "links", "clusters", "frameworks"}
 
 
-@pytest.mark.parametrize("words", [("networks", "alexnt"), ("catalog", "v100")])
+@pytest.mark.parametrize("words", [("networks", "alexnt"), ("catalog", "v99")])
 def test_unknown_names_are_errors(words):
     with pytest.raises(UnknownName):
         CliRunner().invoke(program, words, catch_exceptions=False)

@@ -218,6 +218,15 @@ def test_frameworks_are_ranked_within_a_network_and_size(tmp_path):
     assert why.startswith("Why: kernels, 20 of the 20 ms")
 
 
+def test_strategies_compete_on_several_ranks_only(tmp_path):
+    strategies = ({}, {"name": "after", "overlap": False})
+    cases = [
+        Made(ranks=r, strategy=one, aggregate=0.01 * n, launches=4) for r in (1, 2) for n, one in enumerate(strategies)
+    ]
+    places = {ranking.ranks: [place.name for place in ranking.places] for ranking in explain(tmp_path, *cases).rankings}
+    assert places == {1: ["pytorch/ddp after"], 2: ["pytorch/ddp", "pytorch/ddp after"]}
+
+
 def test_one_framework_gets_no_winner_and_networks_are_not_compared(tmp_path):
     speed, scaling, _ = explain(tmp_path, Made(ranks=1), Made(ranks=2), Made(network="resnet20", forward=0.2)).summary
     assert "fastest" not in speed

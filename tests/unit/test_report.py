@@ -9,10 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import paceline
+from paceline.explain.cases.step import scaled_step
 from paceline.explain.explanation import explain_campaign
 from paceline.report.documents import explanation_document
 from paceline.report.exports import EXPORTS, export, markdown_report
-from paceline.report.figures.campaign import waterfall
+from paceline.report.figures import log_ticks
+from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html.page import render_page
 from paceline.report.tables import gap_table
 from paceline.report.terminal.campaign import explanation_lines
@@ -83,6 +85,57 @@ def test_numbers_on_the_page_are_those_of_the_results(explained):
         rate = case.evidence.result.throughput.value
         row = re.search(rf'data-case="{case.evidence.run.case_id}".*?</tr>', page, re.DOTALL).group(0)
         assert f'data-value="{rate!r}"' in row
+
+
+def test_every_network_has_a_panel_with_frameworks_side_by_side_ranked(tmp_path):
+    cases = [
+        Made(ranks=ranks, network=network, framework=name, forward=forward, launches=4)
+        for network in ("lenet", "resnet20")
+        for name, forward in (("jax/data_parallel", 0.08), ("pytorch/ddp", 0.04))
+        for ranks in (1, 2)
+    ]
+    explanation = explain_campaign(write(tmp_path, cases), "made-1")
+    page = render_page(explanation)
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL).group(1))
+    for name in ("panel-0", "panel-1"):
+        bars = figures[name]["data"]
+        assert [bar["name"] for bar in bars] == ["pytorch/ddp", "jax/data_parallel"] * 2
+        assert [bar["x"][0] for bar in bars] == ["1 rank", "1 rank", "2 ranks", "2 ranks"]
+        assert bars[0]["y"][0] > bars[1]["y"][0]
+        assert bars[0]["text"] == ["best"]
+        assert len({bar["marker"]["color"] for bar in bars}) == 2
+    assert "panel-2" not in figures
+    assert {len(figures[name]["data"]) for name in ("phases-plot-0", "phases-plot-1")} == {2}
+    dashed = [trace for trace in figures["efficiency-plot"]["data"] if trace["line"].get("dash") == "dash"]
+    assert dashed, "the prediction is in the plot of efficiency"
+    verdict = page[page.index('id="summary"') : page.index('id="panels"')]
+    assert "2 cores" in verdict
+    assert "1 x 1, 2 x 1" in verdict
+    assert page.count("<td>here</td>") == 1, "one row for the one host"
+
+
+def test_hidden_communication_ends_with_the_backward_pass(tmp_path):
+    made = Made(aggregate=0.03, exchanges=((0.05, 0.03), (0.07, 0.02), (0.11, 0.04)))
+    breakdown = explain_campaign(write(tmp_path, [made]), "made-1").cases[0].breakdown
+    (hidden,) = [bar for bar in phase_bars([breakdown])["data"] if bar["name"].startswith("hidden")]
+    assert hidden["x"] == pytest.approx([50.0])
+    assert hidden["base"][0] + hidden["x"][0] == pytest.approx(120.0, rel=0.01)
+
+
+def test_a_traced_step_is_scaled_to_the_clean_one(tmp_path):
+    made = Made(ranks=1, before_first_layer=0.03)
+    evidence = explain_campaign(write(tmp_path, [made]), "made-1").cases[0].evidence
+    spans, factor = scaled_step(evidence)
+    assert factor == pytest.approx(0.12 / 0.15, rel=0.01)
+    assert max(span.start_s + span.seconds for span in spans) == pytest.approx(0.12, rel=0.01)
+
+
+@pytest.mark.parametrize(("low", "high"), [(130, 620), (1, 9000), (70, 75), (0.2, 0.9), (3e5, 4e7)])
+def test_logarithmic_axes_have_a_few_round_ticks(low, high):
+    ticks = log_ticks(low, high)
+    assert 4 <= len(ticks["tickvals"]) <= 14
+    assert len(set(ticks["ticktext"])) == len(ticks["tickvals"])
+    assert all(low * 0.9 <= tick <= high * 1.1 for tick in ticks["tickvals"])
 
 
 def test_bars_of_the_waterfall_have_the_sign_of_the_table(explained):

@@ -11,11 +11,14 @@ from typing import Any, Literal
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.sites.site import Process
 from paceline.bench.virtual.devices.dilation import Faithfulness, judge
+from paceline.measurements.failures import LogExplanation, death_of, explain_log, signal_of
 from paceline.measurements.run import Failure, Span, Step
 
 __all__ = ["Ending", "RankReport", "explain_failure", "faithfulness_of", "read_report", "unfaithful"]
 
 TAIL_BYTES = 4000
+LOG_BYTES = 1 << 20
+"""How much of the end of a log is searched for what explains a death."""
 Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
 Reason = Literal[
     "crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output", "unsustained"
@@ -135,11 +138,12 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
     process = _culprit(processes, reports, ending)
     report = reports[process.rank] if process.rank is not None else reports[0]
     code = ending.codes.get(process.name)
-    reason = _reason(code, ending)
+    said = explain_log(tail(process.log, LOG_BYTES))
+    reason = _reason(code, ending, said)
     return Failure(
         phase=report.phase,
         reason=reason,
-        message=_message(reason, process.name, report, code),
+        message=_message(reason, process.name, report, code, said),
         rank=process.rank,
         exit_code=code,
         log_tail=tail(process.log),
@@ -179,34 +183,38 @@ def _blame(process: Process, reports: list[RankReport], ending: Ending) -> tuple
     return (ending.codes[process.name] or 0) > 0, error_at
 
 
-def _reason(code: int | None, ending: Ending) -> Reason:
-    if code == OUT_OF_MEMORY_EXIT or (code == -9 and ending.oom_killed):
+def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> Reason:
+    killed = signal_of(code) == "SIGKILL"
+    if code == OUT_OF_MEMORY_EXIT or (killed and ending.oom_killed) or (code and said and said.out_of_memory):
         return "out_of_memory"
     if ending.timed_out:
         return "timeout"
     if code == MISMATCH_EXIT:
         return "mismatch"
-    if code is not None and code < 0:
-        return "killed"
-    return "crash" if code else "no_output"
+    return death_of(code) or ("crash" if code else "no_output")
 
 
-def _message(reason: Reason, name: str, report: RankReport, code: int | None) -> str:
+def _message(reason: Reason, name: str, report: RankReport, code: int | None, said: LogExplanation | None) -> str:
+    """One line: who, why according to the report or the log, and how the process ended."""
+    ended = signal_of(code)
+    by_kernel = ended == "SIGKILL" and reason == "out_of_memory"
     words = {
         "timeout": f"{name} was still in {report.phase} when the time ran out",
-        "killed": f"{name} was ended by signal {-(code or 0)} in {report.phase}",
+        "killed": f"{name} was ended by {ended} in {report.phase}",
+        "crash": f"{name} was ended by {ended} in {report.phase}" if ended else f"{name}: exit code {code}",
         "no_output": f"{name} ended without saying so",
-        "out_of_memory": f"{name} ran out of memory in {report.phase}",
+        "out_of_memory": f"{name} ran out of memory in {report.phase}{', killed by the kernel' if by_kernel else ''}",
     }
-    if reason in words:
-        return words[reason]
-    first = report.error.splitlines()[0] if report.error else f"exit code {code}"
-    return f"{name}: {first[:300]}"
+    why = report.error.splitlines()[0][:300] if report.error else said.line if said and code else ""
+    if reason in ("crash", "mismatch") and not ended:
+        return f"{name}: {why}" if why else words["crash"]
+    return f"{words[reason]}: {why}" if why else words[reason]
 
 
-def tail(path: Path) -> str:
+def tail(path: Path, most: int = TAIL_BYTES) -> str:
     """The end of a log."""
     if not path.exists():
         return ""
-    data = path.read_bytes()[-TAIL_BYTES:]
-    return data.decode("utf-8", errors="replace")
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - most))
+        return file.read(most).decode("utf-8", errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.catalog.clusters import cluster, cluster_file, cluster_names
-from paceline.catalog.devices import DeviceRecord, device_names, device_record, reach_figures
+from paceline.catalog.devices import DeviceRecord, device_called, device_names, device_record, reach_figures
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.catalog.frameworks import framework_record, record_names
 from paceline.catalog.links import LinkRecord, link_names, link_record
@@ -70,7 +70,7 @@ def describe(name: str) -> Document:
     """One device, link, cluster, framework or cluster file, with every figure and its source."""
     if name.endswith(".toml"):
         return _cluster(cluster(name))
-    if name in device_names():
+    if name not in cluster_names() and device_called(name) is not None:
         record = device_record(name)
         return _with_figures("device", record, reach=reach_figures(record))
     if name in link_names():

@@ -8,7 +8,9 @@ import click
 
 from paceline import api
 from paceline.cli.options import json_option
+from paceline.cli.questions import change_option, precision_option
 from paceline.errors import InputError
+from paceline.model.changes import parse_changes
 from paceline.model.plan.file import write_plan
 from paceline.report.terminal import emit
 from paceline.report.terminal.predictions import show_plan
@@ -27,6 +29,8 @@ FILE = click.Path(path_type=Path)
     type=click.IntRange(min=1),
     help="Samples per step of all devices; default: the profile's batch on every device.",
 )
+@precision_option
+@change_option
 @click.option("--framework", default="paceline", show_default=True, help="Framework, or framework/mode, of a group.")
 @click.option("--calibration", type=FILE, help="Calibration file of `paceline calibrate`.")
 @click.option("--measured", type=FILE, help="A CSV file of throughputs of this network on this cluster.")
@@ -34,7 +38,8 @@ FILE = click.Path(path_type=Path)
 @json_option
 def command(
     network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
-    calibration: Path | None, measured: Path | None, output: Path | None, as_json: bool,
+    calibration: Path | None, measured: Path | None, precision: str | None, changes: tuple[str, ...],
+    output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
@@ -55,7 +60,7 @@ def command(
         raise InputError("no global batch given", hint="--global-batch 512: samples of a step of all devices")
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
-        calibration=calibration, measured=measured,
+        calibration=calibration, measured=measured, precision=precision, changes=parse_changes(changes),
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)

@@ -10,9 +10,18 @@ import click
 from paceline.cli.options import options
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
+from paceline.spec.strategy import PRECISIONS
 from paceline.units import SECONDS
 
-__all__ = ["asked_of", "calibration_of", "knee_option", "question_options", "seconds_of"]
+__all__ = [
+    "asked_of",
+    "calibration_of",
+    "change_option",
+    "knee_option",
+    "precision_option",
+    "question_options",
+    "seconds_of",
+]
 
 knee_option = click.option(
     "--knee",
@@ -21,23 +30,31 @@ knee_option = click.option(
     type=click.FloatRange(0, 1, min_open=True),
     help="Gain of a doubling that defines the knee.",
 )
+precision_option = click.option(
+    "--precision", metavar="|".join(PRECISIONS),
+    help="Precision of compute; amp: mixed precision. Default: what the framework does on the device.",
+)  # fmt: skip
+change_option = click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE",
+    help="Change link, inside, device, host, strategy, batch or framework; may be repeated.",
+)  # fmt: skip
 question_options = options(
     click.option("--network", help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
     click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
     click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
     click.option("--batch", type=int, help="Samples per device and step; default: the batch of the profile."),
+    precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
                  show_default=True, help="Where batches come from."),
-    click.option("--set", "changes", multiple=True, metavar="KEY=VALUE",
-                 help="Change link, inside, device, host, strategy, batch or framework; may be repeated."),
+    change_option,
     click.option("--calibration", type=click.Path(path_type=Path), help="Calibration file of `paceline calibrate`."),
 )  # fmt: skip
 
 
 def asked_of(*, network: str | None, profile: Path | None, cluster: str | None, batch: int | None,
-             source: str) -> dict[str, Any]:  # fmt: skip
+             source: str, precision: str | None) -> dict[str, Any]:  # fmt: skip
     """The options as arguments of `paceline.predict`; one error if what a question needs is missing."""
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
@@ -45,7 +62,8 @@ def asked_of(*, network: str | None, profile: Path | None, cluster: str | None, 
         raise InputError("give one of --network, --profile or --measured")
     if network is not None and batch is None:
         raise InputError("no batch given", hint="--batch 64: samples per device and step")
-    return {"network": network, "profile": profile, "cluster": cluster, "batch": batch, "input": source}
+    return {"network": network, "profile": profile, "cluster": cluster, "batch": batch, "input": source,
+            "precision": precision}  # fmt: skip
 
 
 def calibration_of(path: Path | None) -> Calibration:

@@ -29,15 +29,18 @@ def command(
     devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, plot: Path | None, as_json: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
-    """Predict with and without the changes of --set, and show the difference.
+    """Predict with and without the changes of --set, and show the difference; --precision alone is such a change.
 
     \b
     Examples:
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --devices 8,32 \\
         --set link.bandwidth=100Gb/s
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set strategy.bucket=64MiB
+      paceline whatif --network resnet50 --cluster dgx-a100 --batch 64 --precision amp
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set framework=cntk --plot whatif.svg
     """
+    if asked["precision"] is not None and not changes:
+        changes, asked = (f"strategy.precision={asked['precision']}",), {**asked, "precision": None}
     if not changes:
         raise InputError("nothing to change", hint="for example --set link.bandwidth=100Gb/s")
     check_plot(plot)

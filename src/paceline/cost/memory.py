@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.cost.precision import FLOAT32, Numerics
 from paceline.errors import InputError, Unsupported
 from paceline.spec.cluster import Device
 from paceline.spec.network import Network, layer_costs
 from paceline.units import BYTES
 
 __all__ = [
-    "WIDTHS",
     "MemoryUse",
     "StateBytes",
     "check_fits",
@@ -25,8 +25,6 @@ __all__ = [
     "state_bytes",
 ]
 
-WIDTHS: dict[str, int] = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
-"""Bytes of a number by precision."""
 RESERVED = 0.8e9
 """Bytes that context, kernels and the allocator keep for themselves on an accelerator."""
 IN_PLACE = ("relu", "dropout", "flatten")
@@ -69,15 +67,17 @@ class MemoryUse:
         return self.weights + self.gradients + self.optimizer + self.activations + self.reserved
 
 
-def memory_of(network: Network, batch: int, *, width: int = 4, shards: Shards = (0, 1)) -> MemoryUse:
-    """Memory with momentum SGD at `width` bytes a number."""
+def memory_of(network: Network, batch: int, *, numerics: Numerics = FLOAT32, shards: Shards = (0, 1)) -> MemoryUse:
+    """Memory with momentum SGD."""
     costs = layer_costs(network)
-    parameters, state = sum(cost.parameters for cost in costs), state_bytes(width, shards=shards)
+    parameters, state = sum(cost.parameters for cost in costs), state_bytes(numerics.weight, shards=shards)
     return MemoryUse(
         weights=parameters * state.weights,
         gradients=parameters * state.gradients,
         optimizer=parameters * state.optimizer,
-        activations=float(sum(cost.activation_bytes(batch, width) for cost in costs if cost.kind not in IN_PLACE)),
+        activations=float(
+            sum(cost.activation_bytes(batch, numerics.activation) for cost in costs if cost.kind not in IN_PLACE)
+        ),
         reserved=RESERVED,
     )
 
@@ -87,9 +87,11 @@ def memory_limit(device: Device) -> float | None:
     return None if device.kind == "cpu" else device.memory
 
 
-def check_fits(network: Network, device: Device, batch: int, *, width: int = 4, shards: Shards = (0, 1)) -> None:
+def check_fits(
+    network: Network, device: Device, batch: int, *, numerics: Numerics = FLOAT32, shards: Shards = (0, 1)
+) -> None:
     """One clear error if a batch exceeds the device's memory."""
-    limit, use = memory_limit(device), memory_of(network, batch, width=width, shards=shards)
+    limit, use = memory_limit(device), memory_of(network, batch, numerics=numerics, shards=shards)
     if limit is None or use.total <= limit:
         return
     largest = _largest(use, batch, limit)
@@ -100,12 +102,14 @@ def check_fits(network: Network, device: Device, batch: int, *, width: int = 4, 
     )
 
 
-def largest_batch(network: Network, device: Device, *, width: int = 4, shards: Shards = (0, 1)) -> int | None:
+def largest_batch(
+    network: Network, device: Device, *, numerics: Numerics = FLOAT32, shards: Shards = (0, 1)
+) -> int | None:
     """The most samples that fit at once; None where nothing limits them."""
     limit = memory_limit(device)
     if limit is None:
         return None
-    largest = _largest(memory_of(network, 1, width=width, shards=shards), 1, limit)
+    largest = _largest(memory_of(network, 1, numerics=numerics, shards=shards), 1, limit)
     if largest < 1:
         raise Unsupported(
             f"{network.name} does not fit into the memory of {device.name!r}, not even one sample",

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog.devices import reach_of
-from paceline.cost.memory import WIDTHS
+from paceline.cost.precision import WIDTHS, Numerics, numerics_on
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, LayerClass
 from paceline.spec.network import LayerCost, Network, layer_costs
@@ -80,18 +80,18 @@ def device_times(
 ) -> LayerTimes:
     """Times as an emulation states them, or by the roofline; `stated_for` is the batch of a statement without one."""
     costs, emulation = layer_costs(network), device.emulation
-    width = WIDTHS[precision]
+    numerics = numerics_on(device, precision)
     if emulation is None:
-        return _roofline(costs, device, precision, width).slowed(1 / device.quota)
+        return _roofline(costs, device, numerics).slowed(1 / device.quota)
     if emulation.forward is None:
-        return _roofline(costs, device, precision, width).slowed(1 / emulation.speed)
+        return _roofline(costs, device, numerics).slowed(1 / emulation.speed)
     batch = emulation.batch or stated_for
     backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
     total = np.array([[emulation.forward], [backward]]) / emulation.speed
     seconds, nothing = total * _shares(costs), np.zeros((2, len(costs)))
     if batch is None:  # whatever the batch of the case, it takes as long as stated
-        return LayerTimes(*_layers(costs, width), nothing, nothing, nothing, seconds)
-    return LayerTimes(*_layers(costs, width), seconds / batch, nothing, nothing, nothing)
+        return LayerTimes(*_layers(costs, numerics.weight), nothing, nothing, nothing, seconds)
+    return LayerTimes(*_layers(costs, numerics.weight), seconds / batch, nothing, nothing, nothing)
 
 
 def _layers(costs: Sequence[LayerCost], width: int) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
@@ -107,25 +107,26 @@ def _shares(costs: Sequence[LayerCost]) -> Floats:
     return shares
 
 
-def _roofline(costs: Sequence[LayerCost], device: Device, precision: str, width: int) -> LayerTimes:
-    bandwidth = device.memory_bandwidth
-    peak = next((rate for name, rate in device.peak.items() if name == precision), None)
-    if peak is None or bandwidth is None:
-        missing = f"peak rate in {precision}" if peak is None else "memory bandwidth"
+def _roofline(costs: Sequence[LayerCost], device: Device, numerics: Numerics) -> LayerTimes:
+    bandwidth, peak = device.memory_bandwidth, device.peak
+    unknown = [name for name in (numerics.convolution, numerics.matrix) if name not in peak]
+    if unknown or bandwidth is None:
+        missing = f"peak rate in {unknown[0]}" if unknown else "memory bandwidth"
         raise Unsupported(
             f"nothing tells how fast {device.name!r} computes: no {missing} is known for it",
             hint="state it in the cluster file, give a profile of one step, or `emulation.forward` for an emulated one",
         )
     reach = reach_of(device)
     memory = bandwidth * reach["elementwise"]
-    compute = np.array([2.0 * c.macs / peak / reach[CLASSES.get(c.kind, "elementwise")] for c in costs])
+    rates = {"convolution": peak[numerics.convolution] * reach["convolution"]}
+    rates |= {kind: peak[numerics.matrix] * reach[kind] for kind in ("linear", "attention", "elementwise")}
+    compute = np.array([2.0 * c.macs / rates[CLASSES.get(c.kind, "elementwise")] for c in costs])
     moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
     fixed = np.array([float(c.parameters) for c in costs])
     both = np.array([[1.0], [2.0]])
     start = both * np.full(len(costs), _launch(device))
-    return LayerTimes(
-        *_layers(costs, width), both * compute, both * moved * width / memory, both * fixed * width / memory, start
-    )
+    moved, fixed = moved * numerics.activation / memory, fixed * numerics.weight / memory
+    return LayerTimes(*_layers(costs, numerics.weight), both * compute, both * moved, both * fixed, start)
 
 
 def _launch(device: Device) -> float:
@@ -136,6 +137,6 @@ def update_seconds(parameters: float, device: Device, *, precision: str = "float
     """Seconds of the optimiser's update, on float32 copies at least; nothing where the bandwidth is not known."""
     if device.memory_bandwidth is None:
         return 0.0
-    traffic = UPDATE_TRAFFIC * parameters * max(4, WIDTHS[precision])
+    traffic = UPDATE_TRAFFIC * parameters * max(4, WIDTHS.get(precision, 4))
     seconds = traffic / (device.memory_bandwidth * reach_of(device)["elementwise"]) + _launch(device)
     return seconds / device.quota if device.emulation is None else seconds

@@ -58,6 +58,13 @@ class Ranking:
         return self.places[0] if len(self.places) > 1 and not self.equals else None
 
     @property
+    def verdict(self) -> str:
+        """That of `compare` on the first against its closest rival; empty without a rival."""
+        if self.winner:
+            return "faster"
+        return next((place.behind.verdict for place in self.equals if place.behind), "")
+
+    @property
     def lead(self) -> Interval | None:
         """How many times as fast the first is as the second; None without a second."""
         ratio = self.places[1].behind.ratio if len(self.places) > 1 and self.places[1].behind else None
@@ -76,7 +83,14 @@ def rank_launches(cases: Iterable[Launches]) -> tuple[Ranking, ...]:
         if case.throughputs:
             run = case.first
             groups[run.network, run.cluster, run.launcher, run.input, run.batch, run.ranks].append(case)
-    return tuple(Ranking(*key, places=_places(group)) for key, group in groups.items())
+    return tuple(Ranking(*key, places=_places(_contenders(group))) for key, group in groups.items())
+
+
+def _contenders(group: list[Launches]) -> list[Launches]:
+    """One rank exchanges nothing, so that strategies of a framework do not compete there: the first stands for all."""
+    if group[0].first.ranks > 1:
+        return group
+    return list({case.first.framework: case for case in reversed(group)}.values())
 
 
 def _places(group: list[Launches]) -> tuple[Place, ...]:

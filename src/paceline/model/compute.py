@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
@@ -146,7 +147,8 @@ def roofline_work(
     """The work that peak rates suggest, or that an emulation states; refuses where the device is not known."""
     emulation = device.emulation
     stated = emulation is not None and emulation.forward is not None
-    basis = f"roofline of {device.name} in {precision}: no measurement of this network on it"
+    numerics = numerics_on(device, precision)
+    basis = f"roofline of {device.name}, {numerics.meaning}: no measurement of this network on it"
     return DeviceWork(
         times=device_times(network, device, precision=precision, stated_for=stated_for),
         order=tuple(reversed(range(len(network.layers)))),

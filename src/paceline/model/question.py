@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paceline import catalog
+from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
-from paceline.cost.memory import WIDTHS, check_fits, largest_batch
+from paceline.cost.memory import check_fits, largest_batch
+from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
 from paceline.model.calibration import Calibration
@@ -24,7 +27,6 @@ from paceline.model.compute import (
     roofline_work,
     work_of_profile,
 )
-from paceline.model.measured.names import device_called
 from paceline.model.step import Ranks
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
@@ -36,6 +38,7 @@ __all__ = [
     "check_workload",
     "device_key",
     "largest_batches",
+    "precision_of",
     "ranks_of",
     "ranks_with",
     "works_of",
@@ -86,10 +89,9 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
     if question.batch < 1:
         raise InputError(f"a batch of {question.batch} is no batch", hint="a batch is at least 1 sample")
     check_workload(question)
-    width, shards = _state(question)
     for device in _devices(question).values():
         if question.network is not None:
-            check_fits(question.network, device, question.batch, width=width, shards=shards)
+            check_fits(question.network, device, question.batch, **_memory_of(question, device))
 
 
 def check_workload(question: Question) -> None:
@@ -98,15 +100,26 @@ def check_workload(question: Question) -> None:
         raise InputError("give either a network or a profile", hint="a network of the catalog, or a profile's file")
 
 
-def _state(question: Question) -> tuple[int, tuple[int, int]]:
-    """Bytes of a number, and how ZeRO divides the state."""
-    stage = catalog.resolve(question.framework, question.strategy).shard_stage or 0
-    return WIDTHS[question.strategy.precision], (stage, question.cluster.num_devices)
+def _memory_of(question: Question, device: Device) -> dict[str, Any]:
+    """Bytes of numbers on a device, and how ZeRO divides the state."""
+    policy = catalog.resolve(question.framework, question.strategy)
+    shards = (policy.shard_stage or 0, question.cluster.num_devices)
+    return {"numerics": numerics_on(device, policy.precision), "shards": shards}
+
+
+def precision_of(question: Question) -> str:
+    """One line on the precision of the question, and why it is that one."""
+    asked = question.strategy.precision
+    if question.profile is not None and asked is None:
+        return "that of the profile"
+    default = catalog.policy(question.framework).precision
+    devices = list(_devices(question).values())
+    return precision_line(asked, default, framework=catalog.framework(question.framework), devices=devices)
 
 
 def device_key(device: Device) -> str:
     """Equal for devices that compute alike."""
-    return device.model_dump_json(exclude={"price"})
+    return device.model_dump_json(exclude={"price", "power"})
 
 
 def _devices(question: Question) -> dict[str, Device]:
@@ -121,17 +134,17 @@ def works_of(question: Question, *, stated_for: int | None = None) -> dict[str, 
 
 def largest_batches(question: Question) -> dict[str, int | None]:
     """The most samples that each kind of device holds at once; None where nothing limits them or is known."""
-    network, (width, shards) = question.network, _state(question)
+    network = question.network
     if network is None and question.profile is not None and question.profile.network in catalog.network_names():
         network = catalog.network(question.profile.network)
     return {
-        key: None if network is None else largest_batch(network, device, width=width, shards=shards)
+        key: None if network is None else largest_batch(network, device, **_memory_of(question, device))
         for key, device in _devices(question).items()
     }
 
 
 def _work_on(question: Question, device: Device, stated_for: int | None) -> WorkAt:
-    precision, emulation = question.strategy.precision, device.emulation
+    precision, emulation = catalog.resolve(question.framework, question.strategy).precision, device.emulation
     if emulation is not None and emulation.profile is not None:
         work = work_of_profile(read_profile(Path(emulation.profile)))
         return replace(work, times=work.times.slowed(1 / emulation.speed), jitter=emulation.jitter).at
@@ -160,23 +173,25 @@ def _stated(work: DeviceWork, emulation: Emulation, batch: int) -> DeviceWork:
 
 def _moved(work: DeviceWork, profile: Profile, device: Device, question: Question) -> WorkAt:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
-    if profile.device is None or device.name in (profile.device, device_called(profile.device)):
+    default, precision = (catalog.resolve(question.framework, way).precision for way in (Strategy(), question.strategy))
+    same = profile.device is None or device.name in (profile.device, device_called(profile.device))
+    if same and numerics_on(device, precision) == numerics_on(device, default):
         slow = 1 / device.quota
         return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
     if profile.network not in catalog.network_names():
         raise Unsupported(
-            f"the profile was taken on {profile.device!r}, the cluster has {device.name!r}, "
+            f"the profile was taken on {profile.device or device.name!r}, asked is {device.name!r} in {precision}, "
             "and the catalog cannot say how they compare for this network",
-            hint=f"profile one step on {device.name!r}",
+            hint=f"profile one step on {device.name!r}" + (f" in {precision}" if same else ""),
         )
     network = catalog.network(profile.network)
-    wanted = roofline_work(network, device, precision=question.strategy.precision)
-    known = device_called(profile.device)
-    before = catalog.device(known) if known else None
+    wanted = roofline_work(network, device, precision=precision)
+    known = None if profile.device is None else device_called(profile.device)
+    before = device if same else catalog.device(known) if known else None
     if before is None or before.memory_bandwidth is None or "float32" not in before.peak:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
         return replace(wanted, basis=f"{wanted.basis}; {why}").at
-    measured = roofline_work(network, before)
+    measured = roofline_work(network, before, precision=default)
 
     def moved(batch: int) -> StepWork:
         return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch))

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
+from paceline.catalog.devices import device_called
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork
-from paceline.model.measured.names import device_called, normal
+from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
-from paceline.model.question import Question, check_question, ranks_of, works_of
+from paceline.model.question import Question, check_question, precision_of, ranks_of, works_of
 from paceline.model.step import NOMINAL, Factors, Ranks, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
@@ -75,6 +76,7 @@ def predict_curve(
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
         detail={
+            "precision": precision_of(question),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
         },

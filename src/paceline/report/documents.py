@@ -160,7 +160,8 @@ def _finding(finding: Finding) -> Document:
 
 def _ranking(ranking: Ranking) -> Document:
     winner = ranking.winner.name if ranking.winner else None
-    return {**asdict(ranking), "label": ranking.label, "winner": winner, "lead": _interval(ranking.lead)}
+    said = {"label": ranking.label, "winner": winner, "verdict": ranking.verdict, "lead": _interval(ranking.lead)}
+    return {**asdict(ranking), **said}
 
 
 def _case(case: CaseExplanation) -> Document:

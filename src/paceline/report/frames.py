@@ -96,7 +96,14 @@ class PredictionTable(ResultTable):
         ]
         columns = (">devices", ">step", ">samples/s", ">90 %", ">efficiency", "dominant")
         first = self.curves[0]
-        notes = [] if several else [*(f"rests on: {line}" for line in first.basis), f"to narrow it: {first.advice}"]
+        precision = [
+            f"precision: {line}" for line in dict.fromkeys(c.detail.get("precision") for c in self.curves) if line
+        ]
+        notes = (
+            precision
+            if several
+            else [*precision, *(f"rests on: {line}" for line in first.basis), f"to narrow it: {first.advice}"]
+        )
         title = "predictions" if several else first.label
         return ShownTable(title, ("series", *columns) if several else columns, rows, notes)
 
@@ -147,7 +154,12 @@ class PlanTable(ResultTable):
         title = f"{self.plan.network} on {self.plan.cluster}, global batch {self.plan.global_batch}"
         best = self.plan.best
         basis = [f"rests on: {line}" for line in self.plan.basis]
-        return ShownTable(title, columns, rows, [*basis, f"best: {best.kind}, because {best.reason}"])
+        return ShownTable(
+            title,
+            columns,
+            rows,
+            [f"precision: {self.plan.precision}", *basis, f"best: {best.kind}, because {best.reason}"],
+        )
 
 
 def _num_devices(shares: Sequence[Sequence[int]]) -> int:

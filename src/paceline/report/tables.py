@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.measurements.ranking import Ranking
 from paceline.measurements.results import CaseResult
 from paceline.measurements.run import PHASES, Run
 from paceline.report.words import percent_half, span_ms, tried_words
@@ -30,6 +31,7 @@ __all__ = [
     "marked",
     "phase_table",
     "rank_table",
+    "ranking_table",
     "residual_table",
     "results_table",
     "shown_phases",
@@ -64,22 +66,50 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
+    ordered: bool = False
+    """Whether the order of the rows has a meaning, such as that the last is the sum of the others."""
 
 
-def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "") -> Table:
+def make_table(
+    columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "", ordered: bool = False
+) -> Table:
     """A table of cells, or of anything that is shown as text."""
     cells = (tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in row) for row in rows)
-    return Table(tuple(columns), tuple(cells), title)
+    return Table(tuple(columns), tuple(cells), title, ordered)
 
 
 def _seconds(value: float | None) -> Cell:
     return Cell("" if value is None else SECONDS.format(value), value)
 
 
-def results_table(results: Sequence[CaseResult], *, title: str = "") -> Table:
-    """One row per case that has a result: throughput, step, speed-up with its base, efficiency, launches."""
+def results_table(results: Sequence[CaseResult], *, title: str = "", machine: bool = False) -> Table:
+    """One row per case that has a result: throughput, step, speed-up with its base, efficiency, launches.
+
+    With `machine` also threads and peak memory of a rank.
+    """
     columns = ["case", ">samples/s", ">95 %", ">step", ">speed-up", ">efficiency", ">launches"]
-    return make_table(columns, [_result_row(result) for result in results if result.throughput], title=title)
+    good = [result for result in results if result.throughput]
+    rows = [[*_result_row(result), *(_machine_cells(result) if machine else [])] for result in good]
+    return make_table([*columns, *([">threads", ">memory"] if machine else [])], rows, title=title)
+
+
+def _machine_cells(result: CaseResult) -> list[Cell]:
+    threads, peak = result.run.machine.threads, result.run.facts.get("peak_memory_bytes")
+    memory = Cell(BYTES.format(float(peak)), float(peak)) if isinstance(peak, int | float) else Cell("")
+    return [Cell(str(threads or ""), threads), memory]
+
+
+def ranking_table(rankings: Sequence[Ranking]) -> Table:
+    """One row per network and size: the contenders, the fastest first, and whether the first is shown to be fastest."""
+    rows = []
+    for ranking in rankings:
+        lead, first = ranking.lead, ranking.places[0]
+        verdict = f"{first.name} wins" if ranking.winner else ranking.verdict
+        ahead = Cell(f"{lead.value:.2f} x", lead.value) if lead else Cell("")
+        places = " > ".join(f"{place.name} {place.throughput.value:,.1f}" for place in ranking.places)
+        rows.append([ranking.label, verdict, ahead, places])
+    columns = ["network and size", "verdict", ">lead", "samples per second, the fastest first"]
+    return make_table(columns, rows, title="Lead: how many times as fast the first is as the second.")
 
 
 def _result_row(result: CaseResult) -> list[Cell]:
@@ -207,7 +237,9 @@ def gap_table(gap: Gap) -> Table:
     doubt = f"; not to be trusted: {gap.untrusted}" if gap.untrusted else ""
     total = sum(bar.seconds for bar in gap.bars)
     rows.append(["all: the measured gap", Cell(f"{1e3 * total:+.2f}", total), "", ""])
-    return make_table(["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}{doubt}")
+    return make_table(
+        ["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}{doubt}", ordered=True
+    )
 
 
 def straggler_table(stragglers: Sequence[tuple[str, Straggler]]) -> Table:

@@ -54,7 +54,11 @@ def gain_words(gain: Interval) -> str:
 
 def predicted_words(finding: Finding) -> str:
     """The predicted gain of a finding, or why it is unknown."""
-    return f"unknown, {finding.unknown}" if finding.unknown else gain_words(finding.gain)
+    if finding.unknown:
+        return f"unknown, {finding.unknown}"
+    if finding.first and not finding.gain.value >= WORTH_NAMING:
+        return f"about none ({_span(finding.gain)}): it is a condition of these numbers"
+    return gain_words(finding.gain)
 
 
 def refuted_words(refuted: Sequence[Finding]) -> list[str]:

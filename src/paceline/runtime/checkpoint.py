@@ -6,6 +6,8 @@ the structure travels as JSON and the tensors as plain memory: nothing is pickle
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +17,12 @@ from torch import Tensor
 
 from paceline.errors import InputError, StoreError
 from paceline.files import atomic_write
+from paceline.runtime.tensorfile import read_tensors, write_tensors
 
 __all__ = ["Stateful", "broadcast_state", "load_checkpoint", "pack_state", "save_checkpoint", "unpack_state"]
 
+
+log = logging.getLogger("paceline.runtime")
 
 PIECE = 16 << 20
 """Number of elements per message."""
@@ -106,13 +111,36 @@ def _empty(packed: Any) -> list[Tensor]:
     return [tensors[index] for index in range(len(tensors))]
 
 
+SCHEMA = 1
+"""Version of the content of checkpoints; newer ones are refused."""
+
+
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint atomically; the previous checkpoint is kept."""
+    """Write a checkpoint atomically; the previous checkpoint is kept beside it. StoreError if there is no space.
+
+    The file is in the safetensors format: the model's tensors are called `model.` and their names, further tensors
+    `state.` and a number; the note `paceline` says how they make up the content again.
+    """
+    tensors: list[Tensor] = []
+    packed = pack_state(content, tensors)
+    names = _names(packed, len(tensors))
+    note = json.dumps({"schema": SCHEMA, "names": names, "content": packed})
+    named = dict(zip(names, tensors, strict=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, lambda file: torch.save(content, file), previous=_previous(path))
+        atomic_write(path, lambda file: write_tensors(file, named, {"paceline": note}), previous=_previous(path))
     except OSError as error:
-        raise StoreError(f"cannot write the checkpoint {path}: {error}") from error
+        raise StoreError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+
+
+def _names(packed: Any, count: int) -> list[str]:
+    """A name for each tensor: the model's own, if it is one of the first state's."""
+    names = [f"state.{number}" for number in range(count)]
+    states = dict(packed["table"]).get("state", {"list": []})["list"]
+    for key, value in states[0]["table"] if states else []:
+        if "tensor" in value:
+            names[value["tensor"]] = f"model.{key}"
+    return names
 
 
 def _previous(path: Path) -> Path:
@@ -120,14 +148,45 @@ def _previous(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The newest complete checkpoint, or None; tensors and plain values only."""
-    for file in (path, _previous(path)):
-        if file.exists():
-            try:
-                content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # torch raises many kinds for a damaged file
-                raise StoreError(
-                    f"cannot read the checkpoint {file}: {error}", hint="remove it to start anew"
-                ) from error
-            return content
-    return None
+    """The newest sound checkpoint, or None if there is none.
+
+    If the newest is damaged, it is moved aside and the one before it is taken, with a warning. A damaged checkpoint
+    without one before it, and one of a newer Paceline, are a StoreError.
+    """
+    before = _previous(path)
+    if not path.exists():
+        return _content(before) if before.exists() else None
+    try:
+        return _content(path)
+    except NewerCheckpoint:
+        raise
+    except StoreError as error:
+        content = _content(before) if before.exists() else None
+        if content is None:
+            raise
+        aside = path.replace(path.with_name(f"{path.name}.damaged"))
+        log.warning("%s: going on from the one before it; the damaged one is now %s", error.message, aside)
+        return content
+
+
+class NewerCheckpoint(StoreError):
+    """A checkpoint of a newer Paceline."""
+
+
+def _content(path: Path) -> dict[str, Any]:
+    hint = "move it away to start anew"
+    try:
+        tensors, notes = read_tensors(path)
+        note = json.loads(notes["paceline"])
+        if note["schema"] > SCHEMA:
+            reason = f"written by a newer Paceline (schema {note['schema']}, this one reads {SCHEMA})"
+            raise NewerCheckpoint(f"the checkpoint {path} was {reason}", hint="upgrade Paceline")
+        content: dict[str, Any] = unpack_state(note["content"], [tensors[name] for name in note["names"]])
+        missing = {"identity", "position", "mark", "costs", "state"} - set(content)
+    except OSError as error:
+        raise StoreError(f"cannot read the checkpoint {path}: {error.strerror or error}", hint=hint) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"{path} is not a sound checkpoint of Paceline: {error}", hint=hint) from None
+    if missing:
+        raise StoreError(f"{path} is not a sound checkpoint of Paceline: no {min(missing)}", hint=hint)
+    return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from paceline.errors import InputError
+from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
@@ -20,6 +21,8 @@ from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 
 __all__ = ["Batch", "Samples", "Training", "load"]
+
+log = logging.getLogger("paceline.runtime")
 
 
 class Training:
@@ -48,6 +51,10 @@ class Training:
         self.costs: dict[str, Any] = {}
         """What samples cost each rank, from a checkpoint or from the group before."""
         self.noise = NoiseScale()
+        self._unsaved = 0
+        """Checkpoints in a row that could not be written."""
+        self._again = -1
+        """The step after which the last of them is tried again: 1, 2, 4, ... steps later."""
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise InputError("the model has no parameter that is trained")
@@ -125,19 +132,26 @@ class Training:
         if content is None:
             return
         self.check(content["identity"])
-        for part, state in zip(self._parts(), content["state"], strict=True):
-            part.load_state_dict(state)
-        self.position = Position(**content["position"])
+        try:
+            for part, state in zip(self._parts(), content["state"], strict=True):
+                part.load_state_dict(state)
+            self.position = Position(**content["position"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:400]
+            hint = "resume with the model, optimizer and further states that wrote it, or move it away to start anew"
+            raise InputError(f"the checkpoint {path} does not fit what is trained: {reason}", hint=hint) from None
         self.mark, self.costs = content["mark"], content["costs"]
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
-        """Rank 0 writes a checkpoint every `checkpoint_every` steps."""
-        if self.settings.checkpoint is not None and self.position.step % self.settings.checkpoint_every == 0:
+        """Rank 0 writes a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
+        if self.settings.checkpoint is None:
+            return
+        if self.position.step % self.settings.checkpoint_every == 0 or self.position.step == self._again:
             self.costs = costs
             self.save_last(rank)
 
     def save_last(self, rank: int) -> None:
-        """Rank 0 writes a checkpoint now."""
+        """Rank 0 writes a checkpoint now; without space for it that is a warning, and training goes on."""
         if self.settings.checkpoint is None or rank != 0:
             return
         content = {
@@ -147,7 +161,17 @@ class Training:
             "costs": self.costs,
             "state": self._state(),
         }
-        save_checkpoint(self.settings.checkpoint, content)
+        try:
+            save_checkpoint(self.settings.checkpoint, content)
+        except StoreError as error:
+            if not self._unsaved:
+                log.warning("step %d: %s; training goes on and tries again", self.position.step, error.message)
+            self._again = self.position.step + 2**self._unsaved
+            self._unsaved += 1
+        else:
+            if self._unsaved:
+                log.warning("step %d: the checkpoint could be written again", self.position.step)
+            self._unsaved = 0
 
     def _parts(self) -> tuple[Stateful, ...]:
         return (self.model, self.optimizer, *self._also)

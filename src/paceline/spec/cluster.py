@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share, Watts
 
 __all__ = [
     "Cluster",
@@ -68,6 +68,8 @@ class Device(Noun):
     elementwise layers reach; by default the catalog's share for the kind of device."""
     price: Price | None = None
     """Price of one device."""
+    power: Watts | None = None
+    """Power of one device under load, as the vendor states it."""
     emulation: Emulation | None = None
     """Present if ranks emulate this device."""
     quota: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SerializationInfo
 
-from paceline.units import BANDWIDTH, BYTES, FLOPS, PRICE, SECONDS, Dimension
+from paceline.units import BANDWIDTH, BYTES, FLOPS, POWER, PRICE, SECONDS, Dimension
 
 __all__ = [
     "Bandwidth",
@@ -20,6 +20,7 @@ __all__ = [
     "Price",
     "Seconds",
     "Share",
+    "Watts",
     "as_text",
 ]
 
@@ -40,13 +41,16 @@ def _quantity(dimension: Dimension) -> tuple[BeforeValidator, PlainSerializer, A
     return BeforeValidator(dimension.parse), PlainSerializer(write), Field(examples=[dimension.example])
 
 
-_SECONDS, _BYTES, _RATE, _FLOPS, _PRICE = (_quantity(d) for d in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE))
+_SECONDS, _BYTES, _RATE, _FLOPS, _PRICE, _POWER = (
+    _quantity(d) for d in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE, POWER)
+)
 
 Seconds = Annotated[float, *_SECONDS, Field(ge=0)]
 Bytes = Annotated[float, *_BYTES, Field(ge=0)]
 Bandwidth = Annotated[float, *_RATE, Field(gt=0)]
 Flops = Annotated[float, *_FLOPS, Field(gt=0)]
 Price = Annotated[float, *_PRICE, Field(ge=0)]
+Watts = Annotated[float, *_POWER, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]

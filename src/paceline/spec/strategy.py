@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from paceline.errors import UnknownName
 from paceline.spec.fields import Bytes, Count, Name, Noun
 
-__all__ = ["Strategy"]
+__all__ = ["PRECISIONS", "ComputePrecision", "Strategy", "precision_called"]
+
+PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "amp")
+_ALIASES = {
+    "fp64": "float64", "double": "float64", "fp32": "float32", "single": "float32", "tensorfloat32": "tf32",
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16", "mixed": "amp", "mixed_precision": "amp",
+}  # fmt: skip
+"""What people call precisions."""
+
+
+def _plain(given: Any) -> Any:
+    text = given.strip().lower().replace("-", "_") if isinstance(given, str) else given
+    return _ALIASES.get(text, text) if isinstance(text, str) else given
+
+
+ComputePrecision = Annotated[
+    Literal["float64", "float32", "tf32", "float16", "bfloat16", "amp"], BeforeValidator(_plain)
+]
+
+
+def precision_called(text: str) -> str:
+    """The precision by what people call it."""
+    if _plain(text) not in PRECISIONS:
+        raise UnknownName("precision", text, [*PRECISIONS, *_ALIASES])
+    return str(_plain(text))
 
 
 class Strategy(Noun):
@@ -28,8 +53,9 @@ class Strategy(Noun):
     """Whether gradients are exchanged during the backward pass (wait-free back-propagation)."""
     bucket: Bytes | None = None
     """Size up to which gradients are fused into one message; 0 sends each gradient separately."""
-    precision: Literal["float64", "float32", "float16", "bfloat16"] = "float32"
-    """Precision of compute and of the exchanged gradients."""
+    precision: ComputePrecision | None = None
+    """Precision of compute and of the exchanged gradients; `amp` is automatic mixed precision, which multiplies in half
+    precision and keeps float32 weights and gradients. By default what the framework does on the device."""
     compression: Literal["none", "float16", "powersgd", "1bit"] = "none"
     """Compression of gradients before the exchange."""
     synchrony: Literal["synchronous", "asynchronous"] | None = None

@@ -91,9 +91,19 @@ class Case(Noun):
     def canonical(self) -> dict[str, Any]:
         """The case as plain data that does not depend on names or on the order of fields."""
         data = self.model_dump(mode="json", exclude={"network", "strategy", *([] if self.script else ["script"])})
+        for host in data["cluster"]["hosts"]:
+            for device in host["devices"]:
+                del device["power"]  # it costs money, not time
         strategy = self.strategy.model_dump(mode="json", exclude={"name"})
+        if self.strategy.precision is None and not self.has_tf32:
+            strategy["precision"] = "float32"
         network = {"name": self.network.name, "digest": self.network.digest}
         return {**data, "network": network, "strategy": strategy}
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether some device computes float32 in TF32 where a framework's default allows it."""
+        return any("tf32" in device.peak for host in self.cluster.hosts for device in host.devices)
 
     @property
     def id(self) -> str:

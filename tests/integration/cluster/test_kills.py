@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from paceline.measurements.store import Store
+from paceline.measurements.tables import pass_times
 from tests.integration.cluster.conftest import QUICK
 from tests.integration.cluster.services import wait_until
 
@@ -95,7 +96,16 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
         command.wait(timeout=120)
         wait_until(lambda: not mine(token), "the end of all processes of the study", 20)
     assert kills >= COMMANDS
-    for run in Store(store).read_all():
-        assert run.outcome == "ok" or run.failure is not None
+    runs = Store(store).read_all()
+    good = [run.id for run in runs if run.outcome == "ok"]
+    whole = {item.run for item in pass_times(Store(store), good) if item.pass_name == "clean" and item.num_steps == 5}
+    assert whole == set(good), "a run that is called good has every step"
+    reasons = {run.failure.reason for run in runs if run.failure is not None}
+    assert reasons <= {"killed", "crash", "cancelled", "no_output"}, reasons
     assert not list((store / "runs").glob("*/*.part"))
+    subprocess.run(words, env=env, check=True, capture_output=True, timeout=120)
+    after = [run for run in Store(store).read_all() if run.id not in {run.id for run in runs}]
+    assert [(run.batch, run.outcome) for run in sorted(after, key=lambda run: run.batch)] == [(8, "ok")] * 2 + [
+        (16, "ok")
+    ] * 2, "nothing that was killed disturbs the next study"
     shutil.rmtree(tmp_path / "state", ignore_errors=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from paceline.bench.virtual.hosts.enter import on_host
-from paceline.catalog import cluster
+from paceline.catalog import cluster, network
 from paceline.measurements.store import Store
+from paceline.measurements.tables import pass_times
 from tests.integration.cluster.conftest import RATE, Grounds, workers
 from tests.integration.cluster.services import on, wait_until
 
@@ -114,6 +115,26 @@ def test_runs_come_back_and_failures_are_stored(
     assert "the planted crash" in crashed.failure.log_tail
     assert hung.failure is not None
     assert hung.failure.reason == "timeout"
+
+
+@pytest.mark.parametrize("engine", ["ssh", "mpi", "mpich", "slurm", "ray"], indirect=True)
+def test_real_pytorch_exchanges_gradients_between_hosts(
+    place: Grounds, study: Callable[..., list[str]], tmp_path: Path, pytorch: Path
+) -> None:
+    command = Path(sys.executable).with_name("paceline")
+    process = place.start(tmp_path / "results", *study(8), command=command)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out + err
+    store = Store(tmp_path / "results")
+    (run,) = store.read_all()
+    assert run.outcome == "ok", run.failure
+    assert run.machine.versions["torch"].startswith("2.")
+    passes = {item.pass_name: item for item in pass_times(store, [run.id])}
+    assert passes["clean"].num_steps == 5
+    gradients = 4 * network("lenet").parameters
+    assert passes["clean"].median_s > 0.8 * gradients / RATE, (
+        "in a ring of two every rank sends all bytes over its link"
+    )
 
 
 def test_a_lost_rank_is_a_stored_failure(place: Grounds, study: Callable[..., list[str]], tmp_path: Path) -> None:

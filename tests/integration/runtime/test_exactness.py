@@ -32,10 +32,12 @@ def test_gradients_of_any_split_equal_one_process(ranks: StartRanks, shares: lis
 
 
 def test_synchronised_batchnorm_equals_one_process(ranks: StartRanks) -> None:
-    alone = ranks("gradients", 1, norm=True).wait()[0]
-    together = ranks("gradients", 2, norm=True, shares=[23, 7]).wait()
-    difference = np.abs(np.array(together[0]["parameters"]) - np.array(alone["parameters"])).max()
-    assert difference < 1e-12
+    alone = ranks("gradients", 1, norm=True, steps=2).wait()[0]
+    together = ranks("gradients", 2, norm=True, steps=2, shares=[23, 7]).wait()
+    for found in together:
+        for name in ("parameters", "buffers"):
+            assert np.abs(np.array(found[name]) - np.array(alone[name])).max() < 1e-10, name
+    assert alone["buffers"][-1] == 2, "batches that the running mean and variance have seen"
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])

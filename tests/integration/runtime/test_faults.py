@@ -99,7 +99,7 @@ def test_the_last_one_goes_on_alone(ranks: StartRanks) -> None:
 
 
 def test_a_checkpoint_resumes_on_another_number_of_ranks(ranks: StartRanks, tmp_path: Path) -> None:
-    options = {**OPTIONS, "per_sample": 0.002, "checkpoint": str(tmp_path / "state.pt"), "every": 4}
+    options = {**OPTIONS, "per_sample": 0.002, "checkpoint": str(tmp_path / "state.safetensors"), "every": 4}
     first = ranks("epochs", 2, **options)
     until(first, 0, 14)
     for process in first.processes.values():

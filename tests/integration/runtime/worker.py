@@ -66,7 +66,12 @@ def gradients(options: dict[str, Any]) -> dict[str, Any]:
     with join(model, optimizer, data, global_batch=30, settings=settings) as pace:
         for batch in pace.batches(steps=steps):
             pace.step(nn.functional.cross_entropy(model(batch.inputs), batch.targets))
-    return {"parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), "hash": digest(model)}
+    buffers = [buffer.detach().flatten().double() for buffer in model.buffers()]
+    return {
+        "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(),
+        "buffers": torch.cat([torch.zeros(0), *buffers]).tolist(),
+        "hash": digest(model),
+    }
 
 
 def against_ddp(options: dict[str, Any]) -> dict[str, Any]:

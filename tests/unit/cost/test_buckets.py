@@ -74,7 +74,14 @@ def test_many_gradients_are_scheduled_quickly() -> None:
 
 
 def test_noise_never_makes_bytes_free() -> None:
-    assert fit_link((1000, 0.01), (100_000, 0.009)).beta > 0
+    assert fit_link((1000, 0.01), (100_000, 0.009)).beta == 1e-12
+    assert fit_link((1000, 0.001), (3000, 0.005)).alpha == 1e-6
+
+
+def test_a_link_is_the_line_through_two_sizes() -> None:
+    link = fit_link((1000, 0.002), (3000, 0.004), effort=0.5)
+    assert (link.alpha, link.beta, link.effort) == (pytest.approx(1e-3), pytest.approx(1e-6), 0.5)
+    assert link.seconds(2000) == pytest.approx(3e-3)
 
 
 def test_buckets_close_when_they_are_full() -> None:

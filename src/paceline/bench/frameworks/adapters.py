@@ -39,6 +39,8 @@ class PyTorch:
     def refusal(self, case: Case) -> str | None:
         """Refuse strategies that DDP or FSDP2 does not implement."""
         strategy = case.strategy
+        if strategy.precision == "tf32" and not case.has_tf32:
+            return f"no device of {case.cluster.name} computes in TF32"
         if case.framework == "pytorch/fsdp2":
             return _pytorch_refused_by_fsdp(strategy)
         if strategy.aggregation not in (None, "none", "allreduce"):

@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import resource
 import signal
 import statistics
 import sys
@@ -127,7 +128,8 @@ def _run(job: Job, rank: int, session: Session, channel: ControlChannel, events:
         marks = [session.mark() for _ in range(job["phase_steps"])]
         events.write("facts", timers=_means(marks))
         events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
-    events.write("facts", facts=session.facts())
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    events.write("facts", facts={**session.facts(), "peak_memory_bytes": peak})
     channel.barrier()
 
 

@@ -60,7 +60,7 @@ class PolicyAdapter:
 
     def _refused_strategy(self, case: Case) -> str | None:
         usual, strategy = policy(case.framework), case.strategy
-        if strategy.precision != "float32" and strategy.precision not in self.choices.get("precision", ()):
+        if strategy.precision not in (None, "float32", *self.choices.get("precision", ())):
             return f"{case.framework} is measured in float32, not {strategy.precision}"
         if strategy.compression not in ("none", usual.compression, *self.choices.get("compression", ())):
             return f"compression {strategy.compression!r} is not offered for {case.framework}"

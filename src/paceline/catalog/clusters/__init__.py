@@ -1,6 +1,7 @@
 """Clusters of the catalog by name, and cluster files of users.
 
-A file lists hosts; devices and links are catalog names, or tables that change or replace catalog entries.
+A file lists hosts; devices and links are catalog names, or tables that change or replace catalog entries. An instance
+of a cloud provider is a cluster of one host. `NAME x N` is a cluster N times.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from paceline.catalog.clusters.files import ClusterFile, resolved
+from paceline.catalog.clusters.instances import instance_file, instance_records, repeated, times_of
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.load import parse_noun, read_text
@@ -19,30 +21,29 @@ FOLDER = Path(__file__).parent
 
 
 def cluster_names() -> tuple[str, ...]:
-    """Names of all clusters of the catalog."""
-    return tuple(path.stem for path in sorted(FOLDER.glob("*.toml")))
+    """Names of all clusters and instances of the catalog."""
+    return (*(path.stem for path in sorted(FOLDER.glob("*.toml"))), *instance_records())
 
 
 def cluster(name: str) -> Cluster:
-    """The cluster of this name, or of the file at this path if it ends in .toml."""
-    return _load(Path(name)) if name.endswith(".toml") else _named(name)
+    """The cluster of this name, or of the file at this path if it ends in .toml; `NAME x N` has its hosts N times."""
+    base, count = (name, 1) if name in cluster_names() or name.endswith(".toml") else times_of(name)
+    return repeated(_load(Path(base)) if base.endswith(".toml") else _named(base), count)
 
 
 def cluster_file(name: str) -> ClusterFile:
     """The catalog's file of this name, with title and source."""
-    path = _path(name)
+    if name in instance_records():
+        return instance_file(name)
+    if name not in cluster_names():
+        raise UnknownName("cluster", name, cluster_names())
+    path = FOLDER / f"{name}.toml"
     return parse_noun(read_text(path), ClusterFile, str(path))
 
 
 @cache
 def _named(name: str) -> Cluster:
-    return _load(_path(name))
-
-
-def _path(name: str) -> Path:
-    if name not in cluster_names():
-        raise UnknownName("cluster", name, cluster_names())
-    return FOLDER / f"{name}.toml"
+    return resolved(cluster_file(name), text="", file=name)
 
 
 def _load(path: Path) -> Cluster:

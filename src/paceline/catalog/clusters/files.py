@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.catalog.devices import device, device_names
+from paceline.catalog.devices import device, device_called
 from paceline.catalog.links import link, link_names
 from paceline.errors import InputError, Problem, SpecError, UnknownName
 from paceline.spec.cluster import Cluster, Device, DeviceKind, Emulation, Host, LayerClass, Link, Precision, ReachShare
-from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share, Watts
 from paceline.spec.lines import line_of, locate
 
 __all__ = ["ClusterFile", "DeviceEntry", "HostEntry", "LinkEntry", "resolved"]
@@ -44,6 +44,8 @@ class DeviceEntry(Noun):
     """Share of peak compute (of memory bandwidth for elementwise layers) that each kind of layer reaches."""
     price: Price | None = None
     """Price of one device."""
+    power: Watts | None = None
+    """Power of one device under load."""
     emulation: Emulation | None = None
     """Present if ranks emulate this device."""
     quota: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -183,9 +185,9 @@ def _hosts(entry: HostEntry) -> list[Host]:
 
 def _device(entry: DeviceEntry) -> Device:
     changes = _given(entry, "count")
-    if entry.name not in device_names() and entry.kind is not None:
+    if entry.kind is not None and device_called(entry.name) is None:
         return Device(**changes)
-    return device(entry.name).model_copy(update=changes)
+    return device(entry.name).model_copy(update={**changes, "name": device(entry.name).name})
 
 
 def _link(entry: LinkEntry) -> Link:

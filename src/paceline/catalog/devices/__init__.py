@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -10,12 +11,25 @@ from pydantic import Field
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Device, DeviceKind, LayerClass, Precision
-from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds
+from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds, Watts
 from paceline.spec.load import load_noun
 
-__all__ = ["DeviceFigures", "DeviceRecord", "device", "device_names", "device_record", "reach_figures", "reach_of"]
+__all__ = [
+    "DeviceFigures",
+    "DeviceRecord",
+    "device",
+    "device_called",
+    "device_names",
+    "device_record",
+    "reach_figures",
+    "reach_of",
+]
 
 FOLDER = Path(__file__).parent
+
+MAKERS = {"nvidia", "tesla", "geforce", "quadro", "amd", "instinct", "apple", "intel"}
+VARIANTS = {"ti", "super", "laptop", "mobile", "max", "ultra", "pro", "ada"}
+"""Words of a label that make it another device."""
 
 ReachFigures = dict[LayerClass, ShareFigure]
 
@@ -31,6 +45,8 @@ class DeviceFigures(Noun):
     reach: ReachFigures = Field(default_factory=dict)
     """Share of a rate that a kind of layer reaches, where it differs from the share of the device kind."""
     price: Figure[Price] | None = None
+    power: Figure[Watts] | None = None
+    """Power under load: the vendor's thermal design power."""
 
 
 class DeviceRecord(Noun):
@@ -41,6 +57,8 @@ class DeviceRecord(Noun):
     kind: DeviceKind
     year: int | None = None
     """Year of announcement."""
+    aliases: tuple[Name, ...] = ()
+    """What people and drivers call it otherwise; the words of its name in any order are known anyway."""
     figure: DeviceFigures = DeviceFigures()
 
 
@@ -70,10 +88,44 @@ def device_names() -> tuple[str, ...]:
 
 
 def device_record(name: str) -> DeviceRecord:
-    """The record of a device, with sources."""
-    if name not in _records():
-        raise UnknownName("device", name, _records())
-    return _records()[name]
+    """The record of a device by its name or by what a driver or a person calls it, with sources."""
+    known = device_called(name)
+    if known is None:
+        raise UnknownName(
+            "device", name, [*_records(), *(other for one in _records().values() for other in one.aliases)]
+        )
+    return _records()[known]
+
+
+@cache
+def device_called(label: str) -> str | None:
+    """The catalog's name of a device by what a driver or a person calls it; None if nobody knows it.
+
+    "NVIDIA GeForce RTX 3090" has the words of `rtx-3090`. A variant that the catalog does not name, such as "Ti", is
+    another device.
+    """
+    if label in _records():
+        return label
+    words = _words(label) - MAKERS
+    found = [
+        (len(known), record.name)
+        for record in _records().values()
+        for known in (record.name, *record.aliases)
+        if _means(known, words) or "".join(known.split("-")) == "".join(sorted(words))
+    ]
+    return max(found)[1] if found else None
+
+
+def _means(known: str, words: set[str]) -> bool:
+    """Whether a label's words have those of a name and no variant beside it; a short alias stands for itself alone."""
+    parts = _words(known)
+    if len(parts) == 1 and known not in _records():
+        return parts == words
+    return parts <= words and not (VARIANTS & words) - parts
+
+
+def _words(label: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", label.lower())) - {""}
 
 
 def device(name: str) -> Device:
@@ -89,6 +141,7 @@ def device(name: str) -> Device:
         launch_overhead=figures.launch_overhead.value if figures.launch_overhead else None,
         reach={kind: figure.value for kind, figure in figures.reach.items()},
         price=figures.price.value if figures.price else None,
+        power=figures.power.value if figures.power else None,
     )
 
 

@@ -65,6 +65,13 @@ class Policy(Noun):
     """Number of parameter servers; 0 means one on every worker."""
     shard_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     """ZeRO stage: 1 optimizer state, 2 also gradients, 3 also parameters."""
+    precision: Literal[
+        "float64", "float32", "tf32", "float16", "bfloat16", "amp", "tf32_convolutions", "tf32_everywhere"
+    ] = "float32"
+    """Precision of compute unless a strategy states one; `tf32_convolutions` and `tf32_everywhere` mean TF32 on devices
+    that have it (for convolutions alone, or for matrix products as well), and float32 on others."""
+    precision_source: str = ""
+    """The document that states this default."""
     input_overlap: bool
     """Whether the next batch is read during the current step."""
     version: Name
@@ -169,7 +176,7 @@ def policy(name: str) -> Policy:
 def resolve(name: str, strategy: Strategy) -> Policy:
     """The policy of a strategy: its own fields, else the defaults of the framework."""
     default = policy(name)
-    fields = ("aggregation", "algorithm", "transport", "overlap", "synchrony", "servers", "shard_stage")
+    fields = ("aggregation", "algorithm", "transport", "overlap", "synchrony", "servers", "shard_stage", "precision")
     changes: dict[str, Any] = {field: value for field in fields if (value := getattr(strategy, field)) is not None}
     if strategy.compression != "none":
         changes["compression"] = strategy.compression

@@ -13,13 +13,22 @@ from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
 from paceline.measurements.run import Span
 
-__all__ = ["Sensitivity", "WhatIf", "measured_step", "predicted_step", "sensitivities", "what_if"]
+__all__ = ["Sensitivity", "WhatIf", "measured_step", "predicted_step", "scaled_step", "sensitivities", "what_if"]
 
 
 def measured_step(evidence: CaseEvidence) -> tuple[Span, ...]:
     """The last traced step of every rank: layers, gradients, and exchanges if the framework reports them."""
     steps = [span.step for span in evidence.spans]
     return tuple(span for span in evidence.spans if steps and span.step == max(steps))
+
+
+def scaled_step(evidence: CaseEvidence) -> tuple[tuple[Span, ...], float]:
+    """The last traced step, scaled to the clean one, and the factor: hooks on every layer lengthen a traced step."""
+    spans, phases = measured_step(evidence), evidence.result.phases
+    traced = max((span.start_s + span.seconds for span in spans), default=0.0)
+    clean = sum(phases.get(name, 0.0) for name in ("io", "h2d", "forward", "backward", "aggregate"))
+    factor = clean / traced if traced and clean else 1.0
+    return tuple(replace(s, start_s=factor * s.start_s, seconds=factor * s.seconds) for s in spans), factor
 
 
 def predicted_step(evidence: CaseEvidence) -> tuple[Span, ...]:

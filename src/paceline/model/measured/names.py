@@ -10,7 +10,7 @@ from paceline import catalog
 from paceline.catalog.published import published_parameters
 from paceline.spec.network import layer_costs
 
-__all__ = ["LinkKind", "StrategyKind", "device_called", "link_kind", "normal", "parameters_of", "strategy_kind"]
+__all__ = ["LinkKind", "StrategyKind", "link_kind", "normal", "parameters_of", "strategy_kind"]
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*g(?:b|i|e|$|\s)")
 _VARIANT = re.compile(r"(v15|v1|default|pretraining|phase1|phase2|uncased|cased)$")
@@ -86,12 +86,3 @@ def strategy_kind(label: str) -> StrategyKind:
     else:
         overlap = True if _OVERLAP.search(text) else None
     return StrategyKind(bool(_SERVER.search(text)), overlap)
-
-
-@cache
-def device_called(label: str) -> str | None:
-    """The catalog's device by what a driver or a person calls it; None if nobody knows it."""
-    words = set(re.split(r"[^a-z0-9]+", label.lower()))
-    known = [name for name in catalog.device_names() if set(name.split("-")) <= words]
-    aliases = ["h100-sxm5"] if {"h100", "hbm3"} <= words else []
-    return max([*known, *aliases], key=len, default=None)

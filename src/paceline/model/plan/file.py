@@ -44,6 +44,7 @@ class PlanFile(Noun):
     staleness: float
     efficiency: float
     reason: str
+    precision: str = ""
     basis: tuple[str, ...] = ()
     """What the prediction rests on."""
     interval_50: tuple[float, float] | None = None

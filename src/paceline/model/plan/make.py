@@ -26,7 +26,15 @@ from paceline.model.plan.search import (
     throughputs,
 )
 from paceline.model.prediction import estimate
-from paceline.model.question import Question, check_workload, device_key, largest_batches, ranks_with, works_of
+from paceline.model.question import (
+    Question,
+    check_workload,
+    device_key,
+    largest_batches,
+    precision_of,
+    ranks_with,
+    works_of,
+)
 from paceline.model.scaling import basis_of, draw_factors, met_by_points, spreads_of
 from paceline.model.step import Factors, step_terms
 from paceline.model.sweep import seconds_at
@@ -51,6 +59,8 @@ class Plan:
     devices: tuple[PlannedDevice, ...]
     ranked: tuple[Candidate, ...]
     basis: tuple[str, ...] = ()
+    precision: str = ""
+    """What is computed in which precision, and why."""
 
     @property
     def best(self) -> Candidate:
@@ -71,6 +81,7 @@ class Plan:
             "network": self.network,
             "cluster": self.cluster,
             "global_batch": self.global_batch,
+            "precision": self.precision,
             "basis": list(self.basis),
             "candidates": [self._plain(candidate) for candidate in self.ranked],
         }
@@ -136,7 +147,9 @@ def make_plan(
     pricer = _Pricer(question, batch, calibration, works, factors)
     ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)[:shown]
     known = tuple(pricer.with_intervals(candidate) for candidate in ranked)
-    return Plan(question.subject, question.cluster.name, batch, pricer.devices, known, tuple(notes))
+    return Plan(
+        question.subject, question.cluster.name, batch, pricer.devices, known, tuple(notes), precision_of(question)
+    )
 
 
 class _Pricer:

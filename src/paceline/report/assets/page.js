@@ -22,8 +22,13 @@
   function layoutOf(figure, width) {
     const text = getComputedStyle(root).getPropertyValue("--text").trim();
     const names = figure.data.filter((t) => t.showlegend !== false && t.name).map((t) => t.name.length);
-    const entry = 60 + 6.6 * Math.min(40, Math.max(0, ...names));
-    const rows = Math.ceil(names.length / Math.max(1, Math.floor((width - 60) / entry))) * (Math.max(0, ...names) > 40 ? 1.6 : 1.15);
+    let rows = names.length ? 1 : 0, used = 0;
+    for (const size of names) {
+      const entry = 58 + 6.4 * Math.min(40, size);
+      if (used && used + entry > width - 76) { rows += 1; used = 0; }
+      used += entry;
+    }
+    rows *= Math.max(0, ...names) > 40 ? 1.6 : 1.15;
     const layout = painted(figure.layout);
     const legendRoom = layout.showlegend === false ? 0 : Math.min(22 * rows, 260);
     return Object.assign(layout, {
@@ -91,6 +96,71 @@
       if (button.dataset.zoom === "all") return Plotly.relayout(node, { "xaxis.autorange": true });
       Plotly.relayout(node, { "xaxis.range": [low + width * (step + shift), high - width * (step - shift)] });
     });
+  });
+  function save(name, url) {
+    const link = document.createElement("a");
+    link.href = url;
+    link.download = name;
+    link.click();
+  }
+  function button(text, title, action) {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.className = "small";
+    made.textContent = text;
+    made.title = title;
+    made.addEventListener("click", action);
+    return made;
+  }
+  plots().forEach((node) => {
+    const tools = document.createElement("div");
+    tools.className = "tools after";
+    tools.append(button("PNG", "Save this plot as a picture", () => {
+      const size = { width: node._fullLayout.width, height: node._fullLayout.height, scale: 2 };
+      Plotly.toImage(node, { format: "png", ...size }).then((url) => save(node.id + ".png", url));
+    }));
+    node.after(tools);
+  });
+  function rowsOf(table) {
+    return [...table.rows].map((row) => [...row.cells].map((cell) => cell.dataset.value || cell.innerText.trim()));
+  }
+  function quoted(text) {
+    const plain = String(text).replace(/\s+/g, " ");
+    const safe = /^[=+@\t]|^-(?![\d.])/.test(plain) ? "'" + plain : plain;
+    return /[",]/.test(safe) ? '"' + safe.replace(/"/g, '""') + '"' : safe;
+  }
+  function key(cell) {
+    const value = cell.dataset.value !== undefined ? Number(cell.dataset.value) : parseFloat(cell.innerText.replace(/,/g, "").replace(/^±\s*/, ""));
+    return Number.isNaN(value) ? cell.innerText.trim() : value;
+  }
+  function sortBy(table, column, heading) {
+    const down = heading.getAttribute("aria-sort") === "ascending";
+    table.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
+    heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const body = table.tBodies[0];
+    const order = (a, b) => {
+      const one = key(a.cells[column]), two = key(b.cells[column]);
+      if (typeof one === typeof two) return typeof one === "number" ? one - two : one.localeCompare(two);
+      return typeof one === "number" ? -1 : 1;
+    };
+    [...body.rows].sort((a, b) => (down ? order(b, a) : order(a, b))).forEach((row) => body.append(row));
+  }
+  document.querySelectorAll("table").forEach((table, number) => {
+    const names = [...table.tHead.rows[0].cells];
+    if (table.tBodies[0].rows.length > 1 && !table.dataset.ordered)
+      names.forEach((heading, column) => {
+        const label = heading.textContent;
+        heading.textContent = "";
+        heading.append(button(label, "Sort by " + label, () => sortBy(table, column, heading)));
+      });
+    const tools = document.createElement("div");
+    tools.className = "tools after";
+    tools.append(button("CSV", "Save this table", () => {
+      const text = rowsOf(table).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+      const section = table.closest("section");
+      save((section ? section.id : "table") + "-" + number + ".csv", "data:text/csv;charset=utf-8," + encodeURIComponent(text));
+    }));
+    (table.closest(".scroll") || table).after(tools);
   });
   const theme = document.getElementById("theme");
   theme.addEventListener("click", () => {

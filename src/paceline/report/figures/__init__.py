@@ -8,14 +8,16 @@ name passes `plot_text`.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LINES", "SYMBOLS", "Figure", "new_figure", "plot_text", "stacked"]
+__all__ = ["LINES", "SYMBOLS", "Figure", "log_ticks", "new_figure", "plot_text", "stacked"]
 
 Figure = dict[str, Any]
 MOST_LINES = 8
 """Maximum number of curves; more are indistinguishable."""
+LEAST_TICKS = 4
 LINES = tuple(f"@line{number}" for number in range(1, MOST_LINES + 1))
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
 
@@ -33,6 +35,24 @@ def new_figure(traces: list[Figure], *, x: str, y: str, counts: Sequence[int] = 
         across |= {"type": "log", "tickvals": list(counts), "ticktext": [f"{count:,}" for count in counts]}
         up |= {"type": "log", "dtick": "D2", "tickformat": ","}
     return {"data": traces, "layout": {"xaxis": across, "yaxis": up, "height": 380}}
+
+
+def log_ticks(low: float, high: float) -> Figure:
+    """Ticks of a logarithmic axis at round numbers, at least four and few enough to read."""
+    ladders = (
+        (1.0,),
+        (1.0, 3.0),
+        (1.0, 2.0, 5.0),
+        (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0),
+        tuple(1 + n / 5 for n in range(45)),
+    )
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for ladder in ladders:
+        ticks = [step * 10.0**decade for decade in decades for step in ladder]
+        inside = [tick for tick in ticks if low * 0.9 <= tick <= high * 1.1]
+        if len(inside) >= LEAST_TICKS:
+            break
+    return {"tickvals": inside, "ticktext": [f"{tick:,.6g}" if tick < 1e6 else f"{tick:.3g}" for tick in inside]}
 
 
 def stacked(figure: Figure, num_rows: int, *, row: int, barmode: str) -> Figure:

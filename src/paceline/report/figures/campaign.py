@@ -1,8 +1,7 @@
-"""Figures of a campaign: scaling, phases, one step, gaps, sensitivities, residuals."""
+"""Figures of a campaign: phases, one step, gaps, sensitivities, residuals."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from paceline.explain.cases.breakdown import Breakdown
@@ -10,157 +9,18 @@ from paceline.explain.cases.step import Sensitivity
 from paceline.explain.gap import Gap
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.run import PHASES, Span
-from paceline.report.figures import LINES, SYMBOLS, Figure, new_figure, plot_text, stacked
+from paceline.report.figures import LINES, Figure, new_figure, plot_text, stacked
 from paceline.report.tables import marked, shown_phases
 
-__all__ = ["efficiency", "phase_bars", "residual_bars", "scaling", "timeline", "tornado", "waterfall"]
+__all__ = ["phase_bars", "residual_bars", "timeline", "tornado", "waterfall"]
 
 MOST_BARS = 60
-COUNTS = [2**power for power in range(14)]
-
-
-def scaling(series: Sequence[ScalingSeries]) -> Figure:
-    """Samples per second over ranks: measured with intervals, ideal, predicted with its band."""
-    traces: list[Figure] = []
-    for number, item in enumerate(_scaled(series)):
-        traces += _predicted(item, number)
-        traces.append(_measured(item, number))
-        traces.append(_ideal(item, number))
-    return new_figure(traces, x="ranks", y="samples per second", counts=COUNTS)
-
-
-def _scaled(series: Sequence[ScalingSeries]) -> list[ScalingSeries]:
-    """Curves with more than one point, measured or predicted; the fastest if there are too many."""
-    chosen = [s for s in series if _points(s) and (len(_points(s)) > 1 or s.curve)]
-    chosen.sort(key=lambda s: -max(value for _, value, _, _ in _points(s)))
-    return chosen[: len(LINES)]
-
-
-def _points(item: ScalingSeries) -> list[tuple[int, float, float, float]]:
-    """Ranks, throughput, and the distances to the ends of its interval."""
-    points = []
-    for case in item.cases:
-        rate = case.result.throughput
-        if rate is not None:
-            below, above = rate.value - rate.low, rate.high - rate.value
-            points.append((case.run.ranks, rate.value, _finite(below), _finite(above)))
-    return points
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
-
-
-def _measured(item: ScalingSeries, number: int) -> Figure:
-    points = _points(item)
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": plot_text(item.label),
-        "x": [point[0] for point in points],
-        "y": [point[1] for point in points],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [point[3] for point in points],
-            "arrayminus": [point[2] for point in points],
-        },
-        "line": {"color": LINES[number], "width": 2},
-        "marker": {"size": 9, "symbol": SYMBOLS[number]},
-        "legendgroup": str(number),
-        "hovertemplate": "%{x} ranks: %{y:,.1f} samples/s, measured<extra></extra>",
-    }
-
-
-def _ideal(item: ScalingSeries, number: int) -> Figure:
-    ranks, rate = _points(item)[0][:2]
-    last = max(
-        [point[0] for point in _points(item)] + [p.devices for p in item.curve.predictions]
-        if item.curve
-        else [p[0] for p in _points(item)]
-    )
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "ideal",
-        "showlegend": number == 0,
-        "x": [ranks, last],
-        "y": [rate, rate * last / ranks],
-        "line": {"color": "@muted", "width": 1, "dash": "dot"},
-        "hoverinfo": "skip",
-    }
-
-
-def _predicted(item: ScalingSeries, number: int) -> list[Figure]:
-    if item.curve is None:
-        return []
-    predictions = item.curve.predictions
-    ranks = [prediction.devices for prediction in predictions]
-    low = [prediction.samples_per_s.interval_90[0] for prediction in predictions]
-    high = [prediction.samples_per_s.interval_90[1] for prediction in predictions]
-    shared = {"type": "scatter", "legendgroup": str(number), "hoverinfo": "skip"}
-    band = {
-        **shared,
-        "mode": "lines",
-        "x": ranks + ranks[::-1],
-        "y": high + low[::-1],
-        "fill": "toself",
-        "fillcolor": f"{LINES[number]}-band",
-        "line": {"width": 0, "color": LINES[number]},
-        "showlegend": False,
-    }
-    line = {
-        **shared,
-        "mode": "lines",
-        "name": "predicted, 90 % band",
-        "showlegend": number == 0,
-        "x": ranks,
-        "y": [prediction.samples_per_s.value for prediction in predictions],
-        "line": {"color": LINES[number], "width": 1.5, "dash": "dash"},
-    }
-    return [band, line]
-
-
-def efficiency(series: Sequence[ScalingSeries]) -> Figure:
-    """Efficiency over ranks, against each curve's own base."""
-    traces = []
-    for number, item in enumerate(_scaled(series)):
-        cases = [case for case in item.cases if case.result.efficiency is not None]
-        if len(cases) > 1:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": plot_text(item.label),
-                    "x": [case.run.ranks for case in cases],
-                    "y": [case.result.efficiency for case in cases],
-                    "line": {"color": LINES[number], "width": 2},
-                    "marker": {"size": 9, "symbol": SYMBOLS[number]},
-                    "hovertemplate": "%{x} ranks: %{y:.1%}<extra></extra>",
-                }
-            )
-    figure = new_figure(traces, x="ranks", y="efficiency", counts=COUNTS)
-    figure["layout"]["yaxis"] |= {"type": "linear", "tickformat": ".0%", "rangemode": "tozero"}
-    figure["layout"]["shapes"] = [_line(y=1.0)]
-    return figure
-
-
-def _line(*, y: float) -> Figure:
-    return {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": y,
-        "y1": y,
-        "line": {"color": "@muted", "dash": "dot", "width": 1},
-    }
 
 
 def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
-    """Exposed phases stacked to the step, hidden communication beside them."""
+    """Exposed phases stacked to the step; hidden communication is a strip that ends where the backward pass ends."""
     shown = list(breakdowns)[:MOST_BARS][::-1]
-    labels = [plot_text(marked(item.label, item.closes)) for item in shown]
+    labels = [plot_text(marked(item.label.removeprefix(f"{item.network} "), item.closes)) for item in shown]
     traces: list[Figure] = []
     for name in (*PHASES, "other"):
         values = [1e3 * item.part(name).seconds for item in shown]
@@ -173,12 +33,15 @@ def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
         sources = ", ".join(sorted({item.hidden_source for item in shown if item.hidden_source}))
         bar = _bar(labels, hidden, name=f"hidden aggregate ({sources})", role="@aggregate")
         bar["marker"]["pattern"] = {"shape": "/", "fillmode": "replace", "solidity": 0.35, "fgcolor": "@aggregate"}
-        bar["offsetgroup"] = "hidden"
-        bar["width"] = 0.18
-        bar["offset"] = -0.46
+        bar["base"] = [1e3 * _end_of_backward(item) - value for item, value in zip(shown, hidden, strict=True)]
+        bar |= {"width": 0.14, "offset": -0.42, "hovertemplate": "hidden aggregate: %{x:.3g} ms<extra></extra>"}
         traces.append(bar)
     figure = new_figure(traces, x="milliseconds of a step", y="")
     return stacked(figure, len(shown), row=42 if len(shown) <= 24 else 26, barmode="relative")
+
+
+def _end_of_backward(item: Breakdown) -> float:
+    return sum(item.part(name).seconds for name in ("io", "h2d", "forward", "backward"))
 
 
 def _bar(labels: list[str], values: list[float], *, name: str, role: str) -> Figure:

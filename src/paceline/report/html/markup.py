@@ -11,6 +11,8 @@ from paceline.report.tables import Cell, Table
 
 __all__ = ["Markup", "element", "embed_json", "fragment", "html_table", "scrollable"]
 
+WORDY = frozenset({"evidence", "samples per second, the fastest first"})
+"""Columns of sentences, which stay wide where the page is narrow."""
 _VOID = frozenset({"meta", "br", "hr", "link"})
 
 
@@ -64,12 +66,19 @@ def html_table(table: Table) -> Markup:
     ]
     body = [element("tr", *(_cell(*pair) for pair in zip(row, table.columns, strict=True))) for row in table.rows]
     title = element("caption", element("span", table.title)) if table.title else None
-    slim = "slim" if len(table.columns) < 5 and "evidence" not in table.columns else None
-    return element("table", title, element("thead", element("tr", *head)), element("tbody", *body), class_=slim)
+    slim = "slim" if len(table.columns) < 5 and WORDY.isdisjoint(table.columns) else None
+    return element(
+        "table",
+        title,
+        element("thead", element("tr", *head)),
+        element("tbody", *body),
+        class_=slim,
+        data_ordered=table.ordered,
+    )
 
 
 def _cell(cell: Cell, column: str) -> Markup:
-    kind = "num" if column.startswith(">") else "words" if column == "evidence" else None
+    kind = "num" if column.startswith(">") else "words" if column in WORDY else None
     below = fragment(element("br"), element("span", cell.below, class_="quiet")) if cell.below else None
     value = repr(cell.value) if cell.value is not None else None
     return element("td", cell.text, below, class_=kind, data_value=value, data_case=cell.case_id or None)

@@ -21,7 +21,8 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 def render_page(explanation: Explanation) -> str:
     """The page of a campaign: summary first, every setting at the end."""
-    from paceline.report.html.sections import CampaignPage, all_sections
+    from paceline.report.html.canvas import CampaignPage
+    from paceline.report.html.sections import all_sections
 
     page = CampaignPage(explanation)
     sections = all_sections(page)

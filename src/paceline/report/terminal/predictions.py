@@ -46,7 +46,14 @@ def _show_curve(curve: Curve) -> None:
     if choices:
         listed = [f"{name} {one['exchanges']} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()]
         say(f"exchanges (exposed) at {curve.predictions[-1].devices} devices: {', '.join(listed)}")
+    say(*precision_lines([curve]))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
+
+
+def precision_lines(curves: Sequence[Curve]) -> list[str]:
+    """The precision of predictions from a network or a profile, once where it is the same."""
+    said = dict.fromkeys(curve.detail["precision"] for curve in curves if "precision" in curve.detail)
+    return [f"precision: {line}" for line in said]
 
 
 def _row(prediction: Prediction, priced: bool) -> list[object]:
@@ -73,6 +80,7 @@ def _show_comparison(curves: Sequence[Curve], names: Sequence[str]) -> None:
     columns = ["framework", *(f">{count}" for count in counts), ">90 %", ">against first", ">knee after", "dominant"]
     print_rows(f"{common_label(curves)}: samples/s by devices", columns, rows)
     say("", *_plot_lines([curve.predictions[-1] for curve in curves], names))
+    say("", *precision_lines(curves))
     say(f"\nwhy, against {names[0]} at {counts[-1]} devices")
     for name, curve in zip(names[1:], curves[1:], strict=True):
         say(f"{name}: {'; '.join(reasons(curves[0], curve))}")
@@ -105,7 +113,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
     say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
-    say(f"to narrow the interval: {after.advice}")
+    say(*precision_lines([before, after]), f"to narrow the interval: {after.advice}")
 
 
 def _moved(before: str, after: str) -> str:
@@ -182,5 +190,6 @@ def show_plan(plan: Plan) -> None:
     split = plan.samples_by_host()
     if len(split) <= 16:
         say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
+    say(f"precision: {plan.precision}")
     for line in plan.basis:
         say(f"rests on: {line}")

@@ -38,7 +38,11 @@ class TorchSession(Session):
         torch.set_num_threads(job["threads"])
         torch.manual_seed(job["seed"])
         network = job["network"]
-        dtype = self.dtype = DTYPES[job["strategy"]["precision"]]
+        precision = job["strategy"]["precision"]
+        if precision in ("float32", "tf32"):  # else what PyTorch does by default
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        self.mixed = precision == "amp"
+        dtype = self.dtype = DTYPES.get(precision, torch.float32)
         self.net = self.build(network).to(self.device, dtype)
         self.overlap = job["strategy"]["overlap"] is not False
         self.exchanges = job["ranks"] > 1 and job["strategy"]["aggregation"] != "none"
@@ -108,7 +112,8 @@ class TorchSession(Session):
         self.loss = loss.detach()
 
     def _forward(self) -> Tensor:
-        logits = self.model(self.batch)
+        with torch.autocast(self.device.type, enabled=self.mixed):
+            logits = self.model(self.batch)
         return F.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
 
     def _backward(self, loss: Tensor, exchange: bool) -> None:

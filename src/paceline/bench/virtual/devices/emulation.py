@@ -13,7 +13,8 @@ from paceline.bench.virtual.devices.dilation import ExchangeLoad
 from paceline.catalog import resolve
 from paceline.cost.buckets import bucket_bytes, policy_buckets
 from paceline.cost.collective import allreduce, fabric_of
-from paceline.cost.memory import WIDTHS, memory_limit, memory_of
+from paceline.cost.memory import memory_limit, memory_of
+from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import read_profile
@@ -65,9 +66,9 @@ def emulation_document(devices: Sequence[Device], case: Case) -> list[dict[str, 
 
 
 def _document(device: Device, case: Case) -> dict[str, Any]:
-    emulation, precision = device.emulation or Emulation(), case.strategy.precision
-    shards = (resolve(case.framework, case.strategy).shard_stage or 0, case.ranks)
-    use = memory_of(case.network, case.batch, width=WIDTHS[precision], shards=shards)
+    emulation, policy = device.emulation or Emulation(), resolve(case.framework, case.strategy)
+    precision, shards = policy.precision, (policy.shard_stage or 0, case.ranks)
+    use = memory_of(case.network, case.batch, numerics=numerics_on(device, precision), shards=shards)
     return {
         "layers": emulated_seconds(device, case.network, batch=case.batch, precision=precision).T.tolist(),
         "update": update_seconds(case.network.parameters, device, precision=precision),
@@ -84,10 +85,8 @@ def exchange_load(case: Case) -> ExchangeLoad | None:
     placed = _placed(case)
     if any(item.device.emulation is None for item in placed):
         return None
-    times = [
-        emulated_seconds(item.device, case.network, batch=case.batch, precision=case.strategy.precision)
-        for item in placed
-    ]
+    precision = resolve(case.framework, case.strategy).precision
+    times = [emulated_seconds(item.device, case.network, batch=case.batch, precision=precision) for item in placed]
     fastest = min(times, key=lambda seconds: float(seconds.sum()))
     hosts = [case.cluster.hosts[item.host] for item in placed]
     return ExchangeLoad(
@@ -117,10 +116,13 @@ def least_tail(case: Case, device: Device) -> float | None:
     the ring. With jitter a pass may take longer; then only the last gradients are certain to be outstanding.
     """
     strategy, emulation = case.strategy, device.emulation
-    if case.framework != "pytorch/ddp" or strategy.compression != "none" or strategy.precision != "float32":
+    if case.framework != "pytorch/ddp" or strategy.compression != "none":
+        return None
+    precision = resolve(case.framework, strategy).precision
+    if numerics_on(device, precision).weight != _ELEMENT:
         return None
     unsteady = emulation is not None and bool(emulation.jitter or emulation.straggle)
-    backward = emulated_seconds(device, case.network, batch=case.batch)[1].tolist()
+    backward = emulated_seconds(device, case.network, batch=case.batch, precision=precision)[1].tolist()
     hosts = [case.cluster.hosts[number] for number in sorted({item.host for item in _placed(case)})]
     least = outstanding = before_end = 0.0
     around = 2 * (len(hosts) - 1) * min(host.link.latency for host in hosts)

@@ -1,0 +1,225 @@
+"""Checks of checkpoints in one process with torch; prints what each one found as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.runtime import Settings
+from paceline.runtime.checkpoint import load_checkpoint, save_checkpoint
+from paceline.runtime.tensorfile import write_tensors
+from paceline.runtime.training import Training
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+          torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2)  # fmt: skip
+Messages = list[str]
+
+
+def training(path: Path, width: int = 3, every: int = 4) -> Training:
+    """A small model with an optimizer that has a state."""
+    torch.manual_seed(width)
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    settings = Settings(checkpoint=path, checkpoint_every=every)
+    made = Training(model, optimizer, settings, num_samples=10, global_batch=2)
+    for _ in range(2):
+        model(torch.randn(5, 4)).sum().backward()
+        made.update()
+    return made
+
+
+def content(value: float = 1.0) -> dict[str, Any]:
+    """Everything that a state may hold."""
+    tensors = {str(dtype): torch.arange(6).reshape(2, 3).t().to(dtype) for dtype in DTYPES}
+    model = {**tensors, "scalar": torch.tensor(value), "empty": torch.empty(0, 3)}
+    other = {"state": {0: {"step": torch.tensor(3.0)}, "x": [1, 2.5, None, True, "ü"]}, "inf": float("inf")}
+    return {"identity": {"seed": 0}, "position": {"step": 1}, "mark": "m", "costs": {}, "state": [model, other]}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal structure, equal bits."""
+    if isinstance(one, torch.Tensor):
+        raw = [item.contiguous().reshape(-1).view(torch.uint8) for item in (one, other)]
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*raw)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    return bool(one == other) and type(one) is type(other)
+
+
+def error_of(path: Path) -> str:
+    """What loading says."""
+    try:
+        return f"loaded {load_checkpoint(path) is not None}"
+    except PacelineError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def flip(path: Path, bit: int) -> None:
+    """Change one bit."""
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def round_trip(folder: Path, said: Messages) -> Any:
+    """Whatever a state may hold comes back bit for bit."""
+    save_checkpoint(folder / "a", content())
+    return same(load_checkpoint(folder / "a"), content())
+
+
+def flips(folder: Path, said: Messages) -> Any:
+    """Number of flipped bits that changed what was loaded without a word."""
+    path, chance, missed = folder / "a", random.Random(0), 0
+    save_checkpoint(path, content())
+    sound = path.read_bytes()
+    for _ in range(150):
+        flip(path, chance.randrange(8 * len(sound)))
+        if error_of(path).startswith("loaded") and not same(load_checkpoint(path), content()):
+            missed += 1
+        path.write_bytes(sound)
+    return missed
+
+
+def falls_back(folder: Path, said: Messages) -> Any:
+    """The one before is taken, the damaged one is kept aside, and the one before survives the next save."""
+    path = folder / "a"
+    for value in (1.0, 2.0):
+        save_checkpoint(path, content(value))
+    flip(path, 8 * (path.stat().st_size - 1))
+    loaded = load_checkpoint(path)
+    aside = path.with_name("a.damaged").exists()
+    save_checkpoint(path, content(3.0))
+    before = load_checkpoint(path.with_name("a.before"))
+    return [
+        same(loaded, content(1.0)),
+        aside,
+        same(before, content(1.0)),
+        same(load_checkpoint(path), content(3.0)),
+        said,
+    ]
+
+
+def only_before(folder: Path, said: Messages) -> Any:
+    """A crash between two renames leaves the one before alone."""
+    save_checkpoint(folder / "a", content())
+    (folder / "a").rename(folder / "a.before")
+    return [same(load_checkpoint(folder / "a"), content()), load_checkpoint(folder / "b")]
+
+
+def foreign(folder: Path, said: Messages) -> Any:
+    """What each kind of other file is called."""
+    torch.save({"model": torch.ones(2)}, folder / "torch.pt")
+    with (folder / "plain.safetensors").open("wb") as file:
+        header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        file.write(len(header).to_bytes(8, "little") + header + bytes(4))
+    with (folder / "other.safetensors").open("wb") as file:
+        write_tensors(file, {"w": torch.ones(1)}, {"note": "x"})
+    (folder / "empty").write_bytes(b"")
+    (folder / "text").write_text("hello, this is not a checkpoint at all")
+    (folder / "deep").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    names = sorted(path.name for path in folder.iterdir())
+    return {name: [error_of(folder / name), (folder / name).exists()] for name in names}
+
+
+def newer(folder: Path, said: Messages) -> Any:
+    """A newer one is refused although there is one before it, and stays where it is."""
+    import paceline.runtime.checkpoint as module
+
+    path = folder / "a"
+    save_checkpoint(path, content())
+    module.SCHEMA = 99
+    save_checkpoint(path, content())
+    module.SCHEMA = 1
+    return [error_of(path), path.exists()]
+
+
+def full_disk(folder: Path, said: Messages) -> Any:
+    """Saving fails, training goes on, the checkpoint on disk stays sound, and saving is tried again."""
+    made = training(folder / "a")
+    made.position = replace(made.position, step=4)
+    made.save_if_due(0, {})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    tried = []
+    for step in range(5, 20):
+        made.position = replace(made.position, step=step)
+        before = made._unsaved
+        made.save_if_due(0, {})
+        tried += [step] if made._unsaved != before else []
+    kept = load_checkpoint(folder / "a")
+    files = sorted(path.name for path in folder.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    made.position = replace(made.position, step=made._again)
+    made.save_if_due(0, {})
+    after = load_checkpoint(folder / "a")
+    assert kept is not None
+    assert after is not None
+    return [tried, kept["position"]["step"], files, after["position"]["step"] == made.position.step, said]
+
+
+def does_not_fit(folder: Path, said: Messages) -> Any:
+    """Another model is one clear error, the same model resumes."""
+    made = training(folder / "a")
+    made.position = replace(made.position, step=7)
+    made.save_last(0)
+    again = training(folder / "a")
+    again.resume()
+    try:
+        training(folder / "a", width=5).resume()
+        error = ""
+    except PacelineError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    equal = same(made._state()[0], dict(again._state()[0]))
+    return [error, again.position.step, equal]
+
+
+def for_others(folder: Path, said: Messages) -> Any:
+    """A file for the reader of the safetensors package, and what it has to find."""
+    made = training(folder / "a.safetensors")
+    made.save_last(0)
+    state = made.model.state_dict()
+    return {name: tensor.double().flatten().tolist() for name, tensor in state.items()}
+
+
+CHECKS = (round_trip, flips, falls_back, only_before, foreign, newer, full_disk, does_not_fit, for_others)
+
+
+class Listener(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, said: Messages) -> None:
+        super().__init__()
+        self.said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def run(check: Callable[[Path, Messages], Any], folder: Path) -> Any:
+    """One check in a folder of its own."""
+    folder.mkdir()
+    said: Messages = []
+    logging.getLogger("paceline").handlers = [Listener(said)]
+    return check(folder, said)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root = Path(sys.argv[1])
+    sys.stdout.write(json.dumps({check.__name__: run(check, root / check.__name__) for check in CHECKS}))
