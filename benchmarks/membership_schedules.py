@@ -1,6 +1,6 @@
 """Random schedules of faults over simulated members that run the runtime's own decisions.
 
-    benchmarks/membership_schedules.py [--schedules 100000] [--seed 0] [--plant majority]
+    .venv/bin/python benchmarks/membership_schedules.py [--schedules 100000] [--seed 0] [--plant majority]
 
 Each schedule is a job of two to five ranks with crashes, restarts, pauses, cut and one-way links, and messages that are
 lost, doubled, late or out of order; `lib/membership.py` says what is simulated. No schedule may commit one step in two

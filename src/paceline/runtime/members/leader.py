@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from paceline.channel.frames import PeerClosed
 from paceline.runtime.members.channel import Channel, Endpoint, in_background
-from paceline.runtime.members.link import Link
+from paceline.runtime.members.link import MemberLink
 from paceline.runtime.members.view import Peer, Timeouts, View
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Probe, Send
@@ -47,7 +47,7 @@ class Leader:
         # All that threads of connections and probes learn goes through this queue: only the leader's thread reads it
         # and decides, so nothing needs a lock.
         self._events: queue.Queue[Callable[[], list[Action]]] = queue.Queue()
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, MemberLink] = {}
         self._left = False
         in_background("leader", self._run, failed=self.resign)
 
@@ -67,7 +67,7 @@ class Leader:
 
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
         """Take in an authenticated caller."""
-        link = Link(channel)
+        link = MemberLink(channel)
         # The join is queued before the thread that listens starts: what the follower says comes after it.
         self._events.put(lambda: self._join(hello, link))
         threading.Thread(target=self._listen, args=(hello.peer, link), daemon=True, name="paceline-follower").start()
@@ -84,14 +84,14 @@ class Leader:
             link.close()
         self._links.clear()
 
-    def _join(self, hello: messages.Hello, link: Link) -> list[Action]:
+    def _join(self, hello: messages.Hello, link: MemberLink) -> list[Action]:
         old = self._links.pop(hello.peer.id, None)
         if old is not None:
             old.close()
         self._links[hello.peer.id] = link
         return self._core.join(hello.peer, hello, time.monotonic())
 
-    def _listen(self, peer: Peer, link: Link) -> None:
+    def _listen(self, peer: Peer, link: MemberLink) -> None:
         expected = messages.accepted_by(messages.Role.LEADER, sender=messages.Role.MEMBER)
         farewell = False
         try:
@@ -106,7 +106,7 @@ class Leader:
         if not self.leading:  # nobody reads the events any more
             link.close()
 
-    def _hear(self, peer: Peer, link: Link, message: messages.Message) -> list[Action]:
+    def _hear(self, peer: Peer, link: MemberLink, message: messages.Message) -> list[Action]:
         if self._links.get(peer.id) is not link:  # it has joined again meanwhile
             return []
         try:
@@ -115,7 +115,7 @@ class Leader:
             log.warning("%s sent a %r that cannot be followed: %s", peer.id, message.kind, error)
             return self._lose(peer, link, farewell=True)
 
-    def _lose(self, peer: Peer, link: Link, *, farewell: bool) -> list[Action]:
+    def _lose(self, peer: Peer, link: MemberLink, *, farewell: bool) -> list[Action]:
         link.close()
         if self._links.get(peer.id) is not link:
             return []

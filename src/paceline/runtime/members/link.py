@@ -7,10 +7,10 @@ import contextlib
 from paceline.runtime.members.channel import Channel, M
 from paceline.runtime.protocol.messages import Message
 
-__all__ = ["Link"]
+__all__ = ["MemberLink"]
 
 
-class Link:
+class MemberLink:
     """Sends without waiting; a peer that is gone is noticed by whoever receives."""
 
     def __init__(self, channel: Channel) -> None:

@@ -17,19 +17,11 @@ from paceline.channel.frames import PeerClosed
 from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import peers
+from paceline.runtime.members import view as views
 from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, message_listener
 from paceline.runtime.members.leader import Leader
-from paceline.runtime.members.link import Link
-from paceline.runtime.members.view import (
-    Peer,
-    Report,
-    Timeouts,
-    View,
-    close_roster,
-    is_closed,
-    read_roster,
-    write_roster,
-)
+from paceline.runtime.members.link import MemberLink
+from paceline.runtime.members.view import Peer, Report, Timeouts, View, read_roster
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.following import Ask, Following, outranks
 from paceline.runtime.protocol.states import Event, MemberState
@@ -74,7 +66,7 @@ class Member:
         """The step, and since when the loop's own code has control; None while this process waits for others."""
         self._board: dict[str, bytes] = {}
         self._leader: Leader | None = None
-        self._link: Link | None = None
+        self._link: MemberLink | None = None
         """To the leader."""
         self._known: set[Endpoint] = set()
         """Where everybody listens who was in a view with us and may still live."""
@@ -164,7 +156,7 @@ class Member:
             time.sleep(LAST_MESSAGE if done else 0.0)
             leader.leave()
             if done:
-                close_roster(self.roster)
+                views.close_roster(self.roster)
         link = self._link
         if link is not None:
             link.close()
@@ -240,7 +232,7 @@ class Member:
                 self._machine.on(Event.DISCONNECTED)
             channel = self._find([*known, meet])
             if channel is None:
-                if is_closed(self.roster):
+                if views.is_closed(self.roster):
                     self._give_up(Event.ROSTER_CLOSED, None)
                 elif time.monotonic() > deadline:
                     why = f"nobody who leads this job answered for {self._timeouts.join:.0f} s"
@@ -251,17 +243,17 @@ class Member:
             self._obey(self._begin_to_follow(channel))
             known, deadline = read_roster(self.roster), time.monotonic() + self._timeouts.join
 
-    def _begin_to_follow(self, channel: Channel) -> Link:
+    def _begin_to_follow(self, channel: Channel) -> MemberLink:
         with self._changed:
             self._core.welcomed(time.monotonic())
-            link = self._link = Link(channel)
+            link = self._link = MemberLink(channel)
             if self._core.ready is not None:
                 link.send(self._core.ready)
         if not self.leads:
             self._leader = None
         return link
 
-    def _obey(self, link: Link) -> None:
+    def _obey(self, link: MemberLink) -> None:
         expected = messages.accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
         silent = False
         try:
@@ -339,7 +331,7 @@ class Member:
         log.info("%s leads after %s", self.peer.id, f"view {self._core.seen}" if self._core.view else "no view")
         self._leader = Leader(
             self.peer, self._timeouts, first=first, memory=self._core.memory,
-            formed=lambda view: write_roster(self.roster, view),
+            formed=lambda view: views.write_roster(self.roster, view),
             is_dead=lambda peer: peers.is_dead(peer, self._login),
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Whether some members may go on without the others: at most one part of a group ever does.
 
 Members vote in views. A view is established on a member when the member knows that all others received it too; views
-that came later, and of which the member does not know this, are attempts. Whoever wants to go on needs, in the last
+that were formed after it, and of which the member does not know this, are attempts. Whoever wants to go on needs, in the last
 established view that any of them knows and in every attempt after it,
 
     more than half of the view's members, or half of them with its first rank, or
@@ -74,7 +74,7 @@ def votes_needed(ballots: Mapping[str, Sequence[Ballot]]) -> list[tuple[Ballot, 
 def may_go_on(ballots: Mapping[str, Sequence[Ballot]], memory: Memory) -> bool:
     """Whether the members that cast these ballots may form a view; nobody without any vote may."""
     needed = votes_needed(ballots)
-    # Whoever came late and never took over the common state cannot go on when all that held it are dead.
+    # A late joiner that never took over the common state cannot go on when all that held it are dead.
     held = any(ballot.established for ballot, _ in needed) or all(ballot.fresh for ballot, _ in needed)
     return bool(needed) and held and all(_decides(ballot, holders, ballots, memory) for ballot, holders in needed)
 

@@ -81,7 +81,7 @@ def test_an_attempt_that_others_may_have_established_needs_a_majority_too() -> N
     assert may_go_on(dict.fromkeys("cde", (five,)), Memory()), "if c never received it, it was never established"
 
 
-def test_one_that_came_late_does_not_begin_anew_when_all_that_held_the_state_are_dead() -> None:
+def test_a_late_joiner_does_not_begin_anew_when_all_that_held_the_state_are_dead() -> None:
     late = {"b": (ballot(3, "ab", established=False),)}
     dead = Memory(vanished={"a"}, dead={"a"})
     assert not may_go_on(late, dead)
