@@ -1,8 +1,8 @@
 """Whether some members may go on without the others: at most one part of a group ever does.
 
 Members vote in views. A view is established on a member when the member knows that all others received it too; views
-that were formed after it, and of which the member does not know this, are attempts. Whoever wants to go on needs, in the last
-established view that any of them knows and in every attempt after it,
+that were formed after it, and of which the member does not know this, are attempts. Whoever wants to go on needs, in
+the last established view that any of them knows and in every attempt after it,
 
     more than half of the view's members, or half of them with its first rank, or
     all absent members dead, of which those that may have gone on before they died are no such part themselves,
