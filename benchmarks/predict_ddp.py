@@ -112,6 +112,7 @@ def merged(rounds: list[Launches]) -> Launches:
     """The launches of several rounds as those of one."""
     return Launches(
         runs=tuple(run for item in rounds for run in item.runs),
+        counted=tuple(run for item in rounds for run in item.counted),
         throughputs=tuple(value for item in rounds for value in item.throughputs),
         steps=tuple(value for item in rounds for value in item.steps),
         passes=tuple(value for item in rounds for value in item.passes),

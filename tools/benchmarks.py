@@ -52,6 +52,7 @@ class Entry:
 ENTRIES = (
     Entry("validate", "validate"),
     Entry("predict_speed", "predict_speed"),
+    Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("bit_flips", "bit_flips", "", "--flips 20"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),

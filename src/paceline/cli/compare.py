@@ -25,11 +25,11 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(sample: str, base: str, confidence: float, store: Path, as_json: bool) -> None:
-    """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its interval, a rank test.
+    """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its t interval, a t test.
 
     Each side is a list of conditions `field=value`, joined by commas, that chooses launches: study, campaign, network,
-    framework, strategy, cluster, launcher, ranks, batch, input, case_id. "No difference shown" is an answer, and so is
-    "too few launches".
+    framework, strategy, cluster, launcher, ranks, batch, input, case_id. Launches of the same rounds of a
+    campaign are compared in pairs. "No difference shown" is an answer, and so is "too few launches".
 
     \b
     Examples:
@@ -38,10 +38,11 @@ def command(sample: str, base: str, confidence: float, store: Path, as_json: boo
     """
     groups = [throughputs_where(Store(store), text) for text in (sample, base)]
     for text, group in zip((sample, base), groups, strict=True):
-        if not group:
+        if not group.samples_per_s:
             hint = "`paceline show --list` lists what is stored"
             raise InputError(f"no successful launch matches {text!r}", hint=hint)
-    result = compare(*groups, confidence=confidence)
+    (ours, our_rounds), (theirs, their_rounds) = ((group.samples_per_s, group.rounds) for group in groups)
+    result = compare(ours, theirs, confidence=confidence, rounds=(our_rounds, their_rounds))
     if as_json:
         emit(comparison_document(result, sample, base), "compare")
     else:

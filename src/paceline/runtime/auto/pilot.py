@@ -30,8 +30,8 @@ from paceline.runtime.auto.choose import (
 from paceline.runtime.auto.regroup import GROUP_NAME, Listener, open_listener
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Wire
-from paceline.runtime.protocol.messages import GroupStatus
 from paceline.runtime.syncer.client import SyncerClient
+from paceline.runtime.syncer.leases import GroupStatus
 
 __all__ = ["NoPilot", "Pilot", "measure_links"]
 

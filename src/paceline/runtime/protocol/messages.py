@@ -10,7 +10,7 @@ from enum import Enum
 from typing import ClassVar, dataclass_transform
 
 from paceline.runtime.members.view import Ballot, Peer, Report, View
-from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.syncer.leases import GroupStatus, Lease
 from paceline.runtime.syncer.packing import Packing
 from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
 
@@ -27,7 +27,6 @@ __all__ = [
     "FetchParameters",
     "GroupHeartbeat",
     "GroupMessage",
-    "GroupStatus",
     "Halt",
     "Heartbeat",
     "HeartbeatReply",
@@ -51,6 +50,7 @@ __all__ = [
     "Standing",
     "StandingQuery",
     "StartGroup",
+    "StartRefused",
     "TrainingDone",
     "ViewFailed",
     "ViewFormed",
@@ -244,19 +244,6 @@ class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):
 # Between a group and a shard of the syncer.
 
 
-@dataclass(frozen=True)
-class GroupStatus:
-    """What a group says of itself to the other groups."""
-
-    costs: tuple[tuple[float, float], ...] | None
-    """Constant seconds and seconds per sample of each rank; None before any step was measured."""
-    straggling: tuple[tuple[float, float], ...]
-    """Share of straggling steps of each rank, and how many times longer they take."""
-    seconds: float
-    """Seconds of the last exchange, without waiting for other groups."""
-    size: int
-
-
 class GroupMessage(Message):
     """What all messages of a group to a shard have."""
 
@@ -271,9 +258,13 @@ class GroupHeartbeat(GroupMessage, route=_TO_SHARD, kind="group-heartbeat", answ
     """Whether the group takes part in rounds; one that waits for samples does not."""
 
 
-class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters",), payload=True):
+class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters", "start-refused"), payload=True):
     """The group begins; the first group's parameters and rules are those of all."""
 
+    session: int
+    """Names this beginning: a repeated `start` is carried out once, and what was sent before it counts no more."""
+    layout: tuple[tuple[str, int], ...]
+    """Name and size of every parameter."""
     num_samples: int
     epochs: int
     begin: tuple[int, int]
@@ -287,6 +278,7 @@ class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("paramete
 class Push(GroupMessage, route=_TO_SHARD, kind="push", answers=("parameters", "push-rejected"), payload=True):
     """Progress of the group since a version; answered when the round that it is part of is complete."""
 
+    session: int
     sequence: int
     """Counts the group's exchanges: a repeated push is applied once."""
     base: int
@@ -312,6 +304,7 @@ class Retune(GroupMessage, route=_TO_SHARD, kind="retune", answers=("done",)):
 class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=("lease-reply",)):
     """The group asks for its next samples, which says that those before are done."""
 
+    session: int
     sequence: int
     """A repeated request gets the same lease."""
     size: int
@@ -350,6 +343,12 @@ class Parameters(Message, route=_FROM_SHARD, kind="parameters", payload=True):
     waited: float
     """Seconds that the push waited for other groups."""
     data: bytes
+
+
+class StartRefused(Message, route=_FROM_SHARD, kind="start-refused"):
+    """The group trains another model, or on other data, than the groups before it."""
+
+    why: str
 
 
 class PushRejected(Message, route=_FROM_SHARD, kind="push-rejected"):
