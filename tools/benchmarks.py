@@ -84,6 +84,7 @@ ENTRIES = (
         "--schedules 1000 --plant majority",
         "--schedules 50 --plant majority",
     ),
+    Entry("membership_scale", "membership_scale", "", "--real 4 --simulated 100,1000"),
     Entry("peers-utilisation", "peers", "--what utilisation", "--what utilisation --steps 5"),
     Entry("peers-kill", "peers", "--what kill --repeats 10", "--what kill --repeats 1"),
 )

@@ -60,9 +60,11 @@ def votes_needed(ballots: Mapping[str, Sequence[Ballot]]) -> list[tuple[Ballot, 
     for id, cast in ballots.items():  # noqa: A001
         for ballot in cast:
             known, holders = merged.get(ballot.name, (ballot, set()))
+            holders.add(id)
             fuller = ballot if len(ballot.peers) > len(known.peers) else known
-            both = replace(fuller, established=known.established or ballot.established)
-            merged[ballot.name] = (both, holders | {id})
+            if not fuller.established and (known.established or ballot.established):
+                fuller = replace(fuller, established=True)
+            merged[ballot.name] = (fuller, holders)
     last = max((ballot.number for ballot, _ in merged.values() if ballot.established), default=0)
     return [
         entry

@@ -127,8 +127,10 @@ class SyncerClient:
                 self._settle()
             except LeaseRevoked:
                 log.warning("this group was declared failed; other groups have its samples")
-                # The number that was rejected is not used again: what was sent with it may still arrive.
+                # The number that was rejected is not used again, as what was sent with it may still arrive; the next
+                # one is left out, so that whoever counts samples sees that this lease was not handed in.
                 theta, self.versions = connections.come_back()
+                number += 1
         self.seconds = time.perf_counter() - began - connections.waited
         self._take(torch.from_numpy(theta.copy()))
         lease = connections.lease(number, self.batch * self.local_steps, status)
