@@ -222,25 +222,24 @@ def test_a_group_that_begins_anew_counts_from_one_and_its_unfinished_progress_is
 
 
 def test_another_quorum_holds_from_now_on(tmp_path: Path) -> None:
-    path = tmp_path / "shard.npz"
-    shard = ShardState(RoundPolicy(groups=3, quorum=3), path)
+    shard = ShardState(RoundPolicy(groups=3, quorum=3))
     shard.start(np.zeros(2, dtype=np.float32))
     shard.arrive(arrival("a"), 0.0)
     assert not shard.advance(0.0)
     shard.retune(1)
     assert shard.advance(0.0)
-    again = ShardState(RoundPolicy(groups=3, quorum=3), path)
+    again = written_and_read(shard, ShardState(RoundPolicy(groups=3, quorum=3)), tmp_path)
     again.arrive(arrival("b"), 0.0)
     assert again.advance(0.0)
 
 
 def test_momentum_survives_a_restart(tmp_path: Path) -> None:
     outer = OuterOptimizer(momentum=0.9, delay=2)
-    states = [ShardState(RoundPolicy(outer=outer), tmp_path / "shard.npz")]
+    states = [ShardState(RoundPolicy(outer=outer))]
     states[0].start(np.zeros(2, dtype=np.float32))
     states[0].arrive(arrival("a"), 0.0)
     states[0].advance(0.0)
-    states.append(ShardState(RoundPolicy(outer=outer), tmp_path / "shard.npz"))
+    states.append(written_and_read(states[0], ShardState(RoundPolicy(outer=outer)), tmp_path))
     for state in states:
         state.arrive(arrival("a", sequence=2, base=1), 0.0)
         state.advance(0.0)
