@@ -84,7 +84,7 @@ def together(
     if ranks == 1 and threads <= cores:
         return 1.0, 0.0
     stretch = 1.0 if ranks * threads <= cores else max(1.0, ranks * threads_gain(parallel, threads) / cores)
-    alike = [one for one in probes if one.cores == cores and (one.threads > 1) == (threads > 1)]
+    alike = [one for one in probes if one.cores == cores]
     if alike:
         near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
         far = (near.ranks, near.threads) != (ranks, threads)

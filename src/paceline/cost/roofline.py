@@ -30,6 +30,7 @@ __all__ = [
     "LayerTimes",
     "LayerWork",
     "device_times",
+    "ideal_seconds",
     "measured_times",
     "profiled_times",
     "update_seconds",
@@ -160,6 +161,15 @@ def _rooflines(
     both = np.array([[1.0], [2.0]])
     start = both * np.full(len(kinds), _launch(device))
     return LayerTimes(*layers, both * compute, both * traffic[0] / memory, both * traffic[1] / memory, start)
+
+
+def ideal_seconds(network: Network, device: Device, numerics: Numerics) -> float | None:
+    """Seconds of one sample's forward and backward multiply-adds at peak rates; None where a rate is not known."""
+    rates = {kind: device.peak.get(numerics.of(kind)) for kind in (*CLASSES.values(), "elementwise")}
+    if not all(rates.values()):
+        return None
+    costs = layer_costs(network)
+    return sum(6.0 * cost.macs / (rates[CLASSES.get(cost.kind, "elementwise")] or 1.0) for cost in costs)
 
 
 def _launch(device: Device) -> float:

@@ -16,7 +16,7 @@ from paceline import catalog
 from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import check_fits, largest_batch
+from paceline.cost.memory import check_fits, largest_batch, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -43,6 +43,7 @@ __all__ = [
     "cores_words",
     "device_key",
     "largest_batches",
+    "memory_bytes",
     "precision_of",
     "question_of_run",
     "ranks_of",
@@ -164,6 +165,12 @@ def largest_batches(question: Question) -> dict[str, int | None]:
         key: None if network is None else largest_batch(network, device, **_memory_of(question, device))
         for key, device in _devices(question).items()
     }
+
+
+def memory_bytes(question: Question, device: Device, samples: int) -> float | None:
+    """Bytes that a pass of these samples takes on a device; None where the layers are not known."""
+    network = question.network
+    return None if network is None else memory_of(network, samples, **_memory_of(question, device)).total
 
 
 def _work_on(question: Question, device: Device, stated_for: int | None) -> WorkAt:

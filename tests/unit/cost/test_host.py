@@ -60,7 +60,7 @@ def test_a_probe_of_the_same_ranks_replaces_the_formula_and_a_like_one_corrects_
     probes = (Sharing(2, 4, 1, 1.1), Sharing(2, 2, 2, 1.5))
     assert together(4, 1, 2, probes=probes)[0] == pytest.approx(2.2)
     assert together(8, 1, 2, probes=probes)[0] == pytest.approx(4.4)
-    assert together(4, 2, 2, parallel=1.0, probes=probes)[0] == pytest.approx(6.0)
+    assert together(2, 2, 2, parallel=1.0, probes=probes)[0] == pytest.approx(3.0)
     assert together(4, 1, 8, probes=probes)[0] == 1.0, "a probe of another host"
     assert together(2, 1, 2, probes=(Sharing(2, 2, 1, 0.9),))[0] == 1.0, "company makes nobody faster"
     assert together(8, 1, 2, probes=probes)[1] > together(4, 1, 2, probes=probes)[1] > 0

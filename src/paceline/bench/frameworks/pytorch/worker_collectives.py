@@ -92,25 +92,15 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
     """By how much a small training step on all ranks at once exceeds what turns on the cores explain."""
-    own, cores, found = os.sched_getaffinity(0), len(everything), []
-    step = _small_step()
+    step, cores = _small_step(), len(everything)
     step()
     dist.barrier()
     single = torch.tensor([typical_seconds(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
     dist.broadcast(single, 0)
-    for threads in sorted({1, cores}):
-        if threads > 1 and ranks * threads <= cores:
-            continue  # every rank has its cores: nothing is shared
-        torch.set_num_threads(threads)
-        if threads > 1:
-            os.sched_setaffinity(0, everything)
-        dist.barrier()
-        together, turns = typical_seconds(step, SHARED_S * ranks), max(1.0, ranks / cores)
-        found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": together / float(single) / turns})
-        dist.barrier()
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, own)
-    return found
+    dist.barrier()
+    together, turns = typical_seconds(step, SHARED_S * ranks), max(1.0, ranks / cores)
+    dist.barrier()
+    return [{"cores": cores, "ranks": ranks, "threads": 1, "excess": together / float(single) / turns}]
 
 
 def _small_step() -> Callable[[], object]:
