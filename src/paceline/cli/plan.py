@@ -8,7 +8,7 @@ import click
 
 from paceline import api
 from paceline.cli.options import COUNT, json_option
-from paceline.cli.questions import change_option, precision_option
+from paceline.cli.questions import change_option, job_options, precision_option
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
 from paceline.model.plan.file import write_plan
@@ -30,6 +30,7 @@ FILE = click.Path(path_type=Path)
     help="Samples per step of all devices; default: the profile's batch on every device.",
 )
 @precision_option
+@job_options
 @change_option
 @click.option("--framework", default="paceline", show_default=True, help="Framework, or framework/mode, of a group.")
 @click.option("--calibration", type=FILE, help="Calibration file of `paceline calibrate`.")
@@ -39,6 +40,7 @@ FILE = click.Path(path_type=Path)
 def command(
     network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
     calibration: Path | None, measured: Path | None, precision: str | None, changes: tuple[str, ...],
+    samples: int | None, epochs: float, price: str | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
@@ -61,6 +63,7 @@ def command(
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
         calibration=calibration, measured=measured, precision=precision, changes=parse_changes(changes),
+        samples=samples, epochs=epochs, price=price,
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)
