@@ -62,6 +62,12 @@ ENTRIES = (
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),
     Entry("predict_ddp", "predict_ddp", "--rounds 4", "--rounds 1 --only resnet20 --store results/benchmarks/ddp"),
+    Entry(
+        "oversubscribed",
+        "oversubscribed",
+        "--rounds 3",
+        "--rounds 1 --only own-mlp own-cnn --ranks 1,2 --store results/benchmarks/shared",
+    ),
     Entry("shaping", "shaping", "", "--rates 100e6 --trips 1"),
     Entry("allreduce_fit", "allreduce_fit", "", "--ranks 2"),
     Entry("emulated_ddp", "emulated_ddp", "", "--only 2,1,1 4,1,8"),
@@ -79,6 +85,14 @@ ENTRIES = (
     Entry("slow_link", "slow_link", "--seeds 0,1,2,3,4", "--seeds 0 --epochs 2"),
     Entry("stragglers", "stragglers", "--seeds 0,1,2", "--seeds 0 --epochs 1 --devices 2"),
     Entry("faults", "faults", "--times 20 --anew", "--times 1 --anew --results results/benchmarks/faults.jsonl"),
+    Entry("membership_schedules", "membership_schedules", "", "--schedules 500"),
+    Entry(
+        "membership_planted",
+        "membership_schedules",
+        "--schedules 1000 --plant majority",
+        "--schedules 50 --plant majority",
+    ),
+    Entry("membership_scale", "membership_scale", "", "--real 4 --simulated 100,1000"),
     Entry("peers-utilisation", "peers", "--what utilisation", "--what utilisation --steps 5"),
     Entry("peers-kill", "peers", "--what kill --repeats 10", "--what kill --repeats 1"),
 )
