@@ -61,6 +61,12 @@ ENTRIES = (
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),
     Entry("predict_ddp", "predict_ddp", "--rounds 4", "--rounds 1 --only resnet20 --store results/benchmarks/ddp"),
+    Entry(
+        "oversubscribed",
+        "oversubscribed",
+        "--rounds 3",
+        "--rounds 1 --only own-mlp own-cnn --ranks 1,2 --store results/benchmarks/shared",
+    ),
     Entry("shaping", "shaping", "", "--rates 100e6 --trips 1"),
     Entry("allreduce_fit", "allreduce_fit", "", "--ranks 2"),
     Entry("emulated_ddp", "emulated_ddp", "", "--only 2,1,1 4,1,8"),

@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 __all__ = ["main", "program"]
 
 VERBS: dict[str, str] = {
+    "demo": "Measure a network here, predict more ranks, check the prediction, write a page.",
     "doctor": "Check this machine for conditions that disturb a measurement.",
     "networks": "List the networks of the catalog, or show the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
@@ -76,6 +77,7 @@ def program() -> None:
 
     \b
     Start here:
+      paceline demo                                 measure, predict, check the prediction, write a page
       paceline doctor                               check this machine
       paceline run examples/studies/demo.toml       measure a network on 1 and 2 ranks
       paceline show demo                            results
