@@ -56,6 +56,7 @@ ENTRIES = (
     Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("bit_flips", "bit_flips", "", "--flips 20"),
+    Entry("fuzz_inputs", "fuzz_inputs", "", "--count 500"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),

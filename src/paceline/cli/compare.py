@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import json_option, store_option
+from paceline.cli.options import Finite, json_option, store_option
 from paceline.errors import InputError
 from paceline.measurements.store import Store
 from paceline.measurements.summary import compare
@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.command()
 @click.argument("sample")
 @click.argument("base")
-@click.option("--confidence", type=click.FloatRange(0.5, 0.999), default=0.95, show_default=True)
+@click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
 @store_option
 @json_option
 def command(sample: str, base: str, confidence: float, store: Path, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli.options import json_option
+from paceline.cli.options import COUNT, json_option
 from paceline.cli.questions import change_option, precision_option
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
@@ -26,7 +26,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--cluster", required=True, help="Catalog name, or a file ending in .toml.")
 @click.option(
     "--global-batch",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Samples per step of all devices; default: the profile's batch on every device.",
 )
 @precision_option

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.fields import Count, Name, NotNegative, Noun
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import case_label
 
@@ -49,9 +49,6 @@ PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 
 PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
 """The passes of a launch: the clean pass for throughput, the others for the phases (see `summary.phases_of`)."""
-
-
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _moment(text: str) -> str:
