@@ -71,11 +71,13 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some() -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         silent = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
-        call(port).close()
-        assert process.poll() is None
-        for connection in silent:
-            connection.close()
-        process.kill()
+        try:
+            call(port).close()
+            assert process.poll() is None
+        finally:
+            process.kill()
+            for connection in silent:
+                connection.close()
 
 
 def test_too_many_silent_connections_make_room_for_one_that_speaks() -> None:
