@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from paceline.cli import completion
 from paceline.cli.options import options
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
@@ -39,10 +40,13 @@ change_option = click.option(
     help="Change link, inside, device, host, strategy, batch or framework; may be repeated.",
 )  # fmt: skip
 question_options = options(
-    click.option("--network", help="A network of the catalog (`paceline networks`)."),
+    click.option("--network", shell_complete=completion.networks,
+                 help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
-    click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
-    click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
+    click.option("--cluster", shell_complete=completion.clusters,
+                 help="A cluster of the catalog, or a .toml file that describes one."),
+    click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
+                 help="Framework, or framework/mode."),
     click.option("--batch", type=int, help="Samples per device and step; default: the batch of the profile."),
     precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
