@@ -112,6 +112,7 @@ def merged(rounds: list[Launches]) -> Launches:
     """The launches of several rounds as those of one."""
     return Launches(
         runs=tuple(run for item in rounds for run in item.runs),
+        counted=tuple(run for item in rounds for run in item.counted),
         throughputs=tuple(value for item in rounds for value in item.throughputs),
         steps=tuple(value for item in rounds for value in item.steps),
         passes=tuple(value for item in rounds for value in item.passes),
@@ -163,7 +164,9 @@ def _network(profile: Profile, found: list[Launches], calibration: Calibration) 
 def main() -> int:
     """Measure what was asked, or everything, then report."""
     parser = parser_of(__doc__)
-    parser.add_argument("--store", type=Path, default=Path("results/predict-ddp"))
+    parser.add_argument(
+        "--store", type=lambda text: Path(text).resolve(), default=Path("results/predict-ddp").resolve()
+    )
     parser.add_argument("--only", nargs="+", choices=["report", *NETWORKS], default=list(NETWORKS))
     parser.add_argument("--on", choices=["virtual", "local"], default="virtual")
     parser.add_argument("--rounds", type=int, default=4)

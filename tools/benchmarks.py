@@ -51,9 +51,12 @@ class Entry:
 
 ENTRIES = (
     Entry("validate", "validate"),
+    Entry("published_devices", "published_devices"),
     Entry("predict_speed", "predict_speed"),
+    Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("bit_flips", "bit_flips", "", "--flips 20"),
+    Entry("fuzz_inputs", "fuzz_inputs", "", "--count 500"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),
@@ -70,6 +73,7 @@ ENTRIES = (
     Entry("drift", "drift", "--turns 5", "--turns 1"),
     Entry("plan_accuracy", "plan_accuracy", "", "--only 0"),
     Entry("message_effort", "message_effort"),
+    Entry("channel_cost", "channel_cost", "", "--turns 1"),
     Entry("asynchrony_price", "asynchrony_price", "", "--seeds 1"),
     Entry("slow_link", "slow_link", "--seeds 0,1,2,3,4", "--seeds 0 --epochs 2"),
     Entry("stragglers", "stragglers", "--seeds 0,1,2", "--seeds 0 --epochs 1 --devices 2"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "ADDRESS",
+    "AGENT_TOKEN",
     "BIN",
     "CORES",
     "DEBUG",
@@ -92,6 +93,10 @@ RENDEZVOUS = "PACELINE_MEET"
 
 TOKEN = "PACELINE_TOKEN"
 """Shared secret of a launch's rendezvous. Default: required. Set by: `bench`. Read by: workers."""
+
+AGENT_TOKEN = "PACELINE_AGENT_TOKEN"
+"""Secret by which the agents of a launch and the launcher know each other. Default: required, except inside ssh.
+Set by: launchers of other hosts. Read by: agents."""
 
 CORES = "PACELINE_CORES"
 """Processor cores of the rank, comma-separated. Default: empty, which means all cores. Set by: `bench`. Read by:

@@ -31,10 +31,10 @@ def test_mutated_studies_through_the_command(tmp_path, count):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     home = tmp_path / "home"
     home.mkdir()
-    texts = [path.read_text() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]
+    texts = [path.read_bytes() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]
     path = tmp_path / "examples" / "studies" / "given.toml"
     codes = set()
-    for data in [texts[0].encode(), *mutants(texts, count, seed=4)]:
+    for data in [texts[0], *mutants(texts, count, seed=4)]:
         path.write_bytes(data)
         before = written(tmp_path)
         done = run(path, home)

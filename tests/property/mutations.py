@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import csv
+import io
+import json
 import random
 import tomllib
 from collections.abc import Callable, Iterator
@@ -18,6 +21,23 @@ ODD: tuple[Any, ...] = (
     *("25 MiB", "25 MB/s", "1e999 s", "-3 s", "nan GB", "٣ s", "1_0 ms", "missing.toml", ".toml", "\u0000.toml"),
     *(True, False, [], {}, [[]], [{}], [1, "a", None.__class__.__name__], {"name": "x"}, {"kind": "conv2d"}),
 )
+CELLS = (
+    "350,5",
+    "1.234,5",
+    "1e999",
+    "1_000",
+    "٣",
+    "-0",
+    "1e-320",
+    "4.5",
+    "inf",
+    "n/a",
+    "3 507",
+    "0x10",
+    "1e15",
+    "9" * 400,
+)
+SCALES = (0, -1, 1e-12, 1e-6, 1e-3, 0.3, 2, 7, 1e3, 1e6, 1e9, 1e30, 1e200)
 NAMES = (
     "name",
     "networks",
@@ -53,12 +73,13 @@ TOKENS = (
 )
 
 
-def mutants(texts: list[str], count: int, *, seed: int) -> Iterator[bytes]:
+def mutants(texts: list[bytes], count: int, *, seed: int, form: str = "toml") -> Iterator[bytes]:
     """`count` files, each a few mutations away from one of the texts; every second file is mutated by fields."""
     draw = random.Random(seed)
+    by_fields = {"toml": _toml_fields, "json": _json_fields, "csv": _csv_fields, "bytes": _by_bytes}[form]
     for number in range(count):
-        text = draw.choice(texts)
-        yield _by_fields(text, draw) if number % 2 else _by_bytes(text.encode(), draw)
+        data = draw.choice(texts)
+        yield by_fields(data, draw) if number % 2 else _by_bytes(data, draw)
 
 
 def _by_bytes(data: bytes, draw: random.Random) -> bytes:
@@ -105,13 +126,41 @@ def _swap_lines(data: bytes, draw: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-def _by_fields(text: str, draw: random.Random) -> bytes:
-    data = tomllib.loads(text)
+def _toml_fields(text: bytes, draw: random.Random) -> bytes:
+    return tomli_w.dumps(_changed(tomllib.loads(text.decode()), draw)).encode()
+
+
+def _json_fields(text: bytes, draw: random.Random) -> bytes:
+    return json.dumps(_changed(json.loads(text), draw), indent=draw.choice((None, 1))).encode()
+
+
+def _csv_fields(text: bytes, draw: random.Random) -> bytes:
+    """Some cells replaced, rows repeated or dropped, other separators and ends of lines."""
+    rows = list(csv.reader(io.StringIO(text.decode())))
+    for _ in range(draw.randint(1, 3)):
+        row = draw.choice(rows)
+        if row:
+            at = draw.randrange(len(row))
+            number = row[at].replace(".", "").isdigit()
+            scaled = f"{float(row[at] or 1) * draw.choice(SCALES):.12g}" if number else row[at]
+            row[at] = draw.choice((*CELLS, str(_odd(draw)), *[scaled] * len(CELLS)))
+        draw.choice((list.append, lambda rows, row: None, lambda rows, row: rows[1:] and rows.pop()))(rows, row)
+    file = io.StringIO()
+    csv.writer(file, delimiter=draw.choice(",,,,;\t"), lineterminator=draw.choice(("\n", "\r\n", "\r"))).writerows(rows)
+    return file.getvalue().encode("utf-8", errors="replace")
+
+
+def _changed(data: Any, draw: random.Random) -> Any:
+    """Numbers of another size, which are often valid; else odd values, other names, more and less fields."""
+    if draw.random() < 0.5:
+        for _ in range(draw.randint(1, 3)):
+            _nudge(data, draw)
+        return data
     for _ in range(draw.randint(1, 3)):
         table = draw.choice(list(_tables(data)))
         change: Callable[[Any, random.Random], None] = draw.choice((_set, _set, _set, _drop, _rename, _add))
         change(table, draw)
-    return tomli_w.dumps(data).encode()
+    return data
 
 
 def _tables(data: Any) -> Iterator[Any]:
@@ -135,6 +184,19 @@ def _set(table: Any, draw: random.Random) -> None:
     key = _key(table, draw)
     if key is not None:
         table[key] = _odd(draw)
+
+
+def _nudge(data: Any, draw: random.Random) -> None:
+    """Make one number larger or smaller."""
+    tables = [table for table in _tables(data) if table]
+    for _ in range(20):
+        table = draw.choice(tables) if tables else {}
+        key = _key(table, draw)
+        value = table[key] if key is not None else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            scaled = value * draw.choice(SCALES)
+            table[key] = int(scaled) if isinstance(value, int) and abs(scaled) < 1e18 else scaled
+            return
 
 
 def _drop(table: Any, draw: random.Random) -> None:

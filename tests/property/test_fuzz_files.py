@@ -11,8 +11,8 @@ from paceline.spec.load import dump, load_cases
 from tests.property.mutations import mutants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STUDIES = [path.read_text() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]
-CLUSTERS = [path.read_text() for path in sorted((EXAMPLES / "clusters").glob("*.toml"))]
+STUDIES = [path.read_bytes() for path in sorted((EXAMPLES / "studies").glob("*.toml"))]
+CLUSTERS = [path.read_bytes() for path in sorted((EXAMPLES / "clusters").glob("*.toml"))]
 
 
 def refusal(load, path):
@@ -50,7 +50,7 @@ def fuzz(load, texts, *, count, folder, seed):
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.full)])
 def test_thousands_of_mutated_studies_load_or_are_refused(tmp_path, count):
     (tmp_path / "clusters").mkdir()
-    (tmp_path / "clusters" / "unequal.toml").write_text(CLUSTERS[0])
+    (tmp_path / "clusters" / "unequal.toml").write_bytes(CLUSTERS[0])
     folder = tmp_path / "studies"
     folder.mkdir()
     outcomes = fuzz(lambda path: load_cases(path, shipped_catalog()), STUDIES, count=count, folder=folder, seed=1)
@@ -66,7 +66,7 @@ def test_mutated_clusters_load_or_are_refused(tmp_path):
 
 
 def test_mutated_networks_load_or_are_refused(tmp_path):
-    texts = [dump(network("lenet")), dump(network("gpt2-tiny"))]
+    texts = [dump(network("lenet")).encode(), dump(network("gpt2-tiny")).encode()]
     outcomes = fuzz(lambda path: network(str(path)), texts, count=2_000, folder=tmp_path, seed=3)
     assert outcomes["refused"] > 1_000
     assert outcomes["valid"] > 20

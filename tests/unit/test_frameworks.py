@@ -14,7 +14,8 @@ from paceline.bench.environments import RECIPES
 from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
 from paceline.bench.frameworks.caffe.prototxt import train_prototxt
 from paceline.bench.frameworks.datasets import FileSet, decode_png, read_ahead
-from paceline.bench.frameworks.graph import flattened_images, pool_padding, tensor_shapes
+from paceline.bench.frameworks.family import network_family
+from paceline.bench.frameworks.graph import flattened_images, layer_keys, pool_padding, pool_shares, tensor_shapes
 from paceline.bench.frameworks.script.worker import command_of, reading_of
 from paceline.bench.generated_data import data_set, encode_png
 from paceline.bench.verify import PROOF_NETWORKS
@@ -81,7 +82,65 @@ def test_the_network_of_the_comparison_is_refused_by_none(name: str) -> None:
 
 
 def test_a_flattened_image_is_followed_to_the_matrix_that_reads_it() -> None:
-    assert flattened_images(plain_network(PROOF_NETWORKS["plain"])) == {"fc1": (12, 3, 3)}
+    assert flattened_images(plain_network(PROOF_NETWORKS["plain"])) == ({"fc1": (12, 3, 3)}, set())
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "moving"),
+    [
+        ("add-after-flatten", {"out": (8, 8, 8)}, set()),
+        ("concat-after-flatten", {}, {"flatconv", "flatsecond"}),
+        ("layer-norm-after-flatten", {}, {"flatconv"}),
+    ],
+)
+def test_a_flatten_whose_order_another_layer_notices_moves_the_channels(
+    name: str, images: dict[str, object], moving: set[str]
+) -> None:
+    plain = plain_network(network_family()[name])
+    assert flattened_images(plain) == (images, moving)
+
+
+def test_a_mean_leaves_out_what_lies_beyond_the_padding() -> None:
+    pool = {"kernel": (3, 2), "stride": (2, 3), "padding": (1, 0), "shape": (8, 4, 3)}
+    rows, columns = pool_shares(pool, (8, 6, 7)) or ([], [])
+    assert rows == [1, 1, 1, 1.5]
+    assert columns == [1, 1, 2]
+    assert pool_shares({**pool, "shape": (8, 3, 2)}, (8, 6, 7)) is None
+
+
+def test_every_layer_has_a_key_of_its_own() -> None:
+    plain = plain_network(network_family()["names"])
+    keys = layer_keys(plain)
+    assert len(set(keys.values())) == len(plain["layers"])
+    assert all(key.isascii() and key.isidentifier() for key in keys.values())
+
+
+def test_names_cannot_break_caffes_text() -> None:
+    text = train_prototxt(plain_network(network_family()["names"]), batch=2)
+    assert "say" not in text
+    assert text.count('top: "label"') == 1
+
+
+def test_caffe_takes_every_second_pixel_of_an_even_image() -> None:
+    """Caffe rounds up: a 1x1 window of stride 2 on 16 pixels would give nine."""
+    text = train_prototxt(plain_network(network("resnet20")), batch=2)
+    assert "slice_point: 16" in text
+    assert "slice_point: 8" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "words"),
+    [
+        ("mxnet/dist_sync", "lrn-4", "(lrn): MXNet's windows are symmetric"),
+        ("caffe/single", "lrn-4", "odd values"),
+        ("caffe/single", "linear-on-image", "(rows): Caffe's InnerProduct reads the whole image"),
+        ("singa/allreduce", "avg_pool-3x3-2x2-1x1-of-7", "leaves the padding out"),
+        ("singa/allreduce", "max_pool-2x2-2x2-0x0-ceil-of-7", "rounds down"),
+    ],
+)
+def test_what_a_builder_cannot_do_is_refused_before_the_launch(name: str, family: str, words: str) -> None:
+    asked = case(name, ranks=1).model_copy(update={"network": network_family()[family]})
+    assert words in (ADAPTERS[name.split("/")[0]].refusal(asked) or "")
 
 
 def test_windows_that_are_rounded_up_get_padding_after() -> None:
@@ -174,7 +233,8 @@ def test_the_judge_names_the_layer_that_differs() -> None:
 def test_summed_gradients_would_be_noticed(pytorch: object) -> None:
     """The steps of the proof are large enough to tell averaged from summed gradients."""
     net = PROOF_NETWORKS["plain"]
-    expected, given = verify._reference(net), verify._given(net)
+    verify._compute_references([net])
+    expected, given = verify._known[net.digest], verify._given(net)
     moved = {key: expected[key] - given[key] for key in expected if key.startswith("w/")}
     summed = {key: given[key] + 2 * step for key, step in moved.items()}
     assert verify._judge("x/y", "plain", [summed, summed], expected).status == "different"

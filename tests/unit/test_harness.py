@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from paceline.bench.frameworks import harness
 from paceline.bench.frameworks.graph import InOut
+from paceline.bench.frameworks.harness import settled, trend
+from paceline.bench.frameworks.rendezvous import ControlChannel
 from paceline.bench.verify import PROOF_NETWORKS
 from paceline.spec.network import plain_network
 
@@ -75,3 +80,52 @@ def test_a_layout_can_be_undone(name: str, channels_last: bool) -> None:
     for tensor in (item for layer in network["layers"] for item in layer["tensors"]):
         array = np.random.default_rng(1).standard_normal(tensor["shape"])
         assert (layout.plain(tensor["name"], layout.native(tensor["name"], array)) == array).all()
+
+
+def test_warm_up_ends_when_two_windows_agree_within_the_tolerance() -> None:
+    flat = [0.1, 0.1001, 0.0999] * 4
+    assert not settled(flat[:9], least=3, tolerance=0.01)  # two windows of five
+    assert settled(flat[:10], least=3, tolerance=0.01)
+    assert not settled(flat[:10], least=11, tolerance=0.01)
+    stairs = [0.102, 0.1021, 0.1019, 0.102, 0.102, 0.1, 0.1001, 0.0999, 0.1, 0.1]
+    assert not settled(stairs, least=3, tolerance=0.01)
+    assert not settled(stairs[::-1], least=3, tolerance=0.01)
+
+
+def test_warm_up_goes_on_while_a_trend_is_visible_below_the_tolerance() -> None:
+    falling = [0.1 * (1 - 0.0005 * step) for step in range(12)]
+    assert trend(falling) == pytest.approx(-66 / (12 * 11 * 29 / 18) ** 0.5)
+    assert not settled(falling, least=3, tolerance=0.01)
+    assert not settled(falling[::-1], least=3, tolerance=0.01)
+    assert settled([falling[place] for place in (3, 8, 0, 10, 5, 1, 11, 6, 2, 9, 4, 7)], least=3, tolerance=0.01)
+
+
+def test_warm_up_goes_on_while_noise_could_hide_a_trend() -> None:
+    noisy = [0.1 + 0.002 * math.sin(7 * step**2) for step in range(300)]
+    ends = [count for count in range(10, 300, 5) if settled(noisy[:count], least=10, tolerance=0.01)]
+    assert ends
+    assert 40 <= ends[0] <= 120
+    assert not any(settled(noisy[:count], least=10, tolerance=0.0005) for count in range(10, 300, 5))
+
+
+def test_a_slow_start_of_twenty_percent_is_not_measured() -> None:
+    """Over 30 steps: warm-up by the first agreement of two windows of five leaves 4 %."""
+    steps = [1 + 0.2 * math.exp(-step / 30) + 0.01 * math.sin(5 * step**2) for step in range(400)]
+    end = next(count for count in range(10, 400, 5) if settled(steps[:count], least=10, tolerance=0.01))
+    left = statistics.fmean(steps[end : end + 100]) - 1
+    assert left < 0.003
+
+
+def test_warm_up_says_when_its_limit_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"warmup": 10, "tolerance": 0.01, "launch_budget": 1e9}
+    session = Idle()
+    clock = itertools.count()
+    monkeypatch.setattr(harness, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    rows, limited = harness._warm_up(job, session, ControlChannel(0, []), "resident")
+    assert (len(rows), limited) == (10, False)
+    growing = (float(number) ** 2 for number in itertools.count())
+    monkeypatch.setattr(harness, "time", SimpleNamespace(perf_counter=lambda: next(growing)))
+    rows, limited = harness._warm_up(job, session, ControlChannel(0, []), "resident")
+    assert (len(rows), limited) == (harness.MAX_WARMUP, True)
+    rows, limited = harness._warm_up({**job, "launch_budget": 1.0}, session, ControlChannel(0, []), "resident")
+    assert (len(rows), limited) == (10, True)

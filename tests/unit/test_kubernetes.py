@@ -13,7 +13,7 @@ from paceline.bench.sites.engines import Agents
 from paceline.bench.sites.kubernetes import KubernetesEngine, ManifestKind, manifest
 from paceline.errors import InputError, Unsupported
 
-AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000", "token")
+AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000")
 
 
 def written(kind: ManifestKind, ranks: int = 3) -> dict[str, Any]:
@@ -64,4 +64,7 @@ def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unsupported, match="kubectl"):
         KubernetesEngine(()).submission(Agents(("", ""), AGENT, tmp_path))
-    assert json.loads((tmp_path / "manifest.json").read_text())["kind"] == "JobSet"
+    secret, ranks = json.loads((tmp_path / "manifest.json").read_text())["items"]
+    assert ranks["kind"] == "JobSet"
+    assert secret["metadata"]["name"] == ranks["metadata"]["name"]
+    kubernetes_validate.validate(secret, kubernetes_validate.latest_version(), strict=True)

@@ -1,9 +1,7 @@
-"""Ranks meet, agree, and turn strangers away."""
+"""Ranks meet and agree; `tests/integration/test_listeners.py` has those who try to disturb them."""
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -66,19 +64,20 @@ def test_clocks_of_one_machine_agree_within_the_stated_uncertainty() -> None:
         assert uncertainty < 0.05
 
 
-def test_a_stranger_is_turned_away() -> None:
-    def stranger(port: int) -> None:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            try:
-                connection = socket.create_connection(("127.0.0.1", port), timeout=2)
-            except OSError:
-                time.sleep(0.02)
-                continue
-            with connection:
-                connection.sendall((json.dumps({"rank": 1, "token": "guess"}) + "\n").encode())
-                assert connection.recv(10) == b""
-            return
-        raise AssertionError("nobody listened")
+def test_a_rank_that_never_comes_is_named() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(ConnectionError, match=r"did not come within 0 s: 1, 2"):
+        join_ranks(0, 3, address="127.0.0.1", port=port, token="secret", timeout=0.2)
 
-    assert together(2, lambda channel: channel.agree(channel.rank), stranger) == [0, 0]
+
+def test_a_signal_does_not_wait_for_the_others() -> None:
+    def act(channel: ControlChannel) -> str:
+        if channel.rank == 0:
+            channel.signal()
+            channel.signal()
+            return "signalled"
+        channel.await_signal()
+        channel.await_signal()
+        return "heard"
+
+    assert together(3, act) == ["signalled", "heard", "heard"]

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import InputError
 from paceline.measurements.results import load_launches
-from paceline.measurements.run import RunData, Span
+from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
 from paceline.measurements.tables import launch_table, pass_times, throughputs_where
@@ -34,21 +34,34 @@ def test_throughput_is_all_samples_over_all_time_of_the_slowest_rank(store: Stor
     assert rows[1]["samples_per_s"] == pytest.approx(16 / 0.22)
 
 
+def test_the_time_of_a_launch_is_that_of_its_slowest_rank_although_ranks_take_turns(tmp_path: Path) -> None:
+    seconds = {0: (0.1, 0.2, 0.1, 0.2), 1: (0.2, 0.1, 0.2, 0.15)}
+    steps = [Step("clean", rank, k, False, 0.0, s) for rank, times in seconds.items() for k, s in enumerate(times)]
+    steps.append(Step("clean", 1, 0, True, 0.0, 9.0))
+    place = Store(tmp_path)
+    place.write(RunData(make_run(), tuple(steps)))
+    (row,) = ask(place, "SELECT timed_steps, step_s, total_s, samples_per_s FROM launches JOIN passes "
+                        "USING (timed_steps, step_s, samples_per_s)").to_pylist()  # fmt: skip
+    assert row["total_s"] == pytest.approx(0.65)  # the sum of the slowest steps is 0.8
+    assert row["samples_per_s"] == pytest.approx(4 * 2 * 8 / 0.65)
+    assert (row["timed_steps"], row["step_s"]) == (4, pytest.approx(0.2))
+
+
 def test_every_reader_of_throughput_says_the_same(store: Store) -> None:
     by_view = ask(store, "SELECT samples_per_s FROM launches ORDER BY id")["samples_per_s"].to_pylist()
     ids = [run.id for run in store.read_all()]
     table = launch_table(store.root)
     assert [row["samples_per_s"] for row in table.to_pylist() if row["outcome"] == "ok"] == by_view
     assert [item.samples_per_s for item in pass_times(store, ids)] == by_view
-    assert throughputs_where(store, "study=demo") == by_view
+    assert throughputs_where(store, "study=demo").samples_per_s == by_view
     assert list(load_launches(store, "demo-1")[0].throughputs) == by_view
 
 
 def test_a_framework_without_its_mode_means_the_default_mode(store: Store) -> None:
     named = throughputs_where(store, "framework=pytorch/ddp")
-    assert named
+    assert named.samples_per_s
     assert throughputs_where(store, "framework=pytorch") == named
-    assert throughputs_where(store, "framework=no-such") == []
+    assert throughputs_where(store, "framework=no-such").samples_per_s == []
 
 
 def test_runs_that_are_named_are_read_alone(store: Store) -> None:
@@ -125,8 +138,9 @@ def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
 
 
 def test_select_chooses_by_conditions(store: Store) -> None:
-    assert len(throughputs_where(store, "study=demo, ranks=2")) == 2
-    assert throughputs_where(store, "study=demo,ranks=3") == []
+    assert len(throughputs_where(store, "study=demo, ranks=2").samples_per_s) == 2
+    assert throughputs_where(store, "study=demo, ranks=2").rounds == [("demo-1", 0), ("demo-1", 1)]
+    assert throughputs_where(store, "study=demo,ranks=3").samples_per_s == []
     with pytest.raises(InputError, match="rank"):
         throughputs_where(store, "rnks=2")
     with pytest.raises(InputError, match="condition"):

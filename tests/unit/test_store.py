@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import StoreError
-from paceline.measurements.results import campaign_results
-from paceline.measurements.run import Failure, Machine, Run, RunData, Span, Step
+from paceline.measurements.results import campaign_results, load_launches
+from paceline.measurements.run import Failure, Machine, Run, RunData, Span, Step, counted, with_drift
 from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
+from paceline.measurements.summary import median_interval
+from paceline.measurements.tables import throughputs_where
 
 
 def machine() -> Machine:
@@ -110,7 +112,7 @@ def test_a_run_of_schema_1_is_read(tmp_path: Path) -> None:
     (path.parent / "SHA256SUMS").unlink()
     assert store.read(run.id) == run.model_copy(update={"schema_version": 1})
     query = "SELECT machine->>'host' AS host, probe_s, drift_limit, drifted FROM runs"
-    assert ask(store, query).to_pylist() == [{"host": "h", "probe_s": 0.25, "drift_limit": 0.02, "drifted": True}]
+    assert ask(store, query).to_pylist() == [{"host": "h", "probe_s": 0.25, "drift_limit": 0.02, "drifted": False}]
 
 
 @pytest.mark.parametrize(("drift", "limit", "drifted"), [
@@ -125,6 +127,46 @@ def test_the_asked_width_decides_what_drifted_in_python_and_in_sql(
     assert run.drifted is drifted
     assert ask(store, "SELECT drifted FROM launches").to_pylist() == [{"drifted": drifted}]
     assert [result.num_drifted for result in campaign_results(store, "demo-1")] == [drifted]
+
+
+def probed(*probes: float) -> list[Run]:
+    return [make_run(f"demo-1-abc-{n:03d}", launch=n, probe_s=probe) for n, probe in enumerate(probes)]
+
+
+def test_every_launch_has_a_drift_against_the_median_of_its_campaign_the_first_too(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    other = make_run("demo-2-abc-000", campaign="demo-2", probe_s=9.0)
+    for run in [*probed(1.1, 1.0, 1.0, 0.97), other]:
+        store.write(RunData(run, make_steps()))
+    expected = pytest.approx([0.1, 0.0, 0.0, -0.03, 0.0])
+    assert [run.drift for run in store.read_all()] == expected
+    rows = ask(store, "SELECT drift, drifted FROM runs ORDER BY id").to_pylist()
+    assert [row["drift"] for row in rows] == expected
+    assert [row["drifted"] for row in rows] == [run.drifted for run in store.read_all()]
+    assert [run.drifted for run in store.read_all()] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(("probes", "launches"), [
+    ((1.1, 1.0, 1.0, 1.0), [1, 2, 3]),         # the first drifted
+    ((1.1, 1.0, 1.0), [0, 1, 2]),              # two would remain: too few
+    ((1.1, 1.2, 1.3, 1.4, 1.0, 1.0, 1.0), [0, 1, 2, 3, 4, 5, 6]),  # no usual speed
+    ((1.1, 0.9, 1.2, 1.0, 1.0, 1.0), [3, 4, 5]),  # half of them
+])  # fmt: skip
+def test_launches_that_drifted_do_not_count_if_enough_remain(
+    tmp_path: Path, probes: tuple[float, ...], launches: list[int]
+) -> None:
+    store = Store(tmp_path)
+    failed = make_run("demo-1-abc-900", launch=900, outcome="failed", probe_s=1.0)
+    for run in probed(*probes):
+        store.write(RunData(run, make_steps(0.1 + 0.01 * run.launch)))
+    runs = with_drift(probed(*probes))
+    assert [run.launch for run in counted([*runs, failed])] == launches
+    (result,) = campaign_results(store, "demo-1")
+    (item,) = load_launches(store, "demo-1")
+    assert (result.num_counted, len(item.throughputs), len(item.steps)) == (len(launches),) * 3
+    assert list(item.rounds) == launches
+    assert throughputs_where(store, "study=demo").samples_per_s == list(item.throughputs)
+    assert result.throughput == median_interval(item.throughputs)
 
 
 def test_a_missing_run_is_one_clear_error(tmp_path: Path) -> None:

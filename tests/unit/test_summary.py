@@ -8,39 +8,94 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_ind, ttest_rel
 
-from paceline.bench.frameworks.harness import settled
-from paceline.measurements.summary import compare, median_interval, phases_of, speedup_interval
-
-
-def test_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(1)
-    hits = 0
-    for trial in range(300):
-        interval = median_interval(generator.normal(10.0, 1.0, size=15), seed=trial)
-        hits += interval.low <= 10.0 <= interval.high
-    assert 0.90 <= hits / 300 <= 1.0
+from paceline.measurements.summary import amount_interval, compare, median_interval, phases_of, speedup_interval
 
 
-def test_one_launch_has_no_interval() -> None:
-    interval = median_interval([3.0])
-    assert interval.value == 3.0
-    assert math.isinf(interval.low)
-    assert math.isinf(interval.high)
+def test_an_interval_of_launches_is_students_t_on_logarithms() -> None:
+    sample = [100.0, 103.0, 98.0, 101.0]
+    logs = np.log(sample)
+    half = 3.182446 * logs.std(ddof=1) / 2  # t of 3 degrees of freedom, two-sided 95 %
+    interval = median_interval(sample)
+    assert interval.value == 100.5
+    assert interval.low == pytest.approx(np.exp(logs.mean() - half), rel=1e-6)
+    assert interval.high == pytest.approx(np.exp(logs.mean() + half), rel=1e-6)
+    wider = median_interval(sample, confidence=0.99)
+    assert np.log(wider.high / wider.low) / np.log(interval.high / interval.low) == pytest.approx(5.840909 / 3.182446)
 
 
-def test_intervals_do_not_depend_on_chance() -> None:
-    sample = [1.0, 2.0, 3.0, 4.0, 9.0]
-    assert median_interval(sample) == median_interval(sample)
-    assert median_interval(sample).low >= 1.0
+def test_an_amount_may_be_zero_or_negative() -> None:
+    sample = [-0.2, 0.0, 0.1]
+    half = 4.302653 * np.std(sample, ddof=1) / 3**0.5
+    interval = amount_interval(sample)
+    assert interval.value == 0.0
+    assert (interval.low, interval.high) == (
+        pytest.approx(np.mean(sample) - half, rel=1e-6), pytest.approx(np.mean(sample) + half, rel=1e-6),
+    )  # fmt: skip
 
 
-def test_ratio_scales_with_the_sample() -> None:
-    base = [10.0, 10.5, 9.5, 10.2, 9.9]
-    once, twice = speedup_interval(base, base), speedup_interval([2 * value for value in base], base)
-    assert once.value == 1.0
-    assert twice.value == 2.0
-    assert once.low < 1.0 < once.high
+def test_one_launch_has_no_interval_and_two_have_a_very_wide_one() -> None:
+    for interval in (median_interval([3.0]), amount_interval([3.0]), speedup_interval([3.0, 3.1], [1.0])):
+        assert interval.value > 0
+        assert math.isinf(interval.low)
+        assert math.isinf(interval.high)
+    assert median_interval([100.0, 101.0]).width > 0.12
+    assert median_interval([100.0, 101.0, 100.5]).width < 0.03
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=12))
+def test_the_median_is_inside_its_interval(sample: list[float]) -> None:
+    for interval in (median_interval(sample), amount_interval(sample), speedup_interval(sample, sample[::-1])):
+        assert interval.low <= interval.value <= interval.high
+
+
+def test_after_optional_stopping_the_largest_deviation_seen_from_the_pilot_on_counts() -> None:
+    sample = [90.0, 110.0, 95.0, 100.0, 100.0, 100.0]
+    scales = [np.log(sample[:count]).std(ddof=1) for count in range(2, 7)]
+    fixed, adaptive, late = (median_interval(sample, pilot=pilot) for pilot in (None, 2, 5))
+    grown = np.log(adaptive.high / adaptive.low) / np.log(fixed.high / fixed.low)
+    assert grown == pytest.approx(max(scales) / scales[-1])
+    assert np.log(late.high / late.low) / np.log(fixed.high / fixed.low) == pytest.approx(scales[-2] / scales[-1])
+    assert median_interval(sample, pilot=6) == median_interval(sample, pilot=9) == fixed
+
+
+def test_a_ratio_has_welchs_interval() -> None:
+    ours, theirs = [20.0, 21.0, 20.5], [10.0, 12.0, 9.0, 11.0, 10.5]
+    interval = speedup_interval(ours, theirs)
+    expected = ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(0.95)
+    assert interval.value == pytest.approx(20.5 / 10.5)
+    assert (interval.low, interval.high) == (pytest.approx(np.exp(expected.low)), pytest.approx(np.exp(expected.high)))
+    p_value = ttest_ind(np.log(ours), np.log(theirs), equal_var=False).pvalue
+    assert compare(ours, theirs).p_value == pytest.approx(p_value)
+    assert speedup_interval([2.0, 2.0], [1.0, 1.0]).high == pytest.approx(2.0)
+
+
+def test_launches_of_the_same_rounds_are_compared_in_pairs() -> None:
+    base = [10.0, 14.0, 8.0, 12.0, 9.0]
+    ours = [1.02 * value * noise for value, noise in zip(base, (1.001, 0.999, 1.002, 1.0, 0.998), strict=True)]
+    rounds = (range(5), range(5))
+    expected = ttest_rel(np.log(ours), np.log(base))
+    paired = compare(ours, base, rounds=rounds)
+    assert (paired.num_pairs, paired.verdict) == (5, "faster")
+    assert paired.p_value == pytest.approx(expected.pvalue)
+    assert paired.ratio.low == pytest.approx(np.exp(expected.confidence_interval(0.95).low))
+    assert compare(ours, base).verdict == "no difference shown"
+    shuffled = compare(ours, base[::-1], rounds=(range(5), range(4, -1, -1)))
+    assert shuffled.p_value == pytest.approx(paired.p_value)
+
+
+@pytest.mark.parametrize("rounds", [
+    ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)),          # no common round
+    ((0, 1, 2, 3, 4), (0, 1, 7, 8, 9)),          # two common rounds
+    ((0, 0, 1, 2, 3), (0, 1, 2, 3, 4)),          # a round with two launches
+    (tuple(range(5)), (0, 1, 2, *range(90, 97))),  # most launches would be left out
+])  # fmt: skip
+def test_launches_without_common_rounds_are_compared_as_groups(rounds: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    ours, base = ([10.0 + 0.1 * (place % 4) for place, _ in enumerate(side)] for side in rounds)
+    result = compare(ours, base, rounds=rounds)
+    assert result.num_pairs == 0
+    assert result == compare(ours, base)
 
 
 def test_comparison_says_when_it_cannot_tell() -> None:
@@ -48,7 +103,12 @@ def test_comparison_says_when_it_cannot_tell() -> None:
     assert compare(base, base[::-1]).verdict == "no difference shown"
     assert compare([value * 1.5 for value in base], base).verdict == "faster"
     assert compare([value / 1.5 for value in base], base).verdict == "slower"
-    assert compare(base[:3], base[:3]).verdict == "too few launches"
+    assert compare([value * 1.5 for value in base[:3]], base[:3]).verdict == "faster"
+    assert compare([value * 1.5 for value in base[:2]], base).verdict == "too few launches"
+    alone = compare(base[:1], base)
+    assert (alone.verdict, math.isnan(alone.p_value)) == ("too few launches", True)
+    assert compare([1.0] * 3, [1.0] * 3).p_value == 1.0
+    assert compare([2.0] * 3, [1.0] * 3).p_value == 0.0
 
 
 @given(
@@ -72,14 +132,3 @@ def test_a_pass_that_equals_the_last_one_is_the_whole_step_too() -> None:
     phases = phases_of({"forward": 1.0, "compute": 3.0, "exchange": 5.5, "resident": 5.5, "clean": 5.0})
     assert phases["aggregate"] == pytest.approx(2.0)
     assert (phases["update"], phases["other"]) == (0.0, 0.0)
-
-
-def test_warm_up_ends_when_times_settle() -> None:
-    falling = [1.0 / (1 + step) for step in range(10)]
-    flat = [0.1] * 12
-    assert settled(falling, least=3) is None
-    assert settled(flat, least=3) == 10
-    assert settled(flat, least=12) == 12
-    end = settled(falling + flat, least=10)
-    assert end is not None
-    assert 15 <= end <= 20

@@ -3,8 +3,9 @@
 A campaign is one pass through a study; one process at a time works on it. Launches go in rounds: each round launches
 every case that is not done once, in a new random order, so that drift of the machine affects all cases equally. A case
 is done when its interval is narrow enough, when it had its launches, when it failed twice, or when the budget ends. A
-launch that the machine could not sustain does not count: it is repeated with more dilation. A case whose phases do not
-close is measured again; if they still do not, its results are marked.
+launch that the machine could not sustain does not count: it is repeated with more dilation. A launch before which the
+machine's own speed was unusual does not count either, here and in every result (`run.counted`). A case whose phases do
+not close is measured again; if they still do not, its results are marked.
 """
 
 from __future__ import annotations
@@ -16,19 +17,17 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
-
-import numpy as np
 
 from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import probe_seconds
 from paceline.bench.sites.site import Launcher
 from paceline.errors import InputError
 from paceline.measurements.results import median_phases
-from paceline.measurements.run import Machine, Run, RunData
+from paceline.measurements.run import Machine, Run, RunData, counted, with_drift
 from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval, split_closes
 from paceline.measurements.tables import PassTime, pass_times
@@ -141,28 +140,30 @@ class CaseState:
     """The state of one case in the loop."""
 
     case: Case
-    launched: int = 0
-    throughputs: list[float] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     failures: int = 0
-    unsustained: int = 0
-    drifted: int = 0
-    passes: list[dict[str, float]] = field(default_factory=list)
-    """Median seconds by pass of each successful launch with instrumented passes."""
+    numbered: int = 0
+    """Number after those of all stored launches, damaged ones too, so that no launch takes their place."""
     again: int = 0
     """Launches that were added because the phases did not close."""
     stopped: StopReason | None = None
 
     @property
-    def steady(self) -> int:
-        """Number of launches that count: successful and not drifted."""
-        return len(self.throughputs) - self.drifted
+    def launched(self) -> int:
+        """Number of the next launch."""
+        return max(self.numbered, *(run.launch + 1 for run in self.runs), 0)
+
+    @property
+    def unsustained(self) -> int:
+        """Number of launches that the machine could not sustain."""
+        return sum(run.failure is not None and run.failure.reason == "unsustained" for run in self.runs)
 
 
 def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
     """Measure the cases that are not complete in the store; yield events."""
     protocol = campaign.study.protocol
-    states = _resumed(campaign, store)
-    probes = [run.probe_s for run in store.read_all(campaign=campaign.id) if run.probe_s]
+    progress = _Progress(campaign, store)
+    states = progress.states
     generator = random.Random(f"{campaign.id}-{sum(state.launched for state in states)}")
     deadline = time.monotonic() + protocol.budget if protocol.budget else None
     while active := [state for state in states if state.stopped is None]:
@@ -173,31 +174,62 @@ def run_campaign(campaign: Campaign, store: Store) -> Iterator[CampaignEvent]:
                 yield CaseStopped(state.case, "budget", state.launched)
                 continue
             yield LaunchStarted(state.case, state.launched)
-            data = _launch(campaign, state, probes)
+            data = _launch(campaign, state)
             store.write(data)
-            _account(state, data.run, _times_by_run(store, [data.run.id]))
+            progress.add(data.run)
             yield LaunchFinished(data.run)
-            state.stopped = _next_stop(state, protocol)
             if state.stopped:
                 yield CaseStopped(state.case, state.stopped, state.launched)
 
 
-def _resumed(campaign: Campaign, store: Store) -> list[CaseState]:
-    """The state of each case from the stored runs of this campaign."""
-    states = {case.id: CaseState(case) for case in campaign.cases}
-    runs = store.read_all(campaign=campaign.id)
-    stored = _times_by_run(store, [run.id for run in runs])
-    for run in runs:
-        state = states.get(run.case_id)
-        if state is None:
-            continue
-        _account(state, run, stored)
-        state.stopped = _next_stop(state, campaign.study.protocol)
-    for name in store.names(campaign=campaign.id):  # a damaged run keeps its number, so that no launch takes it
-        case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
-        if case_id in states and number.isdigit():
-            states[case_id].launched = max(states[case_id].launched, int(number) + 1)
-    return list(states.values())
+class _Progress:
+    """The runs of a campaign so far, by case."""
+
+    def __init__(self, campaign: Campaign, store: Store) -> None:
+        self._protocol = campaign.study.protocol
+        self._store = store
+        self._by_case = {case.id: CaseState(case) for case in campaign.cases}
+        self._runs: list[Run] = []
+        stored = [run for run in store.read_all(campaign=campaign.id) if run.case_id in self._by_case]
+        self._times = _times_by_run(store, [run.id for run in stored])
+        for run in stored:
+            self.add(run)
+        for name in store.names(campaign=campaign.id):
+            case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
+            if case_id in self._by_case and number.isdigit():
+                state = self._by_case[case_id]
+                state.numbered = max(state.numbered, int(number) + 1)
+
+    @property
+    def states(self) -> list[CaseState]:
+        """The state of each case."""
+        return list(self._by_case.values())
+
+    def add(self, run: Run) -> None:
+        """Take in a launch; its probe moves the usual speed, and so may change which launches of all cases count."""
+        if run.id not in self._times:
+            self._times |= _times_by_run(self._store, [run.id])
+        self._runs = with_drift([*self._runs, run])
+        for state in self.states:
+            state.runs = [one for one in self._runs if one.case_id == state.case.id]
+            state.failures = sum(not self._timed(one) for one in state.runs)
+        state = self._by_case[run.case_id]
+        state.stopped = self._next_stop(state)
+
+    def _timed(self, run: Run) -> bool:
+        return run.outcome == "ok" and "clean" in self._times[run.id]
+
+    def _next_stop(self, state: CaseState) -> StopReason | None:
+        """Why a case stops now; a case whose phases do not close gets further launches first."""
+        times = [self._times[run.id] for run in counted(state.runs) if self._timed(run)]
+        reason = _stop_reason(state, [passes["clean"].samples_per_s for passes in times], self._protocol)
+        if reason not in ("settled", "launches") or state.again == MAX_AGAIN:
+            return reason
+        split = [{name: item.median_s for name, item in passes.items()} for passes in times if len(passes) > 1]
+        if split_closes(median_phases(split)):
+            return reason
+        state.again += 1
+        return None
 
 
 def _times_by_run(store: Store, runs: list[str]) -> dict[str, dict[str, PassTime]]:
@@ -208,50 +240,26 @@ def _times_by_run(store: Store, runs: list[str]) -> dict[str, dict[str, PassTime
     return times
 
 
-def _launch(campaign: Campaign, state: CaseState, probes: list[float]) -> RunData:
-    now = probe_seconds()
-    probes.append(now)
-    usual = float(np.median(probes))
+def _launch(campaign: Campaign, state: CaseState) -> RunData:
+    protocol = campaign.study.protocol
     key = LaunchKey(
         campaign=campaign.id,
         study=campaign.study.name,
         case=state.case,
         launch=state.launched,
-        probe_s=now,
-        drift=now / usual - 1,
-        drift_limit=campaign.study.protocol.width,
+        probe_s=probe_seconds(),
+        drift_limit=protocol.width,
+        pilot=protocol.launches if protocol.max_launches > protocol.launches else None,
     )
-    return launch_case(key, campaign.study.protocol, campaign.launcher, campaign.machine)
+    return launch_case(key, protocol, campaign.launcher, campaign.machine)
 
 
-def _account(state: CaseState, run: Run, times: dict[str, dict[str, PassTime]]) -> None:
-    state.launched = max(state.launched, run.launch + 1)
-    if run.outcome == "ok" and "clean" in times[run.id]:
-        passes = times[run.id]
-        state.throughputs.append(passes["clean"].samples_per_s)
-        state.passes += [{name: item.median_s for name, item in passes.items()}] if len(passes) > 1 else []
-        state.drifted += run.drifted
-    else:
-        state.failures += 1
-        state.unsustained += run.failure is not None and run.failure.reason == "unsustained"
-
-
-def _next_stop(state: CaseState, protocol: Protocol) -> StopReason | None:
-    """Why a case stops now; a case whose phases do not close gets further launches first."""
-    reason = _stop_reason(state, protocol)
-    if reason not in ("settled", "launches") or state.again == MAX_AGAIN:
-        return reason
-    if split_closes(median_phases(state.passes)):
-        return reason
-    state.again += 1
-    return None
-
-
-def _stop_reason(state: CaseState, protocol: Protocol) -> StopReason | None:
+def _stop_reason(state: CaseState, sample: Sequence[float], protocol: Protocol) -> StopReason | None:
+    """`sample` holds the throughputs of the launches that count, in order."""
     if state.failures >= MAX_FAILURES:
         return "failed"
-    if state.steady >= protocol.launches:
-        interval = median_interval(state.throughputs, confidence=protocol.confidence, seed=protocol.seed)
+    if len(sample) >= protocol.launches:
+        interval = median_interval(sample, confidence=protocol.confidence, pilot=protocol.launches)
         if interval.width <= protocol.width:
             return "settled"
     return "launches" if state.launched - state.unsustained >= protocol.max_launches else None

@@ -54,8 +54,8 @@ class LaunchKey:
     case: Case
     launch: int
     probe_s: float | None = None
-    drift: float | None = None
     drift_limit: float = DRIFT_LIMIT
+    pilot: int | None = None
 
     @property
     def run_id(self) -> str:
@@ -189,6 +189,7 @@ def job_document(launch: CaseLaunch, protocol: Protocol) -> dict[str, Any]:
         "passes": passes_of(case),
         "phases": protocol.phases,
         "warmup": protocol.warmup,
+        "tolerance": protocol.width / 2,
         "steps": protocol.steps,
         "launch_budget": protocol.launch_budget,
         "phase_steps": protocol.phase_steps,
@@ -256,8 +257,8 @@ def _run_data(key: LaunchKey, launcher: Launcher, outcome: _Outcome, machine: Ma
         warmup=first.warmup,
         timers=first.timers,
         probe_s=key.probe_s,
-        drift=key.drift,
         drift_limit=key.drift_limit,
+        pilot=key.pilot,
         dilation=outcome.rendezvous.dilation,
         labels=first.labels,
         facts={**first.facts, **outcome.rendezvous.facts, **emulation, "pid": os.getpid()},

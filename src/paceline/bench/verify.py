@@ -25,6 +25,7 @@ import numpy as np
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import explain_failure
 from paceline.bench.frameworks.arrays import initial_tensors
+from paceline.bench.frameworks.family import network_family
 from paceline.bench.launch import case_launch, job_document, open_case_site, read_reports, wait_for_ranks
 from paceline.bench.sites.local import LocalLauncher
 from paceline.catalog.clusters import cluster
@@ -33,7 +34,16 @@ from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 
-__all__ = ["PROOF_NETWORKS", "REFERENCE", "TOLERANCE", "UNKNOWN", "UNPROVABLE", "Proof", "prove_framework"]
+__all__ = [
+    "PROOF_NETWORKS",
+    "REFERENCE",
+    "TOLERANCE",
+    "UNKNOWN",
+    "UNPROVABLE",
+    "Proof",
+    "prove_family",
+    "prove_framework",
+]
 
 PROOF_NETWORKS: dict[str, Network] = {
     name: Network.model_validate_json(json.dumps({"name": f"proof-{name}", **content}))
@@ -88,10 +98,16 @@ def prove_framework(framework: str, networks: dict[str, Network] | None = None) 
         yield from _compared(framework, chosen, ranks)
 
 
+def prove_family(framework: str) -> Iterator[Proof]:
+    """Comparisons of one framework and mode on one rank, over the generated family of small networks."""
+    return _compared(framework, network_family(), 1)
+
+
 def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Iterator[Proof]:
     cases = {name: _case(framework, network, ranks, "float32") for name, network in networks.items()}
     refused = {name: reason for name, case in cases.items() if (reason := _refusal(case))}
     wanted = {name: case for name, case in cases.items() if name not in refused}
+    _compute_references([case.network for case in wanted.values()])
     together = ranks == 1 and framework not in ONE_BY_ONE
     found = _found(list(wanted.values())) if together and wanted else ""
     for name, case in cases.items():
@@ -108,7 +124,7 @@ def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Proof:
         if isinstance(found, str):
             return Proof(case.framework, name, case.ranks, "failed", reason=found)
         (computed,) = found
-    return _judge(case.framework, name, computed, _reference(case.network))
+    return _judge(case.framework, name, computed, _known[case.network.digest])
 
 
 def _refusal(case: Case) -> str | None:
@@ -156,17 +172,18 @@ def _distance(value: Any, expected: Any) -> float:
 
 
 _known: dict[str, Arrays] = {}
+"""Reference results by the digest of their network."""
 
 
-def _reference(network: Network) -> Arrays:
-    """The reference results of a network; those of all proof networks are computed in one launch."""
-    if network.digest not in _known:
-        networks = {item.digest: item for item in (network, *PROOF_NETWORKS.values())}
-        found = _found([_case(REFERENCE, item, 1, "float64") for item in networks.values()])
-        if isinstance(found, str):
-            raise RuntimeError(f"the reference itself failed: {found}")
-        _known.update({digest: ranks[0] for digest, ranks in zip(networks, found, strict=True)})
-    return _known[network.digest]
+def _compute_references(networks: list[Network]) -> None:
+    """Compute the reference results that are not known yet, in one launch."""
+    missing = {network.digest: network for network in networks if network.digest not in _known}
+    if not missing:
+        return
+    found = _found([_case(REFERENCE, network, 1, "float64") for network in missing.values()])
+    if isinstance(found, str):
+        raise RuntimeError(f"the reference itself failed: {found}")
+    _known.update({digest: ranks[0] for digest, ranks in zip(missing, found, strict=True)})
 
 
 def _case(framework: str, network: Network, ranks: int, precision: Any) -> Case:

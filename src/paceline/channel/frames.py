@@ -26,7 +26,14 @@ from typing import Any
 from paceline.channel.handshake import Keys, Login, Opening, greet_caller, greet_listener
 from paceline.channel.plain import UnacceptableText, load_plain
 
-__all__ = ["GREETING_TIMEOUT", "IDLE_TIMEOUT", "SecureConnection", "accept_connection", "open_connection"]
+__all__ = [
+    "GREETING_TIMEOUT",
+    "IDLE_TIMEOUT",
+    "SecureConnection",
+    "accept_connection",
+    "call_connected",
+    "open_connection",
+]
 
 GREETING_TIMEOUT = 5.0
 """Seconds for a whole handshake: two round trips and some hashes take milliseconds, the rest is for a busy host."""
@@ -46,6 +53,8 @@ _HEAD = struct.Struct(">IQ")
 _COUNT = struct.Struct(">QB")
 _JOINED = 1 << 16
 """Bytes up to which a frame is copied together, so that it is one system call and one packet."""
+_LONGEST_POLL = 3600.0
+"""Seconds; the kernel knows no times beyond some weeks."""
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 """After 25 s without any sign from the peer's host the kernel ends the connection."""
 
@@ -97,7 +106,12 @@ class SecureConnection:
         """Text and data of the next frame, which has to begin within the timeout."""
         assert self._keys is not None
         with self._using():
-            return self._receive(self._keys[1], timeout, max_text, max_data)
+            try:
+                return self._receive(self._keys[1], timeout, max_text, max_data)
+            except ConnectionError as error:
+                with self._lock:  # what comes next cannot be trusted, or read
+                    self._break(str(error))
+                raise
 
     def _receive(self, macs: _Macs, timeout: float, max_text: int, max_data: int) -> tuple[bytes, bytes]:
         self._fill(1, time.monotonic() + timeout)
@@ -137,6 +151,18 @@ class SecureConnection:
     def closed(self) -> bool:
         """Whether nothing can be sent any more."""
         return bool(self._broken)
+
+    @property
+    def own_address(self) -> str:
+        """Address of this end; empty for a socket without one."""
+        name = self._connection.getsockname()
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    def end_sending(self) -> None:
+        """Say that nothing more comes; what the peer still sends can be received."""
+        self.wait_sent(1.0)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
 
     def fileno(self) -> int:
         """Of the socket, for `select`; it is readable when a frame arrives or the peer is gone."""
@@ -263,10 +289,11 @@ class SecureConnection:
             return count
 
     def _poll(self, event: int, deadline: float) -> bool:
-        waiter = select.poll()
+        """Whether to try again: something has happened, or the deadline is not over."""
+        waiter, seconds = select.poll(), min(max(0.0, deadline - time.monotonic()), _LONGEST_POLL)
         with contextlib.suppress(OSError, ValueError):
             waiter.register(self._connection, event)
-            return bool(waiter.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            return bool(waiter.poll(seconds * 1000)) or seconds == _LONGEST_POLL
         return True
 
 
@@ -308,6 +335,11 @@ def open_connection(address: str, port: int, login: Login, *, listener: str, tim
     Raises OSError if nobody is there, ConnectionError if it is not who it should be.
     """
     plain = socket.create_connection((address, port), timeout=timeout)
+    return call_connected(plain, login, listener=listener, timeout=timeout)
+
+
+def call_connected(plain: socket.socket, login: Login, *, listener: str, timeout: float) -> SecureConnection:
+    """Log in as the caller on a socket that is connected already, such as one that ssh carries."""
     return _logged_in(plain, lambda opening: greet_listener(opening, login, listener), caller=True, timeout=timeout)
 
 

@@ -105,6 +105,8 @@ class SecureListener:
                 time.sleep(PAUSE)
             return
         with self._lock:
+            if len(self._served) >= MAX_CALLERS:
+                self._forget_ended()
             full, many = len(self._served) >= MAX_CALLERS, len(self._greeting) >= MAX_GREETINGS
             if not full:
                 self._greeting[connection] = None
@@ -140,15 +142,19 @@ class SecureListener:
             return
         with self._lock:
             self._greeting.pop(plain, None)
-            # Those that have ended are forgotten here, so that the set does not grow with every question of a peer.
-            self._served = {served for served in self._served if not served.closed} | {connection}
+            self._forget_ended()
+            self._served.add(connection)
         try:
             self._serve(connection)
         except Exception as error:
-            connection.close()
             log.debug("the connection of %s ended", address, exc_info=True)
             if not isinstance(error, ConnectionError):
                 self._quiet.warn("closed the connection of %s: %s: %s", address, type(error).__name__, error)
+            connection.close()
+
+    def _forget_ended(self) -> None:
+        """So that the set does not grow with every question of a peer."""
+        self._served = {served for served in self._served if not served.closed}
 
     def _leave(self, connection: socket.socket) -> None:
         with self._lock:

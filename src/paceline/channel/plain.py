@@ -24,15 +24,9 @@ def load_plain(text: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise UnacceptableText("the peer sent what is not JSON") from error
     level, depth = [value], 0
-    while level:
+    while level := [item for item in level if isinstance(item, (dict, list))]:
         depth += 1
-        if depth > MAX_DEPTH + 1:
+        if depth > MAX_DEPTH:
             raise UnacceptableText(f"the peer sent lists in lists, deeper than {MAX_DEPTH}")
-        level = [item for parent in level for item in _items(parent)]
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
     return value
-
-
-def _items(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -10,7 +10,7 @@ from paceline.bench.collectives import COLLECTIVES, Sweep, collective_times, run
 from paceline.bench.machine import describe_machine
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.catalog import cluster
-from paceline.cli.options import counts_of, json_option, place_options, store_option
+from paceline.cli.options import Finite, counts_of, json_option, place_options, store_option
 from paceline.errors import LaunchFailed
 from paceline.measurements.store import Store
 from paceline.report.documents import sweep_document
@@ -30,7 +30,9 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 @click.option("--sizes", default=SIZES, show_default=True, help="Sizes of the buffer of a rank.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, help="Collectives to measure.")
 @click.option("--transport", default="gloo", show_default=True, help="gloo, nccl on GPUs, or mpi with --on mpi.")
-@click.option("--seconds", default=0.8, show_default=True, help="Time for each collective and size.")
+@click.option(
+    "--seconds", type=Finite(1e-3, 3600), default=0.8, show_default=True, help="Time for each collective and size."
+)
 @store_option
 @json_option
 def command(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paceline.bench.sites.target import LaunchTarget
-from paceline.cli.options import json_option, place_options
+from paceline.cli.options import Finite, json_option, place_options
 from paceline.report.terminal import emit, print_rows, say
 from paceline.spec.cluster import Cluster
 
@@ -33,7 +33,7 @@ def command() -> None:
 @click.option("--name", help="Name of the virtual cluster; default: the name in the file.")
 @click.option(
     "--dilation",
-    type=click.FloatRange(min=1),
+    type=Finite(1, 1e6),
     default=1.0,
     show_default=True,
     help="Factor by which emulated time is slower than real time.",

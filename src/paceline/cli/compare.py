@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import json_option, plot_option, store_option
+from paceline.cli.options import Finite, json_option, plot_option, store_option
 from paceline.errors import InputError
 from paceline.measurements.store import Store
 from paceline.measurements.summary import compare
@@ -22,16 +22,16 @@ __all__ = ["command"]
 @click.command()
 @click.argument("sample")
 @click.argument("base")
-@click.option("--confidence", type=click.FloatRange(0.5, 0.999), default=0.95, show_default=True)
+@click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
 @store_option
 @plot_option
 @json_option
 def command(sample: str, base: str, confidence: float, store: Path, plot: Path | None, as_json: bool) -> None:
-    """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its interval, a rank test.
+    """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its t interval, a t test.
 
     Each side is a list of conditions `field=value`, joined by commas, that chooses launches: study, campaign, network,
-    framework, strategy, cluster, launcher, ranks, batch, input, case_id. "No difference shown" is an answer, and so is
-    "too few launches".
+    framework, strategy, cluster, launcher, ranks, batch, input, case_id. Launches of the same rounds of a
+    campaign are compared in pairs. "No difference shown" is an answer, and so is "too few launches".
 
     \b
     Examples:
@@ -42,12 +42,13 @@ def command(sample: str, base: str, confidence: float, store: Path, plot: Path |
     check_plot(plot)
     groups = [throughputs_where(Store(store), text) for text in (sample, base)]
     for text, group in zip((sample, base), groups, strict=True):
-        if not group:
+        if not group.samples_per_s:
             hint = "`paceline show --list` lists what is stored"
             raise InputError(f"no successful launch matches {text!r}", hint=hint)
-    result = compare(*groups, confidence=confidence)
+    (ours, our_rounds), (theirs, their_rounds) = ((group.samples_per_s, group.rounds) for group in groups)
+    result = compare(ours, theirs, confidence=confidence, rounds=(our_rounds, their_rounds))
     if plot is not None:
-        write_launches(plot, groups, (sample, base), result)
+        write_launches(plot, (ours, theirs), (sample, base), result)
     if as_json:
         emit(comparison_document(result, sample, base), "compare")
     else:

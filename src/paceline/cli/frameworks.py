@@ -11,7 +11,7 @@ import click
 
 from paceline.bench.adapters import availability, environments_of
 from paceline.bench.environments import find_environment, prepare
-from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_framework
+from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_family, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.options import json_option
 from paceline.errors import EnvironmentFailed
@@ -86,8 +86,9 @@ def _install_one(name: str, display: Display, failures: list[EnvironmentFailed])
 @command.command()
 @click.argument("names", nargs=-1, metavar="[FRAMEWORK...]")
 @click.option("--network", "networks", multiple=True, type=click.Choice(sorted(PROOF_NETWORKS)), help="Only these.")
+@click.option("--family", is_flag=True, help="Instead: 65 small networks, every layer in many sizes, on one rank.")
 @json_option
-def verify(names: tuple[str, ...], networks: tuple[str, ...], as_json: bool) -> None:
+def verify(names: tuple[str, ...], networks: tuple[str, ...], family: bool, as_json: bool) -> None:
     """Verify that frameworks compute equal logits, loss, gradients, and weights after three steps on 1 and 2 ranks.
 
     Without names: every mode of every framework that is ready. Exits 1 if any comparison fails.
@@ -96,11 +97,12 @@ def verify(names: tuple[str, ...], networks: tuple[str, ...], as_json: bool) -> 
     Examples:
       paceline frameworks verify
       paceline frameworks verify tensorflow caffe-mpi --network plain
+      paceline frameworks verify pytorch jax --family
     """
     chosen = {name: PROOF_NETWORKS[name] for name in networks} if networks else None
     proofs: list[Proof] = []
     for name in _modes(names):
-        for proof in prove_framework(name, chosen):
+        for proof in prove_family(name) if family else prove_framework(name, chosen):
             proofs.append(proof)
             if not as_json:
                 say(_line(proof))

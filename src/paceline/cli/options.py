@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from paceline.errors import InputError
 from paceline.measurements.store import default_store
 
 __all__ = [
+    "COUNT",
+    "Finite",
     "counts_of",
     "json_option",
     "options",
@@ -38,6 +41,22 @@ def options(*chosen: Callable[[F], F]) -> Callable[[F], F]:
 
     return decorate
 
+
+class Finite(click.FloatRange):
+    """A number within bounds; nan and infinity, which compare with nothing, are refused."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or an error of the option."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+COUNT = click.IntRange(1, 2**31 - 1)
+"""Samples, ranks, devices: whatever is counted."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 store_option = click.option(
@@ -72,7 +91,7 @@ def place_options(verb: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--hosts", default="", metavar="A,B,...", help="Hosts for ssh and mpi, in the order of the cluster's hosts."
     )
-    @click.option("--dilation", type=click.FloatRange(min=1), help="Run a virtual cluster this many times slower.")
+    @click.option("--dilation", type=Finite(1, 1e6), help="Run a virtual cluster this many times slower.")
     @click.option(
         "--engine",
         multiple=True,

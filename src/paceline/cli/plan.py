@@ -8,7 +8,7 @@ import click
 
 from paceline import api
 from paceline.cli import completion
-from paceline.cli.options import json_option, plot_option
+from paceline.cli.options import COUNT, json_option, plot_option
 from paceline.cli.questions import change_option, precision_option
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
@@ -30,7 +30,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--global-batch",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Samples per step of all devices; default: the profile's batch on every device.",
 )
 @precision_option

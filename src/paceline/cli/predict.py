@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from paceline import api
-from paceline.cli.options import counts_of, json_option, plot_option
+from paceline.cli.options import COUNT, counts_of, json_option, plot_option
 from paceline.cli.questions import asked_of, knee_option, question_options
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
@@ -25,7 +25,7 @@ __all__ = ["command"]
 @knee_option
 @click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs.")
 @click.option("--at", help="With --measured: numbers of devices to predict.")
-@click.option("--global-batch", type=click.IntRange(min=1), help="With --measured: samples of all devices per step.")
+@click.option("--global-batch", type=COUNT, help="With --measured: samples of all devices per step.")
 @click.option("--force", is_flag=True, help="With --measured: predict beyond the supported distance, too.")
 @plot_option
 @json_option

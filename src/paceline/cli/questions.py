@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from paceline.cli import completion
-from paceline.cli.options import options
+from paceline.cli.options import COUNT, Finite, options
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
 from paceline.spec.strategy import PRECISIONS
@@ -28,7 +28,7 @@ knee_option = click.option(
     "--knee",
     default=0.5,
     show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     help="Gain of a doubling that defines the knee.",
 )
 precision_option = click.option(
@@ -47,7 +47,7 @@ question_options = options(
                  help="A cluster of the catalog, or a .toml file that describes one."),
     click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
                  help="Framework, or framework/mode."),
-    click.option("--batch", type=int, help="Samples per device and step; default: the batch of the profile."),
+    click.option("--batch", type=COUNT, help="Samples per device and step; default: the batch of the profile."),
     precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from paceline import api
-from paceline.cli.options import counts_of, json_option, options, plot_option
+from paceline.cli.options import Finite, counts_of, json_option, options, plot_option
 from paceline.cli.questions import asked_of, calibration_of, question_options, seconds_of
 from paceline.model.changes import changed, parse_changes
 from paceline.model.simulate.scenario import Trouble, simulate_question
@@ -19,9 +19,11 @@ from paceline.report.terminal.predictions import show_simulated
 __all__ = ["command"]
 
 _trouble_options = options(
-    click.option("--steps", default=500, show_default=True, help="Number of steps to simulate (per worker)."),
-    click.option("--straggle", default=0.0, show_default=True, help="Probability that a step of a device is slow."),
-    click.option("--straggle-factor", default=5.0, show_default=True, help="Factor of a slow step."),
+    click.option("--steps", type=int, default=500, show_default=True, help="Number of steps to simulate (per worker)."),
+    click.option("--straggle", type=Finite(0, 1), default=0.0, show_default=True,
+                 help="Probability that a step of a device is slow."),
+    click.option("--straggle-factor", type=Finite(1, 1e6), default=5.0, show_default=True,
+                 help="Factor of a slow step."),
     click.option("--mtbf", help="Mean time between failures of one device, such as '1000 h'; default: no failures."),
     click.option("--restart", default="5 min", show_default=True, help="Time from a failure until training continues."),
     click.option("--checkpoint-every", default=100, show_default=True, help="Steps between checkpoints; what came "

@@ -21,7 +21,7 @@ _BATCHES = {"micro_batch": 4, "global_batch": 128, "interleave": 1}
 
 _size_options = options(
     *(
-        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(min=1), default=value, show_default=True)
+        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(1, 10**9), default=value, show_default=True)
         for name, value in {**_SIZES, **_BATCHES}.items()
     )
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from paceline.errors import Unsupported
-from paceline.spec.cluster import Device, Precision
+from paceline.spec.cluster import Device, LayerClass, Precision
 
 __all__ = ["FLOAT32", "WIDTHS", "Numerics", "numerics_on", "precision_line"]
 
@@ -35,6 +35,16 @@ class Numerics:
     weight: int = 4
     """Bytes of a weight and of its gradient, which is exchanged so."""
 
+    def of(self, kind: LayerClass) -> Precision:
+        """Precision in which a kind of layer multiplies."""
+        return self.convolution if kind == "convolution" else self.matrix
+
+    def unit(self, kind: LayerClass) -> LayerClass:
+        """The kind of layer as it reaches a device's rates: on matrix units in TF32 and half precision."""
+        if kind == "elementwise" or self.of(kind) in ("float32", "float64"):
+            return kind
+        return _TENSOR[kind]
+
     @property
     def meaning(self) -> str:
         """What is computed and stored in which precision."""
@@ -47,6 +57,9 @@ class Numerics:
         return f"{self.matrix} weights, activations and gradients" if self.weight == 2 else self.matrix
 
 
+_TENSOR: dict[LayerClass, LayerClass] = {
+    "convolution": "tensor_convolution", "linear": "tensor_linear", "attention": "tensor_attention"
+}  # fmt: skip
 _SHOWN: dict[Precision, str] = {"tf32": "TF32", "float32": "float32"}
 FLOAT32 = Numerics()
 

@@ -118,8 +118,7 @@ def _roofline(costs: Sequence[LayerCost], device: Device, numerics: Numerics) ->
         )
     reach = reach_of(device)
     memory = bandwidth * reach["elementwise"]
-    rates = {"convolution": peak[numerics.convolution] * reach["convolution"]}
-    rates |= {kind: peak[numerics.matrix] * reach[kind] for kind in ("linear", "attention", "elementwise")}
+    rates = {kind: peak[numerics.of(kind)] * reach[numerics.unit(kind)] for kind in (*CLASSES.values(), "elementwise")}
     compute = np.array([2.0 * c.macs / rates[CLASSES.get(c.kind, "elementwise")] for c in costs])
     moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
     fixed = np.array([float(c.parameters) for c in costs])

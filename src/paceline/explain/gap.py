@@ -26,7 +26,7 @@ import numpy as np
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import GradientExchange, exchange_like
 from paceline.explain.findings.finding import Trial
-from paceline.measurements.summary import Interval, median_interval, phases_of
+from paceline.measurements.summary import Interval, amount_interval, phases_of
 from paceline.units import SECONDS
 
 __all__ = ["Bar", "Gap", "difference", "find_gaps"]
@@ -196,7 +196,7 @@ def _apart(passes: dict[str, float]) -> float:
 
 def difference(ours: list[float], theirs: list[float], value: float) -> Interval:
     """Interval of a difference: half-widths add as independent errors do."""
-    one, other = median_interval(ours), median_interval(theirs)
+    one, other = amount_interval(ours), amount_interval(theirs)
     below = ((one.value - one.low) ** 2 + (other.high - other.value) ** 2) ** 0.5
     above = ((one.high - one.value) ** 2 + (other.value - other.low) ** 2) ** 0.5
     return Interval(value, value - below, value + above)

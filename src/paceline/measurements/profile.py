@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from paceline.errors import InputError
 from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds, Share
+from paceline.spec.load import load_json
 
 __all__ = ["Profile", "ProfiledLayer", "read_profile", "write_profile"]
-
-SCHEMA = "paceline.profile/1"
 
 
 class ProfiledLayer(Noun):
@@ -74,17 +72,8 @@ class Profile(Noun):
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile from a JSON file; an invalid file is an InputError."""
-    try:
-        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}", hint="give the path of a profile") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text", hint="a profile is a JSON file") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "file"
-        raise InputError(f"{path}: {place}: {first['msg']}", hint=f"a profile is JSON of schema {SCHEMA}") from None
+    """Read a profile from a JSON file; all problems of an invalid file are one InputError."""
+    return load_json(path, Profile, hint="a profile is JSON that `paceline.capture` or `paceline calibrate` wrote")
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -94,15 +94,15 @@ def _contenders(group: list[Launches]) -> list[Launches]:
 
 
 def _places(group: list[Launches]) -> tuple[Place, ...]:
-    rates = {id(case): median_interval(case.throughputs) for case in group}
+    rates = {id(case): median_interval(case.throughputs, pilot=case.first.pilot) for case in group}
     ordered = sorted(group, key=lambda case: -rates[id(case)].value)
-    first = ordered[0].throughputs
+    first = ordered[0]
     return tuple(
         Place(
             name=case.first.contender,
             case_id=case.first.case_id,
             throughput=rates[id(case)],
-            behind=compare(case.throughputs, first) if place else None,
+            behind=compare(case.throughputs, first.throughputs, rounds=(case.rounds, first.rounds)) if place else None,
         )
         for place, case in enumerate(ordered)
     )

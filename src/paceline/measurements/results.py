@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from paceline.errors import InputError, UnknownName
-from paceline.measurements.run import Run
+from paceline.measurements.run import Run, counted
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval, split_closes
 from paceline.measurements.tables import PassTime, pass_times
@@ -29,18 +29,25 @@ class Launches:
     """All launches of one case in one campaign."""
 
     runs: tuple[Run, ...]
+    counted: tuple[Run, ...]
+    """The launches whose numbers follow: successful and not drifted (`run.counted`)."""
     throughputs: tuple[float, ...]
-    """Samples per second of each successful launch."""
+    """Samples per second of each launch that counts."""
     steps: tuple[float, ...]
-    """Median step of each successful launch, in seconds."""
+    """Median step of each launch that counts, in seconds."""
     passes: tuple[dict[str, float], ...]
-    """Median seconds by pass, of each successful launch with instrumented passes."""
+    """Median seconds by pass, of each launch that counts and has instrumented passes."""
     num_steps: int
 
     @property
     def first(self) -> Run:
         """A run of the case, for its parameters."""
         return self.runs[0]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The round of each launch that counts: a round of a campaign launches every case once."""
+        return tuple(run.launch for run in self.counted)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,9 @@ class CaseResult:
     num_launches: int
     num_failed: int
     num_drifted: int
-    """Number of launches that drifted; their throughputs are part of the sample."""
+    """Number of successful launches that drifted."""
+    num_counted: int
+    """Number of launches behind the numbers: without those that failed, and without those that drifted."""
     num_steps: int
     throughput: Interval | None
     """Samples per second of all ranks together; None if every launch failed."""
@@ -109,10 +118,12 @@ def load_launches(store: Store, campaign: str) -> list[Launches]:
 
 
 def _launches(runs: list[Run], passes: dict[str, dict[str, PassTime]]) -> Launches:
-    clean = [passes[run.id]["clean"] for run in runs if "clean" in passes.get(run.id, {})]
-    split = [passes[run.id] for run in runs if len(passes.get(run.id, {})) > 1]
+    used = [run for run in counted(runs) if "clean" in passes.get(run.id, {})]
+    clean = [passes[run.id]["clean"] for run in used]
+    split = [passes[run.id] for run in used if len(passes[run.id]) > 1]
     return Launches(
         runs=tuple(runs),
+        counted=tuple(used),
         throughputs=tuple(item.samples_per_s for item in clean),
         steps=tuple(item.median_s for item in clean),
         passes=tuple({name: item.median_s for name, item in launch.items()} for launch in split),
@@ -136,25 +147,35 @@ def results_of(cases: Iterable[Launches], *, confidence: float = 0.95) -> list[C
 
 
 def _result(item: Launches, base: Launches | None, confidence: float) -> CaseResult:
-    good = bool(item.throughputs)
-    speedup = speedup_interval(item.throughputs, base.throughputs, confidence=confidence) if good and base else None
+    good, pilot = bool(item.throughputs), item.first.pilot
+    speedup = _speedup(item, base, confidence) if good and base else None
     base_ranks = base.first.ranks if base else None
     efficiency = speedup.value * base_ranks / item.first.ranks if speedup and base_ranks else None
     return CaseResult(
-        run=next((run for run in item.runs if run.outcome == "ok"), item.first),
+        run=next(iter(item.counted), item.first),
         num_launches=len(item.runs),
         num_failed=sum(run.outcome == "failed" for run in item.runs),
-        num_drifted=sum(run.drifted for run in item.runs),
+        num_drifted=sum(run.drifted for run in item.runs if run.outcome == "ok"),
+        num_counted=len(item.counted),
         num_steps=item.num_steps,
-        throughput=median_interval(item.throughputs, confidence=confidence) if good else None,
-        step_s=median_interval(item.steps, confidence=confidence) if good else None,
+        throughput=median_interval(item.throughputs, confidence=confidence, pilot=pilot) if good else None,
+        step_s=median_interval(item.steps, confidence=confidence, pilot=pilot) if good else None,
         speedup=speedup,
         base_ranks=base_ranks,
         efficiency=efficiency,
         phases=median_phases(item.passes),
         instrument_overhead=_overhead(item.passes),
-        native=_median_timers(item.runs),
+        native=_median_timers(item.counted),
     )
+
+
+def _speedup(item: Launches, base: Launches, confidence: float) -> Interval:
+    """Against the base, paired by round; against itself exactly one."""
+    if item is base:
+        return Interval(1.0, 1.0, 1.0)
+    rounds = (item.rounds, base.rounds)
+    pilot = item.first.pilot
+    return speedup_interval(item.throughputs, base.throughputs, confidence=confidence, rounds=rounds, pilot=pilot)
 
 
 def median_phases(passes: Sequence[dict[str, float]]) -> dict[str, float]:

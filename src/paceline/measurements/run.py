@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.fields import Count, Name, NotNegative, Noun
 from paceline.spec.protocol import Protocol
 from paceline.spec.study import case_label
 
@@ -25,6 +28,8 @@ __all__ = [
     "RunData",
     "Span",
     "Step",
+    "counted",
+    "with_drift",
 ]
 
 SCHEMA_VERSION = 3
@@ -36,14 +41,14 @@ RENAMED = {"environment": "machine", "calibration_s": "probe_s"}
 DRIFT_LIMIT: float = Protocol.model_fields["width"].default
 """Drift beyond which a launch counts as drifted, unless the protocol sets another interval width."""
 
+FEWEST_STEADY = 3
+"""Launches that must remain when those that drifted are left out."""
+
 PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The phases of a step, in order."""
 
 PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
 """The passes of a launch: the clean pass for throughput, the others for the phases (see `summary.phases_of`)."""
-
-
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _moment(text: str) -> str:
@@ -167,9 +172,11 @@ class Run(Noun):
     probe_s: NotNegative | None = None
     """Time of a fixed kernel before the launch; its change is the drift of the machine."""
     drift: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """Relative deviation of the probe from the campaign's median so far."""
+    """Relative deviation of the probe from the median of all probes of the campaign (`with_drift`)."""
     drift_limit: NotNegative = DRIFT_LIMIT
     """Drift beyond which the launch counts as drifted: the interval width of the protocol."""
+    pilot: Count | None = None
+    """Launches after which the case could first stop, where their interval decides; None if their number was fixed."""
     dilation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Factor by which links and compute were slowed; stored times are already divided by it."""
     labels: tuple[str, ...] = ()
@@ -179,7 +186,7 @@ class Run(Noun):
 
     @property
     def drifted(self) -> bool:
-        """Whether the machine drifted: the launch stays in the sample, but does not count for the stopping rule."""
+        """Whether the machine's own speed was unusual; `counted` says what becomes of such a launch."""
         return self.drift is not None and abs(self.drift) > self.drift_limit
 
     @property
@@ -212,3 +219,26 @@ class RunData:
     run: Run
     steps: tuple[Step, ...] = ()
     spans: tuple[Span, ...] = ()
+
+
+def with_drift(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the drift of each: its probe against the median of all probes of its campaign, the first too."""
+    probes: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.probe_s:
+            probes[run.campaign].append(run.probe_s)
+    usual = {campaign: median(seconds) for campaign, seconds in probes.items()}
+    return [
+        run.model_copy(update={"drift": run.probe_s / usual[run.campaign] - 1}) if run.probe_s else run for run in runs
+    ]
+
+
+def counted(runs: Sequence[Run]) -> list[Run]:
+    """The successful launches of one case that count, for the stopping rule and for every result alike.
+
+    Launches that drifted are left out. If that would leave fewer than half, the machine has no usual speed; if it
+    would leave fewer than three, the interval would say nothing. In both cases all of them count.
+    """
+    good = [run for run in runs if run.outcome == "ok"]
+    steady = [run for run in good if not run.drifted]
+    return steady if len(steady) >= max(FEWEST_STEADY, len(good) / 2) else good

@@ -1,7 +1,8 @@
 """SQL over stored runs: DuckDB views `runs`, `passes`, `launches`, `steps`, `spans`; reading only.
 
-Only `passes` defines the duration of a step of several ranks, that of its slowest rank, and the throughput of a launch,
-all its samples divided by all its time.
+Only `passes` defines the duration of a step of several ranks, that of its slowest rank, and the throughput of a launch:
+all its samples divided by the elapsed time of its slowest rank. Ranks take turns in being the slowest of a step, so the
+sum of the slowest steps would be longer than the launch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from paceline.errors import InputError
-from paceline.measurements.run import Run
+from paceline.measurements.run import Run, with_drift
 from paceline.measurements.store import Store
 from paceline.measurements.tablefiles import SPANS, STEPS
 
@@ -58,6 +59,7 @@ _HEADERS = pa.schema(
         ("probe_s", pa.float64()),
         ("drift", pa.float64()),
         ("drift_limit", pa.float64()),
+        ("pilot", pa.int32()),
         ("dilation", pa.float64()),
         ("labels", pa.list_(pa.string())),
         ("case", pa.string()),
@@ -77,12 +79,15 @@ _PASSES = """
 CREATE VIEW passes AS
 WITH slowest AS (
     SELECT run, pass_name, step, max(seconds) AS seconds FROM steps WHERE NOT warmup GROUP BY run, pass_name, step
-), summed AS (
-    SELECT run, pass_name, count(*) AS timed_steps, median(seconds) AS step_s, sum(seconds) AS total_s
-    FROM slowest GROUP BY run, pass_name
+), typical AS (
+    SELECT run, pass_name, count(*) AS timed_steps, median(seconds) AS step_s FROM slowest GROUP BY run, pass_name
+), elapsed AS (
+    SELECT run, pass_name, sum(seconds) AS seconds FROM steps WHERE NOT warmup GROUP BY run, pass_name, rank
+), total AS (
+    SELECT run, pass_name, max(seconds) AS total_s FROM elapsed GROUP BY run, pass_name
 )
 SELECT run, pass_name, timed_steps, step_s, total_s, ranks * batch * timed_steps / total_s AS samples_per_s
-FROM summed JOIN runs ON runs.id = summed.run
+FROM typical JOIN total USING (run, pass_name) JOIN runs ON runs.id = typical.run
 """
 
 _LAUNCHES = """
@@ -102,7 +107,7 @@ def open_views(store: Store, runs: Sequence[str] | None = None) -> duckdb.DuckDB
     for setting in _SETTINGS:
         with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without widgets has no progress bar
             connection.execute(f"SET {setting}")
-    connection.register("stored_runs", _headers([item.run for item in stored]))
+    connection.register("stored_runs", _headers(with_drift([item.run for item in stored])))
     connection.register("steps", _joined([(item.run.id, item.steps) for item in stored], STEPS))
     connection.register("spans", _joined([(item.run.id, item.spans) for item in stored], SPANS))
     for view in (_RUNS, _PASSES, _LAUNCHES):

@@ -39,7 +39,7 @@ from paceline.measurements.integrity import (
     unseal,
     write_sums,
 )
-from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step
+from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step, with_drift
 from paceline.measurements.tablefiles import SPANS, STEPS, parse_table
 
 __all__ = ["Store", "StoredRun", "default_store"]
@@ -130,7 +130,7 @@ class Store:
 
     def read_all(self, *, study: str | None = None, campaign: str | None = None) -> list[Run]:
         """Headers of all sound runs of a study or campaign, oldest first."""
-        runs = [item.run for item in self.load_sound(self.names(campaign=campaign))]
+        runs = with_drift([item.run for item in self.load_sound(self.names(campaign=campaign))])
         return sorted((r for r in runs if study is None or r.study == study), key=lambda r: (r.started_at, r.id))
 
     def read_campaign(self, path: Path) -> tuple[dict[str, Any], bool]:

@@ -1,13 +1,18 @@
-"""Medians with bootstrap intervals over launches, comparisons, phases.
+"""Medians with t intervals over launches, comparisons, phases.
 
-Launches are the independent samples. The throughput of a launch is all its samples divided by all its time (harmonic).
-The throughput of a case is the median over its launches, with a percentile bootstrap interval. Two cases are compared
-by the ratio of their medians with its interval and by a rank test.
+Launches are the independent samples. The throughput of a launch is all its samples divided by its elapsed time. The
+throughput of a case is the median over its launches. Its interval is Student's t interval of the logarithms:
+
+    mean(log x) +- t(n-1) scale / sqrt(n),   scale = s(n), or max of s(k), k = pilot .. n, after optional stopping
+
+with s(k) the standard deviation of the first k launches. Launches that were added because the interval was still wide
+stop when s happens to be small; the largest s seen makes up for it (docs/decisions/0072). Two cases are compared by
+Welch's t interval of the difference of logarithms, or by the paired one where both were launched in the same rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,6 +26,8 @@ __all__ = [
     "FEWEST_LAUNCHES",
     "Comparison",
     "Interval",
+    "Verdict",
+    "amount_interval",
     "compare",
     "median_interval",
     "phases_of",
@@ -28,15 +35,14 @@ __all__ = [
     "split_closes",
 ]
 
-
 CLOSES_WITHIN = 0.05
 """Largest remainder of a split into phases, as a share of the step, at which the split can be trusted."""
-FEWEST_LAUNCHES = 4
-"""Fewest launches of each side of a comparison with a verdict."""
-RESAMPLES = 4000
-"""Number of bootstrap resamples; the error of an interval is then below a tenth of its width."""
+FEWEST_LAUNCHES = 3
+"""Launches of each side below which a comparison gives no verdict; common rounds below which nothing is paired."""
 
 Floats = NDArray[np.float64]
+Rounds = tuple[Sequence[Hashable], Sequence[Hashable]]
+Verdict = Literal["faster", "slower", "no difference shown", "too few launches"]
 
 
 @dataclass(frozen=True)
@@ -58,55 +64,50 @@ class Interval:
         return self.width / 2
 
 
-def median_interval(sample: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Median over launches and its bootstrap interval; the interval of a single launch is infinite."""
+def median_interval(sample: Sequence[float], *, confidence: float = 0.95, pilot: int | None = None) -> Interval:
+    """Median over launches of a positive quantity, with the t interval of its logarithm; one launch has no interval.
+
+    `sample` is in the order of launches. `pilot` is the number of launches after which the case could first have
+    stopped, where the launches themselves decided how many there are; None where the number was fixed beforehand.
+    """
     values = np.asarray(sample, dtype=np.float64)
     middle = float(np.median(values))
     if values.size < 2:
-        return Interval(middle, float("-inf"), float("inf"))
-    low, high = _bounds(_resampled_medians(values, seed), confidence)
-    return Interval(middle, low, high)
+        return _unknown(middle)
+    logs = np.log(values)
+    half = _quantile(confidence, values.size - 1) * _scale(logs, pilot) / values.size**0.5
+    return _exponential(middle, float(logs.mean()), half)
+
+
+def amount_interval(sample: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """The same for an amount that may be zero or negative (a phase, a share, a difference), without logarithms."""
+    values = np.asarray(sample, dtype=np.float64)
+    middle = float(np.median(values))
+    if values.size < 2:
+        return _unknown(middle)
+    half = _quantile(confidence, values.size - 1) * _scale(values, None) / values.size**0.5
+    mean = float(values.mean())
+    return Interval(middle, min(mean - half, middle), max(mean + half, middle))
 
 
 def speedup_interval(
-    sample: Sequence[float], base: Sequence[float], *, confidence: float = 0.95, seed: int = 0
+    sample: Sequence[float],
+    base: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    rounds: Rounds | None = None,
+    pilot: int | None = None,
 ) -> Interval:
-    """Ratio of two medians over launches, with the bootstrap interval of the ratio."""
-    top, bottom = np.asarray(sample, dtype=np.float64), np.asarray(base, dtype=np.float64)
-    value = float(np.median(top) / np.median(bottom))
-    if min(top.size, bottom.size) < 2:
-        return Interval(value, float("-inf"), float("inf"))
-    ratios = _resampled_medians(top, seed) / _resampled_medians(bottom, seed + 1)
-    return Interval(value, *_bounds(ratios, confidence))
+    """Ratio of two medians over launches, with its t interval: paired where `rounds` names common rounds, else Welch's.
 
-
-def _resampled_medians(values: Floats, seed: int) -> Floats:
-    """Medians of resamples of sorted values; the indices of the medians are computed once for every size."""
-    lower, upper = _middles(values.size, seed)
-    ordered = np.sort(values)
-    medians: Floats = (ordered[lower] + ordered[upper]) / 2
-    return medians
-
-
-@lru_cache(maxsize=64)
-def _middles(size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices, in the sorted launches, of the two middle elements of each resample."""
-    picks = np.sort(np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size)), axis=1)
-    return picks[:, (size - 1) // 2].copy(), picks[:, size // 2].copy()
-
-
-def _bounds(estimates: Floats, confidence: float) -> tuple[float, float]:
-    """Both quantiles by linear interpolation, as `numpy.quantile` does but without its overhead."""
-    tail = (1 - confidence) / 2 * (estimates.size - 1)
-    places = (tail, estimates.size - 1 - tail)
-    below = [int(place) for place in places]
-    above = [min(place + 1, estimates.size - 1) for place in below]
-    ordered = np.partition(estimates, [*below, *above])
-    low, high = (
-        ordered[one] + (place - one) * (ordered[other] - ordered[one])
-        for place, one, other in zip(places, below, above, strict=True)
-    )
-    return float(low), float(high)
+    `rounds` names the round of each launch of either side; a launch is paired with the other side's of the same round.
+    """
+    value = float(np.median(sample) / np.median(base))
+    found = _difference(sample, base, rounds, pilot)
+    if found is None:
+        return _unknown(value)
+    mean, error, freedom, _ = found
+    return _exponential(value, mean, _quantile(confidence, freedom) * error)
 
 
 @dataclass(frozen=True)
@@ -115,26 +116,88 @@ class Comparison:
 
     ratio: Interval
     p_value: float
-    """Two-sided Mann-Whitney rank test."""
+    """Two-sided t test of the logarithms, of the same kind as the interval; nan where there is none."""
     launches: tuple[int, int]
-    verdict: Literal["faster", "slower", "no difference shown", "too few launches"]
+    num_pairs: int
+    """Rounds in which both were launched, if the comparison is paired by round; else 0."""
+    verdict: Verdict
 
 
-def compare(sample: Sequence[float], base: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Comparison:
+def compare(
+    sample: Sequence[float], base: Sequence[float], *, confidence: float = 0.95, rounds: Rounds | None = None
+) -> Comparison:
     """Compare the throughput of two groups of launches."""
-    from scipy.stats import mannwhitneyu
-
-    ratio = speedup_interval(sample, base, confidence=confidence, seed=seed)
+    ratio = speedup_interval(sample, base, confidence=confidence, rounds=rounds)
     counts = (len(sample), len(base))
-    p_value = float(mannwhitneyu(sample, base, alternative="two-sided").pvalue)
-    verdict: Literal["faster", "slower", "no difference shown", "too few launches"]
+    found = _difference(sample, base, rounds, None)
+    if found is None:
+        return Comparison(ratio, float("nan"), counts, 0, "too few launches")
+    p_value = _p_value(*found[:3])
+    verdict: Verdict = "no difference shown"
     if min(counts) < FEWEST_LAUNCHES:
         verdict = "too few launches"
-    elif p_value > 1 - confidence or ratio.low <= 1 <= ratio.high:
-        verdict = "no difference shown"
-    else:
+    elif p_value <= 1 - confidence and not ratio.low <= 1 <= ratio.high:
         verdict = "faster" if ratio.value > 1 else "slower"
-    return Comparison(ratio, p_value, counts, verdict)
+    return Comparison(ratio, p_value, counts, found[3], verdict)
+
+
+def _difference(
+    sample: Sequence[float], base: Sequence[float], rounds: Rounds | None, pilot: int | None
+) -> tuple[float, float, float, int] | None:
+    """Mean difference of logarithms, its standard error, degrees of freedom, and pairs; None without an interval."""
+    top, bottom = np.log(np.asarray(sample, dtype=np.float64)), np.log(np.asarray(base, dtype=np.float64))
+    pairs = _pairs(rounds) if rounds else []
+    if pairs:
+        apart = np.array([top[one] - bottom[other] for one, other in pairs])
+        return float(apart.mean()), _scale(apart, pilot) / len(pairs) ** 0.5, len(pairs) - 1, len(pairs)
+    if min(top.size, bottom.size) < 2:
+        return None
+    one, other = (_scale(logs, pilot) ** 2 / logs.size for logs in (top, bottom))
+    spread = one**2 / (top.size - 1) + other**2 / (bottom.size - 1)
+    freedom = (one + other) ** 2 / spread if spread > 0 else float(top.size + bottom.size - 2)
+    return float(top.mean() - bottom.mean()), float(one + other) ** 0.5, float(freedom), 0
+
+
+def _pairs(rounds: Rounds) -> list[tuple[int, int]]:
+    """Places of the launches of common rounds; none if a round is not unique, or most launches would be left out."""
+    ours, theirs = rounds
+    places = {name: place for place, name in enumerate(theirs)}
+    pairs = [(place, places[name]) for place, name in enumerate(ours) if name in places]
+    unique = len(set(ours)) == len(ours) and len(places) == len(theirs)
+    return pairs if unique and len(pairs) >= FEWEST_LAUNCHES and 2 * len(pairs) >= max(len(ours), len(theirs)) else []
+
+
+def _scale(values: Floats, pilot: int | None) -> float:
+    """Standard deviation; after optional stopping the largest of the first k values, from the pilot on."""
+    first = values.size if pilot is None else min(max(pilot, 2), values.size)
+    return max(float(values[:count].std(ddof=1)) for count in range(first, values.size + 1))
+
+
+@lru_cache(maxsize=256)
+def _quantile(confidence: float, freedom: float) -> float:
+    """Student's t quantile of a two-sided interval."""
+    from scipy.special import stdtrit  # imported here: verbs without intervals start faster
+
+    return float(stdtrit(freedom, 0.5 + confidence / 2))
+
+
+def _p_value(mean: float, error: float, freedom: float) -> float:
+    from scipy.special import stdtr
+
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stdtr(freedom, -abs(mean) / error))
+
+
+def _unknown(value: float) -> Interval:
+    return Interval(value, float("-inf"), float("inf"))
+
+
+def _exponential(value: float, centre: float, half: float) -> Interval:
+    """The interval of a quantity from that of its logarithm, extended to contain the value."""
+    with np.errstate(over="ignore"):
+        low, high = float(np.exp(centre - half)), float(np.exp(centre + half))
+    return Interval(value, min(low, value), max(high, value))
 
 
 def phases_of(passes: dict[str, float]) -> dict[str, float]:

@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from paceline.catalog import framework
 from paceline.errors import InputError, UnknownName
-from paceline.measurements.run import PHASES, Span
+from paceline.measurements.run import PHASES, Run, Span, counted
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store, default_store
 from paceline.measurements.summary import phases_of
 
 __all__ = [
     "CONDITION_FIELDS",
+    "LaunchRates",
     "PassTime",
     "RankPass",
     "launch_table",
@@ -68,7 +69,16 @@ class PassTime:
     num_steps: int
     median_s: float
     samples_per_s: float
-    """All samples divided by all time."""
+    """All samples divided by the elapsed time of the slowest rank."""
+
+
+@dataclass(frozen=True)
+class LaunchRates:
+    """Samples per second of some launches, and the round in which each was started."""
+
+    samples_per_s: list[float]
+    rounds: list[tuple[str, int]]
+    """Campaign and number of the launch: a round launches every case once."""
 
 
 def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
@@ -97,15 +107,21 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
     return {run: tuple(items) for run, items in spans.items()}
 
 
-def throughputs_where(store: Store, conditions: str) -> list[float]:
-    """Samples per second of every successful launch that meets conditions such as `study=demo,ranks=2`."""
+def throughputs_where(store: Store, conditions: str) -> LaunchRates:
+    """Samples per second of every launch that counts and meets conditions such as `study=demo,ranks=2`."""
     pairs = [_condition(text) for text in conditions.split(",") if text.strip()]
     if not pairs:
         raise InputError("no condition given", hint="write field=value, for instance study=demo,ranks=2")
     where = " AND ".join(f"CAST({field} AS VARCHAR) = ?" for field, _ in pairs)
-    query = f"SELECT samples_per_s FROM launches WHERE {where} ORDER BY id"
+    query = f"SELECT id, samples_per_s FROM launches WHERE {where}"
     with open_views(store) as connection:
-        return [float(row[0]) for row in connection.execute(query, [value for _, value in pairs]).fetchall()]
+        rates = dict(connection.execute(query, [value for _, value in pairs]).fetchall())
+    cases: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in store.read_all():
+        if run.id in rates:
+            cases[run.campaign, run.case_id].append(run)
+    chosen = [run for runs in cases.values() for run in counted(runs)]
+    return LaunchRates([rates[run.id] for run in chosen], [(run.campaign, run.launch) for run in chosen])
 
 
 def _condition(text: str) -> tuple[str, str]:

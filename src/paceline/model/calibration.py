@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from paceline.errors import InputError
+from pydantic import Field, model_validator
+
 from paceline.model.sweep import CollectiveFit
+from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
+from paceline.spec.load import load_json
 
 __all__ = ["AS_STATED", "CATALOG_ONLY", "Calibration", "Uncertain", "read_calibration", "write_calibration"]
 
@@ -72,22 +75,72 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """The calibration in a JSON file, or one clear error."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return _parse(data)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}", hint="`paceline calibrate` writes one") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is no calibration: {error}", hint="`paceline calibrate` writes one") from None
+    """The calibration in a JSON file; all problems of an invalid file are one InputError."""
+    return load_json(path, CalibrationFile, hint="`paceline calibrate` writes calibrations").calibration
 
 
-def _parse(data: dict[str, Any]) -> Calibration:
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
-    fields = {key: value for key, value in data.items() if key != "schema"}
-    fields["collectives"] = tuple(CollectiveFit(**fit) for fit in fields["collectives"])
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            fields[name] = Uncertain(**value)
-    return Calibration(**fields)
+Factor = Annotated[float, Field(ge=0, le=1e6)]
+Positive = Annotated[float, Field(ge=1e-9, le=1e6)]
+Spread = Annotated[float, Field(ge=0, le=10)]
+
+
+class UncertainEntry(Noun):
+    """A number that may be zero, and its spread."""
+
+    value: Factor
+    spread: Spread
+
+
+class PositiveEntry(Noun):
+    """A number that something is divided by, and its spread."""
+
+    value: Positive
+    spread: Spread
+
+
+class FitEntry(Noun):
+    """The fit of one collective."""
+
+    operation: Name
+    ranks: Count
+    form: Literal["additive", "largest", "saturating"]
+    startup: Seconds
+    per_byte: Annotated[float, Field(ge=0, le=1)]
+    root: Annotated[float, Field(ge=0, le=1e3)]
+    spread: Spread
+    smallest: Annotated[Bytes, Field(ge=1e-3)]
+    largest: Bytes
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FitEntry:
+        if self.largest < self.smallest:
+            raise ValueError("largest must be at least smallest")
+        return self
+
+
+class CalibrationFile(Noun):
+    """A calibration as its file says it; absent fields have the values of the catalog."""
+
+    schema_: Annotated[Literal["paceline.calibration/1"], Field(alias="schema")]
+    source: Annotated[str, Field(max_length=10_000)]
+    collectives: tuple[FitEntry, ...] = ()
+    fixed_per_gradient: UncertainEntry | None = None
+    fixed_copies: UncertainEntry | None = None
+    copy_per_byte: Annotated[float, Field(ge=0, le=1)] | None = None
+    slowdown: UncertainEntry | None = None
+    overlap_rate: Positive | None = None
+    crowding: Factor | None = None
+    reach: PositiveEntry | None = None
+    latency: PositiveEntry | None = None
+    base_latency: Seconds | None = None
+    jitter: Factor | None = None
+
+    @property
+    def calibration(self) -> Calibration:
+        """What the model takes."""
+        given: dict[str, Any] = {name: value for name, value in self if value is not None and name != "schema_"}
+        for name, value in given.items():
+            if isinstance(value, UncertainEntry | PositiveEntry):
+                given[name] = Uncertain(value.value, value.spread)
+        given["collectives"] = tuple(CollectiveFit(**dict(fit)) for fit in self.collectives)
+        return Calibration(**given)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog.devices import reach_spread
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
@@ -30,8 +31,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-ROOFLINE_SPREAD = 0.4
-"""Standard deviation of log(measured / roofline); `paceline validate` prints what the published figures give."""
 BATCH_SPREAD = 0.08
 """The same of a profile scaled to another batch, for each doubling."""
 MOVED_SPREAD = 0.2
@@ -154,7 +153,7 @@ def roofline_work(
         order=tuple(reversed(range(len(network.layers)))),
         update=update_seconds(network.parameters, device, precision=precision),
         jitter=0.01 if emulation is None else emulation.jitter,
-        spread=0.0 if emulation is not None else ROOFLINE_SPREAD,
+        spread=0.0 if emulation is not None else reach_spread(device),
         basis=f"times of {device.name} as its emulation states them" if stated else basis,
     )
 

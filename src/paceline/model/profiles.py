@@ -29,7 +29,7 @@ Row = tuple[str, str, float, float, int | None]
 
 def profile_of(store: Store, launches: Launches) -> Profile:
     """The profile of a case that ran on one rank."""
-    runs = [item.id for item in launches.runs if item.outcome == "ok"]
+    runs = [item.id for item in launches.counted]
     profile = profile_from(_one_rank(store, launches, runs), _spans(store, runs), jitter=_jitter(store, runs))
     return profile.model_copy(update={"crowd": _crowd(launches.first)})
 

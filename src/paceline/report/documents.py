@@ -65,6 +65,7 @@ def _result(result: CaseResult) -> Document:
         "launches": result.num_launches,
         "failed": result.num_failed,
         "drifted": result.num_drifted,
+        "counted": result.num_counted,
         "timed_steps": result.num_steps,
         "samples_per_s": _interval(result.throughput),
         "step_s": _interval(result.step_s),
@@ -96,6 +97,7 @@ def comparison_document(result: Comparison, sample: str, base: str) -> Document:
         "ratio": _interval(result.ratio),
         "p_value": result.p_value,
         "launches": list(result.launches),
+        "pairs": result.num_pairs,
         "verdict": result.verdict,
     }
 

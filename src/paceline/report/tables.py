@@ -123,7 +123,7 @@ def _result_row(result: CaseResult) -> list[Cell]:
         _seconds(step.value if step else None),
         _speedup(result),
         Cell(efficiency, result.efficiency),
-        Cell(str(result.num_launches - result.num_failed)),
+        Cell(str(result.num_counted)),
     ]
 
 

@@ -24,8 +24,10 @@ __all__ = [
 
 DeviceKind = Literal["gpu", "cpu", "manycore", "other"]
 Precision = Literal["float64", "float32", "tf32", "float16", "bfloat16", "float8"]
-LayerClass = Literal["convolution", "linear", "attention", "elementwise"]
-"""Kinds of layer that reach different shares of a device's rates."""
+LayerClass = Literal[
+    "convolution", "linear", "attention", "tensor_convolution", "tensor_linear", "tensor_attention", "elementwise"
+]
+"""Kinds of layer that reach different shares of a device's rates; `tensor_` where matrix units multiply."""
 ReachShare = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -64,8 +66,9 @@ class Device(Noun):
     launch_overhead: Seconds | None = None
     """Time to launch one kernel when the launch is not hidden by other work."""
     reach: dict[LayerClass, ReachShare] = Field(default_factory=dict)
-    """Share of peak compute that convolution, linear and attention layers reach, and share of memory bandwidth that
-    elementwise layers reach; by default the catalog's share for the kind of device."""
+    """Share of peak compute that convolution, linear and attention layers reach (`tensor_...` in TF32 and half
+    precision), and share of memory bandwidth that elementwise layers reach; by default the catalog's share for the kind
+    of device."""
     price: Price | None = None
     """Price of one device."""
     power: Watts | None = None

@@ -15,6 +15,7 @@ __all__ = [
     "Flops",
     "Label",
     "Name",
+    "NotNegative",
     "Noun",
     "Pair",
     "Price",
@@ -45,14 +46,15 @@ _SECONDS, _BYTES, _RATE, _FLOPS, _PRICE, _POWER = (
     _quantity(d) for d in (SECONDS, BYTES, BANDWIDTH, FLOPS, PRICE, POWER)
 )
 
-Seconds = Annotated[float, *_SECONDS, Field(ge=0)]
-Bytes = Annotated[float, *_BYTES, Field(ge=0)]
-Bandwidth = Annotated[float, *_RATE, Field(gt=0)]
-Flops = Annotated[float, *_FLOPS, Field(gt=0)]
-Price = Annotated[float, *_PRICE, Field(ge=0)]
+Seconds = Annotated[float, *_SECONDS, Field(ge=0, le=1e9)]
+Bytes = Annotated[float, *_BYTES, Field(ge=0, le=1e18)]
+Bandwidth = Annotated[float, *_RATE, Field(ge=1e-3, le=1e18)]
+Flops = Annotated[float, *_FLOPS, Field(ge=1e-3, le=1e24)]
+Price = Annotated[float, *_PRICE, Field(ge=0, le=1e9)]
 Watts = Annotated[float, *_POWER, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 LABEL_WORDS = "letters, digits, dots, dashes and underscores, at most 100, the first a letter or digit"

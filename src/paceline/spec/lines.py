@@ -1,15 +1,16 @@
-"""Line numbers of the fields of a TOML file, for error messages.
+"""Line numbers of the fields of a TOML or JSON file, for error messages.
 
-The standard parser keeps no positions. This module parses only what positions need: table headers, keys, and the
+The standard parsers keep no positions. This module parses only what positions need: table headers, keys, and the
 extent of multi-line values. A field without a position gets the line of the enclosing field.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
-__all__ = ["line_of", "locate"]
+__all__ = ["line_of", "locate", "locate_json"]
 
 Path = tuple[str | int, ...]
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
@@ -36,6 +37,32 @@ def locate(text: str) -> dict[Path, int]:
         key = _KEY.match(line)
         if key:
             lines.setdefault((*table, *_parts(key.group(1))), number)
+    return lines
+
+
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*"(?P<colon>\s*:)?|[\[\]{},]|\n|[^\s"\[\]{},:]+')
+
+
+def locate_json(text: str) -> dict[Path, int]:
+    """Line number of every value of a valid JSON text, by path."""
+    lines: dict[Path, int] = {}
+    place: list[str | int] = []
+    number = 1
+    for token in _JSON.finditer(text):
+        word = token.group()
+        if token["colon"]:
+            place[-1] = str(json.loads(word[: token.start("colon") - token.start()]))
+        elif word in ("}", "]"):
+            place.pop()
+        elif word == "," and isinstance(place[-1], int):
+            place[-1] += 1
+        elif word not in (",", "\n"):
+            lines.setdefault(tuple(place), number)
+            if word in ("{", "["):
+                place.append(0 if word == "[" else "")
+        number += word.count("\n")
+        if token["colon"]:
+            lines.setdefault(tuple(place), number)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Conversion of TOML to spec models and back; all invalid fields are reported at once, with file, line and hint.
+"""Conversion of TOML and JSON to spec models and back; all invalid fields are reported at once, with their lines.
 
 Three steps: text to plain data, plain data to models, and pydantic's errors to problems. The allowed fields and kinds
 are derived from the models.
@@ -22,19 +22,32 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from paceline.errors import InputError, Problem, SpecError, UnitError, UnknownName, nearest
+from paceline.files import read_regular
 from paceline.spec.cluster import Cluster
 from paceline.spec.fields import LABEL_WORDS, Noun, as_text
-from paceline.spec.lines import line_of, locate
+from paceline.spec.lines import line_of, locate, locate_json
 from paceline.spec.network import Network
 from paceline.spec.study import Case, Catalog, Study, conflicts, expand
 
-__all__ = ["dump", "load_cases", "load_noun", "load_study", "models_of", "parse_noun", "read_text"]
+__all__ = [
+    "dump",
+    "load_cases",
+    "load_json",
+    "load_noun",
+    "load_study",
+    "models_of",
+    "parse_json",
+    "parse_noun",
+    "read_text",
+    "refuse_rows",
+]
 
 N = TypeVar("N", bound=Noun)
 MAX_BYTES = 4 * 2**20
 """Larger files are refused."""
 
 Place = tuple[str | int, ...]
+Locator = Callable[[str], dict[Place, int]]
 Context = dict[str, Any]
 
 WORDS: dict[str, Callable[[Context], str]] = {
@@ -72,6 +85,24 @@ def parse_noun(text: str, kind: type[N], file: str) -> N:
     return validate(parse_toml(text, file), kind, text=text, file=file)
 
 
+def load_json(path: Path, kind: type[N], *, hint: str | None = None) -> N:
+    """Load a model from a JSON file, with the same errors as from TOML; the hint says what writes such files."""
+    text = read_text(path, hint=hint)
+    data = parse_json(text, str(path))
+    if not isinstance(data, dict):
+        raise SpecError(path, [Problem(str(path), 1, "file", _shown(data), "a table", hint)])
+    return validate(data, kind, text=text, file=str(path), places=locate_json)
+
+
+def parse_json(text: str, file: str) -> Any:
+    """Parse JSON text to plain data; a syntax error becomes a SpecError with its line."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        given = getattr(error, "msg", None) or "too deeply nested"
+        raise SpecError(file, [Problem(file, getattr(error, "lineno", None), "syntax", given, "valid JSON")]) from None
+
+
 def parse_toml(text: str, file: str) -> dict[str, Any]:
     """Parse TOML text to plain data; a syntax error becomes a SpecError with its line."""
     try:
@@ -83,12 +114,12 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
         raise SpecError(file, [problem]) from None
 
 
-def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str) -> N:
+def validate(data: dict[str, Any], kind: type[N], *, text: str, file: str, places: Locator = locate) -> N:
     """Load a model from plain data; raise all its problems at once."""
     try:
         return kind.model_validate_json(json.dumps(data, default=_date))
     except ValidationError as error:
-        raise SpecError(file, _problems(error, kind, text=text, file=file)) from None
+        raise SpecError(file, _problems(error, kind, file=file, places=places(text))) from None
 
 
 def _date(value: datetime.date | datetime.time) -> dict[str, str]:
@@ -96,18 +127,25 @@ def _date(value: datetime.date | datetime.time) -> dict[str, str]:
     return {"date": str(value)}
 
 
-def read_text(path: Path) -> str:
-    """The text of a file; an unreadable file is an InputError."""
+def read_text(path: Path, *, most: int = MAX_BYTES, hint: str | None = None) -> str:
+    """The text of a file of at most `most` bytes; an unreadable file is an InputError. Never waits for a FIFO."""
+    hint = hint or "give the path of a file that can be read"
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path}: not a file", hint="give the path of a file that can be read")
-        data = path.read_bytes()[: MAX_BYTES + 1]
+            raise InputError(f"{path}: not a file", hint=hint)
+        data = read_regular(path, most=most + 1, follow=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{str(path)!r}: {reason}", hint="give the path of a file that can be read") from None
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES} bytes", hint="is it the right file?")
+        raise InputError(f"{str(path)!r}: {reason}", hint=hint) from None
+    if len(data) > most:
+        raise InputError(f"{path}: larger than {most} bytes", hint="is it the right file?")
     return _decoded(data, str(path))
+
+
+def refuse_rows(file: str, problems: list[Problem]) -> None:
+    """Raise all problems of a table at once, if there are any; the first twenty of very many."""
+    if problems:
+        raise SpecError(file, sorted(problems, key=lambda problem: problem.line or 0)[:20])
 
 
 def _decoded(data: bytes, file: str) -> str:
@@ -197,9 +235,8 @@ def _unknown_names(data: dict[str, Any], catalog: Catalog, file: str, places: di
     return problems
 
 
-def _problems(error: ValidationError, kind: type[Noun], *, text: str, file: str) -> list[Problem]:
+def _problems(error: ValidationError, kind: type[Noun], *, file: str, places: dict[Any, int]) -> list[Problem]:
     """All problems, in the order of the file."""
-    places = locate(text)
     problems = [_problem(detail, kind, file, places) for detail in error.errors() if not _follows(detail)]
     return sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
 

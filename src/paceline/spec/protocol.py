@@ -19,13 +19,14 @@ class Protocol(Noun):
     max_launches: Count = 20
     """Maximum number of launches of a case, even if its interval is still wider than `width`."""
     warmup: Annotated[int, Field(ge=1)] = 10
-    """Minimum number of warm-up steps; warm-up continues until the spread of step times is stable."""
+    """Minimum number of warm-up steps; warm-up continues until step times have no trend and are within `width` / 2."""
     steps: Count = 100
     """Timed steps of the clean pass of a launch."""
     launch_budget: Seconds = 20.0
     """Time limit of the clean pass of a launch; the pass ends with fewer steps at the limit (at least 5)."""
     width: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Full relative width of the throughput's confidence interval at which a case stops."""
+    """Full relative width of the throughput's confidence interval at which a case stops; drift beyond it, and a trend
+    of half of it at the end of warm-up, are not accepted."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """Confidence level of intervals."""
     phases: bool = True

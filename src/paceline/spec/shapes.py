@@ -80,6 +80,8 @@ def _joined(layer: Layer, inputs: list[Shape]) -> Shape:
 
 
 def _pooled(layer: MaxPool | AvgPool, shape: Shape) -> Shape:
+    if any(2 * padding > kernel for padding, kernel in zip(layer.padding, layer.kernel, strict=True)):
+        raise ShapeError(f"padding {layer.padding} is more than half of the window {layer.kernel}")
     size = _windows(shape, layer.kernel, layer.stride, layer.padding, ceil=layer.ceil)
     return (shape[0], *size)
 

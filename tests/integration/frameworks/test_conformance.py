@@ -10,7 +10,7 @@ import pytest
 
 from paceline.bench.adapters import environments_of
 from paceline.bench.environments import prepare
-from paceline.bench.verify import PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_framework
+from paceline.bench.verify import PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_family, prove_framework
 from paceline.catalog.frameworks import framework_names, policy
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times
@@ -18,6 +18,12 @@ from paceline.spec.network import Network
 from tests.conftest import Command
 
 FRAMEWORKS = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
+BUILDERS = [
+    "caffe/single", "chainer/chainermn", "cntk/sync", "jax/data_parallel", "keras/jax", "keras/tensorflow",
+    "keras/torch", "mxnet/dist_sync", "paddle/data_parallel", "pytorch/ddp", "singa/allreduce",
+    "tensorflow/multiworker",
+]  # fmt: skip
+"""One mode of each framework that builds networks its own way."""
 OFFLINE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "offline"]
 """Runs a command in a network namespace that has loopback and nothing else."""
 
@@ -41,6 +47,15 @@ def test_it_computes_what_the_reference_computes(framework: str) -> None:
     plain = {proof.ranks: proof.status for proof in proofs if proof.network == "plain"}
     alone = ranks_of(framework) == 1 or framework in UNPROVABLE
     assert plain == {1: "equal", 2: "skipped" if alone else "equal"}
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("framework", BUILDERS)
+def test_it_computes_or_refuses_every_network_of_the_family(framework: str) -> None:
+    ready(framework)
+    proofs = list(prove_family(framework))
+    assert [proof for proof in proofs if proof.status not in ("equal", "skipped")] == []
+    assert sum(proof.status == "equal" for proof in proofs) >= 30
 
 
 POOLED = """

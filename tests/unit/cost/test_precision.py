@@ -54,7 +54,7 @@ def test_convolutions_gain_by_the_default_and_matrix_products_do_not():
     slow, usual, both = (
         device_times(RESNET, A100, precision=one).at(64).sum() for one in ("float32", "tf32_convolutions", "tf32")
     )
-    assert both <= usual < slow / 2
+    assert both <= usual < slow / 1.5
 
 
 def test_published_resnet50_on_dgx_a100_in_tf32_lies_in_the_interval():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from paceline import catalog
 from paceline.catalog.describe import describe
-from paceline.catalog.devices import reach_of
+from paceline.catalog.devices import reach_of, reach_spread
 from paceline.cost.roofline import device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
-from paceline.spec.cluster import Device, Emulation
+from paceline.spec.cluster import Device, Emulation, LayerClass
 from paceline.spec.layers import Flatten, Linear, Relu
 from paceline.spec.network import ImageInput, Network
 
@@ -19,27 +21,30 @@ NETWORK = Network(
     layers=(Flatten(name="flat"), Linear(name="fc", features=50, bias=False), Relu(name="relu")),
 )
 DEVICE = Device(name="d", peak={"float32": 1e9}, memory_bandwidth=1e8, launch_overhead=1e-5)
+REACH = reach_of(DEVICE)
 
 
 def test_a_layer_takes_the_longer_of_compute_and_memory() -> None:
     forward, backward = device_times(NETWORK, DEVICE).at(1000)
-    compute = 2 * 100 * 50 * 1000 / (1e9 * 0.7)
-    memory = (150 * 1000 + 5000) * 4 / (1e8 * 0.75)
+    compute = 2 * 100 * 50 * 1000 / (1e9 * REACH["linear"])
+    memory = (150 * 1000 + 5000) * 4 / (1e8 * REACH["elementwise"])
     assert forward[1] == pytest.approx(max(compute, memory) + 1e-5)
-    assert forward[2] == pytest.approx(100 * 1000 * 4 / (1e8 * 0.75) + 1e-5)
+    assert forward[2] == pytest.approx(100 * 1000 * 4 / (1e8 * REACH["elementwise"]) + 1e-5)
     assert backward == pytest.approx(2 * forward)
     alone = device_times(NETWORK, DEVICE).at(1)[0, 1]
-    assert alone == pytest.approx((150 + 5000) * 4 / (1e8 * 0.75) + 1e-5), "weights are read whatever the batch"
+    assert alone == pytest.approx((150 + 5000) * 4 / (1e8 * REACH["elementwise"]) + 1e-5), (
+        "weights are read whatever the batch"
+    )
 
 
 def test_the_reach_is_the_device_s_own_or_that_of_its_kind() -> None:
-    own = DEVICE.model_copy(update={"reach": {"linear": 0.35}, "memory_bandwidth": 1e12})
+    own = DEVICE.model_copy(update={"reach": {"linear": REACH["linear"] / 2}, "memory_bandwidth": 1e12})
     usual = own.model_copy(update={"reach": {}})
     slow, fast = (device_times(NETWORK, device).at(1000)[0, 1] - 1e-5 for device in (own, usual))
     assert slow == pytest.approx(2 * fast)
     for kind in ("gpu", "cpu", "manycore", "other"):
         shares = reach_of(Device(name="d", kind=kind))
-        assert set(shares) == {"convolution", "linear", "attention", "elementwise"}
+        assert set(shares) == set(get_args(LayerClass))
         assert all(0 < share <= 1 for share in shares.values())
 
 
@@ -65,7 +70,7 @@ def test_measured_layers_grow_beyond_the_start_of_their_kernels() -> None:
 
 
 def test_the_update_moves_float32_copies_five_times() -> None:
-    assert update_seconds(1e6, DEVICE) == pytest.approx(5 * 4e6 / (1e8 * 0.75) + 1e-5)
+    assert update_seconds(1e6, DEVICE) == pytest.approx(5 * 4e6 / (1e8 * REACH["elementwise"]) + 1e-5)
     assert update_seconds(1e6, DEVICE, precision="float16") == update_seconds(1e6, DEVICE)
     assert update_seconds(1e6, Device(name="d")) == 0.0
 
@@ -75,3 +80,17 @@ def test_a_device_of_which_nothing_is_known_is_refused() -> None:
         device_times(NETWORK, Device(name="d", peak={"float32": 1e12}))
     with pytest.raises(Unsupported, match="no peak rate in float16"):
         device_times(NETWORK, DEVICE, precision="float16")
+
+
+def test_matrix_units_reach_another_share_than_vector_units() -> None:
+    reach = {"linear": 0.8, "tensor_linear": 0.2}
+    device = Device(name="d", peak={"float32": 1e9, "tf32": 1e9}, memory_bandwidth=1e12, reach=reach)
+    vector, matrix = (device_times(NETWORK, device, precision=one).at(1000)[0, 1] - 8e-6 for one in ("float32", "tf32"))
+    assert matrix == pytest.approx(4 * vector)
+    assert device_times(NETWORK, device, precision="tf32").at(1000)[0, 2] == pytest.approx(
+        device_times(NETWORK, device).at(1000)[0, 2]
+    )
+
+
+def test_devices_without_published_figures_have_wider_intervals() -> None:
+    assert reach_spread(catalog.device("a100-80gb")) < reach_spread(catalog.device("rtx-3090")) == 0.4

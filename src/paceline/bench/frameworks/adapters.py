@@ -140,6 +140,7 @@ class Mxnet(PolicyAdapter):
 
     name = "mxnet"
     module = "paceline.bench.frameworks.mxnet.worker"
+    missing: ClassVar = {"even_window": "MXNet's windows are symmetric"}
     choices: ClassVar = {"servers": ()}
 
     def _refused_ranks(self, case: Case) -> str | None:

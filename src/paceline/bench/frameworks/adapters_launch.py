@@ -137,6 +137,7 @@ class Chainer(PolicyAdapter):
 
     name = "chainer"
     module = "paceline.bench.frameworks.chainer.worker"
+    missing: ClassVar = {"even_window": "Chainer's windows are symmetric"}
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
         """All ranks under one mpirun."""
@@ -151,6 +152,9 @@ class Cntk(PolicyAdapter):
     inputs = ("image",)
     missing: ClassVar = {
         "gelu": "CNTK 2.7 has no gelu",
+        "layer_norm": "Paceline builds none with CNTK",
+        "even_window": "CNTK's windows are symmetric",
+        "image_rows": "Paceline builds none with CNTK",
     }
     labels = ("unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11",)
 
@@ -165,7 +169,12 @@ class Caffe(PolicyAdapter):
     name = "caffe"
     module = "paceline.bench.frameworks.caffe.worker"
     inputs = ("image",)
-    missing: ClassVar = {"gelu": "Caffe 1.0 has no gelu", "layer_norm": "Caffe 1.0 has no layer normalisation"}
+    missing: ClassVar = {
+        "gelu": "Caffe 1.0 has no gelu",
+        "layer_norm": "Caffe 1.0 has no layer normalisation",
+        "even_window": 'Caffe aborts with "LRN only supports odd values for local_size"',
+        "image_rows": "Caffe's InnerProduct reads the whole image",
+    }
 
     def environment(self, mode: str) -> str:
         """Caffe and the scheme on it share one."""
@@ -199,6 +208,10 @@ class Singa(PolicyAdapter):
         "pad_shortcut": SINGA_VECTORS,
         "local_response_norm": "SINGA 3.0.0.dev1's autograd has no local response normalisation",
         "gelu": "SINGA 3.0.0.dev1's autograd has no gelu",
+        "layer_norm": "SINGA 3.0.0.dev1's autograd has no layer normalisation",
+        "rounded_up": "SINGA's pooling rounds down",
+        "padded_mean": "SINGA's mean leaves the padding out",
+        "image_rows": "SINGA's matmul takes matrices only",
     }
     labels = ("unsupported combination: SINGA 3.0.0.dev1's extension for CPython 3.6 loaded into 3.11",)
 

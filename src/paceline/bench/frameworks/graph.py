@@ -11,7 +11,9 @@ __all__ = [
     "UnsupportedLayer",
     "flattened_images",
     "input_shapes",
+    "layer_keys",
     "pool_padding",
+    "pool_shares",
     "run_layers",
     "tensor_shapes",
 ]
@@ -53,30 +55,41 @@ def tensor_shapes(network: Plain) -> dict[str, tuple[int, ...]]:
     }
 
 
-def flattened_images(network: Plain) -> dict[str, tuple[int, int, int]]:
-    """Linear layers that read a flattened image, with the image's (channels, height, width).
+ELEMENT_WISE = ("relu", "dropout", "tanh", "gelu", "add")
 
-    Channels-last frameworks flatten in their own order and permute the weights of these layers instead of the data.
+
+def flattened_images(network: Plain) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Linear layers that read an image flattened channels last, with its (channels, height, width); other flattens.
+
+    A channels-last framework flattens in its own order and permutes the weights of linear layers instead of the data.
+    Where any other layer reads the flattened image, the order matters: such a flatten moves the channels first.
     """
+    moving: set[str] = set()
+    while True:
+        images, clash = _follow_flattened(network, moving)
+        if not clash:
+            return images, moving
+        moving |= clash
+
+
+def _follow_flattened(network: Plain, moving: set[str]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Linear layers with the image that they read, and flattens whose order another layer would notice."""
     shapes = input_shapes(network)
-    origin: dict[str, tuple[int, int, int]] = {}
-    found: dict[str, tuple[int, int, int]] = {}
+    origin: dict[str, set[str]] = {}
+    images: dict[str, tuple[int, ...]] = {}
     for layer in network["layers"]:
-        name, kind = layer["name"], layer["kind"]
-        if kind == "flatten" and len(shapes[name][0]) == 3:
-            channels, height, width = shapes[name][0]
-            origin[name] = (channels, height, width)
-            continue
-        image = origin.get(layer["inputs"][0])
-        if image is None:
-            continue
-        if kind == "linear":
-            found[name] = image
-        elif kind in ("relu", "dropout", "tanh", "gelu"):
-            origin[name] = image
-        else:
-            raise UnsupportedLayer(f"{name} ({kind}) reads a flattened image; only linear and element-wise layers may")
-    return found
+        name, kind, sources = layer["name"], layer["kind"], [origin.get(each, set()) for each in layer["inputs"]]
+        if kind == "flatten" and len(shapes[name][0]) == 3 and name not in moving:
+            origin[name] = {name}
+        elif any(sources):
+            read = {shapes[flatten][0] for source in sources for flatten in source}
+            if kind not in ("linear", "flatten", *ELEMENT_WISE) or not all(sources) or len(read) > 1:
+                return {}, set().union(*sources)
+            if kind == "linear":
+                images[name] = read.pop()
+            else:
+                origin[name] = set().union(*sources)
+    return images, origin.get(network["layers"][-1]["name"], set())
 
 
 def pool_padding(layer: Plain, shape: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -89,6 +102,25 @@ def pool_padding(layer: Plain, shape: Sequence[int]) -> tuple[tuple[int, int], t
     return sides[0], sides[1]
 
 
+def pool_shares(layer: Plain, shape: Sequence[int]) -> tuple[list[float], list[float]] | None:
+    """Factors for rows and columns of a mean over whole windows; None if all are 1.
+
+    Rounding up lets the last window reach beyond the padding: what lies there does not count in the mean.
+    """
+    factors = []
+    for axis in (0, 1):
+        stride, kernel, padding = layer["stride"][axis], layer["kernel"][axis], layer["padding"][axis]
+        ends = shape[axis + 1] + 2 * padding
+        counted = [min(kernel, ends - stride * index) for index in range(layer["shape"][axis + 1])]
+        factors.append([kernel / count for count in counted])
+    return None if all(factor == 1 for factor in factors[0] + factors[1]) else (factors[0], factors[1])
+
+
+def layer_keys(network: Plain) -> dict[str, str]:
+    """A name for each layer that every framework accepts: letters and the layer's position, so never one name twice."""
+    return {layer["name"]: f"layer{position}" for position, layer in enumerate(network["layers"])}
+
+
 class InOut:
     """Kernels as (height, width, in, out), matrices as (in, out); everything else in Paceline's layout.
 
@@ -97,7 +129,11 @@ class InOut:
 
     def __init__(self, network: Plain, *, channels_last: bool = True) -> None:
         self._kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
-        self._flattened = flattened_images(network) if channels_last else {}
+        self._images: dict[str, tuple[int, ...]] = {}
+        self.moving: set[str] = set()
+        """Flatten layers that move the channels first."""
+        if channels_last:
+            self._images, self.moving = flattened_images(network)
 
     def native(self, name: str, array: Any) -> Any:
         """A tensor of Paceline in the framework's layout."""
@@ -106,8 +142,8 @@ class InOut:
             return array
         if self._kinds[layer] == "conv2d":
             return array.transpose(2, 3, 1, 0)
-        if layer in self._flattened:
-            array = array.reshape(-1, *self._flattened[layer]).transpose(0, 2, 3, 1).reshape(array.shape)
+        if layer in self._images:
+            array = array.reshape(-1, *self._images[layer]).transpose(0, 2, 3, 1).reshape(array.shape)
         return array.T
 
     def plain(self, name: str, array: Any) -> Any:
@@ -117,7 +153,7 @@ class InOut:
             return array
         if self._kinds[layer] == "conv2d":
             return array.transpose(3, 2, 0, 1)
-        if layer not in self._flattened:
+        if layer not in self._images:
             return array.T
-        channels, height, width = self._flattened[layer]
+        channels, height, width = self._images[layer]
         return array.T.reshape(-1, height, width, channels).transpose(0, 3, 1, 2).reshape(array.T.shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import resource
 import signal
@@ -25,14 +26,20 @@ from paceline import variables
 from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
 from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 
-__all__ = ["Events", "Job", "Session", "main", "pin", "settled"]
+__all__ = ["Events", "Job", "Session", "main", "pin", "settled", "trend"]
 
 Job = dict[str, Any]
 Rows = list[list[float]]
 """Start and seconds of steps."""
 LAST_PASS = {"resident": "resident", "copied": "copied", "files": "full"}
 """The pass that runs the complete step for each input."""
-MAX_WARMUP = 200
+MAX_WARMUP = 300
+WINDOW = 5
+"""Fewest steps of each of the two windows that are compared at the end of warm-up."""
+UNSEEN = 0.7
+"""Largest standard error of the difference of two windows, in tolerances: noise must not hide a difference."""
+TREND = 1.28
+"""Mann-Kendall statistic beyond which step times have a trend: one in five without a trend exceeds it."""
 BLOCK = 5
 """Number of consecutive steps of one pass."""
 OUT_OF_MEMORY_EXIT = 77
@@ -119,7 +126,8 @@ def _run(job: Job, rank: int, session: Session, channel: ControlChannel, events:
     if rank == 0 and job["ranks"] > 1:
         events.write("facts", facts={"clock_offsets_s": offsets})
     last = LAST_PASS[job["input"]]
-    warm = _warm_up(job, session, channel, last)
+    warm, limited = _warm_up(job, session, channel, last)
+    events.write("facts", facts={"warmup_limited": limited})
     clean, split = _alternate(job, session, channel, _steps(job, channel, warm))
     events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean)
     for name, rows in split.items():
@@ -156,19 +164,20 @@ def _prove(
         session.close()
 
 
-def _warm_up(job: Job, session: Session, channel: ControlChannel, last: str) -> Rows:
-    """Complete steps until step times are stable on every rank."""
+def _warm_up(job: Job, session: Session, channel: ControlChannel, last: str) -> tuple[Rows, bool]:
+    """Complete steps until step times are stable on every rank, and whether the limit ended them instead."""
     channel.barrier()
     start = time.perf_counter()
     rows: Rows = []
-    dropped = None
-    while dropped is None:
+    while True:
         _timed(session, last, 5 if rows else job["warmup"], start, rows)
-        seen = [seconds for _, seconds in rows]
-        mine = settled(seen, least=job["warmup"])
+        stable = settled([seconds for _, seconds in rows], least=job["warmup"], tolerance=job["tolerance"])
         late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > job["launch_budget"]
-        dropped = channel.agree(len(rows) if mine is not None or late else None)
-    return rows
+        ranks = channel.gather([stable, late]) or []
+        everywhere, anywhere = all(one for one, _ in ranks), any(other for _, other in ranks)
+        everywhere, anywhere = channel.agree([everywhere, anywhere])
+        if everywhere or anywhere:
+            return rows, not everywhere
 
 
 def _steps(job: Job, channel: ControlChannel, warm: Rows) -> int:
@@ -223,17 +232,32 @@ def _timed(session: Session, upto: str, count: int, start: float, rows: Rows) ->
         begin = end
 
 
-def settled(seconds: list[float], *, least: int, window: int = 5, tolerance: float = 0.1) -> int | None:
-    """Number of warm-up steps, or None while step times are not stable.
+def settled(seconds: list[float], *, least: int, tolerance: float) -> bool:
+    """Whether warm-up is over: at least `least` steps ran, and the last two windows, a third of all steps each, agree.
 
-    Stable: the medians of the last two windows differ by at most `tolerance`, and at least `least` steps ran.
+    They agree if their medians differ by at most `tolerance`, if the noise of steps is small enough to show such a
+    difference, and if both together have no trend (Mann-Kendall).
     """
-    for end in range(max(least, 2 * window), len(seconds) + 1):
-        recent = statistics.median(seconds[end - window : end])
-        before = statistics.median(seconds[end - 2 * window : end - window])
-        if abs(recent - before) <= tolerance * min(recent, before):
-            return end
-    return None
+    window = max(WINDOW, len(seconds) // 3)
+    if len(seconds) < max(least, 2 * window):
+        return False
+    recent, before = seconds[-window:], seconds[-2 * window : -window]
+    middle, middle_before = statistics.median(recent), statistics.median(before)
+    allowed = tolerance * min(middle, middle_before)
+    lower, _, upper = statistics.quantiles(before + recent, n=4)
+    error = 1.25 * (upper - lower) / 1.349 * math.sqrt(2 / window)
+    if error > UNSEEN * allowed or abs(middle - middle_before) > allowed:
+        return False
+    return abs(trend(before + recent)) <= TREND
+
+
+def trend(values: list[float]) -> float:
+    """Mann-Kendall statistic: standard normal without a trend, negative if values fall."""
+    rising = sum(
+        (later > earlier) - (later < earlier) for place, earlier in enumerate(values) for later in values[place + 1 :]
+    )
+    count = len(values)
+    return rising / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
 
 
 def _means(marks: list[dict[str, float]]) -> dict[str, float]:

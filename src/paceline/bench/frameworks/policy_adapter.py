@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from paceline import variables
@@ -10,6 +10,7 @@ from paceline.bench.job import CaseLaunch, rank_processes, shared_env
 from paceline.bench.sites.site import Process
 from paceline.catalog.frameworks import policy
 from paceline.spec.cluster import Placed
+from paceline.spec.network import Network, layer_costs
 from paceline.spec.study import Case
 
 __all__ = ["PolicyAdapter", "mpi_processes", "rank_endpoint"]
@@ -17,6 +18,31 @@ __all__ = ["PolicyAdapter", "mpi_processes", "rank_endpoint"]
 RANK_PORTS = 4
 """Index of the first port of the ranks."""
 FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchrony", "servers", "shard_stage")
+
+FEATURES = {
+    "groups": "grouped convolutions",
+    "even_window": "local response normalisation over an even number of channels",
+    "rounded_up": "pooling that rounds its size up",
+    "padded_mean": "average pooling with padding",
+    "image_rows": "a linear layer or layer normalisation over the columns of an image",
+}
+"""What some frameworks lack of a kind of layer."""
+
+
+def _features(network: Network) -> Iterator[tuple[str, str]]:
+    """Each layer's name with its kind, then with what it needs beyond its kind."""
+    shapes = {"input": network.input.shape}
+    for layer, cost in zip(network.layers, layer_costs(network), strict=True):
+        shapes[layer.name] = cost.shape
+        needs = {
+            "groups": layer.kind == "conv2d" and layer.groups > 1,
+            "even_window": layer.kind == "local_response_norm" and layer.size % 2 == 0,
+            "rounded_up": layer.kind in ("max_pool", "avg_pool") and layer.ceil,
+            "padded_mean": layer.kind == "avg_pool" and any(layer.padding),
+            "image_rows": layer.kind in ("linear", "layer_norm") and len(shapes[layer.inputs[0]]) == 3,
+        }
+        yield layer.name, layer.kind
+        yield from ((layer.name, name) for name, needed in needs.items() if needed)
 
 
 class PolicyAdapter:
@@ -28,7 +54,7 @@ class PolicyAdapter:
     choices: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """Fields of a strategy that a study may set, with their allowed values; an empty tuple allows any value."""
     missing: ClassVar[Mapping[str, str]] = {}
-    """Kinds of layer that the framework cannot build or train, with the reason."""
+    """Kinds of layer and FEATURES of them that the framework cannot build or train, with the reason."""
     inputs: ClassVar[tuple[str, ...]] = ("image", "tokens")
     labels: ClassVar[tuple[str, ...]] = ()
     """Notes on all its numbers."""
@@ -46,12 +72,9 @@ class PolicyAdapter:
             return f"{self.name} builds networks of images only, {case.network.name} reads {case.network.input.kind}"
         if case.input == "files" and case.network.input.kind != "image":
             return "only images are read from files"
-        for layer in case.network.layers:
-            if layer.kind in self.missing:
-                return f"{case.network.name} has {layer.kind} layers: {self.missing[layer.kind]}"
-            if layer.kind == "conv2d" and layer.groups > 1 and "groups" in self.missing:
-                return f"{case.network.name} has grouped convolutions: {self.missing['groups']}"
-        return None
+        layers = {name: layer for layer, name in reversed(list(_features(case.network))) if name in self.missing}
+        reasons = [f"{FEATURES.get(name, f'{name} layers')} ({layers[name]}): {self.missing[name]}" for name in layers]
+        return f"{case.network.name} has {'; '.join(reversed(reasons))}" if reasons else None
 
     def _refused_ranks(self, case: Case) -> str | None:
         if case.ranks > 1 and policy(case.framework).aggregation == "none":

@@ -1,52 +1,38 @@
 """Synchronization of the ranks of one launch: barriers, broadcast, gather, and clock offsets.
 
-Rank 0 listens, the others connect and exchange lines of JSON over TCP, with the standard library only, so that it works
-the same in every framework. Peers authenticate with the launch's token. Runs in measured processes: Python 3.9 syntax.
+Rank 0 listens, the others connect over the secure channel with the launch's token as secret, so that it works the same
+in every framework. Whoever else connects is refused, and the launch goes on. Runs in measured processes: Python 3.9
+syntax and the standard library.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import os
+import queue
 import socket
+import threading
 import time
 from typing import Any
 
 from paceline import variables
+from paceline.channel.frames import SecureConnection, open_connection
+from paceline.channel.handshake import Login
+from paceline.channel.listener import SecureListener
 
 __all__ = ["ControlChannel", "join_job", "join_ranks"]
 
 Json = Any
 PINGS = 20
-
-
-class _Peer:
-    """One connection with one JSON value per line."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
-        self._lines = connection.makefile("r", encoding="utf-8", newline="\n")
-
-    def send(self, value: Json) -> None:
-        self._connection.sendall((json.dumps(value) + "\n").encode())
-
-    def receive(self) -> Json:
-        line = self._lines.readline()
-        if not line:
-            raise ConnectionError("a rank of this launch is gone")
-        return json.loads(line)
-
-    def close(self) -> None:
-        self._lines.close()
-        self._connection.close()
+RANK, FIRST = "rank", "first rank"
+"""Roles of callers and of the listener."""
+CALL_TIMEOUT = 5.0
+"""Seconds for one attempt to reach rank 0, which may not have started yet."""
 
 
 class ControlChannel:
     """The ranks of a launch; all ranks must call the same methods in the same order."""
 
-    def __init__(self, rank: int, peers: list[_Peer]) -> None:
+    def __init__(self, rank: int, peers: list[SecureConnection]) -> None:
         self.rank = rank
         self._peers = peers
 
@@ -58,21 +44,21 @@ class ControlChannel:
         """Broadcast: return the value of rank 0 on every rank."""
         if self.rank == 0:
             for peer in self._peers:
-                peer.receive()
+                peer.receive_plain()
             for peer in self._peers:
-                peer.send(value)
+                peer.send_plain(value)
             return value
         if self._peers:
-            self._peers[0].send(None)
-            return self._peers[0].receive()
+            self._peers[0].send_plain(None)
+            return self._peers[0].receive_plain()
         return value
 
     def gather(self, value: Json) -> list[Json] | None:
         """Gather: return the values of all ranks on rank 0, None elsewhere."""
         if self.rank == 0:
-            values = [value, *(peer.receive() for peer in self._peers)]
+            values = [value, *(peer.receive_plain() for peer in self._peers)]
         else:
-            self._peers[0].send(value)
+            self._peers[0].send_plain(value)
             values = None
         self.barrier()
         return values
@@ -85,8 +71,8 @@ class ControlChannel:
         if self.rank == 0:
             for peer in self._peers:
                 for _ in range(PINGS):
-                    peer.receive()
-                    peer.send(time.monotonic())
+                    peer.receive_plain()
+                    peer.send_plain(time.monotonic())
             mine: list[float] = [0.0, 0.0]
         else:
             mine = self._offset()
@@ -96,15 +82,26 @@ class ControlChannel:
         best = [0.0, float("inf")]
         for _ in range(PINGS):
             sent = time.monotonic()
-            self._peers[0].send(None)
-            there = self._peers[0].receive()
+            self._peers[0].send_plain(None)
+            there = self._peers[0].receive_plain()
             received = time.monotonic()
             if (received - sent) / 2 < best[1]:
                 best = [there - (sent + received) / 2, (received - sent) / 2]
         return best
 
+    def signal(self) -> None:
+        """On rank 0: tell the other ranks to go on, without waiting for them."""
+        for peer in self._peers:
+            peer.send_plain(None)
+
+    def await_signal(self) -> None:
+        """On another rank: wait until rank 0 signals."""
+        self._peers[0].receive_plain()
+
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, after what was sent last is on its way."""
+        for peer in self._peers:
+            peer.wait_sent(5.0)
         for peer in self._peers:
             peer.close()
 
@@ -115,9 +112,8 @@ def join_ranks(rank: int, ranks: int, *, address: str, port: int, token: str, ti
         return ControlChannel(0, [])
     if rank == 0:
         return ControlChannel(0, _accept(ranks, address=address, port=port, token=token, timeout=timeout))
-    peer = _Peer(_connect(address, port, timeout))
-    peer.send({"rank": rank, "token": token})
-    return ControlChannel(rank, [peer])
+    login = Login(token.encode(), RANK, str(rank))
+    return ControlChannel(rank, [_connect(address, port, login, timeout)])
 
 
 def join_job(rank: int, ranks: int) -> ControlChannel:
@@ -126,33 +122,38 @@ def join_job(rank: int, ranks: int) -> ControlChannel:
     return join_ranks(rank, ranks, address=address, port=int(port), token=os.environ[variables.TOKEN])
 
 
-def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> list[_Peer]:
-    peers: dict[int, _Peer] = {}
+def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> list[SecureConnection]:
+    """A connection of each other rank; a rank that calls twice is taken at its last word."""
+    called: queue.Queue[SecureConnection] = queue.Queue()
+    server = socket.create_server((address, port), backlog=max(128, ranks))
+    listener = SecureListener(server, Login(token.encode(), FIRST, "0"), called.put, callers=(RANK,))
+    thread = threading.Thread(target=listener.run, daemon=True, name="paceline-rendezvous")
+    thread.start()
+    expected = [str(rank) for rank in range(1, ranks)]
+    peers: dict[str, SecureConnection] = {}
     deadline = time.monotonic() + timeout
-    with socket.create_server((address, port), backlog=ranks) as server:
-        while len(peers) < ranks - 1:
-            server.settimeout(max(0.1, deadline - time.monotonic()))
-            connection, _ = server.accept()
-            connection.settimeout(10.0)
-            peer = _Peer(connection)
-            hello = peer.receive()
-            if not hmac.compare_digest(str(hello.get("token")), token):
+    try:
+        while len(peers) < len(expected):
+            peer = called.get(timeout=max(0.0, deadline - time.monotonic()))
+            if peer.peer in expected:
+                peers[peer.peer] = peer
+            else:
                 peer.close()
-                continue
-            connection.settimeout(None)
-            peers[int(hello["rank"])] = peer
-    return [peers[rank] for rank in sorted(peers)]
+    except queue.Empty:
+        missing = ", ".join(rank for rank in expected if rank not in peers)
+        raise ConnectionError(f"these ranks did not come within {timeout:.0f} s: {missing}") from None
+    finally:
+        listener.close()
+        thread.join()
+    return [peers[rank] for rank in expected]
 
 
-def _connect(address: str, port: int, timeout: float) -> socket.socket:
+def _connect(address: str, port: int, login: Login, timeout: float) -> SecureConnection:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            connection = socket.create_connection((address, port), timeout=5.0)
+            return open_connection(address, port, login, listener=FIRST, timeout=CALL_TIMEOUT)
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-            continue
-        connection.settimeout(None)
-        return connection

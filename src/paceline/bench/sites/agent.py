@@ -1,15 +1,14 @@
 """The agent that an engine starts on a host: it runs one process and ends it when its connection breaks.
 
-    python3 agent.py ADDRESSES PORT TOKEN
+    python3 agent.py ADDRESSES PORT      calls the launcher; the token of the launch is in PACELINE_AGENT_TOKEN
+    python3 agent.py ADDRESSES -         speaks by standard input and output, inside ssh; the first line is the token
 
-It connects to the launcher, reports its host, receives the command to run, and returns the exit code, with log and
-events where no file system is shared. One file, standard library only: its source travels as an argument, so that
-nothing needs to be installed on a host. Every message is a line of JSON.
+It reports its host, receives the command to run, and returns the exit code, with log and events where no file system
+is shared. Its source and that of the channel travel as an argument, so that hosts need only Python 3.9.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
 import fcntl
@@ -23,77 +22,132 @@ import struct
 import subprocess
 import sys
 import tarfile
-from typing import Any, TextIO
+import threading
+from typing import Any
+
+from paceline import variables
+from paceline.channel.frames import SecureConnection, call_connected, open_connection
+from paceline.channel.handshake import Login
 
 __all__ = ["main"]
 
+READY = b"\npaceline agent\n"
+"""Comes before everything else on standard output: shells of hosts may greet whoever logs in."""
 SIOCGIFADDR = 0x8915
 TRUSTED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
 """Extraction of archives trusts the launcher, which can run any command on this host."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+LOGIN_TIMEOUT = 20.0
+LAST_TIMEOUT = 60.0
+"""Seconds for the last message to leave, which holds log and events."""
+WRITERS: list[threading.Thread] = []
+"""What has to end before this process does: it writes to standard output."""
 
 
-def main(addresses: str, port: str, token: str) -> int:
+def main(addresses: str, port: str) -> int:
     """Run one process and exit with its exit code."""
-    connection = connect(addresses.split(","), int(port))
-    lines = connection.makefile("r", encoding="utf-8")
-    send(
-        connection,
-        {"token": token, "host": socket.gethostname(), "address": connection.getsockname()[0], "pid": os.getpid()},
-    )
-    request = json.loads(lines.readline() or "null")
-    if request is None:
+    connection, address = connect(addresses.split(","), port)
+    connection.send_plain({"host": socket.gethostname(), "address": address, "pid": os.getpid()})
+    try:
+        request = connection.receive_plain()
+    except ConnectionError:
         return 1
     shared = os.path.exists(request["marker"])
     if not shared:
-        receive_files(connection, lines, request)
-    code = run(connection, request)
+        receive_files(connection, request)
+    code = run(connection, request, address)
     files = {} if shared else {path: read(path) for path in request["returned"]}
-    send(connection, {"exit": code, "files": files})
+    sizes = [[path, len(content)] for path, content in files.items()]
+    connection.send(dump({"exit": code, "files": sizes}), b"".join(files.values()))
+    connection.wait_sent(LAST_TIMEOUT)
+    connection.end_sending()
+    for thread in WRITERS:
+        thread.join(LAST_TIMEOUT)
     return 0
 
 
-def connect(addresses: list[str], port: int) -> socket.socket:
-    """The first of the launcher's addresses that answers."""
-    last = OSError("no address to connect to")
+def connect(addresses: list[str], port: str) -> tuple[SecureConnection, str]:
+    """The connection to the launcher, and the address by which other hosts reach this one."""
+    if port == "-":
+        token = sys.stdin.buffer.readline().strip()
+        connection = call_connected(
+            _standard_streams(), Login(token, "agent"), listener="launcher", timeout=LOGIN_TIMEOUT
+        )
+        return connection, own_address(addresses)
+    login = Login(os.environ.pop(variables.AGENT_TOKEN).encode(), "agent")
+    last: OSError = ConnectionError("no address to connect to")
     for address in addresses:
         try:
-            connection = socket.create_connection((address, port), timeout=10)
+            connection = open_connection(address, int(port), login, listener="launcher", timeout=10)
+            return connection, connection.own_address
         except OSError as error:
             last = error
-            continue
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        return connection
     raise last
 
 
-def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """One message."""
-    connection.sendall((json.dumps(message) + "\n").encode())
+def _standard_streams() -> socket.socket:
+    """One socket in place of standard input and output."""
+    mine, other = socket.socketpair()
+    output = os.dup(1)
+    os.dup2(2, 1)  # nothing else may write there
+    os.write(output, READY)
+
+    def take_in() -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(0, 1 << 16):
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+
+    def give_out() -> None:
+        with contextlib.suppress(OSError):
+            while data := other.recv(1 << 16):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(output, view) :]
+
+    threading.Thread(target=take_in, daemon=True).start()
+    WRITERS.append(threading.Thread(target=give_out, daemon=True))
+    WRITERS[0].start()
+    return mine
 
 
-def receive_files(connection: socket.socket, lines: TextIO, request: dict[str, Any]) -> None:
+def own_address(addresses: list[str]) -> str:
+    """The address at which ssh reached this host, or, if that is loopback, the one that leads to the launcher."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    if len(words) == 4 and ":" not in words[2] and not words[2].startswith("127."):
+        return words[2]
+    for address in addresses:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((address, 9))
+            return str(way.getsockname()[0])
+    return "127.0.0.1"
+
+
+def dump(message: dict[str, Any]) -> bytes:
+    """One message without data as text."""
+    return json.dumps(message).encode()
+
+
+def receive_files(connection: SecureConnection, request: dict[str, Any]) -> None:
     """Request missing files: those of the launch folder, the environment, the package."""
     os.makedirs(request["folder"], exist_ok=True)
     missing = [path for path in request["needed"] if not os.path.exists(path)]
-    send(connection, {"missing": [request["folder"], *missing]})
+    connection.send_plain({"missing": [request["folder"], *missing]})
     while True:
-        message = json.loads(lines.readline())
-        if "end" in message:
+        text, data = connection.receive()
+        if "end" in json.loads(text):
             return
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(message["tar"]))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             for member in archive:
                 archive.extract(member, "/", **TRUSTED)
 
 
-def run(connection: socket.socket, request: dict[str, Any]) -> int:
+def run(connection: SecureConnection, request: dict[str, Any], address: str) -> int:
     """The process's exit code; it is killed with all its children when the connection breaks."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(tuple(request["dropped"]))}
     env.update(request["env"])
-    own = interface_of(connection.getsockname()[0])
+    own = interface_of(address)
     for name in INTERFACE_VARIABLES:
         if own and name not in request["env"]:
             env[name] = own
@@ -112,11 +166,11 @@ def run(connection: socket.socket, request: dict[str, Any]) -> int:
         except OSError as error:
             log.write(f"cannot start {request['argv'][0]} on {socket.gethostname()}: {error}\n".encode())
             return 127
-    send(connection, {"started": process.pid})
+    connection.send_plain({"started": process.pid})
     return wait(connection, process)
 
 
-def wait(connection: socket.socket, process: subprocess.Popen[bytes]) -> int:
+def wait(connection: SecureConnection, process: subprocess.Popen[bytes]) -> int:
     """Wait until the process ends; a message or a closed connection from the launcher ends the process."""
     ended = os.pidfd_open(process.pid)
     watched: list[Any] = [ended, connection]
@@ -157,14 +211,14 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def read(path: str) -> str:
-    """A file's text, empty if there is none."""
+def read(path: str) -> bytes:
+    """A file's content, empty if there is none."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, "rb") as file:
             return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4]))
+    sys.exit(main(*sys.argv[1:3]))

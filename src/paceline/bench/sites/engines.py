@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,10 @@ from typing import Protocol
 from paceline import variables
 from paceline.errors import InputError, Unsupported
 
-__all__ = ["Agents", "Engine", "MpiEngine", "RayEngine", "SshEngine", "Submission"]
+__all__ = ["Agents", "Engine", "MpiEngine", "RayEngine", "SshEngine", "Submission", "write_private"]
+
+HOST = re.compile(r"(?!-)([\w.-]+@(?!-))?[\w.:%\[\]-]+", flags=re.ASCII)
+"""Names and addresses: nothing that a command takes for an option, or a list for two entries."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,16 @@ class Agents:
     """Host of each agent; an empty name means any host."""
     command: tuple[str, ...]
     folder: Path
+    token: str = ""
+    """Secret of the launch; it goes by environment, by a file of mode 0600 or inside ssh, never as an argument."""
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            if host and not HOST.fullmatch(host):
+                raise InputError(
+                    f"{host!r} is not the name of a host",
+                    hint="letters, digits, and . _ - : %, after user@ if need be; it does not begin with -",
+                )
 
     @property
     def named(self) -> bool:
@@ -62,10 +76,19 @@ class Submission:
     cancel: Callable[[], None] = _nothing
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(text)
+
+
 class Engine(Protocol):
     """Starts agents on hosts."""
 
     name: str
+    carries: bool
+    """Whether each command carries the connection of its agent by standard input and output."""
     timeout_s: float
     """Seconds that its agents may take to connect."""
 
@@ -78,6 +101,7 @@ class SshEngine:
     """OpenSSH's client with the user's configuration and keys, in batch mode with a timeout of ten seconds."""
 
     name = "ssh"
+    carries = True
     timeout_s = 60.0
 
     def __init__(self, options: tuple[str, ...] = ()) -> None:
@@ -88,7 +112,9 @@ class SshEngine:
         if not agents.named:
             raise InputError("ssh needs to know the hosts", hint="name them: --on ssh --hosts a,b, or a cluster file")
         ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", *self._options]
-        commands = {f"ssh {number}": [*ssh, host, agents.shell_command] for number, host in enumerate(agents.hosts)}
+        commands = {
+            f"ssh {number}": [*ssh, "--", host, agents.shell_command] for number, host in enumerate(agents.hosts)
+        }
         return Submission(commands)
 
 
@@ -96,6 +122,7 @@ class MpiEngine:
     """mpirun, OpenMPI's or MPICH's, whichever is installed; the agents use no MPI themselves."""
 
     name = "mpi"
+    carries = False
     timeout_s = 60.0
 
     def __init__(self, options: tuple[str, ...] = (), *, program: str = "mpirun") -> None:
@@ -112,6 +139,7 @@ class MpiEngine:
 
     def _open_mpi(self, agents: Agents) -> list[str]:
         words = ["--allow-run-as-root", "--oversubscribe", "-np", str(len(agents.hosts)), "--bind-to", "none"]
+        words += ["-x", variables.AGENT_TOKEN]
         if agents.named:
             slots = ",".join(f"{host}:{count}" for host, count in agents.num_by_host.items())
             words += ["--host", slots, "--map-by", "slot"]
@@ -130,6 +158,7 @@ class RayEngine:
     """A driver connects to a running Ray cluster and starts the agents as tasks, each on its node."""
 
     name = "ray"
+    carries = False
     timeout_s = 300.0
 
     def __init__(self, options: tuple[str, ...] = (), *, python: str | None = None) -> None:
@@ -141,8 +170,9 @@ class RayEngine:
     def submission(self, agents: Agents) -> Submission:
         """One driver for all agents, which end with it."""
         request = agents.folder / "ray.json"
-        document = {"address": self._address, "hosts": agents.hosts, "agent": agents.command}
-        request.write_text(json.dumps(document), encoding="utf-8")
+        env = {variables.AGENT_TOKEN: agents.token}
+        document = {"address": self._address, "hosts": agents.hosts, "agent": agents.command, "env": env}
+        write_private(request, json.dumps(document))
         # A copy, because modules in the folder of the original would shadow packages with the same names.
         driver = agents.folder / "driver.py"
         driver.write_text(files("paceline.bench.sites").joinpath("ray_driver.py").read_text(encoding="utf-8"))

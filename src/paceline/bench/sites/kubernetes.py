@@ -15,10 +15,11 @@ import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.bench.sites.engines import Agents, Submission
+from paceline import variables
+from paceline.bench.sites.engines import Agents, Submission, write_private
 from paceline.errors import InputError, Unsupported
 
-__all__ = ["KubernetesEngine", "ManifestKind", "manifest"]
+__all__ = ["KubernetesEngine", "ManifestKind", "manifest", "token_secret"]
 
 ManifestKind = Literal["jobset", "pytorchjob"]
 IMAGE = "python:3.11"
@@ -28,6 +29,7 @@ class KubernetesEngine:
     """Applies a manifest with one pod for each agent, and deletes it when the launch ends."""
 
     name = "kubernetes"
+    carries = False
     timeout_s = 1800.0
     """Seconds for pods to be scheduled and to pull their image."""
 
@@ -48,9 +50,10 @@ class KubernetesEngine:
     def submission(self, agents: Agents) -> Submission:
         """One kubectl for all agents, or only the manifest file if the user applies it."""
         name = "paceline-" + re.sub(r"[^a-z0-9]+", "-", agents.folder.name.lower()).strip("-")
-        document = manifest(self._kind, name, ranks=len(agents.hosts), image=self._image, command=agents.command)
+        ranks = manifest(self._kind, name, ranks=len(agents.hosts), image=self._image, command=agents.command)
+        document = {"apiVersion": "v1", "kind": "List", "items": [token_secret(name, agents.token), ranks]}
         path = self._kept or agents.folder / "manifest.json"
-        path.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        write_private(path, json.dumps(document, indent=2))
         if self._kept is not None:
             return Submission({"manifest": ["echo", f"kubectl apply --filename {path}"]})
         if shutil.which("kubectl") is None:
@@ -71,11 +74,17 @@ def _delete(path: Path) -> None:
 
 def manifest(kind: ManifestKind, name: str, *, ranks: int, image: str, command: tuple[str, ...]) -> dict[str, Any]:
     """One pod per rank; a failed pod is not restarted, because a measurement is not repeated in part."""
-    container = {"name": "pytorch", "image": image, "command": list(command)}
+    token = {"name": variables.AGENT_TOKEN, "valueFrom": {"secretKeyRef": {"name": name, "key": "token"}}}
+    container = {"name": "pytorch", "image": image, "command": list(command), "env": [token]}
     pod = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     if kind == "jobset":
         return _jobset(name, pod, ranks)
     return _pytorch_job(name, pod, ranks)
+
+
+def token_secret(name: str, token: str) -> dict[str, Any]:
+    """The token of the launch, which pods get from the cluster: manifests of pods can be read by more people."""
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"token": token}}
 
 
 def _jobset(name: str, pod: dict[str, Any], ranks: int) -> dict[str, Any]:

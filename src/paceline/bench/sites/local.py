@@ -56,27 +56,32 @@ Command = tuple[Sequence[str], dict[str, str], Path]
 """Command, complete environment, and output file."""
 
 
-def spawn(commands: Mapping[str, Command]) -> Spawned:
-    """Start commands by name, each in a separate session, so that it can be killed with all its children."""
+def spawn(commands: Mapping[str, Command], streams: Mapping[str, socket.socket] | None = None) -> Spawned:
+    """Start commands by name, each in a separate session, so that it can be killed with all its children.
+
+    A stream is standard input and output of the command with its name, whose log then gets the errors only.
+    """
     started: dict[str, subprocess.Popen[bytes]] = {}
     launch = Spawned(started)
     try:
         for name, command in commands.items():
-            started[name] = _popen(*command)
+            started[name] = _popen(*command, (streams or {}).get(name))
     except OSError as error:
         launch.stop()
         raise LaunchFailed(f"cannot start {name}: {error}") from error
     return launch
 
 
-def _popen(argv: Sequence[str], env: dict[str, str], path: Path) -> subprocess.Popen[bytes]:
+def _popen(
+    argv: Sequence[str], env: dict[str, str], path: Path, stream: socket.socket | None
+) -> subprocess.Popen[bytes]:
     with path.open("ab") as log:
         return subprocess.Popen(
             argv,
             env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL if stream is None else stream.fileno(),
+            stdout=log if stream is None else stream.fileno(),
+            stderr=log,
             start_new_session=True,
             cwd=path.parent,
         )

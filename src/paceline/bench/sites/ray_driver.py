@@ -1,11 +1,12 @@
 """The driver that runs in an interpreter with Ray: starts an agent on each requested node and waits for all.
 
-python ray_driver.py REQUEST.json      {"address": ..., "hosts": [...], "agent": [...]}
+python ray_driver.py REQUEST.json      {"address": ..., "hosts": [...], "agent": [...], "env": {...}}
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,9 +19,9 @@ __all__ = ["main", "node_of", "run_agent"]
 
 
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
-def run_agent(command: list[str]) -> int:
+def run_agent(command: list[str], env: dict[str, str]) -> int:
     """One agent, from start to end."""
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, env={**os.environ, **env}, check=False).returncode
 
 
 def node_of(host: str, nodes: list[dict[str, Any]]) -> str:
@@ -45,7 +46,8 @@ def main(path: str) -> int:
     for number, host in enumerate(request["hosts"]):
         node = node_of(host, nodes) if host else alive[number % len(alive)]
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        pending.append(run_agent.options(scheduling_strategy=where, max_retries=0).remote(request["agent"]))
+        task = run_agent.options(scheduling_strategy=where, max_retries=0)
+        pending.append(task.remote(request["agent"], request["env"]))
     codes: list[int] = ray.get(pending)
     return max(codes)
 

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import json
 import random
 import secrets
-import select
 import socket
-import tarfile
-import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from paceline import variables
+from paceline.bench.sites.arrivals import AgentConnection, Arrivals
 from paceline.bench.sites.engines import Agents, Engine, Submission
-from paceline.bench.sites.local import DROPPED_VARIABLES, Spawned, inherited, spawn
+from paceline.bench.sites.local import Spawned, inherited, spawn
 from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, SiteRequest
 from paceline.errors import LaunchFailed
 from paceline.spec.cluster import Cluster
 
-__all__ = ["LOST", "AgentConnection", "RemoteLauncher", "RemoteSite", "accept", "own_addresses"]
+__all__ = ["RemoteLauncher", "RemoteSite", "own_addresses"]
 
 PLACEHOLDER = "address-of-rank-0"
 FIRST_PORT, LAST_PORT, PORT_STEP = 20000, 32000, 16
@@ -62,14 +59,13 @@ class RemoteSite(Site):
 
     def _start(self, processes: Sequence[Process]) -> Launch:
         """Have the engine start an agent for each process, then send each agent its process."""
-        token = secrets.token_hex(16)
-        with socket.create_server(("", 0), backlog=len(processes)) as server:
-            command = _agent_command(own_addresses(), server.getsockname()[1], token)
-            hosts = tuple(self._host(process) for process in processes)
-            agents = Agents(hosts, command, processes[0].log.parent)
-            launch = _RemoteLaunch(self._engine.submission(agents), agents)
+        hosts = tuple(self._host(process) for process in processes)
+        with Arrivals(secrets.token_hex(32), listens=not self._engine.carries) as arrivals:
+            command = _agent_command(own_addresses(), arrivals.port)
+            agents = Agents(hosts, command, processes[0].log.parent, arrivals.token)
+            launch = _RemoteLaunch(self._engine.submission(agents), agents, arrivals)
             try:
-                connections = _accept_all(server, token, launch, timeout_s=self._engine.timeout_s)
+                connections = _accept_all(arrivals, launch, timeout_s=self._engine.timeout_s)
                 launch.connections = _assign(processes, hosts, connections)
                 self._learn(processes, launch.connections)
                 _send_out(processes, launch.connections, self._addresses)
@@ -99,20 +95,38 @@ def _placeholder(host: int) -> str:
     return f"host-{host}-address"
 
 
-def _agent_command(addresses: list[str], port: int, token: str) -> tuple[str, ...]:
-    """The command of the agent with its source in an argument, so that hosts need only Python."""
-    source = files("paceline.bench.sites").joinpath("agent.py").read_bytes()
-    packed = base64.b64encode(zlib.compress(source, 9)).decode()
-    loader = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
-    return ("python3", "-c", loader, ",".join(addresses), str(port), token)
+SENT_MODULES = ("variables", "channel", "channel.handshake", "channel.plain", "channel.frames")
+"""What an agent imports, in the order in which it can be loaded."""
+LOADER = """import base64,json,sys,types,zlib
+for name,source in json.loads(zlib.decompress(base64.b64decode('{packed}'))):
+ module=sys.modules[name] if name=='__main__' else types.ModuleType(name)
+ module.__path__=[]
+ sys.modules[name]=module
+ parent,_,leaf=name.rpartition('.')
+ if parent: setattr(sys.modules[parent],leaf,module)
+ exec(compile(source,name,'exec'),module.__dict__)
+"""
 
 
-def _accept_all(server: socket.socket, token: str, launch: _RemoteLaunch, *, timeout_s: float) -> list[AgentConnection]:
+def _agent_command(addresses: list[str], port: int | None) -> tuple[str, ...]:
+    """The command of the agent with its sources in an argument, so that hosts need only Python."""
+    ours = files("paceline")
+    modules = [("paceline", "")]
+    for name in SENT_MODULES:
+        path = ours.joinpath(*name.split("."))
+        source = path.joinpath("__init__.py") if path.is_dir() else ours.joinpath(f"{name.replace('.', '/')}.py")
+        modules.append((f"paceline.{name}", source.read_text(encoding="utf-8")))
+    modules.append(("__main__", ours.joinpath("bench/sites/agent.py").read_text(encoding="utf-8")))
+    packed = base64.b64encode(zlib.compress(json.dumps(modules).encode(), 9)).decode()
+    return ("python3", "-c", LOADER.format(packed=packed), ",".join(addresses), "-" if port is None else str(port))
+
+
+def _accept_all(arrivals: Arrivals, launch: _RemoteLaunch, *, timeout_s: float) -> list[AgentConnection]:
     """Wait for all agents; if the engine ends before they connect, the launch fails with its log."""
     connections: list[AgentConnection] = []
     expected, deadline = len(launch.agents.hosts), time.monotonic() + timeout_s
     while len(connections) < expected:
-        connection = accept(server, token, timeout_s=0.2)
+        connection = arrivals.next(timeout_s=0.2)
         if connection is not None:
             connections.append(connection)
             continue
@@ -161,10 +175,13 @@ def _send_out(processes: Sequence[Process], connections: dict[str, AgentConnecti
 
 
 class _RemoteLaunch:
-    def __init__(self, submission: Submission, agents: Agents) -> None:
+    def __init__(self, submission: Submission, agents: Agents, arrivals: Arrivals) -> None:
         self._cancel, self.agents = submission.cancel, agents
-        commands = {name: (argv, inherited(), agents.log(name)) for name, argv in submission.commands.items()}
-        self.engine: Spawned = spawn(commands)
+        # Commands that carry their agent's connection hand the token over inside of it.
+        env = {**inherited(), **({variables.AGENT_TOKEN: agents.token} if arrivals.port is not None else {})}
+        commands = {name: (argv, env, agents.log(name)) for name, argv in submission.commands.items()}
+        with arrivals.streams(commands if arrivals.port is None else ()) as streams:
+            self.engine: Spawned = spawn(commands, streams)
         self.connections: dict[str, AgentConnection] = {}
 
     def last_words(self, names: Sequence[str]) -> str:
@@ -185,111 +202,6 @@ class _RemoteLaunch:
             time.sleep(0.02)
         self._cancel()
         self.engine.stop()
-
-
-LOST = -9
-"""Exit code of a process whose host was lost."""
-
-
-class AgentConnection:
-    """One agent: its host and, after `run`, the state of its process."""
-
-    def __init__(self, connection: socket.socket, hello: dict[str, Any], lines: Iterable[str]) -> None:
-        self.host, self.address, self.pid = str(hello["host"]), str(hello["address"]), int(hello["pid"])
-        self._connection, self._lines = connection, iter(lines)
-        self._thread: threading.Thread | None = None
-        self.code: int | None = None
-
-    def run(self, process: Process, *, addresses: Mapping[str, str], needed: Iterable[Path]) -> None:
-        """Send the agent its command, with addresses in place of placeholders."""
-        folder = process.log.parent
-
-        def resolved(text: str) -> str:
-            for placeholder, address in addresses.items():
-                text = text.replace(placeholder, address)
-            return text
-
-        request = {
-            "argv": [resolved(word) for word in process.argv],
-            "env": {name: resolved(value) for name, value in process.env.items()},
-            "dropped": DROPPED_VARIABLES,
-            "folder": str(folder),
-            "marker": str(folder / "job.json"),
-            "log": str(process.log),
-            "returned": [str(process.log), str(folder / f"rank-{process.rank}.jsonl")],
-            "needed": [str(path) for path in needed],
-        }
-        self._send(request)
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def _follow(self) -> None:
-        """Serve the agent until it reports the exit code or is lost."""
-        code = LOST
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._lines:
-                message = json.loads(line)
-                if "missing" in message:
-                    self._send_files([Path(path) for path in message["missing"]])
-                if "exit" in message:
-                    for path, text in message["files"].items():
-                        Path(path).write_text(text, encoding="utf-8")
-                    code = int(message["exit"])
-                    break
-        self.code = code
-
-    def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.sendall((json.dumps(message) + "\n").encode())
-
-    def _send_files(self, paths: list[Path]) -> None:
-        for path in paths:
-            for member in _members(path):
-                buffer = io.BytesIO()
-                with tarfile.open(fileobj=buffer, mode="w") as archive:
-                    archive.add(member, arcname=str(member).lstrip("/"), recursive=False)
-                self._send({"tar": base64.b64encode(buffer.getvalue()).decode()})
-        self._send({"end": True})
-
-    def release(self) -> None:
-        """Close the connection: the agent ends its process and exits."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
-
-    def close(self, timeout_s: float) -> None:
-        """Wait for the last messages, then close the connection."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        self._connection.close()
-
-
-def _members(path: Path) -> Iterable[Path]:
-    """An archive of a folder; links to folders are followed once, so that a linked package is sent as files."""
-    if path.is_symlink() or not path.is_dir():
-        yield path
-        return
-    yield path
-    for child in sorted(path.iterdir()):
-        if child.name != "__pycache__":
-            yield from _members(child)
-
-
-def accept(server: socket.socket, token: str, *, timeout_s: float) -> AgentConnection | None:
-    """The next authenticated agent; None after the timeout."""
-    if not select.select([server], [], [], timeout_s)[0]:
-        return None
-    connection, _ = server.accept()
-    connection.settimeout(10)
-    lines = connection.makefile("r", encoding="utf-8")
-    try:
-        hello = json.loads(lines.readline() or "{}")
-    except (OSError, ValueError):
-        hello = {}
-    if hello.get("token") != token:
-        connection.close()
-        return None
-    connection.settimeout(None)
-    return AgentConnection(connection, hello, lines)
 
 
 def own_addresses() -> list[str]:

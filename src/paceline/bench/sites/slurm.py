@@ -21,6 +21,7 @@ class SlurmEngine:
     """Slurm places the agents; on named nodes if the cluster names them. A batch job is cancelled with the launch."""
 
     name = "slurm"
+    carries = False
     timeout_s = 86400.0
     """Seconds that a job may be queued; if it cannot run, srun or sbatch ends earlier."""
 

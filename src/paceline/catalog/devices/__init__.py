@@ -10,7 +10,7 @@ from pydantic import Field
 
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.errors import UnknownName
-from paceline.spec.cluster import Device, DeviceKind, LayerClass, Precision
+from paceline.spec.cluster import Device, DeviceKind, LayerClass, Precision, ReachShare
 from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds, Watts
 from paceline.spec.load import load_noun
 
@@ -23,6 +23,7 @@ __all__ = [
     "device_record",
     "reach_figures",
     "reach_of",
+    "reach_spread",
 ]
 
 FOLDER = Path(__file__).parent
@@ -62,9 +63,21 @@ class DeviceRecord(Noun):
     figure: DeviceFigures = DeviceFigures()
 
 
+class ReachSpread(Noun):
+    """Standard deviation of log(measured / roofline)."""
+
+    fitted: ReachShare
+    """Of devices whose published throughputs the reach was fitted to."""
+    unknown: ReachShare
+    """Of all others."""
+    devices: tuple[Name, ...]
+    source: Name
+
+
 class UsualReach(Noun):
     """Default reach of every kind of device."""
 
+    spread: ReachSpread
     gpu: ReachFigures
     cpu: ReachFigures
     manycore: ReachFigures
@@ -72,8 +85,14 @@ class UsualReach(Noun):
 
 
 @cache
-def _usual_reach() -> dict[str, ReachFigures]:
-    return dict(load_noun(FOLDER.parent / "reach.toml", UsualReach))
+def _usual_reach() -> UsualReach:
+    return load_noun(FOLDER.parent / "reach.toml", UsualReach)
+
+
+def reach_spread(device: Device) -> float:
+    """How far a roofline of this device may be from a measurement: a standard deviation of logarithms."""
+    spread = _usual_reach().spread
+    return spread.fitted if device.name in spread.devices else spread.unknown
 
 
 @cache
@@ -147,10 +166,10 @@ def device(name: str) -> Device:
 
 def reach_figures(record: DeviceRecord) -> ReachFigures:
     """The reach of every kind of layer on a device, with sources: its own, else that of its kind of device."""
-    return {**_usual_reach()[record.kind], **record.figure.reach}
+    return {**getattr(_usual_reach(), record.kind), **record.figure.reach}
 
 
 def reach_of(device: Device) -> dict[LayerClass, float]:
     """The reach of every kind of layer on a device; the device need not be in the catalog."""
-    usual = {kind: figure.value for kind, figure in _usual_reach()[device.kind].items()}
+    usual = {kind: figure.value for kind, figure in getattr(_usual_reach(), device.kind).items()}
     return {**usual, **device.reach}

@@ -15,7 +15,7 @@ from typing import Literal
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import gradient_exchange
 from paceline.measurements.run import Span
-from paceline.measurements.summary import Interval, median_interval, phases_of, split_closes
+from paceline.measurements.summary import Interval, amount_interval, phases_of, split_closes
 
 __all__ = ["Breakdown", "Part", "RankPhases", "TracedLayer", "break_down", "hidden_by_rank", "layers_of"]
 
@@ -116,7 +116,7 @@ def _around(value: float, sample: list[float]) -> Interval:
     """The interval over launches, extended to contain `value`."""
     if len(sample) > 1 and min(sample) == max(sample):
         return Interval(value, min(value, sample[0]), max(value, sample[0]))
-    interval = median_interval(sample)
+    interval = amount_interval(sample)
     return Interval(value, min(interval.low, value), max(interval.high, value))
 
 

@@ -141,17 +141,16 @@ def load_evidence(store: Store, campaign: str) -> tuple[CaseEvidence, ...]:
     launches = load_launches(store, campaign)
     results = {result.run.case_id: result for result in results_of(launches)}
     by_case = {item.first.case_id: item for item in launches}
-    good = [run.id for case in launches for run in case.runs if run.outcome == "ok"]
+    good = [run.id for case in launches for run in case.counted]
     passes: dict[str, list[RankPass]] = defaultdict(list)
     for item in rank_passes(store, good, steps_of=("forward", "compute")):
         passes[item.run].append(item)
-    traced = [next((r.id for r in item.runs if r.outcome == "ok"), None) for item in launches]
-    spans = read_spans(store, [name for name in traced if name])
+    spans = read_spans(store, [item.counted[0].id for item in launches if item.counted])
     return tuple(
         CaseEvidence(
             result=result,
             launches=by_case[case_id],
-            rank_passes=tuple(item for run in by_case[case_id].runs for item in passes.get(run.id, ())),
+            rank_passes=tuple(item for run in by_case[case_id].counted for item in passes.get(run.id, ())),
             spans=spans.get(result.run.id, ()),
         )
         for case_id, result in results.items()

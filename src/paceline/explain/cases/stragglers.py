@@ -11,7 +11,7 @@ from statistics import median
 from typing import Literal
 
 from paceline.explain.cases.evidence import CaseEvidence, once_per_case
-from paceline.measurements.summary import Interval, median_interval
+from paceline.measurements.summary import Interval, amount_interval
 
 __all__ = ["Straggler", "find_stragglers"]
 
@@ -61,7 +61,7 @@ def _judge(evidence: CaseEvidence, rank: int, step_s: float, medians: dict[int, 
     costs = [_transient_cost(steps) for steps in evidence.rank_times["compute"][rank].values()]
     if medians[rank] - others > NOTICEABLE * step_s and share > 0.7:
         kind, costs = "persistent", _cost_by_launch(evidence, rank)
-    cost = median_interval(costs) if costs else None
+    cost = amount_interval(costs) if costs else None
     if cost is None or cost.value < NOTICEABLE * step_s or cost.low < NOTICEABLE * step_s / 2:
         return None
     return Straggler(

@@ -21,7 +21,7 @@ from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.findings.finding import Change, Finding, Trial, gain_of
 from paceline.explain.findings.rules import make
 from paceline.measurements.run import Run
-from paceline.measurements.summary import Interval, median_interval, speedup_interval
+from paceline.measurements.summary import Interval, amount_interval, speedup_interval
 from paceline.units import SECONDS, format_share
 
 __all__ = ["compare_cases"]
@@ -131,7 +131,7 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
     shares = _shares_before(case)
     if not shares or case.result.step_s is None or _crowding(case) > 1:
         return None
-    gain = median_interval(shares)
+    gain = amount_interval(shares)
     before = SECONDS.format(gain.value * case.result.step_s.value)
     return make(
         case,
@@ -203,7 +203,8 @@ def _fewer_title(case: CaseEvidence, best: CaseEvidence) -> str:
 
 
 def _fewer_gain(case: CaseEvidence, best: CaseEvidence) -> Interval:
-    ratio = speedup_interval(case.launches.throughputs, best.launches.throughputs)
+    rounds = (case.launches.rounds, best.launches.rounds)
+    ratio = speedup_interval(case.launches.throughputs, best.launches.throughputs, rounds=rounds)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 

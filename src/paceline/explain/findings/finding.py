@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import GradientExchange, exchanges_by_launch, gradient_exchange
-from paceline.measurements.summary import Interval, median_interval
+from paceline.measurements.summary import Interval, amount_interval
 
 __all__ = [
     "WORTH_SAYING",
@@ -137,8 +137,8 @@ def exchange_gain(evidence: CaseEvidence, saved: Callable[[GradientExchange], fl
     if value < WORTH_SAYING:
         return Interval(value, 0.0, value)
     gains = [[_share(saved(fit), clean) for fit in fits] for clean, fits in exchanges_by_launch(evidence)]
-    low = median_interval([min(shares) for shares in gains]).low
-    high = median_interval([max(shares) for shares in gains]).high
+    low = amount_interval([min(shares) for shares in gains]).low
+    high = amount_interval([max(shares) for shares in gains]).high
     return Interval(value, min(value, low), max(value, high))
 
 

@@ -14,7 +14,7 @@ from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import FASTEST_PER_BYTE, GradientExchange
 from paceline.explain.cases.stragglers import find_stragglers
 from paceline.explain.findings.finding import Change, Finding, Trial, exchange_gain, gain_of, weighty_exchange
-from paceline.measurements.summary import median_interval, phases_of
+from paceline.measurements.summary import amount_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
 __all__ = ["RULES", "Rule", "make"]
@@ -214,7 +214,7 @@ def slow_input(evidence: CaseEvidence) -> Finding | None:
             f"reading takes {SECONDS.format(phases['io'])}, copying {SECONDS.format(phases['h2d'])} of every step",
             "nothing of it is hidden behind the step before",
         ),
-        gain=median_interval([min(1.0, max(0.0, share)) for share in shares]),
+        gain=amount_interval([min(1.0, max(0.0, share)) for share in shares]),
         change=Change("code", "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples"),
         trial=Trial(input="resident"),
     )

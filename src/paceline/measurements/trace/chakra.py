@@ -7,10 +7,12 @@ Schema: mlcommons/chakra, schema/protobuf/et_def.proto.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paceline.errors import InputError
+from paceline.files import read_regular
 from paceline.measurements.run import Span
 from paceline.measurements.trace import wire
 
@@ -78,12 +80,12 @@ def _attribute(name: str, value: bool | int | float | str) -> bytes:
 def read_chakra(path: Path) -> tuple[Span, ...]:
     """The nodes of an execution trace as spans."""
     try:
-        messages = list(_messages(path.read_bytes()))
+        messages = list(_messages(read_regular(path, follow=True)))
         rank = int(_attributes(messages[0], 2).get("rank", 0)) if messages else 0
         return tuple(_span(content, rank) for content in messages[1:])
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="give the path of a Chakra trace") from None
-    except (ValueError, IndexError, UnicodeDecodeError) as error:
+    except (ValueError, IndexError, TypeError, OverflowError, struct.error) as error:
         raise InputError(f"{path} is not a Chakra execution trace: {error}", hint="expected an .et file") from None
 
 

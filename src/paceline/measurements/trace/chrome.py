@@ -6,14 +6,17 @@ Times are microseconds with fractions; `args` keeps the exact values, so that re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InputError
+from paceline.errors import InputError, Problem
+from paceline.files import read_regular
 from paceline.measurements.run import PHASES, Span
+from paceline.spec.lines import line_of, locate_json
+from paceline.spec.load import parse_json, refuse_rows
 
-__all__ = ["load_events", "read_chrome", "spans_from_events", "to_chrome"]
+__all__ = ["load_document", "load_events", "read_chrome", "spans_from_events", "to_chrome"]
 
 
 def to_chrome(spans: Iterable[Span], *, title: str = "", first_rank: int = 0) -> dict[str, Any]:
@@ -70,30 +73,105 @@ def _span(event: dict[str, Any]) -> Span:
         name=str(event.get("name", "")),
         start_s=float(given.get("start_s", float(event["ts"]) / 1e6)),
         seconds=float(given.get("seconds", float(event.get("dur", 0.0)) / 1e6)),
-        size_bytes=given.get("size_bytes"),
+        size_bytes=None if given.get("size_bytes") is None else int(given["size_bytes"]),
         source=str(given.get("source", "chrome")),
     )
 
 
-def load_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace file: a document, a list, or a list without its end."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="give the path of a trace") from None
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError:
-        document = _repaired(text, path)
+def load_events(path: Path, *, ranks: bool = True) -> list[dict[str, Any]]:
+    """The events of a trace file, checked: a document, a list, or a list without its end.
+
+    With `ranks`, the process of an event is the number of a rank; some tools write words there.
+    """
+    document = load_document(path)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError(f"{path} holds no trace events", hint="expected a list, or an object with `traceEvents`")
+    under: tuple[str, ...] = ("traceEvents",) if isinstance(document, dict) else ()
+    found = [(*under, index, *place, given, expected) for index, event in enumerate(events) if isinstance(event, dict)
+             for place, given, expected in _wrong(event, ranks=ranks)]  # fmt: skip
+    if found:
+        places = locate_json(_text(path))
+        refuse_rows(str(path), [_problem(item, str(path), places) for item in found[:20]])
     return [event for event in events if isinstance(event, dict)]
+
+
+def load_document(path: Path) -> Any:
+    """The JSON data of a trace."""
+    text = _text(path).strip()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _repaired(text, path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, most=MAX_BYTES, follow=True).decode("utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: {reason}", hint="give the path of a trace") from None
 
 
 def _repaired(text: str, path: Path) -> Any:
     """Parse a list without its end, such as a timeline whose program still runs."""
-    try:
-        return json.loads(text.rstrip().rstrip(",") + "]")
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not a trace: {error.msg} at line {error.lineno}", hint="a trace is JSON") from None
+    return parse_json(text.rstrip().rstrip(",") + "]", str(path))
+
+
+MAX_BYTES = 2**30
+MOST = 1e18
+Rule = tuple[str, Callable[[Any], bool], str]
+
+
+def _is_number(value: Any, least: float = -MOST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+TIMED: tuple[Rule, ...] = (
+    ("ts", _is_number, "a number of microseconds"),
+    ("dur", lambda value: _is_number(value, 0.0), "a number of microseconds, 0 or more"),
+)
+EXACT: tuple[Rule, ...] = (
+    ("step", _is_whole, "a whole number, 0 or more"),
+    ("start_s", _is_number, "a number of seconds"),
+    ("seconds", lambda value: _is_number(value, 0.0), "a number of seconds, 0 or more"),
+)
+GIVEN: tuple[Rule, ...] = (
+    *EXACT,
+    *((f"paceline_{name}", fits, expected) for name, fits, expected in EXACT),
+    ("size_bytes", lambda value: value is None or _is_number(value, 0.0), "a number of bytes, 0 or more"),
+    ("In msg nelems", lambda value: not isinstance(value, int | float) or _is_number(value, 0.0), "0 or more"),
+)
+
+
+def _wrong(event: dict[str, Any], *, ranks: bool) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Place, given and expected value of all that is wrong with an event that a reader would use."""
+    kind, args = event.get("ph"), event.get("args")
+    if kind not in ("X", "B", "E") and not (kind == "M" and event.get("name") == "process_name"):
+        return
+    given = args if isinstance(args, dict) else {}
+    if args is not None and not isinstance(args, dict):
+        yield ("args",), args, "a table"
+    if kind == "M":
+        if "name" not in given:
+            yield ("args", "name"), None, "the name of the process"
+    elif "ts" not in event or (kind != "E" and "name" not in event):
+        yield ("ts" if "ts" not in event else "name",), None, "a value"
+    if ranks and not _is_whole(event.get("pid", 0)):
+        yield ("pid",), event["pid"], "the number of a rank"
+    for name, fits, expected in TIMED if kind != "M" else ():
+        if name in event and not fits(event[name]):
+            yield (name,), event[name], expected
+    for name, fits, expected in GIVEN if kind != "M" else ():
+        if name in given and not fits(given[name]):
+            yield ("args", name), given[name], expected
+
+
+def _problem(found: tuple[Any, ...], file: str, places: dict[Any, int]) -> Problem:
+    *place, given, expected = found
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    return Problem(file, line_of(tuple(place), places), field, repr(given)[:80], expected)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from paceline.errors import InputError, UnknownName
+from paceline.files import read_regular
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chakra import read_chakra
-from paceline.measurements.trace.chrome import load_events, read_chrome
+from paceline.measurements.trace.chrome import load_document, load_events, read_chrome
 from paceline.measurements.trace.horovod import read_horovod
 from paceline.measurements.trace.kineto import read_kineto
 
@@ -31,26 +32,39 @@ def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # no
     name = format or _format_of(path)
     if name not in TRACE_READERS:
         raise UnknownName("trace format", name, TRACE_READERS)
-    return TRACE_READERS[name](path)
+    spans = TRACE_READERS[name](path)
+    wrong = next((span for span in spans if not _sound(span)), None)
+    if wrong is not None:
+        raise InputError(f"{path}: {wrong.name[:80]!r} begins at {wrong.start_s} s and lasts {wrong.seconds} s",
+                         hint="a trace has finite times, and no span ends before it begins")  # fmt: skip
+    return spans
+
+
+def _sound(span: Span) -> bool:
+    return (
+        math.isfinite(span.start_s) and 0 <= span.seconds < math.inf and span.rank >= 0 and span.step >= 0
+        and (span.size_bytes or 0) >= 0
+    )  # fmt: skip
 
 
 def _format_of(path: Path) -> str:
     """JSON is told apart by what only one tool writes; anything else is taken for Chakra's binary format."""
     try:
-        begin = path.read_bytes()[:64].lstrip()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="give the path of a trace") from None
+        begin = read_regular(path, most=64, follow=True).lstrip()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: {getattr(error, 'strerror', None) or error}", hint="give the path of a trace"
+        ) from None
     if not begin.startswith((b"{", b"[")):
         return "chakra"
-    events = load_events(path)
+    events = load_events(path, ranks=False)
     if any(event.get("ph") in ("B", "E") for event in events):
         return "horovod"
     return "kineto" if begin.startswith(b"{") and _by_profiler(path) else "chrome"
 
 
 def _by_profiler(path: Path) -> bool:
-    document = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    return bool({"distributedInfo", "schemaVersion", "deviceProperties"} & set(document))
+    return bool({"distributedInfo", "schemaVersion", "deviceProperties"} & set(load_document(path)))
 
 
 def busy_seconds(spans: Iterable[Span]) -> dict[int, dict[str, float]]:

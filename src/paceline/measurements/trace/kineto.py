@@ -6,13 +6,13 @@ optimizer steps update; data loaders read; copies to the device are h2d; other o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.measurements.run import Span
-from paceline.measurements.trace.chrome import load_events
+from paceline.measurements.trace.chrome import load_document, load_events
 
 __all__ = ["phase_of", "read_kineto", "to_kineto"]
 
@@ -35,7 +35,7 @@ def phase_of(name: str) -> str:
 
 def read_kineto(path: Path) -> tuple[Span, ...]:
     """Operators of a profile as spans, in seconds since its first event; steps are the profiler's step marks."""
-    events = [event for event in load_events(path) if event.get("ph") == "X" and event.get("cat") in _KEPT]
+    events = [event for event in load_events(path, ranks=False) if event.get("ph") == "X" and event.get("cat") in _KEPT]
     if not events:
         return ()
     origin = min(float(event["ts"]) for event in events)
@@ -47,9 +47,12 @@ def read_kineto(path: Path) -> tuple[Span, ...]:
 
 
 def _rank(path: Path) -> int:
-    document = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    info = document.get("distributedInfo", {}) if isinstance(document, dict) else {}
-    return int(info.get("rank", 0))
+    document = load_document(path)
+    info = document.get("distributedInfo") if isinstance(document, dict) else None
+    rank = info.get("rank", 0) if isinstance(info, dict) else 0
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < 2**31:
+        raise InputError(f"{path}: distributedInfo.rank: got {rank!r}, expected the number of a rank")
+    return rank
 
 
 def _step(at: float, steps: list[tuple[float, float]]) -> int:

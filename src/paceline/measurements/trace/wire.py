@@ -50,6 +50,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     while True:
         byte = data[at]
         at += 1
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at

@@ -122,10 +122,19 @@ def _distance(far: Forecast, series: Series, population: Population, *, force: b
     )
 
 
+MOST_LOG = 60.0
+"""A logarithm of seconds or of their doubt that no sound points lead to."""
+
+
 def _prediction(posterior: Posterior, made: Forecast, population: Population, *, supported: bool) -> Prediction:
+    logs = [np.array(interval(population.discrepancy, made.doubt, share)) for share in (0.5, 0.9)]
+    if not (abs(made.centre) < MOST_LOG and all(np.abs(bounds).max() < MOST_LOG for bounds in logs)):
+        raise Unsupported(
+            f"{posterior.series.label}: the points contradict each other", hint="check units and decimals"
+        )
     step = float(np.exp(made.centre))
     batch = 1.0 if np.isnan(made.batch) else made.batch
-    bounds = [np.exp(np.array(interval(population.discrepancy, made.doubt, share))) for share in (0.5, 0.9)]
+    bounds = [np.exp(low_high) for low_high in logs]
     low_high = [(step * float(low), step * float(high)) for low, high in bounds]
     seconds = Estimate(step * batch, *((low * batch, high * batch) for low, high in low_high))
     rates = Estimate(made.count / step, *((made.count / high, made.count / low) for low, high in low_high))
@@ -249,7 +258,7 @@ def _candidates(posterior: Posterior, made: Forecast, population: Population) ->
 
 def _width(population: Population, made: Forecast, **changes: Any) -> float:
     low, high = interval(population.discrepancy, replace(made.doubt, **changes), 0.9)
-    return float(np.exp(high) - np.exp(low))
+    return float(np.exp(min(high, MOST_LOG)) - np.exp(min(low, MOST_LOG)))
 
 
 def _count(posterior: Posterior, made: Forecast, population: Population, count: float) -> NextMeasurement:

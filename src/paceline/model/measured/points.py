@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import InputError
+from paceline.errors import InputError, Problem
+from paceline.model.measured.cells import Cells, read_table
 from paceline.model.measured.names import link_kind
-from paceline.spec.load import read_text
+from paceline.spec.load import refuse_rows
 
 __all__ = ["Series", "read_points", "series_of_rows"]
 
@@ -114,8 +113,8 @@ class Series:
 
 def read_points(path: Path) -> tuple[Series, ...]:
     """The series of a CSV file; every wrong cell is reported with its line."""
-    reader = csv.DictReader(io.StringIO(read_text(path).lstrip("\ufeff")))
-    names = _column_names([str(name) for name in reader.fieldnames or ()])
+    columns, lines = read_table(path)
+    names = _column_names(columns)
     missing = [name for name in ("devices", "samples_per_s") if name not in names.values()]
     if missing:
         raise InputError(
@@ -123,11 +122,11 @@ def read_points(path: Path) -> tuple[Series, ...]:
             hint="columns: devices, samples_per_s; better with network, framework or strategy, device, link, "
             "devices_per_host (of a full host), batch_per_device or global_batch, and spread",
         )
-    rows = [
-        (number, {names[key]: (value or "").strip() for key, value in row.items() if key in names})
-        for number, row in enumerate(reader, start=2)
-    ]
-    return series_of_rows([_parsed(str(path), number, row) for number, row in rows if any(row.values())], str(path))
+    problems: list[Problem] = []
+    rows = [_parsed(Cells(str(path), number, {names[key]: text for key, text in row.items()}, problems))
+            for number, row in lines]  # fmt: skip
+    refuse_rows(str(path), problems)
+    return series_of_rows(rows, str(path))
 
 
 def _column_names(written: list[str]) -> dict[str, str]:
@@ -138,43 +137,21 @@ def _column_names(written: list[str]) -> dict[str, str]:
             for name, text in plain.items()}  # fmt: skip
 
 
-def _parsed(file: str, line: int, row: dict[str, str]) -> Row:
-    parsed: Row = {name: row.get(name, "") for name in LABELS}
+def _parsed(cells: Cells) -> Row:
+    parsed: Row = {name: cells.row.get(name, "") for name in LABELS}
     for name in ("devices", "samples_per_s"):
-        parsed[name] = _number(file, line, name, row.get(name, ""))
-        if parsed[name] is None:
-            raise InputError(f"{file}:{line}: {name}: got nothing, expected a number above 0")
+        parsed[name] = cells.number(name, needed=True)
     for name in NUMBERS:
-        parsed[name] = _number(file, line, name, row.get(name, ""))
+        parsed[name] = cells.number(name)
     devices, hosts, full = (float(parsed[name] or 0) for name in ("devices", "hosts", "devices_per_host"))
     if hosts and full and devices > hosts * full:
-        raise InputError(
-            f"{file}:{line}: devices_per_host: got {full:g}, but {devices:g} devices ran on {hosts:g} hosts",
-            hint="devices_per_host is the number of devices of a full host",
-        )
+        given = f"{full:g}, but {devices:g} devices ran on {hosts:g} hosts"
+        cells.refuse("devices_per_host", given, "the number of devices of a full host")
+    if float(parsed["spread"] or 0) > float(parsed["samples_per_s"] or math.inf):
+        cells.refuse("spread", f"{parsed['spread']:g}", "a standard deviation, at most the throughput")
     if hosts and not full:
         parsed["devices_per_host"] = math.ceil(devices / hosts) if hosts > 1 else None
     return parsed
-
-
-def _number(file: str, line: int, name: str, text: str) -> float | None:
-    if not text or text.lower() in ("nan", "none", "na", "-"):
-        return None
-    if "," in text:
-        raise InputError(
-            f"{file}:{line}: {name}: got {text!r}, expected a number without commas",
-            hint=f"a point separates decimals: {text.replace(',', '.')}",
-        )
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    least = 0.0 if name == "spread" else 1e-12
-    if not math.isfinite(value) or value < least:
-        raise InputError(f"{file}:{line}: {name}: got {text!r}, expected a number above 0")
-    if name in ("devices", "devices_per_host", "hosts") and value != round(value):
-        raise InputError(f"{file}:{line}: {name}: got {text!r}, expected a whole number")
-    return value
 
 
 def series_of_rows(rows: list[Row], file: str) -> tuple[Series, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import tomli_w
+from pydantic import Field, model_validator
 
 from paceline.errors import StoreError
 from paceline.files import atomic_write
 from paceline.model.plan.make import Plan
-from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.fields import Count, Name, NotNegative, Noun
 from paceline.spec.load import load_noun
 
 __all__ = ["PlanFile", "PlanGroup", "PlanMember", "read_plan", "write_plan"]
@@ -18,15 +20,15 @@ __all__ = ["PlanFile", "PlanGroup", "PlanMember", "read_plan", "write_plan"]
 class PlanMember(Noun):
     """One device of a plan."""
 
-    rank: int
+    rank: Annotated[int, Field(ge=0, le=10**6)]
     device: Name
-    samples: int
+    samples: Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class PlanGroup(Noun):
     """Devices that step together."""
 
-    members: tuple[PlanMember, ...]
+    members: Annotated[tuple[PlanMember, ...], Field(min_length=1)]
 
 
 class PlanFile(Noun):
@@ -38,21 +40,28 @@ class PlanFile(Noun):
     kind: Name
     local_steps: Count
     quorum: Count
-    predicted_step_s: float
-    predicted_throughput: float
-    predicted_utilisation: float
-    staleness: float
-    efficiency: float
+    predicted_step_s: NotNegative
+    predicted_throughput: NotNegative
+    predicted_utilisation: NotNegative
+    staleness: NotNegative
+    efficiency: NotNegative
     reason: str
     precision: str = ""
     basis: tuple[str, ...] = ()
     """What the prediction rests on."""
-    interval_50: tuple[float, float] | None = None
-    interval_90: tuple[float, float] | None = None
+    interval_50: tuple[NotNegative, NotNegative] | None = None
+    interval_90: tuple[NotNegative, NotNegative] | None = None
     """Of the throughput."""
-    step_s_interval_50: tuple[float, float] | None = None
-    step_s_interval_90: tuple[float, float] | None = None
-    group: tuple[PlanGroup, ...]
+    step_s_interval_50: tuple[NotNegative, NotNegative] | None = None
+    step_s_interval_90: tuple[NotNegative, NotNegative] | None = None
+    group: Annotated[tuple[PlanGroup, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _ranks_once(self) -> PlanFile:
+        ranks = sorted(member.rank for group in self.group for member in group.members)
+        if ranks != list(range(len(ranks))):
+            raise ValueError("group must name every rank from 0 on exactly once")
+        return self
 
 
 def read_plan(path: Path) -> PlanFile:

@@ -22,6 +22,9 @@ __all__ = ["Simulated", "Trouble", "simulate_question"]
 
 Floats = NDArray[np.float64]
 
+MOST = {"steps": 100_000, "jobs": 200, "steps between checkpoints": 10**9}
+"""Larger numbers would take hours, and say nothing more."""
+MOST_DEVICE_STEPS = 10**8
 MOST_FAILURES = 3.0
 """Failures to be expected between two checkpoints, above which training practically never gets ahead."""
 
@@ -98,7 +101,7 @@ def simulate_question(
 ) -> Simulated:
     """Play the steps of one number of devices."""
     check_question(question, (devices,))
-    _check(trouble)
+    _check(trouble, devices)
     policy = resolve(question.framework, question.strategy)
     setting = _setting(question, devices, policy, calibration)
     samples = question.batch * question.strategy.accumulate
@@ -107,16 +110,21 @@ def simulate_question(
     return _synchronous(setting, trouble, samples=samples)
 
 
-def _check(trouble: Trouble) -> None:
-    least = {"steps": trouble.steps, "jobs": trouble.jobs, "steps between checkpoints": trouble.checkpoint_every}
-    for name, value in least.items():
-        if value < 1:
-            raise InputError(f"{name}: got {value}, expected at least 1")
+def _check(trouble: Trouble, devices: int) -> None:
+    counts = {"steps": trouble.steps, "jobs": trouble.jobs, "steps between checkpoints": trouble.checkpoint_every}
+    for name, value in counts.items():
+        if not 1 <= value <= MOST[name]:
+            raise InputError(f"{name}: got {value}, expected at least 1, at most {MOST[name]:,}")
+    if trouble.steps * devices > MOST_DEVICE_STEPS:
+        most = max(1, MOST_DEVICE_STEPS // devices)
+        raise InputError(f"steps: got {trouble.steps}, expected at most {most:,} on {devices} devices")
+    if not 0 <= trouble.seed < 2**63:
+        raise InputError(f"seed: got {trouble.seed}, expected 0 or more, below 2^63")
     if not 0 <= trouble.straggle <= 1:
         raise InputError(f"straggle: got {trouble.straggle}, expected a probability", hint="for example 0.01")
-    if trouble.straggle_factor < 1:
+    if not 1 <= trouble.straggle_factor <= 1e6:
         raise InputError(
-            f"straggle factor: got {trouble.straggle_factor}, expected at least 1: a straggler is not faster"
+            f"straggle factor: got {trouble.straggle_factor}, expected 1 to 1e6: a straggler is not faster"
         )
     if trouble.mtbf is not None and trouble.mtbf <= 0:
         raise InputError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from functools import cache
 from pathlib import Path
@@ -11,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from paceline.catalog.published import campaign_names, published
-from paceline.errors import InputError
+from paceline.errors import InputError, Problem
+from paceline.model.measured.cells import Cells, read_table
 from paceline.model.measured.points import Series, series_of_rows
-from paceline.spec.load import read_text
+from paceline.spec.load import refuse_rows
 
 __all__ = ["published_series", "read_campaigns"]
 
@@ -71,24 +70,24 @@ def _shipped(campaign: str, entry: dict[str, object]) -> Series:
 
 def read_campaigns(path: Path) -> tuple[Series, ...]:
     """Series of a CSV file with the columns source_id, framework, comm, model, ..., nodes, devices, value, unit."""
-    reader = csv.DictReader(io.StringIO(read_text(path).lstrip("\ufeff")))
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    columns, lines = read_table(path)
+    missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise InputError(f"{path}: column missing: {', '.join(missing)}", hint=f"columns: {', '.join(COLUMNS)}")
-    rows = [_row(str(path), number, row) for number, row in enumerate(reader, start=2)]
+    problems: list[Problem] = []
+    rows = [_row(Cells(str(path), number, row, problems)) for number, row in lines]
+    refuse_rows(str(path), problems)
     return series_of_rows([row for row in rows if row is not None], str(path))
 
 
-def _row(file: str, line: int, row: dict[str, str | None]) -> dict[str, str | float | None] | None:
+def _row(cells: Cells) -> dict[str, str | float | None] | None:
     """One throughput; other units (efficiencies, hours) are left out."""
-    text = {
-        key: (value or "").strip() for key, value in row.items() if isinstance(key, str) and not isinstance(value, list)
-    }
+    text = cells.row
     unit = text.get("unit", "img/s").lower() or "img/s"
     if not RATES.match(unit):
         return None
-    devices, value = _positive(file, line, "devices", text["devices"]), _positive(file, line, "value", text["value"])
-    nodes = float(text["nodes"]) if text.get("nodes") else 0.0
+    devices, value = cells.number("devices", needed=True) or 1.0, cells.number("value", needed=True) or 1.0
+    nodes = cells.number("nodes")
     return {
         "network": text["model"],
         "framework": text["framework"],
@@ -101,17 +100,7 @@ def _row(file: str, line: int, row: dict[str, str | None]) -> dict[str, str | fl
         "campaign": text["source_id"],
         "devices": devices,
         "devices_per_host": devices / nodes if nodes else None,
-        "batch_per_device": float(text["batch_per_device"]) if text["batch_per_device"] else None,
+        "batch_per_device": cells.number("batch_per_device"),
         "samples_per_s": value * devices if unit.endswith("per gpu") else value,
-        "spread": float(text["spread"]) if text.get("spread") else None,
+        "spread": cells.number("spread"),
     }
-
-
-def _positive(file: str, line: int, name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise InputError(f"{file}:{line}: {name}: got {text!r}, expected a number above 0")
-    return value

@@ -81,7 +81,9 @@ def _method(runs: list[Run]) -> str:
     warm = f"{min(dropped)} to {max(dropped)} steps of each launch were dropped as warm-up. " if dropped else ""
     return (
         f"{len(runs)} launches, {len(runs) - len(good)} of them failed. {warm}Throughput is the median over launches "
-        "of all samples over all time, with a bootstrap interval; a step is as long as its slowest rank. Phases are "
+        "of all samples over the elapsed time of the slowest rank, with the t interval of its logarithm; a step is as "
+        "long as its slowest rank. Phases are "
         "differences between passes that each add one part of the step. "
-        f"The machine's own speed was off its median by more than the asked width before {drifted} launches."
+        f"The machine's own speed was off its median by more than the asked width before {drifted} launches; "
+        "such launches are left out unless they are the most, or fewer than three would remain."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,12 +44,16 @@ def show_results(store: Store, campaign: str) -> None:
 
 
 def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
-    fewest = min((r.num_launches - r.num_failed for r in results if r.throughput), default=ENOUGH_LAUNCHES)
+    fewest = min((result.num_counted for result in results if result.throughput), default=ENOUGH_LAUNCHES)
     if fewest < ENOUGH_LAUNCHES:
-        yield f"\nNote: {_launches(fewest)} per case, as the study asks; five or more make intervals trustworthy."
+        yield f"\nNote: {_launches(fewest)} per case; t intervals of so few are wide, five or more make them narrow."
     drifted = sum(result.num_drifted for result in results)
+    left_out = sum(result.num_launches - result.num_failed - result.num_counted for result in results)
     if drifted:
-        yield f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}."
+        yield (
+            f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}; "
+            f"{left_out or 'none'} of them left out."
+        )
     for label in sorted({label for result in results for label in result.run.labels}):
         yield f"Note: {label}"
 
@@ -72,12 +77,17 @@ def show_cases(study: str, cases: Sequence[Case], duration: Duration) -> None:
 
 
 def show_launch_comparison(result: Comparison, sample: str, base: str, confidence: float) -> None:
-    """Ratio of throughputs with its interval, rank test, verdict."""
+    """Ratio of throughputs with its interval, t test, verdict."""
     ratio, percent = result.ratio, f"{100 * confidence:g} %"
+    counts = f"{result.launches[0]} and {result.launches[1]} launches"
+    test = f"t test on {result.num_pairs} rounds" if result.num_pairs else "Welch's t test"
+    known = math.isfinite(ratio.high)
     say(
         f"{sample}  against  {base}",
-        f"  throughput ratio {ratio.value:.3f}, {percent} interval {ratio.low:.3f} to {ratio.high:.3f}",
-        f"  rank test p = {result.p_value:.3g} with {result.launches[0]} and {result.launches[1]} launches",
+        f"  throughput ratio {ratio.value:.3f}, {percent} interval {ratio.low:.3f} to {ratio.high:.3f}"
+        if known
+        else f"  throughput ratio {ratio.value:.3f}, one launch: no interval",
+        f"  {test} p = {result.p_value:.3g} with {counts}" if known else f"  {counts}",
         f"  {result.verdict}",
     )
 

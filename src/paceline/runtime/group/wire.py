@@ -1,7 +1,8 @@
 """The collectives of one view of the group: all-reduce and broadcast on Gloo, interruptible while they wait.
 
-A view's process group is never reused. When a view ends in trouble, what still runs on it is left behind with its
-buffers, so that a peer that wakes up later writes into memory nobody reads any more.
+A view's process group is never reused. When a view ends in trouble, the connections of its group are cut, so that what
+still runs on it ends. What does not end even so is left behind with its buffers: a peer that wakes up later writes into
+memory nobody reads any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.cost.buckets import LinkCost, fit_link
+from paceline.runtime.group.gloo_sockets import Endpoints, cut_connections, endpoints_of, ignore_callers
 from paceline.runtime.members.member import Member
 
 __all__ = ["BoardStore", "Broken", "Wire"]
@@ -28,16 +30,21 @@ class BoardStore(dist.Store):
     def __init__(self, member: Member, view: int, prefix: str) -> None:
         super().__init__()
         self._member, self._view, self._prefix = member, view, prefix
+        self.seen: list[bytes] = []
+        """Every value that was written or read, of which Gloo's are addresses."""
 
     def set(self, key: str, value: Any) -> None:
         """Publish a value."""
-        self._member.put(self._view, self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self.seen.append(content)
+        self._member.put(self._view, self._prefix + key, content)
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
         value = self._member.read(self._view, self._prefix + key)
         if value is None:
             raise RuntimeError("the view ended before its members were connected")
+        self.seen.append(value)
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -67,9 +74,11 @@ PING_ENOUGH = 0.3
 """Seconds after which a slow link is known well enough."""
 PING_TIMEOUT = timedelta(seconds=10)
 """Timeout in seconds of one message; a barrier before it ensures that the peer is ready."""
-_LEFT_BEHIND: list[Any] = []
-"""Process groups with operations that never ended, and their buffers. They are kept for good: a peer that wakes up may
-still write into the buffers, so that memory must not be used again."""
+_LEFT_BEHIND: list[tuple[Any, list[Any]]] = []
+"""Process groups with operations that did not end, and their buffers. They are kept until the operations have ended: a
+peer that wakes up may still write into the buffers, so that memory must not be used again."""
+CUT_TIMEOUT = 1.0
+"""Seconds for operations to end after their connections were cut: Gloo's threads notice at once."""
 
 
 class Broken(Exception):
@@ -81,6 +90,8 @@ class Wire:
 
     _swaps = True
     """Whether two ranks sum by a pairwise exchange: one message, where Gloo's all-reduce takes two."""
+    _endpoints: Endpoints = frozenset()
+    """Where the Gloo of each rank listens; other wires have none."""
 
     def __init__(
         self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event, nccl: bool = False
@@ -88,6 +99,8 @@ class Wire:
         self.rank, self.size = rank, size
         self._interrupted = interrupted
         self._group: Any = _connect(store, rank, size, address, interrupted, nccl=nccl) if size > 1 else None
+        self._endpoints = endpoints_of(getattr(store, "seen", ()))
+        ignore_callers(self._endpoints)
         self._pending: list[Any] = []
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         """Buffers that no exchange uses."""
@@ -196,8 +209,13 @@ class Wire:
 
     def leave(self) -> None:
         """End this view; unfinished operations are abandoned."""
-        if any(not work.is_completed() for work, _ in self._pending):
+        if _unfinished(self._pending):
+            cut_connections(self._endpoints)
+            deadline = time.monotonic() + CUT_TIMEOUT
+            while _unfinished(self._pending) and time.monotonic() < deadline:
+                time.sleep(0.01)
             _LEFT_BEHIND.append((self._group, self._pending))
+        _LEFT_BEHIND[:] = [left for left in _LEFT_BEHIND if _unfinished(left[1])]
         self._group = None
         self._pending = []
 
@@ -244,6 +262,10 @@ class Wire:
                     raise Broken(str(error)) from error
             if self._interrupted.is_set():
                 raise Broken("the group is being formed anew")
+
+
+def _unfinished(pending: list[Any]) -> bool:
+    return any(not work.is_completed() for work, _ in pending)
 
 
 def _serving(groups: dict[str, Any], tensor: Tensor) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes
+from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes, layer_keys
 
-__all__ = ["parameter_blob", "reader_prototxt", "solver_prototxt", "train_prototxt"]
+__all__ = ["parameter_blobs", "reader_prototxt", "solver_prototxt", "train_prototxt"]
 
 Shapes = list[tuple[int, ...]]
 
@@ -16,8 +16,9 @@ def train_prototxt(network: Plain, *, batch: int, training: bool = True) -> str:
     """The network with an input of images and labels, and the loss."""
     if network["input"]["kind"] != "image":
         raise UnsupportedLayer("Caffe's builder takes images only")
+    network = _with_keys(network)
     shapes = input_shapes(network)
-    parts = [f'name: "{network["name"]}"', _input(network["input"], batch)]
+    parts = [_input(network["input"], batch)]
     for layer in network["layers"]:
         if layer["kind"] == "dropout" and not training:
             layer = {**layer, "rate": 0.0}
@@ -28,6 +29,16 @@ def train_prototxt(network: Plain, *, batch: int, training: bool = True) -> str:
     last = network["layers"][-1]["name"]
     parts.append(f'layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "{last}" bottom: "label" top: "loss" }}')
     return "\n".join([*parts, ""])
+
+
+def _with_keys(network: Plain) -> Plain:
+    """The network with names that neither break the text nor meet the names of added layers."""
+    keys = {**layer_keys(network), "input": "input"}
+    layers = [
+        {**layer, "name": keys[layer["name"]], "inputs": [keys[name] for name in layer["inputs"]]}
+        for layer in network["layers"]
+    ]
+    return {**network, "layers": layers}
 
 
 def solver_prototxt(net_path: str, *, rate: float, momentum: float, seed: int) -> str:
@@ -53,10 +64,13 @@ def reader_prototxt(source: str, *, batch: int, colour: bool) -> str:
     return "\n".join([*lines, ""])
 
 
-def parameter_blob(kind: str, tensor: str) -> tuple[str, int]:
-    """The Caffe layer and blob index that hold a tensor; batch norm's scale and shift live in a Scale layer."""
-    layer, role = tensor.rsplit(".", 1)
-    return (layer + "_scale" if kind == "batch_norm" else layer), (0 if role == "weight" else 1)
+def parameter_blobs(network: Plain) -> dict[str, tuple[str, int]]:
+    """The Caffe layer and blob index that hold each tensor; batch norm's scale and shift live in a Scale layer."""
+    keys, blobs = layer_keys(network), {}
+    for layer in network["layers"]:
+        owner = keys[layer["name"]] + ("_scale" if layer["kind"] == "batch_norm" else "")
+        blobs.update({tensor["name"]: (owner, index) for index, tensor in enumerate(layer["tensors"])})
+    return blobs
 
 
 def _input(source: Plain, batch: int) -> str:
@@ -129,11 +143,11 @@ def _pool(method: str) -> Callable[[Plain, Shapes, int], str]:
 
 
 def _rounded_up(layer: Plain, shape: tuple[int, ...], axis: int) -> int:
-    """Caffe rounds the size of a pooled image up; a window must start inside the image or its padding."""
+    """Caffe rounds the size of a pooled image up; with padding on any side, windows start inside image or padding."""
     side, kernel = shape[axis + 1], layer["kernel"][axis]
     stride, padding = layer["stride"][axis], layer["padding"][axis]
     count = -(-(side + 2 * padding - kernel) // stride) + 1
-    if padding and (count - 1) * stride >= side + padding:
+    if any(layer["padding"]) and (count - 1) * stride >= side + padding:
         count -= 1
     return count
 
@@ -172,8 +186,9 @@ def _dropout(layer: Plain, _: Shapes, __: int) -> str:
 def _pad_shortcut(layer: Plain, shapes: Shapes, batch: int) -> str:
     """Every stride-th pixel by a 1x1 pooling; the new channels are constant zeros."""
     name, extra = layer["name"], (layer["channels"] - shapes[0][0]) // 2
-    params = f"pooling_param {{ pool: MAX kernel_size: 1 stride: {layer['stride']} }}"
-    picked = _text(name + "_pick", "Pooling", layer["inputs"], params=params)
+    pair = (layer["stride"], layer["stride"])
+    pick = {"name": name + "_pick", "kernel": (1, 1), "stride": pair, "padding": (0, 0)}
+    picked = _pool("MAX")({**pick, "inputs": layer["inputs"], "shape": layer["shape"]}, shapes, batch)
     if not extra:
         return picked + "\n" + _text(name, "Split", [name + "_pick"])
     zeros = (

@@ -21,12 +21,13 @@ import numpy as np
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.caffe.prototxt import (
-    parameter_blob,
+    parameter_blobs,
     reader_prototxt,
     solver_prototxt,
     train_prototxt,
 )
 from paceline.bench.frameworks.datasets import FileSet, share, write_list
+from paceline.bench.frameworks.graph import layer_keys
 from paceline.bench.frameworks.harness import main
 
 __all__ = ["CaffeSession"]
@@ -43,13 +44,12 @@ class CaffeSession(ArraySession):
         self.versions = {"caffe": caffe.__version__}
         self.solver = self._solver(os.path.dirname(os.environ[variables.EVENTS]))
         self.net = self.solver.net
-        self.kinds = {layer["name"]: layer for layer in self.job["network"]["layers"]}
-        self.last = list(self.net._layer_names)[-1]
+        self.blobs = parameter_blobs(self.job["network"])
         self.exchange = None
         if self.job["framework"] == "caffe-mpi":
             self.labels = [RECREATION]
         if self.ranks > 1:
-            self.exchange = LayerwiseExchange(self.net, self.ranks)
+            self.exchange = LayerwiseExchange(self.net, self.ranks, {layer for layer, _ in self.blobs.values()})
 
     def _solver(self, folder: str) -> Any:
         net_path = os.path.join(folder, f"net-{self.rank}.prototxt")
@@ -99,11 +99,8 @@ class CaffeSession(ArraySession):
             self.solver.apply_update()
 
     def _blob(self, tensor: str) -> Any:
-        layer, index = parameter_blob(self.kinds[tensor.rsplit(".", 1)[0]]["kind"], tensor)
+        layer, index = self.blobs[tensor]
         return self.net.params[layer][index]
-
-    def _names(self) -> list[str]:
-        return [tensor["name"] for layer in self.job["network"]["layers"] for tensor in layer["tensors"]]
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Set all trainable tensors."""
@@ -112,14 +109,15 @@ class CaffeSession(ArraySession):
 
     def tensors(self) -> dict[str, Any]:
         """All trainable tensors."""
-        return {name: self._blob(name).data.copy() for name in self._names()}
+        return {name: self._blob(name).data.copy() for name in self.blobs}
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
         """Logits, loss and gradients of the resident batch, without exchange."""
         self.run("compute", None)
-        logits = self.net.blobs[self.job["network"]["layers"][-1]["name"]].data.copy()
+        last = layer_keys(self.job["network"])[self.job["network"]["layers"][-1]["name"]]
+        logits = self.net.blobs[last].data.copy()
         loss = float(self.net.blobs["loss"].data)
-        return logits, loss, {name: self._blob(name).diff.copy() for name in self._names()}
+        return logits, loss, {name: self._blob(name).diff.copy() for name in self.blobs}
 
     def facts(self) -> dict[str, Any]:
         """Facts of the session for the run: loss and wrapper."""
@@ -135,13 +133,13 @@ class CaffeSession(ArraySession):
 class LayerwiseExchange:
     """Backward layer by layer, the gradients of finished layers being averaged by a thread meanwhile."""
 
-    def __init__(self, net: Any, ranks: int) -> None:
+    def __init__(self, net: Any, ranks: int, trained: set[str]) -> None:
         from mpi4py import MPI
 
         self._net, self._ranks, self._world = net, ranks, MPI.COMM_WORLD
         self._in_place, self._finalize = MPI.IN_PLACE, MPI.Finalize
-        names = list(net._layer_names)
-        self._stretches = _stretches(names, set(net.params))
+        # batch normalisation's running statistics are blobs of a layer too, but no gradients
+        self._stretches = _stretches(list(net._layer_names), trained)
         self._work: Any = queue.Queue()
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()

@@ -9,11 +9,12 @@ import chainer.functions as ops
 import chainer.links as links
 import numpy as np
 
-from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes, run_layers
+from paceline.bench.frameworks.graph import Plain, input_shapes, layer_keys, pool_padding, pool_shares, run_layers
 
 __all__ = ["ChainerNetwork"]
 
 ROLES = {"conv2d": {"weight": "W", "bias": "b"}, "linear": {"weight": "W", "bias": "b"}, "embedding": {"weight": "W"}}
+LOWEST = -1e30
 NORM_ROLES = {"weight": "gamma", "bias": "beta"}
 
 
@@ -25,6 +26,7 @@ class ChainerNetwork(chainer.Chain):
         self._network = network
         self._shapes = input_shapes(network)
         self._training = training
+        self._keys = layer_keys(network)
         self._kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
         self._free: set[str] = set()
         with self.init_scope():
@@ -34,18 +36,22 @@ class ChainerNetwork(chainer.Chain):
     def _declare(self, layer: Plain) -> None:
         link = _link(layer, self._shapes[layer["name"]][0])
         if link is not None:
-            setattr(self, _key(layer["name"]), link)
+            setattr(self, self._keys[layer["name"]], link)
             return
         for tensor in layer.get("tensors", ()):
             self._free.add(tensor["name"])
-            setattr(self, _key(tensor["name"]), chainer.Parameter(np.zeros(tensor["shape"], np.float32)))
+            setattr(self, self._free_key(tensor["name"]), chainer.Parameter(np.zeros(tensor["shape"], np.float32)))
+
+    def _free_key(self, tensor: str) -> str:
+        layer, role = tensor.rsplit(".", 1)
+        return f"{self._keys[layer]}_{role}"
 
     def parameter(self, name: str) -> Any:
         """The Chainer parameter that holds a tensor of Paceline."""
         if name in self._free:
-            return getattr(self, _key(name))
+            return getattr(self, self._free_key(name))
         layer, role = name.rsplit(".", 1)
-        return getattr(getattr(self, _key(layer)), ROLES.get(self._kinds[layer], NORM_ROLES)[role])
+        return getattr(getattr(self, self._keys[layer]), ROLES.get(self._kinds[layer], NORM_ROLES)[role])
 
     def forward(self, value: Any) -> Any:
         """Logits of a batch of images or tokens."""
@@ -55,13 +61,13 @@ class ChainerNetwork(chainer.Chain):
         operation = getattr(self, "_" + layer["kind"], None)
         if operation is not None:
             return operation(layer, *inputs)
-        return getattr(self, _key(layer["name"]))(*inputs)
+        return getattr(self, self._keys[layer["name"]])(*inputs)
 
     def _linear(self, layer: Plain, x: Any) -> Any:
         if layer.get("tied_to"):
             bias = self.parameter(f"{layer['name']}.bias") if layer["bias"] else None
             return ops.linear(x, self.parameter(f"{layer['tied_to']}.weight"), bias, n_batch_axes=x.ndim - 1)
-        return getattr(self, _key(layer["name"]))(x, n_batch_axes=x.ndim - 1)
+        return getattr(self, self._keys[layer["name"]])(x, n_batch_axes=x.ndim - 1)
 
     def _relu(self, _: Plain, x: Any) -> Any:
         return ops.relu(x)
@@ -75,7 +81,7 @@ class ChainerNetwork(chainer.Chain):
         return 0.5 * x * (1 + ops.erf(x * 2**-0.5))
 
     def _layer_norm(self, layer: Plain, x: Any) -> Any:
-        link = getattr(self, _key(layer["name"]))
+        link = getattr(self, self._keys[layer["name"]])
         return ops.reshape(link(ops.reshape(x, (-1, x.shape[-1]))), x.shape)
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
@@ -83,12 +89,22 @@ class ChainerNetwork(chainer.Chain):
         return ops.local_response_normalization(x, layer["size"], layer["k"], alpha, layer["beta"])
 
     def _max_pool(self, layer: Plain, x: Any) -> Any:
-        return ops.max_pooling_2d(x, layer["kernel"], layer["stride"], layer["padding"], cover_all=layer["ceil"])
+        if layer["ceil"]:
+            x = self._padded(layer, x, LOWEST)
+        padding = 0 if layer["ceil"] else layer["padding"]
+        return ops.max_pooling_2d(x, layer["kernel"], layer["stride"], padding, cover_all=False)
 
     def _avg_pool(self, layer: Plain, x: Any) -> Any:
-        if layer["ceil"]:
-            raise UnsupportedLayer(f"Chainer's average pooling cannot round its size up ({layer['name']})")
-        return ops.average_pooling_2d(x, layer["kernel"], layer["stride"], layer["padding"])
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        if not layer["ceil"]:
+            return ops.average_pooling_2d(x, layer["kernel"], layer["stride"], layer["padding"])
+        x = ops.average_pooling_2d(self._padded(layer, x, 0.0), layer["kernel"], layer["stride"])
+        return x * np.broadcast_to(np.outer(*shares).astype(np.float32), x.shape) if shares else x
+
+    def _padded(self, layer: Plain, x: Any, value: float) -> Any:
+        """Explicit padding: Chainer keeps a last window that starts beyond the image."""
+        sides = pool_padding(layer, self._shapes[layer["name"]][0])
+        return ops.pad(x, ((0, 0), (0, 0), *sides), "constant", constant_values=value)
 
     def _global_avg_pool(self, _: Plain, x: Any) -> Any:
         return ops.mean(x, axis=(2, 3))
@@ -133,10 +149,6 @@ class ChainerNetwork(chainer.Chain):
         mixed = ops.matmul(ops.softmax(scores, axis=3), qkv[2])
         mixed = ops.reshape(ops.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))
         return ops.linear(mixed, own["out_weight"], own["out_bias"], n_batch_axes=2)
-
-
-def _key(name: str) -> str:
-    return "at_" + name.replace(".", "__").replace("-", "_")
 
 
 def _link(layer: Plain, shape: Any) -> Any:

@@ -12,6 +12,7 @@ from paceline.bench.frameworks.graph import (
     UnsupportedLayer,
     input_shapes,
     pool_padding,
+    pool_shares,
     run_layers,
     tensor_shapes,
 )
@@ -91,7 +92,9 @@ class CntkNetwork:
 
     def _avg_pool(self, layer: Plain, x: Any) -> Any:
         x = _padded(x, pool_padding(layer, self._shapes[layer["name"]][0]), 0.0)
-        return cntk.pooling(x, cntk.AVG_POOLING, tuple(layer["kernel"]), tuple(layer["stride"]), [False])
+        x = cntk.pooling(x, cntk.AVG_POOLING, tuple(layer["kernel"]), tuple(layer["stride"]), [False])
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        return x * cntk.constant(np.outer(*shares)[None].astype(np.float32)) if shares else x
 
     def _global_avg_pool(self, _: Plain, x: Any) -> Any:
         return cntk.reshape(cntk.reduce_mean(x, axis=(1, 2)), (-1,))

@@ -14,6 +14,7 @@ from paceline.bench.frameworks.graph import (
     UnsupportedLayer,
     input_shapes,
     pool_padding,
+    pool_shares,
     run_layers,
 )
 
@@ -30,7 +31,7 @@ class JaxNetwork:
         self._network = network
         self._shapes = input_shapes(network)
         layout = InOut(network)
-        self.native, self.plain = layout.native, layout.plain
+        self.native, self.plain, self._moving = layout.native, layout.plain, layout.moving
         self._training = training
 
     def __call__(self, tensors: Tensors, value: Any, key: Any) -> Any:
@@ -55,13 +56,14 @@ class JaxNetwork:
     def _linear(self, layer: Plain, own: _Own, x: Any) -> Any:
         tied = layer.get("tied_to")
         weight = own.tensors[f"{tied}.weight"].T if tied else own["weight"]
-        return x @ weight + own["bias"] if layer["bias"] else x @ weight
+        x = _last_axis(x) @ weight
+        return _last_axis(x + own["bias"] if layer["bias"] else x, back=True)
 
     def _batch_norm(self, layer: Plain, own: _Own, x: Any) -> Any:
         return _normalise(x, (0, 1, 2), layer["eps"]) * own["weight"] + own["bias"]
 
     def _layer_norm(self, layer: Plain, own: _Own, x: Any) -> Any:
-        return _normalise(x, (-1,), layer["eps"]) * own["weight"] + own["bias"]
+        return _last_axis(_normalise(_last_axis(x), (-1,), layer["eps"]) * own["weight"] + own["bias"], back=True)
 
     def _local_response_norm(self, layer: Plain, _: _Own, x: Any) -> Any:
         size = layer["size"]
@@ -82,7 +84,9 @@ class JaxNetwork:
         return self._pool(layer, x, -jnp.inf, lax.max)
 
     def _avg_pool(self, layer: Plain, _: _Own, x: Any) -> Any:
-        return self._pool(layer, x, 0.0, lax.add) / (layer["kernel"][0] * layer["kernel"][1])
+        x = self._pool(layer, x, 0.0, lax.add) / (layer["kernel"][0] * layer["kernel"][1])
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        return x * jnp.outer(*map(jnp.array, shares))[:, :, None] if shares else x
 
     def _pool(self, layer: Plain, x: Any, start: float, combine: Any) -> Any:
         pads = ((0, 0), *pool_padding(layer, self._shapes[layer["name"]][0]), (0, 0))
@@ -98,14 +102,16 @@ class JaxNetwork:
         keep = jax.random.bernoulli(jax.random.fold_in(key, index), 1 - layer["rate"], x.shape)
         return jnp.where(keep, x / (1 - layer["rate"]), 0)
 
-    def _flatten(self, _: Plain, __: _Own, x: Any) -> Any:
+    def _flatten(self, layer: Plain, _: _Own, x: Any) -> Any:
+        if layer["name"] in self._moving:
+            x = x.transpose(0, 3, 1, 2)
         return x.reshape(x.shape[0], -1)
 
     def _add(self, _: Plain, __: _Own, *inputs: Any) -> Any:
         return sum(inputs[1:], inputs[0])
 
-    def _concat(self, _: Plain, __: _Own, *inputs: Any) -> Any:
-        return jnp.concatenate(inputs, -1)
+    def _concat(self, layer: Plain, _: _Own, *inputs: Any) -> Any:
+        return jnp.concatenate(inputs, -1 if len(layer["shape"]) == 3 else 1)
 
     def _pad_shortcut(self, layer: Plain, _: _Own, x: Any) -> Any:
         extra = (layer["channels"] - x.shape[3]) // 2
@@ -142,6 +148,13 @@ class _Own:
 
     def __getitem__(self, role: str) -> Any:
         return self.tensors[f"{self._layer}.{role}"]
+
+
+def _last_axis(x: Any, *, back: bool = False) -> Any:
+    """An image with its columns as the last axis, or back with its channels there; all else stays."""
+    if x.ndim != 4:
+        return x
+    return x.transpose(0, 2, 3, 1) if back else x.transpose(0, 3, 1, 2)
 
 
 def _normalise(x: Any, axes: Any, eps: float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, ops
 
 from paceline.bench.frameworks.graph import (
@@ -13,6 +14,7 @@ from paceline.bench.frameworks.graph import (
     UnsupportedLayer,
     input_shapes,
     pool_padding,
+    pool_shares,
     run_layers,
 )
 
@@ -36,7 +38,7 @@ class KerasNetwork:
         self.channels_first = keras.config.image_data_format() == "channels_first"
         self._axis = 1 if self.channels_first else -1
         layout = InOut(network, channels_last=not self.channels_first)
-        self.native, self.plain = layout.native, layout.plain
+        self.native, self.plain, self._moving = layout.native, layout.plain, layout.moving
         self._layers: dict[str, Any] = {}
         entry = _entry(network, channels_first=self.channels_first)
         self.model = keras.Model(entry, run_layers(network, self._apply, entry))
@@ -73,13 +75,19 @@ class KerasNetwork:
     def _linear(self, layer: Plain, x: Any) -> Any:
         if layer.get("tied_to"):
             return self._keep(layer, _Tied(layer, self._layers[layer["tied_to"]]))(x)
-        return self._keep(layer, layers.Dense(layer["features"], use_bias=layer["bias"], **EMPTY))(x)
+        return self._rows(x, self._keep(layer, layers.Dense(layer["features"], use_bias=layer["bias"], **EMPTY)))
 
     def _batch_norm(self, layer: Plain, x: Any) -> Any:
         return self._keep(layer, layers.BatchNormalization(axis=self._axis, epsilon=layer["eps"]))(x)
 
     def _layer_norm(self, layer: Plain, x: Any) -> Any:
-        return self._keep(layer, layers.LayerNormalization(epsilon=layer["eps"]))(x)
+        return self._rows(x, self._keep(layer, layers.LayerNormalization(epsilon=layer["eps"])))
+
+    def _rows(self, x: Any, block: Any) -> Any:
+        """A block over the last axis of an image, its columns: with channels last they are not the last axis."""
+        if len(x.shape) != 4 or self.channels_first:
+            return block(x)
+        return layers.Permute((2, 3, 1))(block(layers.Permute((3, 1, 2))(x)))
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
         return _Neighbours(layer, self._axis)(x)
@@ -99,7 +107,12 @@ class KerasNetwork:
 
     def _avg_pool(self, layer: Plain, x: Any) -> Any:
         x = self._padded(layer, x, 0.0)
-        return layers.AveragePooling2D(tuple(layer["kernel"]), tuple(layer["stride"]))(x)
+        x = layers.AveragePooling2D(tuple(layer["kernel"]), tuple(layer["stride"]))(x)
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        if shares is None:
+            return x
+        factors = np.outer(*shares).astype(keras.config.floatx())
+        return x * (factors if self.channels_first else factors[:, :, None])
 
     def _padded(self, layer: Plain, x: Any, value: float) -> Any:
         sides = pool_padding(layer, self._shapes[layer["name"]][0])
@@ -115,13 +128,15 @@ class KerasNetwork:
         return layers.Dropout(layer["rate"])(x) if self._training else x
 
     def _flatten(self, layer: Plain, x: Any) -> Any:
+        if layer["name"] in self._moving:
+            x = layers.Permute((3, 1, 2))(x)
         return layers.Reshape((layer["shape"][0],))(x)
 
     def _add(self, _: Plain, *inputs: Any) -> Any:
         return layers.Add()(list(inputs))
 
-    def _concat(self, _: Plain, *inputs: Any) -> Any:
-        return layers.Concatenate(axis=self._axis)(list(inputs))
+    def _concat(self, layer: Plain, *inputs: Any) -> Any:
+        return layers.Concatenate(axis=self._axis if len(layer["shape"]) == 3 else 1)(list(inputs))
 
     def _pad_shortcut(self, layer: Plain, x: Any) -> Any:
         stride, extra = layer["stride"], (layer["channels"] - self._shapes[layer["name"]][0][0]) // 2

@@ -7,10 +7,19 @@ from typing import Any
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes, run_layers
+from paceline.bench.frameworks.graph import (
+    Plain,
+    UnsupportedLayer,
+    input_shapes,
+    layer_keys,
+    pool_padding,
+    pool_shares,
+    run_layers,
+)
 
 __all__ = ["MxnetNetwork"]
 
+LOWEST = -1e30
 BN_ROLES = {"weight": "gamma", "bias": "beta"}
 
 
@@ -22,6 +31,7 @@ class MxnetNetwork(gluon.HybridBlock):
         self._network = network
         self._shapes = input_shapes(network)
         self._training = training
+        self._keys = layer_keys(network)
         self._blocks: dict[str, Any] = {}
         with self.name_scope():
             for layer in network["layers"]:
@@ -35,15 +45,19 @@ class MxnetNetwork(gluon.HybridBlock):
         """Tensors of layers that have no Gluon block of their own."""
         if layer["kind"] in ("position_embedding", "type_embedding", "attention"):
             for tensor in layer["tensors"]:
-                free = self.params.get(_attribute(tensor["name"]), shape=tuple(tensor["shape"]))
-                setattr(self, _attribute(tensor["name"]), free)
+                free = self.params.get(self._attribute(tensor["name"]), shape=tuple(tensor["shape"]))
+                setattr(self, self._attribute(tensor["name"]), free)
+
+    def _attribute(self, tensor: str) -> str:
+        layer, role = tensor.rsplit(".", 1)
+        return f"free_{self._keys[layer]}_{role}"
 
     def parameter(self, name: str) -> Any:
         """The Gluon parameter that holds a tensor of Paceline."""
         layer, role = name.rsplit(".", 1)
         block = self._blocks.get(layer)
         if block is None:
-            return getattr(self, _attribute(name))
+            return getattr(self, self._attribute(name))
         norm = isinstance(block, (nn.BatchNorm, nn.LayerNorm))
         return getattr(block, BN_ROLES[role] if norm else role)
 
@@ -55,9 +69,10 @@ class MxnetNetwork(gluon.HybridBlock):
         block = self._blocks.get(layer["name"])
         if block is not None:
             return block(*inputs)
+        names = [tensor["name"] for tensor in layer["tensors"]]
+        own = {name.rsplit(".", 1)[1]: free[self._attribute(name)] for name in names}
         if layer["kind"] == "attention":
-            return _attention(ops, layer, free, inputs[0])
-        own = {key: value for key, value in free.items() if key.startswith(_attribute(layer["name"] + "."))}
+            return _attention(ops, layer, own, inputs[0])
         return OPERATIONS[layer["kind"]](ops, layer, self._shapes[layer["name"]], own, inputs)
 
     def _block(self, layer: Plain) -> Any:
@@ -69,14 +84,10 @@ class MxnetNetwork(gluon.HybridBlock):
             return nn.Dense(
                 layer["features"], in_units=shapes[0][-1], flatten=False, use_bias=layer["bias"], params=source.params
             )
-        build = BLOCKS.get(kind)
+        build = None if layer.get("ceil") else BLOCKS.get(kind)
         if build is None and kind not in OPERATIONS and kind != "attention":
             raise UnsupportedLayer(f"MXNet builds no {kind} ({layer['name']})")
         return build(layer, shapes[0]) if build else None
-
-
-def _attribute(tensor: str) -> str:
-    return "free_" + tensor.replace(".", "__").replace("-", "_")
 
 
 def _conv(layer: Plain, shape: Any) -> Any:
@@ -87,7 +98,7 @@ def _conv(layer: Plain, shape: Any) -> Any:
 def _pool(block: Any, **options: Any) -> Any:
     def build(layer: Plain, _: Any) -> Any:
         sizes = {"strides": tuple(layer["stride"]), "padding": tuple(layer["padding"])}
-        return block(tuple(layer["kernel"]), ceil_mode=layer["ceil"], **sizes, **options)
+        return block(tuple(layer["kernel"]), **sizes, **options)
 
     return build
 
@@ -106,6 +117,26 @@ BLOCKS: dict[str, Any] = {
     "flatten": lambda layer, shape: nn.Flatten(),
     "embedding": lambda layer, shape: nn.Embedding(layer["rows"], layer["width"]),
 }
+
+
+def _pool_up(ops: Any, layer: Plain, shapes: Any, _: Any, inputs: Any) -> Any:
+    """Pooling that rounds its size up, padded explicitly: MXNet keeps a last window that starts beyond the image."""
+    sides = pool_padding(layer, shapes[0])
+    sizes = {"kernel": tuple(layer["kernel"]), "stride": tuple(layer["stride"])}
+    if layer["kind"] == "max_pool":
+        return ops.Pooling(_padded(ops, inputs[0], sides, LOWEST), pool_type="max", **sizes)
+    mean = ops.Pooling(_padded(ops, inputs[0], sides, 0.0), pool_type="avg", **sizes)
+    if pool_shares(layer, shapes[0]) is None:
+        return mean
+    inner = [(before, min(after, side)) for (before, after), side in zip(sides, layer["padding"])]
+    beyond = [(0, whole[1] - part[1]) for whole, part in zip(sides, inner)]
+    counted = _padded(ops, _padded(ops, ops.ones_like(inputs[0]), inner, 1.0), beyond, 0.0)
+    return mean / ops.Pooling(counted, pool_type="avg", **sizes)
+
+
+def _padded(ops: Any, x: Any, sides: Any, value: float) -> Any:
+    (top, bottom), (left, right) = sides
+    return ops.pad(x, mode="constant", pad_width=(0, 0, 0, 0, top, bottom, left, right), constant_value=value)
 
 
 def _local_response_norm(ops: Any, layer: Plain, _: Any, __: Any, inputs: Any) -> Any:
@@ -132,16 +163,18 @@ def _pad_shortcut(ops: Any, layer: Plain, shapes: Any, _: Any, inputs: Any) -> A
 
 
 def _position(ops: Any, layer: Plain, _: Any, own: Any, inputs: Any) -> Any:
-    rows = ops.slice_axis(next(iter(own.values())), axis=0, begin=0, end=layer["shape"][0])
+    rows = ops.slice_axis(own["weight"], axis=0, begin=0, end=layer["shape"][0])
     return ops.broadcast_add(inputs[0], ops.expand_dims(rows, 0))
 
 
 def _type(ops: Any, _: Plain, __: Any, own: Any, inputs: Any) -> Any:
-    row = ops.slice_axis(next(iter(own.values())), axis=0, begin=0, end=1)
+    row = ops.slice_axis(own["weight"], axis=0, begin=0, end=1)
     return ops.broadcast_add(inputs[0], ops.expand_dims(row, 0))
 
 
 OPERATIONS: dict[str, Any] = {
+    "max_pool": _pool_up,
+    "avg_pool": _pool_up,
     "local_response_norm": _local_response_norm,
     "gelu": _gelu,
     "global_avg_pool": lambda ops, layer, shapes, own, inputs: ops.mean(inputs[0], axis=(2, 3)),
@@ -156,13 +189,9 @@ OPERATIONS: dict[str, Any] = {
 }
 
 
-def _attention(ops: Any, layer: Plain, free: dict[str, Any], x: Any) -> Any:
+def _attention(ops: Any, layer: Plain, own: dict[str, Any], x: Any) -> Any:
     length, width = layer["shape"]
     heads, size = layer["heads"], width // layer["heads"]
-    own = {
-        role: free[_attribute(f"{layer['name']}.{role}")]
-        for role in ("qkv_weight", "qkv_bias", "out_weight", "out_bias")
-    }
     qkv = ops.FullyConnected(x, own["qkv_weight"], own["qkv_bias"], num_hidden=3 * width, flatten=False)
     parts = ops.transpose(ops.reshape(qkv, (-1, length, 3, heads, size)), (2, 0, 3, 1, 4))
     query, key, value = (

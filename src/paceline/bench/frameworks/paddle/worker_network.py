@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as ops
 
-from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes, run_layers, tensor_shapes
+from paceline.bench.frameworks.graph import (
+    Plain,
+    UnsupportedLayer,
+    input_shapes,
+    layer_keys,
+    pool_padding,
+    pool_shares,
+    run_layers,
+    tensor_shapes,
+)
 
 __all__ = ["PaddleNetwork"]
+
+LOWEST = -1e30
 
 
 class PaddleNetwork(nn.Layer):
@@ -21,13 +33,14 @@ class PaddleNetwork(nn.Layer):
         self._graph = network
         self._shapes = input_shapes(network)
         self._dropout = training
+        self._keys = layer_keys(network)
         self.blocks = nn.LayerDict()
         self.free = nn.ParameterList()
         self._free_index: dict[str, int] = {}
         for layer in network["layers"]:
             block = self._block(layer)
             if block is not None:
-                self.blocks[_key(layer["name"])] = block
+                self.blocks[self._keys[layer["name"]]] = block
             elif layer.get("tensors"):
                 self._add_free(layer)
         self.names = list(tensor_shapes(network))
@@ -42,12 +55,16 @@ class PaddleNetwork(nn.Layer):
         if name in self._free_index:
             return self.free[self._free_index[name]]
         layer, role = name.rsplit(".", 1)
-        return getattr(self.blocks[_key(layer)], role)
+        return getattr(self.blocks[self._keys[layer]], role)
 
     def transposed(self, name: str) -> bool:
         """Whether the parameter is stored as (in, out)."""
         layer, role = name.rsplit(".", 1)
-        return role == "weight" and _key(layer) in self.blocks and isinstance(self.blocks[_key(layer)], nn.Linear)
+        return (
+            role == "weight"
+            and self._keys[layer] in self.blocks
+            and isinstance(self.blocks[self._keys[layer]], nn.Linear)
+        )
 
     def forward(self, value: Any) -> Any:
         """Logits of a batch of images or tokens."""
@@ -57,8 +74,8 @@ class PaddleNetwork(nn.Layer):
         return self.parameter(f"{layer['name']}.{role}")
 
     def _apply(self, layer: Plain, *inputs: Any) -> Any:
-        if _key(layer["name"]) in self.blocks:
-            return self.blocks[_key(layer["name"])](*inputs)
+        if self._keys[layer["name"]] in self.blocks:
+            return self.blocks[self._keys[layer["name"]]](*inputs)
         operation = getattr(self, "_" + layer["kind"], None)
         if operation is None:
             raise UnsupportedLayer(f"PaddlePaddle builds no {layer['kind']} ({layer['name']})")
@@ -70,8 +87,23 @@ class PaddleNetwork(nn.Layer):
             return nn.Dropout(layer["rate"] if self._dropout else 0.0)
         if layer.get("tied_to"):
             return None
+        if layer.get("ceil"):
+            return None
         build = BLOCKS.get(layer["kind"])
         return build(layer, shape) if build else None
+
+    def _max_pool(self, layer: Plain, x: Any) -> Any:
+        return ops.max_pool2d(self._padded(layer, x, LOWEST), layer["kernel"], layer["stride"])
+
+    def _avg_pool(self, layer: Plain, x: Any) -> Any:
+        x = ops.avg_pool2d(self._padded(layer, x, 0.0), layer["kernel"], layer["stride"])
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        return x * paddle.to_tensor(np.outer(*shares).astype(np.float32)) if shares else x
+
+    def _padded(self, layer: Plain, x: Any, value: float) -> Any:
+        """Explicit padding: PaddlePaddle keeps a last window that starts beyond the image."""
+        (top, bottom), (left, right) = pool_padding(layer, self._shapes[layer["name"]][0])
+        return ops.pad(x, [left, right, top, bottom], value=value)
 
     def _linear(self, layer: Plain, x: Any) -> Any:
         x = paddle.matmul(x, self.parameter(f"{layer['tied_to']}.weight"), transpose_y=True)
@@ -111,11 +143,6 @@ class PaddleNetwork(nn.Layer):
         mixed = ops.scaled_dot_product_attention(query, key, value, is_causal=layer["causal"])
         mixed = mixed.reshape([batch, length, width])
         return paddle.matmul(mixed, self._own(layer, "out_weight"), transpose_y=True) + self._own(layer, "out_bias")
-
-
-def _key(layer: str) -> str:
-    """Replace dots in a layer name, which PaddlePaddle reserves for nesting."""
-    return "at_" + layer.replace(".", "__")
 
 
 def _conv(layer: Plain, shape: Any) -> Any:

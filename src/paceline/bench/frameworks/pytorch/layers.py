@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from paceline.bench.frameworks.graph import layer_keys
+
 __all__ = ["TorchNetwork", "build"]
 
 Spec = dict[str, Any]
@@ -21,35 +23,32 @@ class TorchNetwork(nn.Module):
         super().__init__()
         self.order = [(layer["name"], layer["inputs"]) for layer in network["layers"]]
         self.parts = nn.ModuleDict()
+        self._keys = layer_keys(network)
         self._last_use = _last_uses(self.order)
         for layer in network["layers"]:
             inputs = [_shape_of(network, name) for name in layer["inputs"]]
-            self.parts[_key(layer["name"])] = build(layer, inputs, dropout=dropout)
+            self.parts[self._keys[layer["name"]]] = build(layer, inputs, dropout=dropout)
         for layer in network["layers"]:
             if layer.get("tied_to"):
-                self.parts[_key(layer["name"])].weight = self.parts[_key(layer["tied_to"])].weight
+                self.parts[self._keys[layer["name"]]].weight = self.parts[self._keys[layer["tied_to"]]].weight
 
     def forward(self, batch: Tensor) -> Tensor:
         """Logits of a batch."""
         known = {"input": batch}
         for position, (name, inputs) in enumerate(self.order):
-            known[name] = self.parts[_key(name)](*(known[source] for source in inputs))
+            known[name] = self.parts[self._keys[name]](*(known[source] for source in inputs))
             for source in self._last_use.get(position, ()):
                 del known[source]
         return known[self.order[-1][0]]
 
     def named_tensors(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Paceline's names, in the order of declaration."""
-        names = {_key(name): name for name, _ in self.order}
+        names = {key: name for name, key in self._keys.items()}
         found = {}
         for key, parameter in self.named_parameters():
             _, part, tensor = key.split(".", 2)
             found[f"{names[part]}.{tensor}"] = parameter
         return found
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "__")
 
 
 def _last_uses(order: list[Any]) -> dict[int, list[str]]:

@@ -13,6 +13,7 @@ from paceline.bench.frameworks.graph import (
     UnsupportedLayer,
     input_shapes,
     pool_padding,
+    pool_shares,
     run_layers,
     tensor_shapes,
 )
@@ -28,7 +29,7 @@ class TensorFlowNetwork(tf.Module):
         self._network = network
         self._shapes = input_shapes(network)
         layout = InOut(network)
-        self.native, self.plain = layout.native, layout.plain
+        self.native, self.plain, self._moving = layout.native, layout.plain, layout.moving
         self._training = training
         self.tensors: dict[str, tf.Variable] = {
             name: tf.Variable(self.native(name, np.zeros(shape, dtype)), name=name.replace(".", "_"))
@@ -58,6 +59,8 @@ class TensorFlowNetwork(tf.Module):
         return tf.nn.bias_add(x, self._tensor(layer, "bias")) if layer["bias"] else x
 
     def _linear(self, layer: Plain, x: Any) -> Any:
+        if len(x.shape) == 4:
+            return _rows(x, lambda rows: self._linear(layer, rows))
         tied = layer.get("tied_to")
         if tied:
             x = tf.matmul(x, self.tensors[f"{tied}.weight"], transpose_b=True)
@@ -72,13 +75,20 @@ class TensorFlowNetwork(tf.Module):
         return tf.compat.v1.nn.fused_batch_norm(x, scale, shift, epsilon=layer["eps"], is_training=True)[0]
 
     def _layer_norm(self, layer: Plain, x: Any) -> Any:
+        if len(x.shape) == 4:
+            return _rows(x, lambda rows: self._layer_norm(layer, rows))
         mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
         return tf.nn.batch_normalization(
             x, mean, variance, self._tensor(layer, "bias"), self._tensor(layer, "weight"), layer["eps"]
         )
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
-        radius, alpha = layer["size"] // 2, layer["alpha"] / layer["size"]
+        size, alpha = layer["size"], layer["alpha"] / layer["size"]
+        if size % 2 == 0:  # TensorFlow's own windows are symmetric
+            squares = tf.pad(x * x, [[0, 0], [0, 0], [0, 0], [size // 2, (size - 1) // 2]])
+            total = tf.add_n([squares[..., first : first + x.shape[3]] for first in range(size)])
+            return x * (layer["k"] + alpha * total) ** -layer["beta"]
+        radius = size // 2
         return tf.nn.local_response_normalization(x, radius, layer["k"], alpha, layer["beta"])
 
     def _relu(self, _: Plain, x: Any) -> Any:
@@ -100,7 +110,9 @@ class TensorFlowNetwork(tf.Module):
         pads = pool_padding(layer, self._shapes[layer["name"]][0])
         if pads != ((0, 0), (0, 0)):
             x = tf.pad(x, [[0, 0], *map(list, pads), [0, 0]])
-        return tf.nn.avg_pool2d(x, layer["kernel"], layer["stride"], "VALID")
+        x = tf.nn.avg_pool2d(x, layer["kernel"], layer["stride"], "VALID")
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        return x * np.outer(*shares)[None, :, :, None].astype(x.dtype.as_numpy_dtype) if shares else x
 
     def _global_avg_pool(self, _: Plain, x: Any) -> Any:
         return tf.reduce_mean(x, axis=[1, 2])
@@ -109,13 +121,15 @@ class TensorFlowNetwork(tf.Module):
         return tf.nn.dropout(x, layer["rate"]) if self._training and layer["rate"] else x
 
     def _flatten(self, layer: Plain, x: Any) -> Any:
+        if layer["name"] in self._moving:
+            x = tf.transpose(x, [0, 3, 1, 2])
         return tf.reshape(x, [-1, layer["shape"][0]])
 
     def _add(self, _: Plain, *inputs: Any) -> Any:
         return tf.add_n(inputs) if len(inputs) > 2 else inputs[0] + inputs[1]
 
     def _concat(self, layer: Plain, *inputs: Any) -> Any:
-        return tf.concat(inputs, axis=-1)
+        return tf.concat(inputs, axis=-1 if len(layer["shape"]) == 3 else 1)
 
     def _pad_shortcut(self, layer: Plain, x: Any) -> Any:
         extra = (layer["channels"] - self._shapes[layer["name"]][0][0]) // 2
@@ -145,6 +159,13 @@ class TensorFlowNetwork(tf.Module):
         mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), parts[2]), [0, 2, 1, 3])
         mixed = tf.reshape(mixed, [-1, length, width])
         return tf.tensordot(mixed, tf.transpose(self._tensor(layer, "out_weight")), 1) + self._tensor(layer, "out_bias")
+
+
+def _rows(x: Any, operation: Any) -> Any:
+    """An operation over the last axis of an image, its columns: with channels last they are not the last axis."""
+    _, height, width, channels = x.shape
+    rows = operation(tf.reshape(tf.transpose(x, [0, 3, 1, 2]), [-1, channels * height, width]))
+    return tf.transpose(tf.reshape(rows, [-1, channels, height, rows.shape[2]]), [0, 2, 3, 1])
 
 
 def _convolve(layer: Plain, x: Any, kernel: Any) -> Any:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import time
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from paceline import variables
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
+from paceline.bench.frameworks.rendezvous import ControlChannel, join_ranks
 from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
 from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, mean_cross_entropy
 
@@ -40,7 +39,7 @@ class ChiefSession(TensorFlowSession):
             "workers read variables from the server: their way is counted as forward, that of updates as aggregate",
         ]
         self.same = SAME if self.ranks > 1 else {}
-        self.waiting = _Followers(self.ranks)
+        self.waiting = _meet(0, self.ranks)
         cluster = tf.train.ClusterSpec(_cluster())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             cluster, task_type="chief", task_id=0, rpc_layer="grpc"
@@ -66,7 +65,7 @@ class ChiefSession(TensorFlowSession):
         self.coordinator.join()
         result = done[0].fetch()
         self.loss = result[0] if isinstance(result, tuple) else result
-        self.waiting.release()
+        self.waiting.signal()
 
     def sync(self) -> None:
         """Nothing to wait for: the coordinator has joined."""
@@ -108,8 +107,7 @@ class FollowerSession(ArraySession):
         """Connect to the chief."""
         self.same = SAME
         self.versions = {"tensorflow": tf.__version__}
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.chief = _call(address, port)
+        self.chief = _meet(self.rank, self.ranks)
 
     def load(self, tensors: dict[str, Any]) -> None:
         """The chief holds the variables."""
@@ -120,39 +118,13 @@ class FollowerSession(ArraySession):
 
     def run(self, part: str, batch: Any) -> None:
         """Wait for the chief's message."""
-        if not self.chief.recv(1):
-            raise ConnectionError("the chief is gone")
+        self.chief.await_signal()
 
 
-class _Followers:
-    """The chief's connections to the other ranks."""
-
-    def __init__(self, ranks: int) -> None:
-        self._lines = []
-        if ranks == 1:
-            return
-        with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as server:
-            server.settimeout(120)
-            self._lines = [server.accept()[0] for _ in range(ranks - 1)]
-
-    def release(self) -> None:
-        """Notify the other ranks that the step has ended."""
-        for line in self._lines:
-            line.sendall(b".")
-
-    def close(self) -> None:
-        """Close the connections."""
-        for line in self._lines:
-            line.close()
-
-
-def _call(address: str, port: int) -> socket.socket:
-    for _ in range(600):
-        try:
-            return socket.create_connection((address, port))
-        except OSError:
-            time.sleep(0.1)
-    raise ConnectionError("the chief does not answer")
+def _meet(rank: int, ranks: int) -> ControlChannel:
+    """The chief and the other ranks, at a port of their own beside the rendezvous of the launch."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return join_ranks(rank, ranks, address=address, port=port, token=os.environ[variables.TOKEN])
 
 
 def _cluster() -> dict[str, list[str]]:

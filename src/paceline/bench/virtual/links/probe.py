@@ -24,6 +24,10 @@ _TIME = struct.Struct("!d")
 _RATE = struct.Struct("!dd")
 _SETTLE_S = 0.1
 """Seconds at the start of a stream that are not counted (TCP slow start)."""
+_MOST_PEERS = 64
+"""Connections at one time; a measurement needs one or two."""
+_SILENCE_S = 10.0
+"""Seconds after which a peer that sends nothing is cut off."""
 _DROPPED = 5
 """First exchanges of a connection that are not counted."""
 
@@ -35,15 +39,27 @@ def listen(address: str, port: int) -> socket.socket:
 
 def serve(server: socket.socket) -> None:
     """Serve measurements concurrently until killed."""
+    places = threading.BoundedSemaphore(_MOST_PEERS)
     with server:
         while True:
-            peer, _ = server.accept()
-            threading.Thread(target=_answer, args=(peer,), daemon=True).start()
+            try:
+                peer, _ = server.accept()
+            except OSError:  # the peer is gone again, or descriptors are short: measurements go on
+                time.sleep(0.01)
+                continue
+            if places.acquire(blocking=False):
+                threading.Thread(target=_answer, args=(peer, places), daemon=True).start()
+            else:
+                peer.close()
 
 
-def _answer(peer: socket.socket) -> None:
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with peer, contextlib.suppress(ConnectionError):
+def _answer(peer: socket.socket, places: threading.BoundedSemaphore) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.callback(places.release)
+        stack.enter_context(peer)
+        stack.enter_context(contextlib.suppress(OSError))
+        peer.settimeout(_SILENCE_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if _receive(peer, _ASK.size) == b"r":
             peer.sendall(_RATE.pack(*_count(peer)))
         else:

@@ -1,0 +1,77 @@
+"""Mutated input files of every kind: each is read as its command would, or refused by an error that names the file.
+
+.venv/bin/python benchmarks/fuzz_inputs.py --count 100000
+
+No mutant may end in a traceback, or in a number that is negative or not finite. Every 200th goes through the whole
+command in this process, whose exit code must be 0 or 2. Failures are printed and written to --keep.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from click.testing import CliRunner
+from lib.result import Figure, parser_of, publish
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.property.inputs import KINDS, fuzz  # noqa: E402
+
+from paceline.cli import program  # noqa: E402
+from paceline.errors import PacelineError  # noqa: E402
+
+EVERY = 200
+
+
+def command_outcome(words: tuple[str, ...], path: Path) -> str | None:
+    """What is wrong with the command's end, if anything is."""
+    done = CliRunner().invoke(program, [word.replace("{}", str(path)) for word in words])
+    error = done.exception
+    code = error.exit_code if isinstance(error, PacelineError) else done.exit_code
+    if isinstance(error, PacelineError | SystemExit) or error is None:
+        return None if code in (0, 2) else f"exit {code}: {done.output[-200:]}"
+    return f"command: {type(error).__name__}: {error}"
+
+
+def fuzz_kind(name: str, count: int, folder: Path, seed: int, keep: Path | None) -> Counter[str]:
+    """Outcomes of one kind; failures are printed."""
+    outcomes: Counter[str] = Counter()
+    kind = KINDS[name]
+    for number, (data, outcome) in enumerate(fuzz(name, count, folder / name, seed=seed)):
+        if number % EVERY == 0 and kind.words:
+            outcome = command_outcome(kind.words, folder / name / f"given{kind.suffix}") or outcome
+        short = outcome if outcome in ("valid", "refused") else "failed"
+        outcomes[short] += 1
+        if short == "failed":
+            print(f"{name} {number} of seed {seed}: {outcome[:200]}")
+            if keep is not None:
+                keep.mkdir(parents=True, exist_ok=True)
+                (keep / f"{name}-{seed}-{number}{kind.suffix}").write_bytes(data)
+    return outcomes
+
+
+def main() -> int:
+    """Print how many mutants of each kind were read, refused, and failed."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--count", type=int, default=100_000, help="of all kinds together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=sorted(KINDS), nargs="*", default=sorted(KINDS))
+    parser.add_argument("--keep", type=Path, help="folder for the files that failed")
+    args = parser.parse_args()
+    each = max(1, args.count // len(args.only))
+    with tempfile.TemporaryDirectory() as folder:
+        found = {name: fuzz_kind(name, each, Path(folder), args.seed, args.keep) for name in args.only}
+    for name, outcomes in found.items():
+        print(f"{name:12} {outcomes['valid']:7} read {outcomes['refused']:7} refused {outcomes['failed']:5} failed")
+    failed = sum(outcomes["failed"] for outcomes in found.values())
+    total = sum(outcomes.total() for outcomes in found.values())
+    figures = [Figure("mutated files", total), Figure("tracebacks, nonsense, other exit codes", failed)]
+    return publish(args, figures, turns={name: dict(counts) for name, counts in found.items()}, passed=failed == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Predictions from catalog figures alone against published throughputs of V100, A100 and H100 in every precision.
+
+    .venv/bin/python benchmarks/published_devices.py
+    .venv/bin/python benchmarks/published_devices.py --fit
+
+Judged are the figures of catalog/published/devices.toml (ResNet-50, BERT-large, GPT of four sizes; float32, TF32,
+mixed), to which nothing was fitted. Targets: the 90 % intervals hold 85 % or more, and the median interval is no wider
+than a factor of 2 from end to end. Exits with 1 if a target is missed. `--fit` fits the reach of catalog/reach.toml
+again, to the figures of seven other campaigns, and with each campaign left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+from lib.device_figures import Fitted, Judged, fitted_figures, judged_figures, network_of
+from lib.result import Figure, parser_of, publish
+
+from paceline import catalog
+from paceline.model.compute import roofline_work
+from paceline.model.prediction import Prediction
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
+from paceline.spec.cluster import Cluster, Device, LayerClass
+from paceline.spec.strategy import Strategy
+
+PLACES = {"v100-sxm2": "dgx-1", "a100-80gb": "p4de.24xlarge", "h100-sxm5": "p5.48xlarge"}
+HELD, WIDE = 0.85, 2.0
+Reach = dict[str, float]
+START: Reach = {"convolution": 0.7, "tensor_convolution": 0.7, "linear": 0.7, "tensor_linear": 0.7,
+                "volta_tensor_linear": 0.7, "elementwise": 0.75}  # fmt: skip
+TRIED = [round(0.25 + 0.025 * step, 3) for step in range(29)]
+
+
+def without_memory_limit(cluster: Cluster) -> Cluster:
+    """The cluster with devices of any memory: what was published did fit (V100 of 32 GB, recomputed activations)."""
+    hosts = tuple(
+        host.model_copy(
+            update={"devices": tuple(device.model_copy(update={"memory": None}) for device in host.devices)}
+        )
+        for host in cluster.hosts
+    )
+    return cluster.model_copy(update={"hosts": hosts})
+
+
+def predicted(figure: Judged) -> Prediction:
+    """What `paceline predict` says of a published case."""
+    question = Question(
+        cluster=without_memory_limit(catalog.cluster(PLACES[figure.device])),
+        framework="pytorch/ddp",
+        batch=figure.batch,
+        network=network_of(figure.network, figure.length),
+        strategy=Strategy(precision=figure.precision, accumulate=figure.passes),
+    )
+    return predict_curve(question, (figure.devices,)).predictions[0]
+
+
+def judge() -> tuple[list[Figure], bool, list[float]]:
+    """Every figure beside its prediction; the share in intervals, their width, and whether both are as wanted."""
+    ratios, held, wide = [], [], []
+    for figure in judged_figures():
+        rate = predicted(figure).samples_per_s
+        low, high = rate.interval_90
+        ratios.append(rate.value / figure.rate)
+        held.append(low <= figure.rate <= high)
+        wide.append(high / low)
+        what = f"{figure.network}{f' {figure.length}' if figure.length else ''}, {figure.precision}"
+        print(
+            f"{what:24} {figure.devices} x {figure.device:10} published {figure.rate:9,.1f}  "
+            f"predicted {rate.value:9,.1f}  90 % {low:9,.1f} to {high:9,.1f}  {'held' if held[-1] else 'missed'}"
+        )
+    errors = [abs(ratio - 1) for ratio in ratios]
+    share, width = sum(held) / len(held), median(wide)
+    figures = [
+        Figure(f"share of {len(held)} figures in their 90 % interval", share),
+        Figure("median width of the 90 % interval, end to end", width),
+        Figure("mean error of the throughput", float(np.mean(errors))),
+    ]
+    return figures, share >= HELD and width <= WIDE, ratios
+
+
+def with_reach(device: Device, reach: Reach) -> Device:
+    """The device at a reach; V100 has its own for linear layers on tensor cores."""
+    linear = reach["volta_tensor_linear" if device.name.startswith("v100") else "tensor_linear"]
+    shares: dict[LayerClass, float] = {
+        "convolution": reach["convolution"], "tensor_convolution": reach["tensor_convolution"],
+        "linear": reach["linear"], "attention": reach["linear"], "tensor_linear": linear, "tensor_attention": linear,
+        "elementwise": reach["elementwise"],
+    }  # fmt: skip
+    return device.model_copy(update={"reach": shares})
+
+
+def log_ratio(figures: Fitted, reach: Reach) -> float:
+    """Logarithm of predicted over published."""
+    device = with_reach(catalog.device(figures.device), reach)
+    work = roofline_work(network_of(figures.network, figures.length), device, precision=figures.precision)
+    rates = [batch / ((step := work.at(batch)).compute + step.update) for batch, _ in figures.points]
+    return float(np.log(figures.ratio(rates)))
+
+
+def fitted(figures: Sequence[Fitted], rounds: int = 3) -> Reach:
+    """The reach of least mean absolute log error, one class after the other."""
+    reach = dict(START)
+    for _ in range(rounds):
+        for name in reach:
+            reach[name] = min(
+                TRIED, key=lambda share: sum(abs(log_ratio(one, {**reach, name: share})) for one in figures)
+            )
+    return reach
+
+
+def fit() -> None:
+    """The reach of all campaigns, and what each campaign looks like from the others."""
+    figures = fitted_figures()
+    reach = fitted(figures)
+    print(f"fitted to {len(figures)} groups: {reach}")
+    print(f"deviation of log(predicted / published): {np.std([log_ratio(one, reach) for one in figures]):.3f}")
+    left_out = []
+    for campaign in dict.fromkeys(one.campaign for one in figures):
+        others = fitted([one for one in figures if one.campaign != campaign], rounds=2)
+        left_out += [log_ratio(one, others) for one in figures if one.campaign == campaign]
+    print(f"the same, each campaign left out: {np.std(left_out):.3f}")
+
+
+def main() -> int:
+    """Judge, or fit anew."""
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--fit", action="store_true", default=None, help="fit the reach to other campaigns, and print it"
+    )
+    args = parser.parse_args()
+    if args.fit:
+        fit()
+        return 0
+    figures, passed, ratios = judge()
+    return publish(args, figures, turns=ratios, passed=passed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

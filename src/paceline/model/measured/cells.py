@@ -1,0 +1,87 @@
+"""CSV files of measured numbers: rows with their lines, and numbers that are checked; all problems at once."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import Problem, SpecError
+from paceline.spec.load import read_text
+
+__all__ = ["Cells", "read_table"]
+
+MAX_ROWS = 100_000
+WHOLE = ("devices", "devices_per_host", "hosts", "nodes")
+MOST = {"devices": 1e6, "devices_per_host": 1e6, "hosts": 1e6, "nodes": 1e6}
+"""The largest number of a column; 1e15 for others."""
+NOTHING = ("", "nan", "none", "na", "-")
+_PLAIN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The names of the columns, and every row that is not empty with its line; any ends of lines are accepted."""
+    text = read_text(path).lstrip("\ufeff").replace("\r", "\n")
+    reader = csv.reader(io.StringIO(text))
+    columns: list[str] = []
+    rows: list[tuple[int, dict[str, str]]] = []
+    try:
+        columns = next(reader, [])
+        for cells in reader:
+            texts = [cell.strip() for cell in cells]
+            if any(texts):
+                rows.append((reader.line_num, _row(path, reader.line_num, columns, texts)))
+            if len(rows) > MAX_ROWS:
+                raise _wrong(path, reader.line_num, "rows", f"more than {MAX_ROWS:,}", "a smaller file")
+    except csv.Error as error:
+        raise _wrong(path, reader.line_num, "syntax", str(error), "a CSV file") from None
+    return columns, rows
+
+
+def _row(path: Path, line: int, columns: list[str], texts: list[str]) -> dict[str, str]:
+    if any(texts[len(columns) :]):
+        given = f"{len(texts)} cells"
+        expected = f"{len(columns)} as the first line names (a decimal comma? write a point)"
+        raise _wrong(path, line, "row", given, expected)
+    return dict(zip(columns, texts + [""] * len(columns), strict=False))
+
+
+def _wrong(path: Path, line: int, field: str, given: str, expected: str) -> SpecError:
+    return SpecError(path, [Problem(str(path), line, field, given, expected)])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One row under its columns' names; what is wrong with it is added to the problems of the file."""
+
+    file: str
+    line: int
+    row: dict[str, str]
+    problems: list[Problem]
+
+    def refuse(self, name: str, given: str, expected: str, hint: str | None = None) -> None:
+        """Note a problem."""
+        self.problems.append(Problem(self.file, self.line, name, given, expected, hint))
+
+    def number(self, name: str, *, needed: bool = False) -> float | None:
+        """The number of a cell; none if the cell is empty or wrong, which is noted."""
+        text = self.row.get(name, "")
+        if text.lower() in NOTHING:
+            if needed:
+                self.refuse(name, repr(text) if text else "nothing", "a number above 0")
+            return None
+        if "," in text:
+            self.refuse(name, repr(text), "a number without commas", f"decimals have a point: {text.replace(',', '.')}")
+            return None
+        value = float(text) if _PLAIN.fullmatch(text) else math.nan
+        least, most = 0.0 if name == "spread" else 1e-12, MOST.get(name, 1e15)
+        if not least <= value <= most:
+            self.refuse(name, repr(text[:80]), f"a number above 0, at most {most:g}")
+            return None
+        if name in WHOLE and value != round(value):
+            self.refuse(name, repr(text), "a whole number")
+            return None
+        return value

@@ -1,0 +1,88 @@
+"""A group of Gloo hears nobody once it is connected, and an abandoned one gives back what it used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.environments import worker_path
+from paceline.bench.sites.local import free_ports
+
+RANK = """
+import gc, json, os, socket, sys, threading, time
+import torch, torch.distributed as dist
+from paceline.runtime.group.wire import BoardStore, Broken, Wire
+
+rank, ports = int(sys.argv[1]), json.loads(sys.argv[2])
+
+class Board:
+    def __init__(self, port): self.store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    def put(self, view, key, value): self.store.set(key, value)
+    def read(self, view, key): return self.store.get(key)
+    def has(self, view, key): return self.store.check([key])
+
+def answers(endpoint):
+    try:
+        socket.create_connection(endpoint, timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+found, boards = [], []
+for view, port in enumerate(ports):
+    boards.append(Board(port))
+    interrupted = threading.Event()
+    wire = Wire(BoardStore(boards[-1], view, "p"), rank, 2, address="127.0.0.1", interrupted=interrupted)
+    tensor = torch.ones(10)
+    wire.all_reduce(tensor)()
+    heard = [answers(endpoint) for endpoint in wire._endpoints]
+    tensor2 = torch.ones(10)
+    wire.all_reduce(tensor2)()
+    if rank == 0:
+        # The peer takes no part, as if it were suspended: the operation never ends by itself.
+        wait = wire.all_reduce(torch.ones(1_000_000))
+        interrupted.set()
+        try:
+            wait()
+        except Broken:
+            pass
+        wire.leave()
+        del wait
+        boards.pop()
+        open(f"{sys.argv[3]}/left-{view}", "w").close()
+    else:
+        while not os.path.exists(f"{sys.argv[3]}/left-{view}"):
+            time.sleep(0.05)
+    if rank == 0:
+        del wire
+        gc.collect()
+        time.sleep(0.2)
+        used = [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+        found.append({"sum": float(tensor2[0]), "heard": heard, "used": used})
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.full
+def test_an_abandoned_group_gives_back_threads_and_descriptors(torch_python: Path, tmp_path: Path) -> None:
+    """Findings 10 and 18: ten suspended peers left 30 threads and 60 descriptors, and anybody could call Gloo."""
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
+    ports = json.dumps(free_ports(3))
+    argv = [str(torch_python), "-c", RANK]
+    other = subprocess.Popen([*argv, "1", ports, str(tmp_path)], env=env, stdout=subprocess.DEVNULL)
+    first = subprocess.run(
+        [*argv, "0", ports, str(tmp_path)], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    other.kill()
+    other.wait()
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert [view["sum"] for view in found] == [2.0] * 3
+    assert not any(answer for view in found for answer in view["heard"])
+    assert all(len(view["heard"]) == 2 for view in found), "where both ranks listen was found on the board"
+    assert len({tuple(view["used"]) for view in found[1:]}) == 1, f"flat from view to view: {found}"

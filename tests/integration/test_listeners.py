@@ -1,0 +1,355 @@
+"""Every listener of the product is attacked in the same ways: each attack is refused, and legitimate peers still work.
+
+Findings 1, 3, 5, 10, 16 and 26 of the robustness review. A new listener gets a class here and its line in `SUBJECTS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.frameworks.rendezvous import FIRST, RANK, join_ranks
+from paceline.bench.sites.arrivals import Arrivals
+from paceline.bench.sites.local import free_ports
+from paceline.channel.frames import SecureConnection, open_connection
+from paceline.channel.handshake import VERSION, Login
+from paceline.runtime.members.channel import Channel
+from paceline.runtime.members.member import Member
+from paceline.runtime.members.view import Peer, Timeouts
+from paceline.runtime.protocol import messages
+
+SECRET = "0123456789abcdef" * 4
+
+
+class Subject:
+    """A listener under attack."""
+
+    port: int
+    caller: Login
+    role: str
+
+    def call(self, **changes: Any) -> SecureConnection:
+        """Log in as a legitimate peer does, or with something changed."""
+        login = Login(**{**vars(self.caller), **changes})
+        return open_connection("127.0.0.1", self.port, login, listener=self.role, timeout=5)
+
+    def check(self) -> None:
+        """A legitimate peer gets what it should."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def _await(subject: Subject) -> None:
+    """Until it listens."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            subject.call().close()
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+
+
+class OfMember(Subject):
+    """A member of a training job, which leads."""
+
+    def __init__(self, folder: Path) -> None:
+        server = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port, self.role = server.getsockname()[1], "member"
+        self.caller = Login(SECRET.encode(), "member", "rank1-b")
+        peer = Peer("rank0-a", 0, "127.0.0.1", self.port)
+        timeouts = Timeouts(heartbeat_interval=0.25, heartbeat_timeout=30.0, join=60.0)
+        self.member = Member(server, SECRET.encode(), peer=peer, timeouts=timeouts)
+        self.member.start(peer.endpoint, first=1)
+
+    def check(self) -> None:
+        channel = Channel(self.call())
+        channel.set_timeout(10)
+        channel.send(messages.LeadershipQuery())
+        assert channel.receive(messages.LeadershipReply).leads
+        channel.close()
+
+    def close(self) -> None:
+        self.member.leave()
+
+
+class OfShard(Subject):
+    """A shard of the syncer, as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,), self.role = free_ports(1), "shard"
+        self.caller = Login(SECRET.encode(), "group", "a")
+        settings = {"index": 0, "folder": str(folder), "address": "127.0.0.1", "port": self.port}
+        (folder / "shard.json").write_text(json.dumps({**settings, "groups": 1, "quorum": 1}))
+        argv = [sys.executable, "-m", "paceline.runtime.syncer.shard", str(folder / "shard.json")]
+        with (folder / "shard.log").open("wb") as log:
+            self.process = subprocess.Popen(argv, env={**os.environ, "PACELINE_SECRET": SECRET}, stdout=log, stderr=log)
+        _await(self)
+
+    def check(self) -> None:
+        channel = Channel(self.call())
+        channel.set_timeout(10)
+        channel.send(messages.GroupHeartbeat("a", False))
+        channel.receive(messages.HeartbeatReply)
+        channel.close()
+        assert self.process.poll() is None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class OfLaunch(Subject):
+    """Rank 0 of a measured launch, which waits for rank 1."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,), self.role = free_ports(1), FIRST
+        self.caller = Login(SECRET.encode(), RANK, "not a rank")
+        self.found: list[Any] = []
+        self.over = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.thread = threading.Thread(target=self._first, daemon=True)
+        self.thread.start()
+        _await(self)
+
+    def _first(self) -> None:
+        channel = join_ranks(0, 2, address="127.0.0.1", port=self.port, token=SECRET, timeout=120)
+        self.found.append(channel.gather("zero"))
+        channel.close()
+
+    def check(self) -> None:
+        channel = join_ranks(1, 2, address="127.0.0.1", port=self.port, token=SECRET, timeout=20)
+        assert channel.gather("one") is None
+        channel.close()
+        self.thread.join(20)
+        assert self.found.pop() == ["zero", "one"]
+        if not self.over:
+            self._begin()
+
+    def close(self) -> None:
+        self.over = True
+        self.check()
+
+
+class OfAgents(Subject):
+    """A launcher that waits for agents of other hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.arrivals = Arrivals(SECRET, listens=True)
+        assert self.arrivals.port is not None
+        self.port, self.role, self.caller = self.arrivals.port, "launcher", Login(SECRET.encode(), "agent")
+
+    def check(self) -> None:
+        pid = secrets.randbelow(1 << 30)
+        connection = self.call()
+        connection.send_plain({"host": "h", "address": "127.0.0.1", "pid": pid})
+        agent = self.arrivals.next(timeout_s=20)
+        assert agent is not None
+        assert agent.pid == pid, "only legitimate agents arrive"
+        connection.close()
+        agent.close(0)
+
+    def close(self) -> None:
+        with self.arrivals:
+            pass
+
+
+SUBJECTS = {"member": OfMember, "shard": OfShard, "launch": OfLaunch, "agents": OfAgents}
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    made = SUBJECTS[request.param](tmp_path_factory.mktemp(request.param))
+    yield made
+    made.close()
+
+
+def refused(stranger: socket.socket) -> None:
+    """The listener says no more than its greeting, and hangs up."""
+    stranger.settimeout(20)
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while data := stranger.recv(4096):
+            said += data
+    assert len(said) <= 42, said
+
+
+HEAD = b"PACELINE" + struct.pack(">H", VERSION)
+SENT = {
+    "noise": os.urandom(5000),
+    "http": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+    "list": b"\x00\x00\x00\x02[]\n",
+    "open lists": struct.pack(">I", 1024) + b"[" * 1024 + b"\n",
+    "surrogate": b'\x00\x00\x00\x20{"nonce":"\\ud800","proof":"\\ud800"}\n',
+    "other token": json.dumps({"rank": 1, "token": "schlüssel"}, ensure_ascii=False).encode() + b"\n",
+    "huge": b"\xff" * 64,
+    "huge fields": HEAD + bytes(32) + b"\xff\xff" + bytes(60000),
+    "no proof": HEAD + bytes(32) + b"\x00\x00" + bytes(32),
+    "cut fields": HEAD + bytes(32) + b"\x00\x0a" + b"\x00\xc8" * 5 + bytes(32),
+    "older version": b"PACELINE" + struct.pack(">H", VERSION - 1) + bytes(200),
+    "newer version": b"PACELINE" + struct.pack(">H", VERSION + 1) + bytes(200),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_is_no_login_is_refused(subject: Subject, name: str) -> None:
+    with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(SENT[name])
+            stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            refused(stranger)
+    subject.check()
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "secret": {"secret": b"a guess at the secret"},
+    "role": {"role": "guest"},
+    "session": {"session": "another job"},
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_another_login_is_refused(subject: Subject, name: str) -> None:
+    with pytest.raises(ConnectionError):
+        subject.call(**CHANGED[name])
+    subject.check()
+
+
+def test_hanging_up_at_once(subject: Subject) -> None:
+    for _ in range(20):
+        connection = socket.create_connection(("127.0.0.1", subject.port), timeout=5)
+        # A reset in place of an orderly end: the next thing that the listener does fails.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    subject.check()
+
+
+def test_silence_does_not_hold_up_others(subject: Subject) -> None:
+    with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as silent:
+        subject.check()
+        refused(silent)  # within the seconds of a handshake
+
+
+def test_dripping_does_not_hold_up_others(subject: Subject) -> None:
+    with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as stranger:
+        subject.check()
+        ended = False
+        for number in range(200):
+            try:
+                stranger.sendall((HEAD + bytes(32) + b"\x00\xff" + bytes(400))[number : number + 1])
+            except OSError:
+                ended = True
+                break
+            time.sleep(0.1)
+        assert ended, "the whole handshake has a deadline, not each byte"
+    subject.check()
+
+
+def test_two_hundred_connections_at_once(subject: Subject) -> None:
+    crowd = [socket.create_connection(("127.0.0.1", subject.port), timeout=20) for _ in range(200)]
+    subject.check()
+    for connection in crowd:
+        connection.close()
+    subject.check()
+
+
+def relayed(subject: Subject, change: Callable[[bytes], bytes] = bytes) -> tuple[list[bytes], list[bytes]]:
+    """A legitimate peer calls a port on which somebody passes everything on to the listener: what each side said."""
+    server = socket.create_server(("127.0.0.1", 0))
+    called, answered = [], []
+
+    def carry() -> None:
+        caller, _ = server.accept()
+        onward = socket.create_connection(("127.0.0.1", subject.port), timeout=5)
+        with caller, onward, contextlib.suppress(OSError):
+            caller.settimeout(5)
+            caller.sendall(onward.recv(4096))
+            called.append(caller.recv(4096))
+            onward.sendall(change(called[0]))
+            answered.append(onward.recv(4096))
+            caller.sendall(answered[0])
+
+    thread = threading.Thread(target=carry, daemon=True)
+    thread.start()
+    with server, pytest.raises(ConnectionError):
+        open_connection("127.0.0.1", server.getsockname()[1], subject.caller, listener=subject.role, timeout=5)
+    thread.join(10)
+    return called, answered
+
+
+def test_a_relayed_proof_is_refused(subject: Subject) -> None:
+    called, answered = relayed(subject)
+    assert len(called[0]) > 80, "the caller did prove itself to whom it called"
+    assert answered in ([], [b""]), "the listener proved nothing"
+    subject.check()
+
+
+def test_a_replayed_proof_is_refused(subject: Subject) -> None:
+    (claim,), _ = relayed(subject)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as stranger:
+            stranger.sendall(claim)
+            refused(stranger)
+    subject.check()
+
+
+def test_a_reflected_greeting_is_refused(subject: Subject) -> None:
+    with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as stranger:
+        greeting = stranger.recv(42)
+        stranger.sendall(greeting + b"\x00\x00" + bytes(32))
+        refused(stranger)
+    subject.check()
+
+
+def sealed(connection: SecureConnection, text: bytes) -> bytes:
+    return connection._sealed(text, b"")[0]
+
+
+def flip(frame: bytes, at: int) -> bytes:
+    return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
+
+
+AFTER: dict[str, Callable[[SecureConnection], bytes]] = {
+    "flipped bit in the size": lambda own: flip(sealed(own, b"{}"), 3),
+    "flipped bit in the text": lambda own: flip(sealed(own, b'{"kind":"x"}'), 30),
+    "flipped bit in the end": lambda own: flip(sealed(own, b"{}"), -1),
+    "cut": lambda own: sealed(own, b"{}")[:-5],
+    "out of order": lambda own: (sealed(own, b"{}"), sealed(own, b"{}"))[1],
+    "in plain": lambda own: b'\x00\x00\x00\x02{}{"kind":"leadership-query"}',
+    "list": lambda own: sealed(own, b"[]"),
+    "open lists": lambda own: sealed(own, b"[" * 1024),
+    "deep": lambda own: sealed(own, b'{"kind":' * 900 + b"1" + b"}" * 900),
+    "surrogate": lambda own: sealed(own, b'{"kind":"\\ud800","host":"\\ud800"}'),
+    "number": lambda own: sealed(own, b"7"),
+    "no text": lambda own: sealed(own, b"\xff\xfe"),
+    "empty": lambda own: sealed(own, b""),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_after_the_login_only_that_connection_ends(subject: Subject, name: str) -> None:
+    own = subject.call()
+    with contextlib.suppress(OSError):
+        own._connection.send(AFTER[name](own))
+        own.end_sending()
+    subject.check()
+    own.close()

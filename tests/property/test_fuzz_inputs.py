@@ -1,0 +1,32 @@
+"""Mutants of every kind of input file are read or refused; thousands more in benchmarks/fuzz_inputs.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.property.inputs import KINDS, fuzz, outcome
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    (tmp_path / "clusters").mkdir()
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    for path in (Path(__file__).parents[2] / "examples" / "clusters").iterdir():
+        (tmp_path / "clusters" / path.name).write_bytes(path.read_bytes())
+    for text in kind.texts(folder):
+        path = folder / f"given{kind.suffix}"
+        path.write_bytes(text)
+        assert outcome(kind, path) == "valid"
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", KINDS)
+def test_mutants_are_read_or_refused(name: str, count: int, tmp_path: Path) -> None:
+    found = Counter(result for _, result in fuzz(name, count, tmp_path / "x", seed=5))
+    assert set(found) <= {"valid", "refused"}, found
+    assert found["refused"] > count / 10

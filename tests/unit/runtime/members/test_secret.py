@@ -1,0 +1,99 @@
+"""Where the secret of a job comes from, and where it does not."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InputError
+from paceline.runtime.members.secret import given_secret, local_secret, seal_endpoint, unseal_endpoint
+
+SECRET = "0123456789abcdef"
+ONE_HOST = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / f"paceline-{os.getuid()}"
+
+
+def test_from_the_environment_or_a_file_of_the_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    assert given_secret({"PACELINE_SECRET": SECRET}) == SECRET.encode()
+    assert given_secret({"PACELINE_SECRET_FILE": str(path)}) == SECRET.encode()
+    assert given_secret({}) is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(mode)
+    with pytest.raises(InputError, match="others can read"):
+        given_secret({"PACELINE_SECRET_FILE": str(path)})
+
+
+def test_links_fifos_and_nothing_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for name in ("link", "fifo", "nothing"):
+        with pytest.raises(InputError):
+            given_secret({"PACELINE_SECRET_FILE": str(tmp_path / name)})
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(InputError, match="15 characters, at least 16"):
+        given_secret({"PACELINE_SECRET": SECRET[:-1]})
+
+
+def test_torchrun_on_several_hosts_is_refused_with_the_line_to_type(runtime_folder: Path) -> None:
+    """Finding 4: nothing is derived from torchrun's store."""
+    with pytest.raises(InputError, match="several hosts") as refusal:
+        local_secret({**ONE_HOST, "LOCAL_WORLD_SIZE": "1"})
+    assert "export PACELINE_SECRET=$(python3 -c" in str(refusal.value.hint)
+    assert not runtime_folder.exists()
+
+
+def test_ranks_of_one_agent_share_a_secret_that_only_their_user_can_read(runtime_folder: Path) -> None:
+    program = (
+        "import sys; from paceline.runtime.members.secret import local_secret; "
+        f"print(local_secret({ONE_HOST!r}).decode())"
+    )
+    ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    found = {rank.communicate(timeout=60)[0] for rank in ranks}
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 64
+    (path,) = runtime_folder.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(runtime_folder.stat().st_mode) == 0o700
+    again = local_secret({**ONE_HOST, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.decode() != path.read_text(), "a restarted job has another one"
+
+
+def test_a_folder_that_others_can_write_is_refused(runtime_folder: Path) -> None:
+    runtime_folder.mkdir()
+    runtime_folder.chmod(0o777)
+    with pytest.raises(InputError, match="this user alone"):
+        local_secret(ONE_HOST)
+
+
+def test_an_endpoint_is_believed_only_with_a_proof() -> None:
+    sealed = seal_endpoint(b"secret", "job 1", "10.0.0.1:4000")
+    assert unseal_endpoint(b"secret", "job 1", sealed) == "10.0.0.1:4000"
+    forged = sealed.replace("10.0.0.1", "10.0.0.9")
+    for secret, session, text in (
+        (b"other", "job 1", sealed),
+        (b"secret", "job 2", sealed),
+        (b"secret", "job 1", forged),
+        (b"secret", "job 1", "10.0.0.1:4000"),
+        (b"secret", "job 1", "\ud800 \ud800"),
+    ):
+        assert unseal_endpoint(secret, session, text) is None
