@@ -31,6 +31,18 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/paceline")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 LEAST = 0.85
+PROCESSES = {
+    "runtime/auto/": "test_auto.py",
+    "runtime/capture.py": "test_capture.py",
+    "runtime/checkpoint.py": "test_faults.py",
+    "runtime/large/": "test_large.py",
+    "runtime/launch.py": "test_measured.py",
+    "runtime/measured.py": "test_measured.py",
+    "runtime/members/": "test_faults.py",
+    "runtime/syncer/": "test_syncer.py",
+    "runtime/": "test_exactness.py",
+}
+"""Tests with real processes of PyTorch, for functions that no test in the same process reaches; the first that fits."""
 SECONDS = 20.0
 """Tests of one mutation: the quickest that together take this long."""
 
@@ -46,8 +58,6 @@ def main() -> int:
     drawn = [one for package in options.only for one in _draw(package, options.count, options.seed)]
     caught = _verdicts(drawn, reach, options.workers)
     survivors = [one for one, seen in zip(drawn, caught, strict=True) if not seen]
-    for one in survivors:
-        print(f"\nsurvived: {one.path}:{one.line} {one.function or '(module)'} ({one.kind})\n{one.diff()}")
     return _table(drawn, survivors, options, time.monotonic() - started)
 
 
@@ -82,6 +92,7 @@ def _verdicts(drawn: list[Mutation], reach: Reach, workers: int) -> list[bool]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(workers) as pool:
         for index in range(workers):
             free.put(Server(_copy(Path(folder) / str(index))))
+        _check_unchanged(drawn, free, reach)
 
         def judge(mutation: Mutation) -> bool:
             server = free.get()
@@ -97,6 +108,24 @@ def _verdicts(drawn: list[Mutation], reach: Reach, workers: int) -> list[bool]:
     return found
 
 
+def _check_unchanged(drawn: list[Mutation], free: SimpleQueue[Server], reach: Reach) -> None:
+    """Without a mutation the tests pass; else every mutation would look caught."""
+    server = free.get()
+    free.put(server)
+    tests = {test for one in drawn for test, _ in _tests_of(one, reach)[:2] if "::" in test}
+    if server.fails(sorted(tests), limit=1800):
+        sys.exit(f"tests fail without a mutation: {(server.tree / 'mutant.log').read_text()[-2000:]}")
+
+
+def _tests_of(mutation: Mutation, reach: Reach) -> list[tuple[str, float]]:
+    file = mutation.path.relative_to(SOURCE).as_posix()
+    found = reach.tests_of(file, mutation.function, SECONDS)
+    if found or not file.startswith("runtime/"):
+        return found
+    test = next(test for start, test in PROCESSES.items() if file.startswith(start))
+    return [(f"tests/integration/runtime/{test}", 60.0)]
+
+
 def _copy(tree: Path) -> Path:
     left = shutil.ignore_patterns(".venv", ".git", "results", "__pycache__", ".*_cache", ".hypothesis", "dist")
     shutil.copytree(ROOT, tree, ignore=left)
@@ -107,16 +136,22 @@ def _copy(tree: Path) -> Path:
 
 
 def _caught(mutation: Mutation, server: Server, reach: Reach) -> bool:
-    tests = reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
+    tests = _tests_of(mutation, reach)
     if not tests:
-        print("-", end="", flush=True)
+        _tell(mutation, "no test reaches it")
         return False
     target = server.tree / mutation.path
     target.write_text(mutation.after, encoding="utf-8")
     Path(importlib.util.cache_from_source(str(target))).unlink(missing_ok=True)
     seen = server.fails([test for test, _ in tests], limit=60 + 6 * sum(seconds for _, seconds in tests))
-    print("." if seen else "S", end="", flush=True)
+    if not seen:
+        _tell(mutation, f"{len(tests)} tests pass")
     return seen
+
+
+def _tell(mutation: Mutation, why: str) -> None:
+    where = f"{mutation.path}:{mutation.line} {mutation.function or '(module)'}"
+    print(f"survived ({why}): {where} ({mutation.kind})\n{mutation.diff()}\n", flush=True)
 
 
 def _table(drawn: list[Mutation], survivors: list[Mutation], options: argparse.Namespace, seconds: float) -> int:

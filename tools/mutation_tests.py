@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ PACKAGES = ("cost", "model", "measurements", "runtime", "explain")
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
 LIBRARIES = ("click", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parquet", "pydantic", "pytest",
              "rich.console", "scipy.optimize", "scipy.stats", "tomli_w")  # fmt: skip
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
+           "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
+"""The warning would be that libraries are imported already."""
+FAILED = (1, 2, 4, -signal.SIGKILL)
+"""A test failed, a module of tests could not be imported, or the time was over."""
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -170,7 +176,10 @@ class Server:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"tests": tests, "limit": limit}) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline()) != 0
+        code = json.loads(self._process.stdout.readline())
+        if code not in (0, *FAILED):
+            sys.exit(f"pytest ended with {code}: {(self.tree / 'mutant.log').read_text()[-2000:]}")
+        return code in FAILED
 
     def stop(self) -> None:
         """End the process."""
@@ -184,7 +193,10 @@ def _serve() -> int:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            os._exit(_run(request["tests"]))
+            code = _run(request["tests"])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         print(_ended(child, time.monotonic() + request["limit"]), flush=True)
     return 0
 
@@ -209,8 +221,9 @@ def _run(tests: list[str]) -> int:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
     try:
-        return int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]))
+        return int(pytest.main([*tests, *OPTIONS]))
     except BaseException:  # noqa: BLE001
+        traceback.print_exc()
         return 3
 
 

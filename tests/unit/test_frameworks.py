@@ -136,6 +136,7 @@ def test_caffe_takes_every_second_pixel_of_an_even_image() -> None:
         ("caffe/single", "linear-on-image", "(rows): Caffe's InnerProduct reads the whole image"),
         ("singa/allreduce", "avg_pool-3x3-2x2-1x1-of-7", "leaves the padding out"),
         ("singa/allreduce", "max_pool-2x2-2x2-0x0-ceil-of-7", "rounds down"),
+        ("singa/allreduce", "add-of-three", "(sum): SINGA's autograd adds gradients in place"),
     ],
 )
 def test_what_a_builder_cannot_do_is_refused_before_the_launch(name: str, family: str, words: str) -> None:

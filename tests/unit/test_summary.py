@@ -132,3 +132,14 @@ def test_a_pass_that_equals_the_last_one_is_the_whole_step_too() -> None:
     phases = phases_of({"forward": 1.0, "compute": 3.0, "exchange": 5.5, "resident": 5.5, "clean": 5.0})
     assert phases["aggregate"] == pytest.approx(2.0)
     assert (phases["update"], phases["other"]) == (0.0, 0.0)
+
+
+def test_a_difference_needs_both_the_test_and_the_interval() -> None:
+    base = [1.0] * 9
+    sample = [1.0] * 5 + [1.1] * 4
+    found = compare(sample, base)
+    # The means differ, the medians do not: Welch's t is 2.53 of 8 degrees of freedom, the interval contains 1.
+    assert found.p_value == pytest.approx(0.0353, abs=2e-4)
+    assert found.ratio.low == 1.0
+    assert found.verdict == "no difference shown"
+    assert compare([value * 1.001 for value in sample], base).verdict == "faster"

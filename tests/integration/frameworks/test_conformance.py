@@ -55,7 +55,7 @@ def test_it_computes_or_refuses_every_network_of_the_family(framework: str) -> N
     ready(framework)
     proofs = list(prove_family(framework))
     assert [proof for proof in proofs if proof.status not in ("equal", "skipped")] == []
-    assert sum(proof.status == "equal" for proof in proofs) >= 30
+    assert sum(proof.status == "equal" for proof in proofs) >= 20
 
 
 POOLED = """

@@ -12,7 +12,7 @@ from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.cases.exchange import GradientExchange, exchanges_by_launch, gradient_exchange, gradients_of
 from paceline.explain.gap import difference, find_gaps
 from paceline.measurements.run import Span
-from paceline.measurements.summary import median_interval
+from paceline.measurements.summary import amount_interval
 from tests.made import Made, write
 
 EXCHANGE = GradientExchange(
@@ -105,7 +105,7 @@ def test_hidden_is_what_exchanges_cover_before_the_last_gradient() -> None:
 
 def test_an_error_of_either_side_is_one_of_the_difference() -> None:
     ours, steady = [1.0, 1.1, 1.2, 2.0], [5.0] * 4
-    own = median_interval(ours)
+    own = amount_interval(ours)
     below, above = own.value - own.low, own.high - own.value
     assert below != pytest.approx(above)
     found = difference(ours, steady, -3.0)

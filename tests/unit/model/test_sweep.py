@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import Unsupported
-from paceline.model.sweep import SweepPoint, fit_sweep, seconds_at
+from paceline.model.sweep import CollectiveFit, SweepPoint, fit_sweep, seconds_at
 
 N = np.array([1e6])
 
@@ -43,3 +43,42 @@ def test_other_counts_follow_the_measured_trend():
 def test_two_sizes_are_not_a_sweep():
     with pytest.raises(Unsupported, match="at least 3"):
         fit_sweep(sweep(1e-4, 1e-9)[:2])
+
+
+def made(form="additive", ranks=2, per_byte=1e-9, **changes):
+    given = {"startup": 0.0, "root": 0.0, "spread": 0.1, "smallest": 1e3, "largest": 1e6, **changes}
+    return CollectiveFit("all_reduce", ranks, form, per_byte=per_byte, **given)
+
+
+def test_each_form_by_hand():
+    sizes = np.array([0.0, 4.0, 100.0])
+    assert made(startup=0.5, per_byte=2.0).seconds(sizes).tolist() == [0.0, 8.5, 200.5]
+    assert made("largest", startup=10.0, per_byte=2.0).seconds(sizes).tolist() == [0.0, 10.0, 200.0]
+    assert made("saturating", startup=0.5, per_byte=2.0, root=3.0).seconds(sizes).tolist() == [0.0, 14.5, 230.5]
+
+
+@pytest.mark.parametrize(("size", "spread"), [(1e3, 0.1), (1e6, 0.1), (4e6, 0.2), (16e6, 0.4), (250.0, 0.2)])
+def test_uncertainty_doubles_for_every_factor_of_four_outside(size, spread):
+    assert made().uncertainty(size) == pytest.approx(spread)
+    assert made(spread=0.0).uncertainty(size) == pytest.approx(spread / 10), "never surer than one percent"
+
+
+def test_a_count_that_was_not_measured_by_hand():
+    # From 2 to 4 ranks 1.5 times as long, so to 8 ranks 1.5 times again.
+    seconds, spread = seconds_at((made(), made(ranks=4, per_byte=1.5e-9)), "all_reduce", 8, N)
+    assert seconds[0] == pytest.approx(2.25e-3)
+    assert spread == pytest.approx((0.1**2 + 0.12**2) ** 0.5)
+    # With one count alone, as a ring: 3/4 of the bytes instead of a half.
+    seconds, spread = seconds_at((made(),), "all_reduce", 8, N)
+    assert seconds[0] == pytest.approx(1e-3 * (7 / 8) / (1 / 2))
+    assert spread == pytest.approx((0.1**2 + 0.24**2) ** 0.5)
+    # No trend is steeper than the number of ranks, and none falls.
+    assert seconds_at((made(), made(ranks=4, per_byte=9e-9)), "all_reduce", 8, N)[0][0] == pytest.approx(18e-3)
+    assert seconds_at((made(), made(ranks=4, per_byte=0.5e-9)), "all_reduce", 8, N)[0][0] == pytest.approx(0.5e-3)
+
+
+def test_the_median_of_repeated_sizes_counts():
+    points = [SweepPoint("all_reduce", 2, n, 1e-9 * n * factor) for n in (1e3, 1e4, 1e5, 1e6) for factor in (1, 1, 50)]
+    (fit,) = fit_sweep(points)
+    assert fit.per_byte == pytest.approx(1e-9, rel=1e-3)
+    assert (fit.smallest, fit.largest) == (1e3, 1e6)

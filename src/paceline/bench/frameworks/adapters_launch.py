@@ -212,6 +212,7 @@ class Singa(PolicyAdapter):
         "rounded_up": "SINGA's pooling rounds down",
         "padded_mean": "SINGA's mean leaves the padding out",
         "image_rows": "SINGA's matmul takes matrices only",
+        "repeated_input": "SINGA's autograd adds gradients in place, also to those of the other layers of the sum",
     }
     labels = ("unsupported combination: SINGA 3.0.0.dev1's extension for CPython 3.6 loaded into 3.11",)
 

@@ -24,6 +24,7 @@ FEATURES = {
     "even_window": "local response normalisation over an even number of channels",
     "rounded_up": "pooling that rounds its size up",
     "padded_mean": "average pooling with padding",
+    "repeated_input": "a sum with one layer more than once",
     "image_rows": "a linear layer or layer normalisation over the columns of an image",
 }
 """What some frameworks lack of a kind of layer."""
@@ -39,6 +40,7 @@ def _features(network: Network) -> Iterator[tuple[str, str]]:
             "even_window": layer.kind == "local_response_norm" and layer.size % 2 == 0,
             "rounded_up": layer.kind in ("max_pool", "avg_pool") and layer.ceil,
             "padded_mean": layer.kind == "avg_pool" and any(layer.padding),
+            "repeated_input": layer.kind == "add" and len(set(layer.inputs)) < len(layer.inputs),
             "image_rows": layer.kind in ("linear", "layer_norm") and len(shapes[layer.inputs[0]]) == 3,
         }
         yield layer.name, layer.kind

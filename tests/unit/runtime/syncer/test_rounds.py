@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,3 +101,141 @@ def test_the_first_group_decides_the_rules_and_a_restart_keeps_them(tmp_path: Pa
         state.arrive(Arrival("b", 1, 0, 10, np.ones(1, dtype=np.float32)), 0.0)
         state.advance(0.0)
         assert state.dropped == 1
+
+
+def shard_with(*names: str, theta: float = 0.0, **policy: Any) -> ShardState:
+    """A shard to which each of these groups has handed in ones once, one round each."""
+    shard = ShardState(RoundPolicy(**{"groups": 3, **policy}))
+    shard.start(np.full(2, theta, dtype=np.float32))
+    for place, name in enumerate(names):
+        shard.arrive(arrival(name, base=place), 0.0)
+        assert shard.advance(0.0)
+    return shard
+
+
+def arrival(group: str, *, sequence: int = 1, base: int = 0, samples: int = 10, value: float = 1.0) -> Arrival:
+    return Arrival(group, sequence, base, samples, np.full(2, value, dtype=np.float32))
+
+
+def test_staleness_is_the_number_of_versions_since_the_start_of_the_progress() -> None:
+    shard = shard_with("a", "b")
+    assert shard.theta == pytest.approx([-1.5, -1.5])  # 1, then half of 1
+    shard.arrive(arrival("c", base=0), 0.0)
+    shard.advance(0.0)
+    assert shard.staleness == [0, 0, 2]
+    assert shard.theta == pytest.approx([-1.5 - 1 / 3 / 3] * 2)  # a third of the samples, divided by 1 + 2
+    assert (shard.version, shard.dropped) == (3, 0)
+
+
+def test_a_start_that_is_not_remembered_any_more_is_divided() -> None:
+    shard = shard_with(rule=StalenessRule("gap"))
+    for sequence in range(1, 10):
+        shard.arrive(arrival("a", sequence=sequence, base=sequence - 1), 0.0)
+        shard.advance(0.0)
+    shard.arrive(arrival("b", base=0), 0.0)
+    shard.advance(0.0)
+    assert shard.theta == pytest.approx([-9 - 0.5 / (1 + 9)] * 2)
+
+
+def test_gap_measures_the_distance_in_mean_steps() -> None:
+    shard = shard_with("a", "b", rule=StalenessRule("gap"))
+    # Steps of 1 and 0.5 along the diagonal: mean 0.75 sqrt 2; the distance since version 0 is 1.5 sqrt 2.
+    shard.arrive(arrival("c", base=0), 0.0)
+    shard.advance(0.0)
+    assert shard.theta == pytest.approx([-1.5 - 1 / 3 / 3] * 2)
+    near = shard_with("a", "b", rule=StalenessRule("gap"))
+    near.arrive(arrival("c", base=1), 0.0)
+    near.advance(0.0)
+    assert near.theta == pytest.approx([-1.5 - 1 / 3 / (1 + 0.5 / 0.75)] * 2)
+
+
+def test_discard_keeps_what_is_as_late_as_its_limit() -> None:
+    for limit, dropped in ((1, 1), (2, 0)):
+        shard = shard_with("a", "b", rule=StalenessRule("discard", limit=limit))
+        shard.arrive(arrival("c", base=0), 0.0)
+        shard.advance(0.0)
+        assert shard.dropped == dropped
+        assert shard.theta == pytest.approx([-1.5 - (0 if dropped else 1 / 3)] * 2)
+
+
+def test_a_group_weighs_as_many_samples_as_it_said_last() -> None:
+    shard = shard_with("a", "b")
+    shard.arrive(arrival("a", sequence=2, base=2, samples=30, value=4.0), 0.0)
+    shard.advance(0.0)
+    assert shard.theta == pytest.approx([-1.5 - 4.0 * 30 / 40] * 2)
+
+
+def test_momentum_looks_ahead_and_the_rate_scales() -> None:
+    outer, state = OuterOptimizer(rate=0.5, momentum=0.9), OuterState(np.zeros(1), np.zeros(1))
+    theta = outer_step(np.zeros(1), np.ones(1), state, outer)
+    assert theta == pytest.approx([-0.5 * (1 + 0.9)])
+    theta = outer_step(theta, np.ones(1), state, outer)
+    assert state.velocity == pytest.approx([1.9])
+    assert theta == pytest.approx([-0.95 - 0.5 * (1 + 0.9 * 1.9)])
+    assert state.pending == pytest.approx([0.0])
+    assert state.count == 2
+
+
+def test_what_arrived_is_known_before_its_round_is_over() -> None:
+    shard = ShardState(RoundPolicy(groups=2, quorum=2))
+    shard.start(np.zeros(2, dtype=np.float32))
+    shard.arrive(arrival("a"), 0.0)
+    assert shard.has("a", 1)
+    assert not shard.has("a", 2)
+    assert not shard.has("b", 1)
+    assert not shard.settled("a", 1)
+    assert not shard.advance(100.0)
+    shard.count(1)
+    assert shard.advance(0.0), "the other one takes part no more"
+    assert shard.settled("a", 1)
+
+
+def test_a_round_is_over_at_once_when_all_have_arrived() -> None:
+    shard = ShardState(RoundPolicy(groups=2, quorum=1, grace=60.0))
+    shard.start(np.zeros(2, dtype=np.float32))
+    shard.arrive(arrival("a"), 0.0)
+    assert not shard.advance(59.0)
+    shard.arrive(arrival("b"), 59.0)
+    assert shard.advance(59.0)
+
+
+def test_a_group_that_begins_anew_counts_from_one_and_its_unfinished_progress_is_dropped() -> None:
+    shard = ShardState(RoundPolicy(groups=2, quorum=2))
+    shard.start(np.zeros(2, dtype=np.float32))
+    shard.arrive(arrival("a"), 0.0)
+    shard.forget("a")
+    assert not shard.has("a", 1)
+    shard.arrive(arrival("b", value=3.0), 0.0)
+    assert not shard.advance(0.0), "what was dropped completes no round"
+    shard.arrive(arrival("a", value=1.0), 0.0)
+    assert shard.advance(0.0)
+    assert shard.theta == pytest.approx([-2.0, -2.0])
+    shard.forget("a")
+    assert not shard.settled("a", 1)
+    assert shard.settled("b", 1)
+
+
+def test_another_quorum_holds_from_now_on(tmp_path: Path) -> None:
+    path = tmp_path / "shard.npz"
+    shard = ShardState(RoundPolicy(groups=3, quorum=3), path)
+    shard.start(np.zeros(2, dtype=np.float32))
+    shard.arrive(arrival("a"), 0.0)
+    assert not shard.advance(0.0)
+    shard.retune(1)
+    assert shard.advance(0.0)
+    again = ShardState(RoundPolicy(groups=3, quorum=3), path)
+    again.arrive(arrival("b"), 0.0)
+    assert again.advance(0.0)
+
+
+def test_momentum_survives_a_restart(tmp_path: Path) -> None:
+    outer = OuterOptimizer(momentum=0.9, delay=2)
+    states = [ShardState(RoundPolicy(outer=outer), tmp_path / "shard.npz")]
+    states[0].start(np.zeros(2, dtype=np.float32))
+    states[0].arrive(arrival("a"), 0.0)
+    states[0].advance(0.0)
+    states.append(ShardState(RoundPolicy(outer=outer), tmp_path / "shard.npz"))
+    for state in states:
+        state.arrive(arrival("a", sequence=2, base=1), 0.0)
+        state.advance(0.0)
+        assert state.theta == pytest.approx([-1.0 - 1.9] * 2)
