@@ -25,9 +25,7 @@ FILE = click.Path(path_type=Path)
 @click.command()
 @click.option("--network", shell_complete=completion.networks, help="Catalog name, or a file ending in .toml.")
 @click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
-@click.option(
-    "--cluster", required=True, shell_complete=completion.clusters, help="Catalog name, or a file ending in .toml."
-)
+@click.option("--cluster", required=True, shell_complete=completion.clusters, help="Catalog name, or a .toml file.")
 @click.option(
     "--global-batch",
     type=COUNT,
