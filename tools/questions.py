@@ -1,7 +1,7 @@
 """Executes the commands of docs/how-to/questions.md, and writes or compares what they print.
 
-A block begins with ```console; `lines=N` keeps the first lines of its output, `measured` says that the output depends on
-the machine: it is not compared. Commands of measured blocks need a store with the study `demo`.
+A block begins with ```console; `lines=N` keeps the first lines of its output, `measured` says that the output depends
+on the machine: it is not compared. Commands of measured blocks need a store with the study `demo`.
 
     python tools/questions.py --store results     # write the outputs of all blocks
     python tools/questions.py --check             # compare those that do not depend on the machine
