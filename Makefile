@@ -18,7 +18,7 @@ help:
 	@echo "make check            formatting, lint, types, direction of imports"
 	@echo "make benchmarks       run every benchmark and write docs/benchmarks.md (hours, root);"
 	@echo "                      QUICK=1: each in its shortest form, ten minutes; ONLY=utilisation,equal: some"
-	@echo "make mutants          change the code in 200 small ways and count those that tests notice: at least 85 %, an hour;"
+	@echo "make mutants          change the code in 200 small ways and count those that tests notice: at least 85 %;"
 	@echo "                      ONLY=cost COUNT=30 SEED=7: some"
 	@echo "make docs             write docs/reference anew from the code"
 	@echo "make lock             pin dependencies anew"

@@ -78,6 +78,14 @@ ENTRIES = (
     Entry("slow_link", "slow_link", "--seeds 0,1,2,3,4", "--seeds 0 --epochs 2"),
     Entry("stragglers", "stragglers", "--seeds 0,1,2", "--seeds 0 --epochs 1 --devices 2"),
     Entry("faults", "faults", "--times 20 --anew", "--times 1 --anew --results results/benchmarks/faults.jsonl"),
+    Entry("membership_schedules", "membership_schedules", "", "--schedules 500"),
+    Entry(
+        "membership_planted",
+        "membership_schedules",
+        "--schedules 1000 --plant majority",
+        "--schedules 50 --plant majority",
+    ),
+    Entry("membership_scale", "membership_scale", "", "--real 4 --simulated 100,1000"),
     Entry("peers-utilisation", "peers", "--what utilisation", "--what utilisation --steps 5"),
     Entry("peers-kill", "peers", "--what kill --repeats 10", "--what kill --repeats 1"),
 )

@@ -74,9 +74,11 @@ def _misused(job: Job, step: int, records: list[Record]) -> tuple[int, int]:
     per_epoch = job.samples // job.batch
     epoch, place = divmod(step - 1, per_epoch)
     due = set(epoch_order(job.samples, seed=0, epoch=epoch)[place * job.batch : (place + 1) * job.batch].tolist())
-    used = Counter(sample for record in records for sample in record["samples"])
+    # A rank of size 0 took the step over: what it had computed for it is not in it.
+    committed = [record for record in records if record["size"]]
+    used = Counter(sample for record in committed for sample in record["samples"])
     wrong = sum(count - 1 for count in used.values()) + len(set(used) - due)
-    whole = len(records) == max(record["size"] for record in records)
+    whole = len(committed) == max(record["size"] for record in records)
     return wrong, len(due - set(used)) if whole else 0
 
 
@@ -85,8 +87,8 @@ def syncer_books(job: Job) -> dict[str, int]:
 
     A stretch of samples counts once a group was given the next one, which it asks for when its progress is in. A group
     that died may or may not have handed in its last stretch: somebody else does it then, or it is done. A group that
-    was taken for dead is given another stretch under the same number: its progress was refused. A version that a group
-    has seen never comes back as an older one.
+    was taken for dead skips a number: its progress was refused. A version that a group has seen never comes back as an
+    older one.
     """
     done: Counter[tuple[int, int]] = Counter()
     open_ones: set[tuple[int, int]] = set()
@@ -125,7 +127,7 @@ def _lives(job: Job, name: str) -> list[list[Record]]:
 def _stretches(life: list[Record]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
     """The stretches that were handed in, and the one after them."""
     taken = list(dict.fromkeys(tuple(record["lease"]) for record in life))
-    return [one for one, following in pairwise(taken) if following[0] > one[0]], taken[-1]
+    return [one for one, following in pairwise(taken) if following[0] == one[0] + 1], taken[-1]
 
 
 def _strayed(job: Job, stretch: tuple[int, ...], life: list[Record]) -> int:

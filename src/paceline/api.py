@@ -41,13 +41,17 @@ def predict(
     input: Literal["resident", "copied", "files"] = "resident",  # noqa: A002
     changes: Mapping[str, str] | None = None,
     knee: float = 0.5,
+    samples: int | None = None,
+    epochs: float = 1.0,
+    price: str | None = None,
 ) -> PredictionTable:
     """Predict step time and throughput, with intervals, on each number of devices.
 
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
     `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
-    `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`.
+    `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`. `samples` of an epoch and
+    `epochs` give time, money and energy of a run; `price` is that of one device and hour, such as "2.50 EUR/h".
 
     >>> import paceline
     >>> answer = paceline.predict(network="resnet50", cluster="dgx-1", batch=64, devices=[1, 8])
@@ -60,6 +64,7 @@ def predict(
     (2, 2)
     """
     from paceline.model.changes import changed
+    from paceline.model.everyday import everyday_curve, job_of
     from paceline.model.scaling import predict_curve
     from paceline.report.frames import PredictionTable
 
@@ -73,8 +78,9 @@ def predict(
         for name in names
     ]
     counts, known = _counts(devices), _calibration(calibration)
-    questions = [changed(question, dict(changes or {})) for question in asked]
-    return PredictionTable(tuple(predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions))
+    questions, job = [changed(question, dict(changes or {})) for question in asked], job_of(samples, epochs, price)
+    curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions]
+    return PredictionTable(tuple(everyday_curve(*pair, job) for pair in zip(curves, questions, strict=True)))
 
 
 def question_about(
@@ -144,11 +150,14 @@ def extrapolate(
     global_batch: float | None = None,
     force: bool = False,
     knee: float = 0.5,
+    facts: Mapping[str, str] | None = None,
 ) -> PredictionTable:
     """Predict throughput on more devices from a CSV file of measured throughputs; one curve for each series.
 
     The file's columns are those of `paceline predict --measured`. `global_batch` fixes the samples of all devices per
-    step; `force` answers beyond the supported distance, too, and marks the answer as unsupported.
+    step; `force` answers beyond the supported distance, too, and marks the answer as unsupported. Two columns are
+    enough: numbers of devices, and something per second. `facts` are columns that the file does not have, such as
+    `{"network": "resnet50", "link": "25gbe"}`; what nobody says is assumed, and `basis` names it.
 
     >>> import paceline, pathlib, tempfile
     >>> rows = ["network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s"]
@@ -166,7 +175,7 @@ def extrapolate(
     from paceline.model.measured.prior import shipped_population
     from paceline.report.frames import PredictionTable
 
-    series = read_points(Path(measured))
+    series = read_points(Path(measured), facts)
     return PredictionTable(
         extrapolate_series(
             series, _counts(at), population=shipped_population(), global_batch=global_batch, force=force, knee_gain=knee
@@ -185,12 +194,16 @@ def plan(
     measured: File | None = None,
     precision: str | None = None,
     changes: Mapping[str, str] | None = None,
+    samples: int | None = None,
+    epochs: float = 1.0,
+    price: str | None = None,
 ) -> PlanTable:
     """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
 
     `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
     step of all devices; without one every device has the profile's batch. `measured` is a CSV file of throughputs of
-    this network on this cluster. `precision` and `changes` are those of `predict`.
+    this network on this cluster. `precision`, `changes`, `samples`, `epochs` and `price` are those of
+    `predict`.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
@@ -198,6 +211,7 @@ def plan(
     512
     """
     from paceline.model.changes import changed
+    from paceline.model.everyday import job_of
     from paceline.model.measured.points import read_points
     from paceline.model.plan.make import make_plan
     from paceline.report.frames import PlanTable
@@ -210,7 +224,8 @@ def plan(
     question = changed(asked, dict(changes or {}))
     points = read_points(Path(measured)) if measured is not None else ()
     known = _calibration(calibration)
-    return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points))
+    job = job_of(samples, epochs, price)
+    return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points, job=job))
 
 
 def explain(study: str | None = None, *, store: File | None = None) -> FindingTable:

@@ -29,6 +29,7 @@ from paceline.channel.plain import UnacceptableText, load_plain
 __all__ = [
     "GREETING_TIMEOUT",
     "IDLE_TIMEOUT",
+    "PeerClosed",
     "SecureConnection",
     "accept_connection",
     "call_connected",
@@ -59,6 +60,10 @@ _KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 """After 25 s without any sign from the peer's host the kernel ends the connection."""
 
 
+class PeerClosed(ConnectionError):
+    """The peer ended the connection, or ended itself, rather than being silent or saying what is not allowed."""
+
+
 class SecureConnection:
     """One authenticated connection; any thread may send, one thread receives. Failures are ConnectionError."""
 
@@ -72,6 +77,8 @@ class SecureConnection:
         self._queue: deque[tuple[memoryview, float]] = deque()
         self._writing = False
         self._broken, self._closed, self._users = "", False, 0
+        self._reset = False
+        """Whether it is the peer that ended the connection, by what a send has met."""
         self._keys: tuple[_Macs, _Macs] | None = None
 
     def log_in(self, greet: Callable[[Opening], Keys], *, address: str, timeout: float) -> None:
@@ -213,6 +220,7 @@ class SecureConnection:
         except BlockingIOError:
             return False
         except OSError as error:
+            self._reset = isinstance(error, BrokenPipeError | ConnectionResetError)
             self._break(f"the peer is gone: {error}")
         return True
 
@@ -282,10 +290,14 @@ class SecureConnection:
                 if not self._poll(select.POLLIN, deadline):
                     raise ConnectionError("the peer sent nothing, or too little, for too long") from None
                 continue
+            except ConnectionResetError as error:
+                raise PeerClosed(f"the peer is gone: {error}") from error
             except OSError as error:
                 raise ConnectionError(f"the peer is gone: {error}") from error
+            if count == 0 and self._broken and not self._reset:
+                raise ConnectionError(self._broken)
             if count == 0:
-                raise ConnectionError(self._broken or "the peer closed the connection")
+                raise PeerClosed("the peer closed the connection")
             return count
 
     def _poll(self, event: int, deadline: float) -> bool:

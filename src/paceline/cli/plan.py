@@ -9,7 +9,7 @@ import click
 from paceline import api
 from paceline.cli import completion
 from paceline.cli.options import COUNT, json_option, plot_option
-from paceline.cli.questions import change_option, precision_option
+from paceline.cli.questions import change_option, job_options, precision_option
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
 from paceline.model.plan.file import write_plan
@@ -26,12 +26,9 @@ FILE = click.Path(path_type=Path)
 @click.option("--network", shell_complete=completion.networks, help="Catalog name, or a file ending in .toml.")
 @click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
 @click.option("--cluster", required=True, shell_complete=completion.clusters, help="Catalog name, or a .toml file.")
-@click.option(
-    "--global-batch",
-    type=COUNT,
-    help="Samples per step of all devices; default: the profile's batch on every device.",
-)
+@click.option("--global-batch", type=COUNT, help="Samples per step of all devices; default: the profile's on each.")
 @precision_option
+@job_options
 @change_option
 @click.option("--framework", default="paceline", show_default=True, help="Framework, or framework/mode, of a group.")
 @click.option("--calibration", type=FILE, help="Calibration file of `paceline calibrate`.")
@@ -42,7 +39,7 @@ FILE = click.Path(path_type=Path)
 def command(
     network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
     calibration: Path | None, measured: Path | None, precision: str | None, changes: tuple[str, ...],
-    output: Path | None, plot: Path | None, as_json: bool,
+    samples: int | None, epochs: float, price: str | None, output: Path | None, plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
@@ -65,6 +62,7 @@ def command(
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
         calibration=calibration, measured=measured, precision=precision, changes=parse_changes(changes),
+        samples=samples, epochs=epochs, price=price,
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline import api
 from paceline.cli import completion
-from paceline.cli.options import COUNT, Finite, options
+from paceline.cli.options import COUNT, Finite, counts_of, options
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
+from paceline.model.changes import changed, parse_changes
 from paceline.spec.strategy import PRECISIONS
 from paceline.units import SECONDS
 
+if TYPE_CHECKING:
+    from paceline.model.plan.bucket_size import BucketAnswer
+    from paceline.report.frames import PredictionTable
+
 __all__ = [
     "asked_of",
+    "bucket_answer",
     "calibration_of",
     "change_option",
+    "extrapolated",
+    "job_options",
     "knee_option",
+    "points_options",
     "precision_option",
     "question_options",
     "seconds_of",
@@ -38,6 +50,12 @@ precision_option = click.option(
 change_option = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE",
     help="Change link, inside, device, host, strategy, batch or framework; may be repeated.",
+)  # fmt: skip
+job_options = options(
+    click.option("--samples", type=COUNT, help="Samples of an epoch: adds time, money and energy."),
+    click.option("--epochs", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Epochs of the run."),
+    click.option("--price", metavar="PRICE", help="Price of one device and hour, such as '2.50 EUR/h'; "
+                 "default: the catalog's."),
 )  # fmt: skip
 question_options = options(
     click.option("--network", shell_complete=completion.networks,
@@ -81,3 +99,62 @@ def seconds_of(text: str, option: str) -> float:
         return SECONDS.parse(text)
     except InputError as error:
         raise InputError(f"{option}: {error.message}", hint=error.hint) from None
+
+
+_each_points_option = options(
+    click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs."),
+    click.option("--fact", "facts", multiple=True, metavar="COLUMN=VALUE",
+                 help="With --measured: what the file does not say, such as link=25gbe; may be repeated."),
+    click.option("--at", help="With --measured: numbers of devices to predict."),
+    click.option("--global-batch", type=COUNT, help="With --measured: samples of all per step."),
+    click.option("--force", is_flag=True, help="With --measured: predict beyond the supported distance, too."),
+)  # fmt: skip
+_POINTS = ("measured", "facts", "at", "global_batch", "force")
+
+
+def points_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The options about measured points; the verb receives them as `points`."""
+
+    @functools.wraps(verb)
+    def wrapped(**given: Any) -> None:
+        verb(points={name: given.pop(name) for name in _POINTS}, **given)
+
+    return _each_points_option(wrapped)
+
+
+def extrapolated(
+    asked: dict[str, Any], devices: str, knee: float, *, measured: Path | None, facts: tuple[str, ...],
+    at: str | None, global_batch: int | None, force: bool,
+) -> PredictionTable | None:  # fmt: skip
+    """The prediction from a points file; none if there is no file."""
+    if measured is None:
+        if global_batch is not None or force or facts:
+            raise InputError(
+                "--global-batch, --fact and --force belong to --measured", hint="--batch: samples per device and step"
+            )
+        return None
+    counts = counts_of(at or devices, "--at")
+    said = _facts_of(asked, facts)
+    return api.extrapolate(measured, at=counts, global_batch=global_batch, force=force, knee=knee, facts=said)
+
+
+def _facts_of(asked: dict[str, Any], facts: tuple[str, ...]) -> dict[str, str]:
+    """What the command line says of the points; refuses options that points replace."""
+    given = [f"--{name}" for name in ("profile", "cluster") if asked[name] is not None]
+    if given:
+        hint = "the points say what was run; --fact adds what they leave out, such as --fact link=25gbe"
+        raise InputError(f"--measured together with {', '.join(given)}", hint=hint)
+    names = {"network": "network", "batch": "batch_per_device", "precision": "precision"}
+    said = {column: str(asked[name]) for name, column in names.items() if asked[name] is not None}
+    return {**said, **parse_changes(facts)}
+
+
+def bucket_answer(
+    asked: dict[str, Any], count: int, changes: tuple[str, ...], calibration: Path | None
+) -> BucketAnswer:
+    """The bucket size as an answer."""
+    from paceline.model.plan.bucket_size import choose_bucket
+
+    framework = asked.pop("framework")
+    question = changed(api.question_about(**asked_of(**asked), framework=framework), parse_changes(changes))
+    return choose_bucket(question, count, calibration=calibration_of(calibration))

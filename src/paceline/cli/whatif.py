@@ -9,13 +9,13 @@ import click
 
 from paceline import api
 from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import asked_of, knee_option, question_options
+from paceline.cli.questions import asked_of, bucket_answer, knee_option, question_options
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
 from paceline.model.prediction import reasons
 from paceline.report.plots import check_plot, write_curves
 from paceline.report.terminal import emit
-from paceline.report.terminal.predictions import show_changed
+from paceline.report.terminal.predictions import show_buckets, show_changed
 
 __all__ = ["command"]
 
@@ -23,10 +23,12 @@ __all__ = ["command"]
 @click.command()
 @question_options
 @knee_option
+@click.option("--buckets", is_flag=True, help="Which bucket_cap_mb of DDP is best, and what it gains over the default.")
 @plot_option
 @json_option
 def command(
-    devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, plot: Path | None, as_json: bool,
+    devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, buckets: bool,
+    plot: Path | None, as_json: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
     """Predict with and without the changes of --set, and show the difference; --precision alone is such a change.
@@ -37,8 +39,13 @@ def command(
         --set link.bandwidth=100Gb/s
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set strategy.bucket=64MiB
       paceline whatif --network resnet50 --cluster dgx-a100 --batch 64 --precision amp
+      paceline whatif --network bert-base --cluster v100-10gbe-8x4 --batch 32 --devices 32 --buckets
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set framework=cntk --plot whatif.svg
     """
+    if buckets:
+        answer = bucket_answer(asked, counts_of(devices, "--devices")[-1], changes, calibration)
+        emit(answer.as_dict(), "buckets") if as_json else show_buckets(answer)
+        return
     if asked["precision"] is not None and not changes:
         changes, asked = (f"strategy.precision={asked['precision']}",), {**asked, "precision": None}
     if not changes:

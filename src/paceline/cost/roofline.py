@@ -25,7 +25,7 @@ from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, LayerClass
 from paceline.spec.network import LayerCost, Network, layer_costs
 
-__all__ = ["DEFAULT_LAUNCH", "LayerTimes", "device_times", "measured_times", "update_seconds"]
+__all__ = ["DEFAULT_LAUNCH", "LayerTimes", "device_times", "ideal_seconds", "measured_times", "update_seconds"]
 
 Floats = NDArray[np.float64]
 
@@ -126,6 +126,15 @@ def _roofline(costs: Sequence[LayerCost], device: Device, numerics: Numerics) ->
     start = both * np.full(len(costs), _launch(device))
     moved, fixed = moved * numerics.activation / memory, fixed * numerics.weight / memory
     return LayerTimes(*_layers(costs, numerics.weight), both * compute, both * moved, both * fixed, start)
+
+
+def ideal_seconds(network: Network, device: Device, numerics: Numerics) -> float | None:
+    """Seconds of one sample's forward and backward multiply-adds at peak rates; None where a rate is not known."""
+    rates = {kind: device.peak.get(numerics.of(kind)) for kind in (*CLASSES.values(), "elementwise")}
+    if not all(rates.values()):
+        return None
+    costs = layer_costs(network)
+    return sum(6.0 * cost.macs / (rates[CLASSES.get(cost.kind, "elementwise")] or 1.0) for cost in costs)
 
 
 def _launch(device: Device) -> float:

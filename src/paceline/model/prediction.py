@@ -60,6 +60,8 @@ class Prediction:
     """Seconds of each term; they sum to the step."""
     cost: float | None = None
     """Price of a million samples, in the currency of the devices' price per hour."""
+    everyday: dict[str, Any] = field(default_factory=dict)
+    """The same in everyday units: see `everyday.everyday_of`."""
     supported: bool = True
     """False beyond the distance at which intervals were seen to hold."""
 
@@ -98,6 +100,7 @@ class Prediction:
             "beside_compute": self.beside_compute[0],
             "cost": self.cost,
             "support": "supported" if self.supported else "unsupported",
+            **self.everyday,
         }
 
 

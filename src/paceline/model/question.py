@@ -14,7 +14,7 @@ import numpy as np
 from paceline import catalog
 from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
-from paceline.cost.memory import check_fits, largest_batch
+from paceline.cost.memory import check_fits, largest_batch, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -38,6 +38,7 @@ __all__ = [
     "check_workload",
     "device_key",
     "largest_batches",
+    "memory_bytes",
     "precision_of",
     "ranks_of",
     "ranks_with",
@@ -141,6 +142,12 @@ def largest_batches(question: Question) -> dict[str, int | None]:
         key: None if network is None else largest_batch(network, device, **_memory_of(question, device))
         for key, device in _devices(question).items()
     }
+
+
+def memory_bytes(question: Question, device: Device, samples: int) -> float | None:
+    """Bytes that a pass of these samples takes on a device; None where the layers are not known."""
+    network = question.network
+    return None if network is None else memory_of(network, samples, **_memory_of(question, device)).total
 
 
 def _work_on(question: Question, device: Device, stated_for: int | None) -> WorkAt:

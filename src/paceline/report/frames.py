@@ -158,8 +158,22 @@ class PlanTable(ResultTable):
             title,
             columns,
             rows,
-            [f"precision: {self.plan.precision}", *basis, f"best: {best.kind}, because {best.reason}"],
+            [
+                f"precision: {self.plan.precision}",
+                *_gain(self.plan),
+                self.plan.asynchrony,
+                *basis,
+                f"best: {best.kind}, because {best.reason}",
+            ],
         )
+
+
+def _gain(plan: Plan) -> list[str]:
+    if plan.baseline is None:
+        return []
+    low, high = plan.baseline.gain.interval_90
+    gain = f"{plan.baseline.gain.value:+.1%} (90 %: {low:+.1%} to {high:+.1%})"
+    return [f"baseline, DDP with equal shares: {plan.baseline.throughput.value:,.1f} samples/s; the plan gains {gain}"]
 
 
 def _num_devices(shares: Sequence[Sequence[int]]) -> int:

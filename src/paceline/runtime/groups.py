@@ -156,7 +156,7 @@ class SyncedGroups:
         if session.rank == 0:
             # The parameters change before the other ranks know of it: if this rank fails in between, the mark keeps
             # its state from being taken for theirs.
-            training.mark = f"speaking:{secrets.token_hex(4)}"
+            training.changed(session.view.number, f"speaking:{secrets.token_hex(4)}")
             self._speak()
             self._take_lease()
         header, theta = client.header(), client.base.clone()
@@ -165,7 +165,8 @@ class SyncedGroups:
         if session.rank != 0:
             client.follow(header, theta)
             self._take_lease()
-        training.mark = f"{session.view.number}:{session.view.leader}:round {client.sequence}"
+        view = session.view
+        training.changed(view.number, f"{view.number}:{view.leader.id}:round {client.sequence}")
         mode = self._merge() if client.over and self._job.pilot.regroups else self
         self._job.group.last_end = time.perf_counter()
         return mode

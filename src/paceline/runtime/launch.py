@@ -22,6 +22,7 @@ from paceline.bench.sites.site import Process, Rendezvous, Site
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile
+from paceline.runtime.syncer.journal import DAMAGED, SHARD_RESTARTS
 from paceline.spec.cluster import Cluster, Placed, place
 
 __all__ = [
@@ -275,12 +276,16 @@ def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Ite
     launches = {process.name: together for process in processes}
     followed = {process.name: _Tail(process.log) for process in processes}
     used = 0
+    revived = dict.fromkeys((process.name for process in processes if process.rank is None), 0)
     while True:
         codes = {name: launch.poll()[name] for name, launch in launches.items()}
         training = any(codes[process.name] is None for process in processes if process.rank is not None)
         for process in processes:
             yield from (f"[{process.name}] {line}" for line in followed[process.name].lines())
-            if training and _comes_back(process, codes[process.name], used < restarts):
+            allowed = used < restarts if process.rank is not None else revived[process.name] < SHARD_RESTARTS
+            if training and _comes_back(process, codes[process.name], allowed):
+                if process.rank is None:
+                    revived[process.name] += 1
                 used += process.rank is not None
                 yield f"[{process.name}] ended with {codes[process.name]}; started again"
                 launches[process.name] = site.start([_late(process)])
@@ -295,10 +300,10 @@ def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Ite
 
 
 def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
-    """Restart a shard always, a rank if it was killed and restarts are left."""
-    if code is None:
+    """Restart a shard unless its journal is damaged, a rank if it was killed, while restarts are left."""
+    if code is None or not allowed:
         return False
-    return process.rank is None or (code < 0 and allowed)
+    return code != DAMAGED if process.rank is None else code < 0
 
 
 def _late(process: Process) -> Process:

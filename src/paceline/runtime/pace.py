@@ -173,7 +173,7 @@ class Pace:
         while True:
             while not self._mode.finished():
                 yield from self._try_step()
-            view = self._group.member.finish(self._group.report())
+            view = self._group.member.finish(self._training.standing())
             if view is None:
                 break
             self._enter(view)
@@ -196,6 +196,7 @@ class Pace:
 
     def _try_step(self) -> Iterator[Batch]:
         """The chunks of this rank's share; none if it has no share, or until the group has changed."""
+        self._group.member.waiting()
         try:
             if self._group.member.interrupted.is_set():
                 raise Broken("the group changes")
@@ -210,6 +211,7 @@ class Pace:
             self._step_without_samples(attempt)
             return
         for number, chunk in enumerate(attempt.chunks, start=1):
+            self._group.member.working(self.position.step + 1)
             yield load(self._dataset, chunk, device=self._training.device, collate=self.settings.collate)
             if self._attempt is not attempt:
                 return
@@ -247,6 +249,7 @@ class Pace:
 
     def _commit(self, attempt: Attempt) -> None:
         self._training.drain()
+        self._group.member.waiting()
         compute = time.perf_counter() - attempt.began
         session = self._group.session
         session.exchange(attempt.shares, compute)
@@ -256,7 +259,8 @@ class Pace:
             raise Broken("this process may have been declared failed while it waited")
         self._training.update()
         self._mode.commit(attempt.size)
-        self._training.mark = f"{session.view.number}:{session.view.leader}:{self.position.step}"
+        view = session.view
+        self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
         # From here the step is committed: what breaks below is not a reason to try it again.
         self._attempt = None
         end = time.perf_counter()
@@ -268,6 +272,7 @@ class Pace:
         self._mode = self._mode.prepare(seconds)
         self._mode = self._mode.prepare()
         self._training.save_if_due(session.rank, session.balance.plain())
+        self._group.member.working(self.position.step)
 
     def _recover(self, error: Broken) -> None:
         log.info("step %d is tried again: %s", self.position.step + 1, str(error).splitlines()[0][:160])

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset, default_collate
 from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
 from paceline.runtime.large.noise import NoiseScale
+from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 
@@ -45,6 +46,8 @@ class Training:
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
         """Names this state: ranks whose marks are equal hold equal parameters, so that nothing has to be sent."""
+        self.view = 0
+        """Number of the view in which this state last changed; 0 if it is from a checkpoint, or fresh."""
         self.costs: dict[str, Any] = {}
         """What samples cost each rank, from a checkpoint or from the group before."""
         self.noise = NoiseScale()
@@ -69,17 +72,24 @@ class Training:
         self.global_batch = global_batch
 
     def report(self, costs: dict[str, Any], link: Sequence[float] | None) -> dict[str, Any]:
-        """What this rank says when a view is formed; the structure of its state is in it, the tensors are not."""
+        """What the most advanced rank tells the others; the structure of its state is in it, the tensors are not."""
         return {
-            "step": self.position.step,
             "mark": self.mark,
+            "view": self.view,
             "position": asdict(self.position),
-            "chunk": self.settings.chunk,
             "identity": self._identity,
             "costs": costs,
             "link": link,
             "state": pack_state(self._state(), []),
         }
+
+    def standing(self) -> Report:
+        """What this rank says when a view is formed: a few bytes, however large the model is."""
+        return Report(self.position.step, self.mark, self.view)
+
+    def changed(self, view: int, mark: str) -> None:
+        """The state is another one since this view."""
+        self.view, self.mark = view, mark
 
     def tensors(self) -> list[Tensor]:
         """The tensors whose indices the report's state names."""
@@ -93,7 +103,7 @@ class Training:
         for part, state in zip(self._parts(), unpack_state(report["state"], tensors), strict=True):
             part.load_state_dict(state)
         self.position = Position(**report["position"])
-        self.mark = report["mark"]
+        self.changed(report["view"], report["mark"])
 
     def check(self, identity: dict[str, Any]) -> None:
         """Refuse to mix runs over different data."""

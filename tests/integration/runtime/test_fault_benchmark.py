@@ -94,3 +94,9 @@ def test_books_find_a_step_that_somebody_committed_and_others_did_otherwise(book
 def test_books_find_a_step_that_nobody_wrote(books: Any) -> None:
     found = books(a=lines("a")[::2], b=lines("b")[::2])
     assert found["lost_steps"] > 0
+
+
+def test_books_do_not_count_samples_of_a_step_that_was_taken_over(books: Any) -> None:
+    whole = [*lines("a")[1]["samples"], *lines("b")[1]["samples"]]
+    found = books(a=lines("a", (2, {"samples": whole, "size": 1})), b=lines("b", (2, {"size": 0})))
+    assert found == BALANCED

@@ -296,7 +296,7 @@ def test_a_group_that_hangs_is_not_waited_for_and_may_come_back(syncer: Any) -> 
         hung.exchange(100 * ones, sequence=1, versions=old, samples=25)
     theta, versions = hung.come_back()
     assert theta == pytest.approx(-ones), "what others do now it has not done"
-    again = hung.lease(1, 25)
+    again = hung.lease(2, 25)
     assert again is not None
     assert again.begin == 50
     for client in (hung, stays):

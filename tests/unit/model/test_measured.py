@@ -222,3 +222,31 @@ def test_coefficients_of_the_discrepancy_follow_the_errors():
     low, high = interval(fitted, doubt, 0.9)
     assert 0.85 < np.mean((errors > low) & (errors < high)) < 0.95
     assert np.array_equal(fitted[1:], PRIOR[1:])
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["gpus,images_per_sec", "n_gpus,throughput", "# GPUs;img/s", "world_size\ttokens_per_s", "Num Workers,Samples/sec",
+     "ranks,samples_per_second"],
+)  # fmt: skip
+def test_two_columns_as_people_have_them_are_enough(tmp_path, head):
+    sign = next(one for one in ",;\t" if one in head)
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([head, *(sign.join(row) for row in (("1", "100"), ("2", "190")))]))
+    (series,) = read_points(path)
+    assert series.devices.tolist() == [1, 2]
+    assert series.samples_per_s.tolist() == [100, 190]
+    assert any("assumed" in line for line in series.assumed)
+
+
+def test_facts_stand_for_missing_columns(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("gpus,img/s\n1,100\n4,380\n")
+    (series,) = read_points(path, {"model": "resnet50", "gpus_per_node": "4", "link": "25gbe"})
+    assert (series.network, series.per_host, series.link) == ("resnet50", 4, "25gbe")
+    for wrong in ({"gpus": "3"}, {"colour": "red"}):
+        with pytest.raises(InputError):
+            read_points(path, wrong)
+    path.write_text("gpus,img/s,link\n1,100,10gbe\n4,380,10gbe\n")
+    with pytest.raises(InputError, match="states link"):
+        read_points(path, {"link": "25gbe"})

@@ -246,3 +246,41 @@ def test_wrong_names_are_one_clear_error(paceline: Command) -> None:
     assert "did you mean 'mixed-lab'" in error
     error = paceline("train", "nothing.py", code=2)
     assert "is not a file" in error
+
+
+def test_the_baseline_is_ddp_with_equal_shares_and_the_gain_is_over_it() -> None:
+    found = plan((device(4.0),), (device(1.0),))
+    assert found.baseline is not None
+    low, high = found.baseline.gain.interval_90
+    assert found.baseline.gain.value == pytest.approx(
+        found.best.predicted_throughput / found.baseline.throughput.value - 1
+    )
+    assert 0.8 < found.baseline.gain.value < 2
+    assert low <= found.baseline.gain.value <= high
+    assert plan((device(),), (device(),), batch=1).baseline is None
+
+
+def test_a_device_too_small_for_its_samples_takes_passes_that_cost_time() -> None:
+    small = device(memory=4e9)
+    found = plan((small,), batch=256)
+    (load,) = found.loads
+    assert load.passes > 1
+    assert load.memory is not None
+    assert load.memory <= 4e9
+    assert load.samples == 256
+    assert found.best.predicted_throughput < plan((device(),), batch=256).best.predicted_throughput
+
+
+def test_a_plan_says_whether_asynchrony_pays() -> None:
+    assert plan((device(1.0),), (device(1.0),)).asynchrony.startswith("Asynchrony does not pay")
+    assert "nothing to offer" in plan((device(),)).asynchrony
+
+
+def test_a_plan_in_text_has_a_baseline_a_legend_and_loads(paceline: Command) -> None:
+    text = paceline("plan", "--network", "gpt2", "--cluster", "mixed-lab", "--global-batch", "256")
+    for words in ("baseline, DDP", "gain of the plan", "passes", "H: steps between", "Asynchrony", "precision:"):
+        assert words in text
+    found = paceline.json("plan", "--network", "gpt2", "--cluster", "mixed-lab", "--global-batch", "256", "--set",
+                          "link.bandwidth=100Gb/s")  # fmt: skip
+    assert found["baseline"]["gain_interval_90"][0] <= found["baseline"]["gain"]
+    assert sum(load["count"] * load["samples"] for load in found["loads"]) == 256

@@ -25,7 +25,8 @@ _PLAIN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """The names of the columns, and every row that is not empty with its line; any ends of lines are accepted."""
     text = read_text(path).lstrip("\ufeff").replace("\r", "\n")
-    reader = csv.reader(io.StringIO(text))
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text), delimiter=separator)
     columns: list[str] = []
     rows: list[tuple[int, dict[str, str]]] = []
     try:

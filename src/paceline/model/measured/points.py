@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import InputError, Problem
+from paceline.errors import InputError, Problem, UnknownName
 from paceline.model.measured.cells import Cells, read_table
 from paceline.model.measured.names import link_kind
 from paceline.spec.load import refuse_rows
@@ -37,6 +38,14 @@ ALIASES = {
     "device": ("gpu", "hardware"),
 }  # fmt: skip
 """What people call the columns."""
+_COUNT = re.compile(
+    r"(?:n|num|number_of|total)?_*(?:gpus|tpus|devices|accelerators|ranks|workers|procs|processes|cards)"
+)
+_COUNTS = ("gpu_count", "device_count", "world_size", "n_gpu", "num_gpu", "ngpu", "np", "nproc")
+_RATE = re.compile(
+    r"(?:avg_|mean_|training_|train_|total_)?"
+    r"(?:samples?|images?|imgs?|examples?|sequences?|seqs?|tokens?|toks?|items?|frames?)_*(?:/|per)_*s(?:ecs?|econds?)?"
+)
 FULL_HOST = 8.0
 """Devices of a full host where nothing says it."""
 
@@ -111,10 +120,14 @@ class Series:
         )  # fmt: skip
 
 
-def read_points(path: Path) -> tuple[Series, ...]:
-    """The series of a CSV file; every wrong cell is reported with its line."""
+def read_points(path: Path, facts: Mapping[str, str] | None = None) -> tuple[Series, ...]:
+    """The series of a CSV file; every wrong cell is reported with its line.
+
+    `facts` are columns that the file does not have.
+    """
     columns, lines = read_table(path)
     names = _column_names(columns)
+    given = _facts(path, facts or {}, names)
     missing = [name for name in ("devices", "samples_per_s") if name not in names.values()]
     if missing:
         raise InputError(
@@ -123,18 +136,37 @@ def read_points(path: Path) -> tuple[Series, ...]:
             "devices_per_host (of a full host), batch_per_device or global_batch, and spread",
         )
     problems: list[Problem] = []
-    rows = [_parsed(Cells(str(path), number, {names[key]: text for key, text in row.items()}, problems))
+    rows = [_parsed(Cells(str(path), number, {**given, **{names[key]: text for key, text in row.items()}}, problems))
             for number, row in lines]  # fmt: skip
     refuse_rows(str(path), problems)
     return series_of_rows(rows, str(path))
 
 
+def _facts(path: Path, facts: Mapping[str, str], names: dict[str, str]) -> dict[str, str]:
+    """Facts by the name of their column; refuses those that no column has, and those that the file states."""
+    known = (*LABELS, *NUMBERS)
+    plain = _column_names(list(facts))
+    for written, name in plain.items():
+        if name not in known:
+            raise UnknownName("column of a points file", written, known)
+        if name in names.values():
+            raise InputError(f"{path} states {name}, and so does --fact {written}", hint="leave one of the two out")
+    return {name: facts[written].strip() for written, name in plain.items()}
+
+
 def _column_names(written: list[str]) -> dict[str, str]:
     """Each column of a file by what it holds."""
     known = {other: name for name, others in ALIASES.items() for other in others}
-    plain = {name: name.strip().lower().replace(" ", "_") for name in written}
-    return {name: text if text not in known or known[text] in plain.values() else known[text]
-            for name, text in plain.items()}  # fmt: skip
+    plain = {name: re.sub(r"[ \-]+", "_", re.sub(r"[#()\[\]]", " ", name.lower()).strip()) for name in written}
+    meant = {name: known.get(text) or _pattern(text) or text for name, text in plain.items()}
+    return {name: plain[name] if meant[name] in plain.values() else meant[name] for name in written}
+
+
+def _pattern(text: str) -> str | None:
+    """Columns that follow a pattern: a number of devices, or something per second."""
+    if _COUNT.fullmatch(text) or text in _COUNTS:
+        return "devices"
+    return "samples_per_s" if _RATE.fullmatch(text) else None
 
 
 def _parsed(cells: Cells) -> Row:

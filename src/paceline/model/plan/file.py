@@ -47,6 +47,7 @@ class PlanFile(Noun):
     efficiency: NotNegative
     reason: str
     precision: str = ""
+    asynchrony: str = ""
     basis: tuple[str, ...] = ()
     """What the prediction rests on."""
     interval_50: tuple[NotNegative, NotNegative] | None = None
@@ -72,6 +73,8 @@ def read_plan(path: Path) -> PlanFile:
 def write_plan(plan: Plan, path: Path) -> None:
     """Write the best candidate as TOML."""
     content = plan.as_dict()
+    for name in ("baseline", "loads", "everyday"):  # for people, not for training
+        del content[name]
     best = content.pop("candidates")[0]
     groups = [{"members": group} for group in best.pop("groups")]
     try:

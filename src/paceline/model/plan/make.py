@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,25 @@ from paceline.cost.split import Cost, split_batch
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork, WorkAt, in_chunks
+from paceline.model.everyday import PlannedRun, everyday_of
 from paceline.model.measured.points import Series
 from paceline.model.plan.search import (
     Candidate,
     Group,
     GroupStep,
     PlannedDevice,
+    asynchrony_sentence,
     exchange_seconds_of,
     ranked_candidates,
     throughputs,
 )
-from paceline.model.prediction import estimate
+from paceline.model.prediction import Estimate, estimate
 from paceline.model.question import (
     Question,
     check_workload,
     device_key,
     largest_batches,
+    memory_bytes,
     precision_of,
     ranks_with,
     works_of,
@@ -38,15 +41,45 @@ from paceline.model.question import (
 from paceline.model.scaling import basis_of, draw_factors, met_by_points, spreads_of
 from paceline.model.step import Factors, step_terms
 from paceline.model.sweep import seconds_at
-from paceline.spec.cluster import place
+from paceline.spec.cluster import Device, place
 
 __all__ = ["Plan", "make_plan"]
 
 SHOWN = 5
+BASELINE = "pytorch/ddp"
+"""What people run without a plan: equal shares."""
 SWEPT_BYTES = 16e6
 """A message that a sweep knows well, by which the rate of a link is judged."""
 
 Floats = NDArray[np.float64]
+NO_JOB = PlannedRun()
+
+
+@dataclass(frozen=True)
+class DeviceLoad:
+    """What a plan asks of one device, or of several alike devices of a host."""
+
+    host: str
+    device: str
+    count: int
+    samples: int
+    """Of each device and step."""
+    passes: int
+    """Forward and backward passes whose gradients are summed; more than one where the samples do not fit at once."""
+    memory: float | None
+    """Bytes of one pass; none where the network's layers are not known."""
+    capacity: float | None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Equal shares under DistributedDataParallel, and what the best plan gains over it."""
+
+    throughput: Estimate
+    gain: Estimate
+    """The plan's throughput over the baseline's, less 1."""
+    passes: int
+    """Of the device that needs most."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +94,19 @@ class Plan:
     basis: tuple[str, ...] = ()
     precision: str = ""
     """What is computed in which precision, and why."""
+    baseline: Baseline | None = None
+    """Plain DDP on the same devices; none where the batch has fewer samples than devices."""
+    loads: tuple[DeviceLoad, ...] = ()
+    """What the best plan asks of each device."""
+    asynchrony: str = ""
+    """Whether asynchrony pays, in one sentence."""
+    everyday: dict[str, Any] = field(default_factory=dict)
+    """The best plan's throughput in everyday units."""
 
     @property
     def best(self) -> Candidate:
         """The one to use."""
         return self.ranked[0]
-
-    def samples_by_host(self) -> dict[str, int]:
-        """Samples per step of each host under the best strategy."""
-        split = {self.devices[i].host: 0 for group in self.best.groups for i in group}
-        for group, shares in zip(self.best.groups, self.best.shares, strict=True):
-            for i, n in zip(group, shares, strict=True):
-                split[self.devices[i].host] += n
-        return split
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, best first, for JSON."""
@@ -83,6 +116,10 @@ class Plan:
             "global_batch": self.global_batch,
             "precision": self.precision,
             "basis": list(self.basis),
+            "asynchrony": self.asynchrony,
+            "baseline": None if self.baseline is None else _plain_baseline(self.baseline),
+            "loads": [vars(load) for load in self.loads],
+            "everyday": self.everyday,
             "candidates": [self._plain(candidate) for candidate in self.ranked],
         }
 
@@ -99,6 +136,13 @@ class Plan:
         return {**plain, "predicted_step_s": candidate.predicted_step, "groups": groups}
 
 
+def _plain_baseline(baseline: Baseline) -> dict[str, Any]:
+    plain: dict[str, Any] = {"framework": BASELINE, "passes": baseline.passes}
+    for name, one in (("throughput", baseline.throughput), ("gain", baseline.gain)):
+        plain |= {name: one.value, f"{name}_interval_90": list(one.interval_90)}
+    return plain
+
+
 _PLAIN = (
     "kind", "local_steps", "quorum", "predicted_throughput", "predicted_utilisation", "staleness", "efficiency",
     "reason",
@@ -113,6 +157,7 @@ def make_plan(
     measured: Sequence[Series] = (),
     shown: int = SHOWN,
     seed: int = 0,
+    job: PlannedRun = NO_JOB,
 ) -> Plan:
     """Search, rank, and keep the best few that differ.
 
@@ -145,11 +190,35 @@ def make_plan(
             f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices"
         )
     pricer = _Pricer(question, batch, calibration, works, factors)
-    ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)[:shown]
-    known = tuple(pricer.with_intervals(candidate) for candidate in ranked)
+    ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)
+    known = tuple(pricer.with_intervals(candidate) for candidate in ranked[:shown])
+    best, plain = known[0], _Pricer(replace(question, framework=BASELINE), batch, calibration, works, factors)
+    rates = (best.predicted_throughput, *(best.interval_90 or ()))
     return Plan(
-        question.subject, question.cluster.name, batch, pricer.devices, known, tuple(notes), precision_of(question)
+        network=question.subject,
+        cluster=question.cluster.name,
+        global_batch=batch,
+        devices=pricer.devices,
+        ranked=known,
+        basis=tuple(notes),
+        precision=precision_of(question),
+        baseline=_baseline(plain, pricer, best, batch),
+        loads=pricer.loads(best),
+        asynchrony=asynchrony_sentence(ranked),
+        everyday=everyday_of(question, pricer.used(best), rates, job),
     )
+
+
+def _baseline(plain: _Pricer, pricer: _Pricer, best: Candidate, batch: int) -> Baseline | None:
+    """Equal shares on all devices, against the best plan in the same possible worlds."""
+    count = len(plain.devices)
+    if batch < count:
+        return None
+    shares = tuple(batch // count + (index < batch % count) for index in range(count))
+    draws = batch / plain.seconds(tuple(range(count)), shares)
+    gains = pricer.rates(best) / draws - 1
+    passes = max(plain.passes(index, samples) for index, samples in enumerate(shares))
+    return Baseline(estimate(float(draws[0]), draws), estimate(float(gains[0]), gains), passes)
 
 
 class _Pricer:
@@ -243,8 +312,44 @@ class _Pricer:
         terms = step_terms(ranks, self._policy, self._calibration, factors)
         return sum(terms.values(), np.zeros_like(factors.compute)), terms["aggregate"]
 
+    def seconds(self, group: Group, shares: Sequence[int]) -> Floats:
+        """Seconds of a step of a group, one for each draw."""
+        return self._seconds(group, shares, self._factors)[0]
+
+    def passes(self, index: int, samples: int) -> int:
+        """Passes that a device needs for its samples, as far as its memory is known."""
+        largest = self._largest[self._kinds[index]]
+        return 1 if largest is None else max(1, -(-samples // largest))
+
+    def used(self, candidate: Candidate) -> list[Device]:
+        """The devices that a plan gives samples to."""
+        pairs = zip(candidate.groups, candidate.shares, strict=True)
+        return [self._placed[i].device for group, shares in pairs for i, n in zip(group, shares, strict=True) if n]
+
+    def loads(self, candidate: Candidate) -> tuple[DeviceLoad, ...]:
+        """Samples, passes and memory of every device that a plan uses; alike devices of a host are one entry."""
+        found: dict[Hashable, DeviceLoad] = {}
+        needed: dict[Hashable, float | None] = {}
+        for group, shares in zip(candidate.groups, candidate.shares, strict=True):
+            for i, samples in zip(group, shares, strict=True):
+                device, key = self._placed[i].device, (self._placed[i].host, self._kinds[i], samples)
+                if key in found:
+                    found[key] = replace(found[key], count=found[key].count + 1)
+                    continue
+                passes, host = self.passes(i, samples), self.devices[i].host
+                each = (self._kinds[i], -(-samples // passes))
+                if each not in needed:
+                    needed[each] = memory_bytes(self._question, device, each[1])
+                found[key] = DeviceLoad(host, device.name, 1, samples, passes, needed[each], device.memory)
+        return tuple(found.values())
+
     def with_intervals(self, candidate: Candidate) -> Candidate:
-        """The candidate with the intervals of its throughput: every draw is one possible world."""
+        """The candidate with the intervals of its throughput."""
+        throughput = estimate(candidate.predicted_throughput, self.rates(candidate))
+        return replace(candidate, interval_50=throughput.interval_50, interval_90=throughput.interval_90)
+
+    def rates(self, candidate: Candidate) -> Floats:
+        """Samples per second of a candidate: every draw is one possible world."""
         groups = list(zip(candidate.groups, candidate.shares, strict=True))
         known: dict[Hashable, Floats] = {}
         for group, shares in groups:
@@ -253,6 +358,4 @@ class _Pricer:
                 known[key] = self._seconds(group, shares, self._factors)[0]
         seconds = np.array([known[self._key(group, sum(shares))] for group, shares in groups])
         exchanges = np.array(exchange_seconds_of(self.devices, candidate.groups, self.size))[:, None]
-        rates = throughputs(candidate, self.devices, seconds, exchanges * self._factors.bandwidth)
-        throughput = estimate(candidate.predicted_throughput, rates)
-        return replace(candidate, interval_50=throughput.interval_50, interval_90=throughput.interval_90)
+        return throughputs(candidate, self.devices, seconds, exchanges * self._factors.bandwidth)

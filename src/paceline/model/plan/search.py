@@ -28,6 +28,7 @@ __all__ = [
     "GroupStep",
     "PlannedDevice",
     "Pricing",
+    "asynchrony_sentence",
     "exchange_seconds_of",
     "measured_pricing",
     "ranked_candidates",
@@ -127,14 +128,27 @@ class Candidate:
 def ranked_candidates(
     devices: Sequence[PlannedDevice], batch: int, *, size: float, price: Pricing | None = None
 ) -> tuple[Candidate, ...]:
-    """All strategies that differ in kind or groups, best first; `size` is the bytes of the gradients."""
+    """All strategies that differ in kind, groups or synchrony, best first; `size` is the bytes of the gradients."""
     pricing = measured_pricing(devices, size) if price is None else price
     ranked = list(_candidates(devices, batch, size, pricing))
     ranked.sort(key=lambda candidate: (-candidate.score, len(candidate.groups), candidate.local_steps))
     distinct: dict[Hashable, Candidate] = {}
     for candidate in ranked:
-        distinct.setdefault((candidate.kind, candidate.groups), candidate)
+        distinct.setdefault((candidate.kind, candidate.groups, candidate.staleness > 0), candidate)
     return tuple(distinct.values())
+
+
+def asynchrony_sentence(ranked: Sequence[Candidate]) -> str:
+    """Whether groups that do not wait for each other progress faster than the best that wait."""
+    waiting = next((one for one in ranked if not one.staleness), None)
+    free = next((one for one in ranked if one.staleness), None)
+    if free is None or waiting is None:
+        return "Asynchrony has nothing to offer: no strategy without waiting is among the candidates."
+    gain = free.score / waiting.score - 1
+    rates = f"{free.predicted_throughput:,.1f} samples/s against {waiting.predicted_throughput:,.1f}"
+    if gain > 0:
+        return f"Asynchrony pays: {gain:.1%} more progress per second ({rates}, a stale sample counted as less)."
+    return f"Asynchrony does not pay: {-gain:.1%} less progress per second ({rates}, a stale sample counted as less)."
 
 
 def _candidates(devices: Sequence[PlannedDevice], batch: int, size: float, price: Pricing) -> Iterator[Candidate]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from paceline.model.plan.bucket_size import BucketAnswer
 from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.terminal import print_rows, say
 from paceline.report.words import common_label, dominant_words
-from paceline.units import SECONDS, format_share
+from paceline.units import BYTES, SECONDS, format_share
 
-__all__ = ["show_changed", "show_curves", "show_plan", "show_simulated"]
+__all__ = ["show_buckets", "show_changed", "show_curves", "show_plan", "show_simulated"]
 
 WIDTH = 56
+SHOWN_LOADS = 16
 MARKS = {"compute": "#", "exchange and rest": "=", "other jobs": "o", "jitter": "j", "stragglers": "s",
          "failures": "f", "queue and stragglers": "q"}  # fmt: skip
 """Characters of the bars of a simulation."""
@@ -36,6 +38,7 @@ def _show_curve(curve: Curve) -> None:
     columns = [">devices", ">step", ">samples/s", ">50 %", ">90 %", ">efficiency", "dominant"]
     rows = [_row(prediction, priced) for prediction in curve.predictions]
     print_rows(curve.label, columns + ([">cost/1M samples"] if priced else []), rows)
+    show_everyday(curve.predictions)
     names = [name for name in curve.predictions[0].terms if any(p.terms[name] > 0 for p in curve.predictions)]
     terms = [[p.devices, *(SECONDS.format(p.terms[name]) for name in names)] for p in curve.predictions]
     print_rows("\nterms of a step", [">devices", *names], terms)
@@ -48,6 +51,34 @@ def _show_curve(curve: Curve) -> None:
         say(f"exchanges (exposed) at {curve.predictions[-1].devices} devices: {', '.join(listed)}")
     say(*precision_lines([curve]))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
+
+
+EVERYDAY: dict[str, tuple[str, Callable[[float], str]]] = {
+    "mfu": ("MFU", lambda value: f"{100 * value:.1f} %"),
+    "power_w": ("kW", lambda value: f"{value / 1e3:,.2f}"),
+    "price_per_h": ("per hour", lambda value: f"{value:,.2f}"),
+    "epoch_s": ("epoch", SECONDS.format),
+    "epoch_cost": ("its cost", lambda value: f"{value:,.2f}"),
+    "run_s": ("run", SECONDS.format),
+    "run_cost": ("its cost", lambda value: f"{value:,.2f}"),
+    "run_kwh": ("kWh", lambda value: f"{value:,.1f}"),
+}
+"""Everyday units that are shown where they are known, with their heads."""
+
+
+def show_everyday(predictions: Sequence[Prediction]) -> None:
+    """Tokens or images per second, use of the peak, and what a run takes."""
+    first = predictions[0].everyday
+    if not first:
+        return
+    unit = first["unit"]
+    names = [name for name in EVERYDAY if name in first]
+    rows = [
+        [one.devices, f"{one.everyday[f'{unit}_per_s']:,.0f}", *(EVERYDAY[n][1](one.everyday[n]) for n in names)]
+        for one in predictions
+    ]
+    money = f"; money in {first['currency']}" if "currency" in first else ""
+    print_rows(f"\neveryday units{money}", [">devices", f">{unit}/s", *(f">{EVERYDAY[n][0]}" for n in names)], rows)
 
 
 def precision_lines(curves: Sequence[Curve]) -> list[str]:
@@ -120,6 +151,30 @@ def _moved(before: str, after: str) -> str:
     return after if before == after else f"{before} -> {after}"
 
 
+def show_buckets(answer: BucketAnswer) -> None:
+    """Every bucket size, and the setting to write."""
+    rows = [
+        (
+            one.megabytes,
+            SECONDS.format(one.step_s.value),
+            f"{100 * one.gain.value:+.1f} %",
+            "{:+.1f} .. {:+.1f} %".format(*(100 * bound for bound in one.gain.interval_90)),
+        )
+        for one in answer.choices
+    ]
+    usual = f"{answer.default / 2**20:g} MB" if answer.default else "the default"
+    print_rows(
+        f"{answer.label}, {answer.devices} devices", [">bucket_cap_mb", ">step", f">gain over {usual}", ">90 %"], rows
+    )
+    low, high = (100 * bound for bound in answer.best.gain.interval_90)
+    gain = f"{100 * answer.best.gain.value:+.1f} % (90 %: {low:+.1f} .. {high:+.1f} %)"
+    if answer.worth:
+        say(f"\nDistributedDataParallel(..., {answer.setting}): {gain} over the default of {usual}")
+    else:
+        tried = f"the best, bucket_cap_mb={answer.best.megabytes}, has {gain}"
+        say(f"\nkeep the default of {usual}: no size is certain to gain 1 %; {tried}")
+
+
 def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) -> list[str]:
     """One line per count or name: the 90 % interval as dots, the 50 % interval as dashes, the prediction as a mark."""
     top = max(prediction.samples_per_s.interval_90[1] for prediction in predictions)
@@ -165,6 +220,52 @@ def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
     return [*cells, f"{run.staleness:.1f}", format_share(run.server_busy)]
 
 
+_LEGEND = (
+    "groups: devices that step together; H: steps between exchanges of groups; K: groups that an exchange waits for;",
+    "utilisation: of the sum of the devices' own throughputs; staleness: steps that a gradient is late;",
+    "efficiency: what staleness and local steps leave of a sample's worth (throughput x efficiency ranks the plans)",
+)
+
+
+def _show_baseline(plan: Plan) -> None:
+    """Plain DDP beside the plan, with the gain."""
+    baseline = plan.baseline
+    if baseline is None:
+        say("no baseline: DDP needs a sample for every device")
+        return
+    low, high = (100 * bound for bound in baseline.gain.interval_90)
+    rate = "{:,.1f} samples/s (90 %: {:,.1f} .. {:,.1f})".format(
+        baseline.throughput.value, *baseline.throughput.interval_90
+    )
+    passes = f", in {baseline.passes} passes on the smallest device" if baseline.passes > 1 else ""
+    say(f"baseline, DDP with equal shares: {rate}{passes}")
+    say(f"gain of the plan over it: {100 * baseline.gain.value:+.1f} % (90 %: {low:+.1f} .. {high:+.1f} %)")
+
+
+def _show_loads(plan: Plan) -> None:
+    """Batch, passes and memory of every device."""
+    rows = [
+        (
+            load.host,
+            f"{load.count} x {load.device}",
+            load.samples,
+            load.passes,
+            -(-load.samples // load.passes),
+            "" if load.memory is None else BYTES.format(load.memory),
+            "" if load.capacity is None else BYTES.format(load.capacity),
+        )
+        for load in plan.loads[:SHOWN_LOADS]
+    ]
+    columns = ["host", "devices", ">samples", ">passes", ">per pass", ">memory", ">of"]
+    print_rows("\nload of each device and step (gradients of several passes are summed)", columns, rows)
+    if len(plan.loads) > SHOWN_LOADS:
+        say(f"... {len(plan.loads) - SHOWN_LOADS} more")
+    everyday = plan.everyday
+    parts = [f"{everyday[everyday['unit'] + '_per_s']:,.0f} {everyday['unit']}/s"]
+    parts += [f"{head} {form(everyday[name])}" for name, (head, form) in EVERYDAY.items() if name in everyday]
+    say(f"best plan: {', '.join(parts)}" + (f"; money in {everyday['currency']}" if "currency" in everyday else ""))
+
+
 def show_plan(plan: Plan) -> None:
     """Candidate strategies, the best with its reason and split, and the data of the plan."""
     columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
@@ -186,10 +287,10 @@ def show_plan(plan: Plan) -> None:
         for one in plan.ranked
     ]
     print_rows(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
-    say(f"best: {plan.best.kind}, because {plan.best.reason}")
-    split = plan.samples_by_host()
-    if len(split) <= 16:
-        say("split: " + ", ".join(f"{host} {n}" for host, n in split.items()))
+    say(*_LEGEND, f"\nbest: {plan.best.kind}, because {plan.best.reason}")
+    _show_baseline(plan)
+    _show_loads(plan)
+    say(plan.asynchrony)
     say(f"precision: {plan.precision}")
     for line in plan.basis:
         say(f"rests on: {line}")

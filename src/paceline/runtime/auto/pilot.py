@@ -30,8 +30,8 @@ from paceline.runtime.auto.choose import (
 from paceline.runtime.auto.regroup import GROUP_NAME, Listener, open_listener
 from paceline.runtime.group.session import GroupSession
 from paceline.runtime.group.wire import Wire
-from paceline.runtime.protocol.messages import GroupStatus
 from paceline.runtime.syncer.client import SyncerClient
+from paceline.runtime.syncer.leases import GroupStatus
 
 __all__ = ["NoPilot", "Pilot", "measure_links"]
 
@@ -92,7 +92,7 @@ class Pilot:
         if session.wire.tell("yes" if self._due(session) else "no", 0) == "no":
             return None
         self._recent, self._usual = [], None
-        addresses = [peer.address for peer in session.view.peers]
+        addresses = [peer.address for peer in session.peers]
         links = measure_links(session.wire, addresses, gradient_bytes=float(sum(session.reducer.sizes)))
         return self._decide(session, links, may_split=may_split)
 

@@ -41,6 +41,7 @@ from paceline.runtime.members.rendezvous import LaunchContext
 from paceline.runtime.members.view import Peer, Timeouts, read_roster
 from paceline.runtime.protocol.messages import Role
 from paceline.runtime.syncer.client import GroupMembership
+from paceline.runtime.syncer.journal import DAMAGED, SHARD_RESTARTS
 
 __all__ = [
     "GROUP_NAME",
@@ -116,7 +117,7 @@ def split_groups(
         ports[number] = torch.tensor([listener.endpoint[1], shard])
     # Also a barrier: no rank leaves the old group before all listeners and shards exist.
     session.wire.all_reduce(ports)()
-    assignments = _assignments(session.view.peers, choice, ports.tolist())
+    assignments = _assignments(session.peers, choice, ports.tolist())
     if session.rank == 0:
         _write_groups(roster, assignments)
     mine = assignments[number]
@@ -212,10 +213,10 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
 def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
     """Start a shard, and again whenever it was killed or could not write; what it had committed is in its folder."""
     env = {**os.environ, variables.SECRET: secret.decode()}
-    while True:
+    for _ in range(1 + SHARD_RESTARTS):
         with (folder / "log").open("ab") as log:
             code = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True).wait()
-        if code == 0:
+        if code in (0, DAMAGED):
             return
         time.sleep(FULL_DISK_PAUSE if code > 0 else 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from typing import Any
@@ -16,7 +17,7 @@ from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.wire import BoardStore, Broken, Wire
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.view import View
+from paceline.runtime.members.view import HELD, Peer, View
 from paceline.runtime.training import Training
 
 __all__ = ["GroupSession", "RankGroup"]
@@ -31,12 +32,22 @@ ARRANGE_AFTER = (4, 16)
 class GroupSession:
     """What exists from one change of the group to the next."""
 
-    def __init__(self, member: Member, view: View, training: Training, *, holder: WireHolder, synced: bool) -> None:
+    def __init__(
+        self,
+        member: Member,
+        view: View,
+        training: Training,
+        *,
+        holder: WireHolder,
+        synced: bool,
+        report: dict[str, Any],
+    ) -> None:
+        """`report`: what this rank could tell the others, if it is the most advanced."""
         self.view, self._training, self._holder = view, training, holder
-        self.rank, self.size = view.rank_of(member.peer.id), len(view.peers)
+        self.rank, self.size = member.rank, view.size
         self._wires: list[Wire] = []
         try:
-            self._set_up(member, synced=synced)
+            self._set_up(member, report, synced=synced)
         except Broken:
             self._leave()
             raise
@@ -45,13 +56,17 @@ class GroupSession:
         """Shares of the step before, and what it cost this rank."""
         self._began = time.perf_counter(), time.process_time()
 
-    def _set_up(self, member: Member, *, synced: bool) -> None:
+    def _set_up(self, member: Member, report: dict[str, Any], *, synced: bool) -> None:
         # Every rank does all of this in the same order, since each part is a collective. The state comes before the
         # balance, which starts from the costs that the most advanced rank reported.
         self.wire = self._connect(member, "gradients ")
         self._holder.wire = self._connect(member, "layers ") if synced else None
         self._holder.broken = None
-        source = self._share_state()
+        self.peers = self._share_peers()
+        """All ranks of the view, in order."""
+        source = self._share_state(report)
+        # All others have taken the view, or the exchanges above would not have ended.
+        member.establish(self.view)
         self.balance = self._balance(source, synced)
         self._link = self._measure_link(source)
         bucket = self._training.settings.bucket
@@ -140,21 +155,33 @@ class GroupSession:
         address = member.peer.address
         return Wire(store, self.rank, self.size, address=address, interrupted=interrupted, nccl=nccl)
 
-    def _share_state(self) -> dict[str, Any]:
-        """Everybody becomes what the most advanced is; the report of that one."""
-        reports = self.view.reports
-        source = max(range(self.size), key=lambda index: (reports[index]["step"], -index))
-        report = reports[source]
-        if any(other["mark"] != report["mark"] for other in reports):
+    def _share_peers(self) -> tuple[Peer, ...]:
+        """The first rank knows all peers; where there are many, the others know only who may lead next."""
+        if len(self.view.peers) == self.size <= HELD:
+            return self.view.peers
+        plain = self.wire.tell(json.dumps([list(vars(peer).values()) for peer in self.view.peers]), 0)
+        return tuple(Peer(*values) for values in json.loads(plain))
+
+    def _share_state(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Everybody becomes what the most advanced is; the report of that one, which travels over the wire only."""
+        source, alike = self.view.source, self.view.alike
+        if self.size == 1:
+            return report
+        said = {key: value for key, value in report.items() if not alike or key in ("costs", "link")}
+        told: dict[str, Any] = json.loads(self.wire.tell(json.dumps(said), source))
+        if not alike:
             mine = self._training.tensors() if source == self.rank else None
-            tensors = broadcast_state(report["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
+            tensors = broadcast_state(told["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
             if source != self.rank:
-                self._training.take(report, tensors)
-        return report
+                self._training.take(told, tensors)
+        return told
 
     def _balance(self, source: dict[str, Any], synced: bool) -> Balance:
-        chunks = [report["chunk"] for report in self.view.reports]
-        ids = [peer.id for peer in self.view.peers]
+        limits = torch.zeros(self.size, dtype=torch.int64)
+        limits[self.rank] = self._training.settings.chunk or 0
+        self.wire.all_reduce(limits)()
+        chunks = [limit or None for limit in limits.tolist()]
+        ids = [peer.id for peer in self.peers]
         fixed = not self._training.settings.balance
         balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed)
         balance.assume(source["costs"])
@@ -222,14 +249,16 @@ class RankGroup:
             report = self.report()
             if self._session is not None:
                 self._session.close()
-            view = view or self.member.next_view(report)
+            view = view or self.member.next_view(self.training.standing())
             try:
-                self._session = GroupSession(self.member, view, self.training, holder=self._holder, synced=self._synced)
+                self._session = GroupSession(
+                    self.member, view, self.training, holder=self._holder, synced=self._synced, report=report
+                )
                 break
             except Broken as error:
                 self.member.report_failure(view, str(error))
                 view = None
-        self.views.append((view.number, len(view.peers), time.monotonic()))
+        self.views.append((view.number, view.size, time.monotonic()))
         self.last_end = time.perf_counter()
 
     def recover(self, error: Broken) -> None:

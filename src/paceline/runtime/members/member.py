@@ -1,27 +1,30 @@
 """One process's membership: it follows the leader, leads when it is its turn, and tells the training loop of changes.
 
 If the leader fails, the members that are left turn to the first of them in the order of the last view; that one leads.
-Whoever was declared failed and wakes up finds the present leader and joins again. Its states are `MemberState`.
+Whoever was declared failed and wakes up finds the present leader and joins again. What it decides is in
+`protocol/following.py`; its states are `MemberState`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
+from paceline.channel.frames import PeerClosed
 from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import peers
+from paceline.runtime.members import view as views
 from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, message_listener
 from paceline.runtime.members.leader import Leader
-from paceline.runtime.members.view import Peer, Timeouts, View, close_roster, is_closed, read_roster, write_roster
+from paceline.runtime.members.link import MemberLink
+from paceline.runtime.members.view import Peer, Report, Timeouts, View, read_roster
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.states import MEMBER_TABLE, Event, MemberState, StateMachine
+from paceline.runtime.protocol.following import Ask, Following, outranks
+from paceline.runtime.protocol.states import Event, MemberState
 
 __all__ = ["Member"]
 
@@ -31,8 +34,6 @@ LAST_MESSAGE = 0.1
 """Seconds that a leader waits before it leaves, so that `training-done` arrives before the connection ends."""
 LOOK_AROUND = 1.0
 """Seconds between two rounds of questions to lost peers; each costs a connection, and a mended link can wait for it."""
-NOTICE_TIMEOUT = 2.0
-"""Seconds beyond two heartbeat timeouts: by then a live member has noticed that its leader is gone."""
 log = logging.getLogger("paceline.runtime")
 
 
@@ -51,27 +52,24 @@ class Member:
         """Set while the view that the training loop works in is over."""
         self.noticed: list[float] = []
         """Each moment at which that became known, by time.monotonic()."""
-        # One lock for view, board, state and sleep: the training loop waits on it for any of them to change, while the
-        # threads that follow, send heartbeats and answer callers change them.
-        self._changed = threading.Condition()
-        self._machine = StateMachine(MEMBER_TABLE, MemberState.SEARCHING)
+        self.rank = 0
+        """Of this process in the view that the training loop works in."""
+        # One lock for decisions and board: the training loop waits on it for any of them to change, while the threads
+        # that follow, send heartbeats and answer callers change them. Nobody sends while holding it.
+        self._changed = threading.Condition(threading.RLock())
+        self._core = Following(peer, timeouts, time.monotonic())
+        self._machine = self._core.machine
         self._lost: TrainingLost | None = None
-        self._view: View | None = None
         self._taken = 0
         """Number of the view that the training loop works in."""
+        self._work: tuple[int, float | None] = (0, None)
+        """The step, and since when the loop's own code has control; None while this process waits for others."""
         self._board: dict[str, bytes] = {}
         self._leader: Leader | None = None
-        self._channel: Channel | None = None
-        self._ready: messages.Ready | None = None
-        """The last report, while no view has answered it: whoever leads next has to hear it again."""
-        self._last_heard = time.monotonic()
-        self._ticked, self._slept = time.monotonic(), False
-        self._known: dict[str, Peer] = {}
-        """Everybody who was in a view with us and may still live."""
-        self._turn_to: Endpoint | None = None
-        """A leader that we resigned for."""
-        self._successor: str | None = None
-        """Who we expect to lead next, while we follow nobody."""
+        self._link: MemberLink | None = None
+        """To the leader."""
+        self._known: set[Endpoint] = set()
+        """Where everybody listens who was in a view with us and may still live."""
         in_background("listener", self._listener.run, failed=self._fail)
 
     def start(self, meet: Endpoint, *, first: int | None, roster: Path | None = None) -> None:
@@ -79,14 +77,15 @@ class Member:
         self.roster = roster
         known = [endpoint for endpoint in read_roster(roster) if endpoint != self.peer.endpoint]
         if first is not None and not any(peers.answers(endpoint, self._login) for endpoint in known):
-            self._lead(first=first)
+            self._core.first = first
+            self._lead()
             known, meet = [], self.peer.endpoint
         # Following begins after leading: the first thing the follower does is to call our own listener.
-        in_background("follow", lambda: self._follow([*known, meet]), failed=self._fail)
+        in_background("follow", lambda: self._follow(known, meet), failed=self._fail)
         in_background("heartbeat", self._send_heartbeats, failed=self._fail)
         in_background("look-around", self._look_around, failed=self._fail)
 
-    def next_view(self, report: dict[str, Any]) -> View:
+    def next_view(self, report: Report) -> View:
         """Report for the next view and wait for it, in pieces of a second, so that Ctrl-C is not held up."""
         self._say_ready(report, finished=False)
         while True:
@@ -106,13 +105,27 @@ class Member:
             self._machine.on(Event.RESUMED)
             self._send(messages.Resume())
 
-    def finish(self, report: dict[str, Any]) -> View | None:
+    def finish(self, report: Report) -> View | None:
         """Wait until all have finished; a view if the group changes before, None if it is over."""
         self._say_ready(report, finished=True)
-        ends = (MemberState.DONE, MemberState.LOST)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_fresh() or self._machine.state in ends)
-            return None if self._machine.state in ends else self._take()
+            self._changed.wait_for(lambda: self._is_fresh() or self._machine.ended or self._is_done())
+            if self._lost:
+                raise self._lost
+            return self._take() if self._is_fresh() else None
+
+    def working(self, step: int) -> None:
+        """The training loop's own code has control now."""
+        self._work = (step, time.monotonic())
+
+    def waiting(self) -> None:
+        """This process waits for others now."""
+        self._work = (self._work[0], None)
+
+    def establish(self, view: View) -> None:
+        """All members of this view were heard of in it."""
+        with self._changed:
+            self._core.establish(view.number)
 
     def report_failure(self, view: View, why: str) -> None:
         """Tell the leader that this view cannot go on."""
@@ -141,11 +154,12 @@ class Member:
         leader = self._leader
         if leader is not None and leader.leading:
             time.sleep(LAST_MESSAGE if done else 0.0)
-            leader.resign()
+            leader.leave()
             if done:
-                close_roster(self.roster)
-        if (channel := self._channel) is not None:
-            channel.close()
+                views.close_roster(self.roster)
+        link = self._link
+        if link is not None:
+            link.close()
 
     @property
     def doubtful(self) -> bool:
@@ -159,59 +173,66 @@ class Member:
         return leader is not None and leader.leading
 
     def _has_ended(self, view: int) -> bool:
-        return self.interrupted.is_set() or self._view is None or self._view.number != view
+        return self.interrupted.is_set() or self._core.seen != view
 
     def _is_fresh(self) -> bool:
-        return self._view is not None and self._view.number > self._taken
+        return self._core.seen > self._taken and self._core.ready is None
+
+    def _is_done(self) -> bool:
+        return self._machine.state is MemberState.DONE
 
     def _take(self) -> View:
-        assert self._view is not None
-        self._taken = self._view.number
-        self._ready = None
-        return self._view
+        assert self._core.view is not None
+        self._taken, self.rank = self._core.seen, self._core.rank
+        return self._core.view
 
-    def _say_ready(self, report: dict[str, Any], *, finished: bool) -> None:
+    def _say_ready(self, report: Report, *, finished: bool) -> None:
         # Kept before it is sent: if the leader fails in between, the thread that follows sends it to the next.
-        self._ready = messages.Ready(report, finished)
-        self._send(self._ready)
+        with self._changed:
+            self.waiting()
+            message = self._core.report(report, finished=finished) if not self._is_fresh() else None
+        if message is not None:
+            self._send(message)
 
     def _send(self, message: messages.Message) -> None:
         """To the leader; if it is gone, whoever leads next asks anew."""
-        if (channel := self._channel) is not None:
-            with contextlib.suppress(ConnectionError):
-                channel.send(message)
+        link = self._link
+        if link is not None:
+            link.send(message)
 
     def _send_heartbeats(self) -> None:
         while not self._machine.ended:
+            now = time.monotonic()
             # The check before the tick: the tick would hide that this thread did not run for long.
             self._was_asleep()
-            self._ticked = time.monotonic()
-            self._send(messages.Heartbeat())
-            channel, silent = self._channel, time.monotonic() - self._last_heard
-            if channel is not None and silent > self._timeouts.heartbeat_timeout:
-                log.warning("the leader sent no heartbeat for %.1f s", silent)
-                channel.close()
+            self._core.ticked = now
+            (step, since), link = self._work, self._link
+            if link is not None:
+                link.send(messages.Heartbeat(step, now - since if since is not None else 0.0))
+                silent = now - self._core.last_heard
+                if silent > self._timeouts.heartbeat_timeout and not link.closed:
+                    log.warning("the leader sent no heartbeat for %.1f s", silent)
+                    link.close(messages.Farewell())
             time.sleep(self._timeouts.heartbeat_interval)
 
     def _was_asleep(self) -> bool:
         """Whether it was this process that was suspended: then the others have a leader, most likely the same."""
         with self._changed:
-            self._slept = self._slept or time.monotonic() - self._ticked > self._timeouts.heartbeat_timeout
-            return self._slept
+            return self._core.asleep(time.monotonic())
 
-    def _follow(self, endpoints: list[Endpoint]) -> None:
+    def _follow(self, known: list[Endpoint], meet: Endpoint) -> None:
         """Find the leader, follow it until it is gone, and again."""
         deadline = time.monotonic() + self._timeouts.join
         while not self._machine.ended:
-            if self._machine.state is MemberState.DONE:  # there is nobody to look for, unless training is resumed
+            if self._is_done():  # there is nobody to look for, unless training is resumed
                 deadline = time.monotonic() + self._timeouts.join
                 time.sleep(RETRY)
                 continue
             if self._machine.state is MemberState.FOLLOWING:  # training was resumed after the leader had left
                 self._machine.on(Event.DISCONNECTED)
-            channel = self._find(endpoints)
+            channel = self._find([*known, meet])
             if channel is None:
-                if is_closed(self.roster):
+                if views.is_closed(self.roster):
                     self._give_up(Event.ROSTER_CLOSED, None)
                 elif time.monotonic() > deadline:
                     why = f"nobody who leads this job answered for {self._timeouts.join:.0f} s"
@@ -219,38 +240,43 @@ class Member:
                     self._give_up(Event.NO_LEADER, TrainingLost(why, hint=hint))
                 time.sleep(RETRY)
                 continue
-            self._begin_to_follow(channel)
-            if not self.leads:
-                # Having resigned once must not change the order of succession, which all members have to share.
-                self._leader = None
-            if self._ready is not None:
-                self._send(self._ready)
-            self._obey(channel)
-            self._channel = None
-            endpoints = self._successors()
-            deadline = time.monotonic() + self._timeouts.join
+            self._obey(self._begin_to_follow(channel))
+            known, deadline = read_roster(self.roster), time.monotonic() + self._timeouts.join
 
-    def _begin_to_follow(self, channel: Channel) -> None:
-        """From now on we follow; having slept before must not change the order of the next succession."""
+    def _begin_to_follow(self, channel: Channel) -> MemberLink:
         with self._changed:
-            self._machine.on(messages.Welcome)
-            self._last_heard = self._ticked = time.monotonic()
-            self._channel, self._slept, self._successor = channel, False, None
+            self._core.welcomed(time.monotonic())
+            link = self._link = MemberLink(channel)
+            if self._core.ready is not None:
+                link.send(self._core.ready)
+        if not self.leads:
+            self._leader = None
+        return link
 
-    def _obey(self, channel: Channel) -> None:
+    def _obey(self, link: MemberLink) -> None:
         expected = messages.accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
+        silent = False
         try:
-            while True:
-                message = channel.receive(*expected)
-                self._last_heard = time.monotonic()
-                self._on_message(message)
+            while not self._core.dismissed:
+                self._on_message(link.receive(*expected))
         except ConnectionError as error:
+            silent = link.closed or not isinstance(error, PeerClosed)
             log.debug("the connection to the leader ended: %s", error)
-        channel.close()
+        if not link.closed:
+            link.close(messages.Farewell())
         with self._changed:
-            self._machine.on(Event.DISCONNECTED)
+            self._link = None
+            lost = self._core.lost(silent=silent)
             self._interrupt()
             self._changed.notify_all()
+        if lost is not None and lost.id != self.peer.id:
+            in_background("probe", lambda: self._judge(lost), failed=self._fail)
+
+    def _judge(self, lost: Peer) -> None:
+        """At once: only now does a refused connection say that the leader ended in the view that it led."""
+        dead = peers.is_dead(lost, self._login)
+        with self._changed:
+            self._core.memory.judged(lost.id, dead=dead)
 
     def _interrupt(self) -> None:
         if not self.interrupted.is_set():
@@ -259,80 +285,54 @@ class Member:
 
     def _on_message(self, message: messages.Message) -> None:
         with self._changed:
-            self._machine.on(type(message))
-            if isinstance(message, messages.ViewFormed):
-                self._view, self._board = message.view, {}
-                # Whoever slept is in the group again, even if nobody had noticed and there was no leader to find anew.
-                self._ticked, self._slept = time.monotonic(), False
-                self._known |= {peer.id: peer for peer in self._view.peers if peer.id != self.peer.id}
+            before = self._core.seen
+            self._core.hear(message, time.monotonic())
+            view = self._core.view
+            if view is not None and view.number > before:
+                self._board = {}
+                self._known |= {peer.endpoint for peer in view.peers}
                 # After the view is there: the training loop that sees the event cleared must find the new view.
                 self.interrupted.clear()
-            elif isinstance(message, messages.Halt):
-                self._interrupt()
-            elif (
-                isinstance(message, messages.BoardEntry)
-                and self._view is not None
-                and message.view == self._view.number
-            ):
+            elif isinstance(message, messages.BoardEntry) and message.view == before:
                 self._board[message.key] = message.value
+            elif self._core.interrupted:
+                self._interrupt()
             self._changed.notify_all()
 
-    def _successors(self) -> list[Endpoint]:
-        """Where the next leader may be."""
-        if self._view is None:
-            return [*read_roster(self.roster)]
-        resigned = self._leader is not None and not self._leader.leading
-        order = self._view.succession(self.peer.id, absent=resigned or self._was_asleep())
-        self._successor = order[0].id
-        first, self._turn_to = self._turn_to, None
-        return [*([first] if first else []), *(peer.endpoint for peer in order)]
-
-    def _find(self, endpoints: list[Endpoint]) -> Channel | None:
-        """The first endpoint that leads, or where it points to; this process leads if all before it do not answer."""
-        for endpoint in endpoints:
-            if endpoint == self.peer.endpoint and not self.leads:
-                self._lead(first=None)
-            channel = self._ask(endpoint)
+    def _find(self, known: list[Endpoint]) -> Channel | None:
+        """Ask one after the other who leads, and lead if it is this process's turn."""
+        with self._changed:
+            search = self._core.search(known, time.monotonic(), leads=self.leads)
+        while not self._machine.ended and (step := search.next(leads=self.leads)) is not None:
+            if not isinstance(step, Ask):
+                self._lead()
+                continue
+            reply, channel = self._greet(step.endpoint)
             if channel is not None:
+                leader = self._leader
+                if step.endpoint != self.peer.endpoint and leader is not None:
+                    leader.resign()  # one leader at a time has this member's vote
                 return channel
-        return None
-
-    def _ask(self, endpoint: Endpoint) -> Channel | None:
-        """Follow the leader that this endpoint names; None if it does not answer."""
-        # A live member that has not noticed yet that its leader is gone is asked again until it knows: who turned to
-        # the next endpoint now would lead a second group.
-        deadline = time.monotonic() + 2 * self._timeouts.heartbeat_timeout + NOTICE_TIMEOUT
-        asked = endpoint
-        while time.monotonic() < deadline and not self._machine.ended:
-            reply, channel = self._greet(asked)
-            if channel is not None:
-                return channel
-            if reply is None and asked == endpoint:
-                return None
-            if isinstance(reply, messages.WaitForSuccessor) and reply.successor == self.peer.id and not self.leads:
-                # It lost its leader too and waits for us: waiting for each other would be a hang.
-                self._lead(first=None)
-                return self._greet(self.peer.endpoint)[1]
-            pointed = (reply.address, reply.port) if isinstance(reply, messages.Redirect) else endpoint
-            # A member that points to the leader that we lost has not noticed yet; if we slept, we have lost nobody.
-            lost = self._view.leading_peer.endpoint if self._view is not None and not self._was_asleep() else None
-            asked = pointed if pointed != lost else endpoint
-            time.sleep(RETRY)
+            search.answered(reply, time.monotonic(), leads=self.leads)
+            if reply is not None:
+                time.sleep(RETRY)
         return None
 
     def _greet(self, endpoint: Endpoint) -> tuple[messages.Message | None, Channel | None]:
-        seen = self._view.number if self._view else 0
-        reply, channel = peers.ask_to_follow(endpoint, self._login, self.peer, seen=seen)
+        with self._changed:
+            hello = self._core.hello()
+        reply, channel = peers.ask_to_follow(endpoint, self._login, hello)
         if reply is not None and channel is None:
             self._machine.on(type(reply))
         return reply, channel
 
-    def _lead(self, *, first: int | None) -> None:
-        log.info("%s leads after %s", self.peer.id, f"view {self._view.number}" if self._view else "no view")
+    def _lead(self) -> None:
+        first = self._core.first if self._core.view is None else None
+        log.info("%s leads after %s", self.peer.id, f"view {self._core.seen}" if self._core.view else "no view")
         self._leader = Leader(
-            self.peer.id, self._timeouts, first=first, last=self._view,
-            formed=lambda view: write_roster(self.roster, view),
-            may_be_alive=lambda peer: peers.may_be_alive(peer, self._login),
+            self.peer, self._timeouts, first=first, memory=self._core.memory,
+            formed=lambda view: views.write_roster(self.roster, view),
+            is_dead=lambda peer: peers.is_dead(peer, self._login),
         )  # fmt: skip
 
     def _answer(self, channel: Channel) -> None:
@@ -344,47 +344,45 @@ class Member:
             if isinstance(message, messages.Hello) and message.peer.id != channel.peer:
                 raise ConnectionError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
             if isinstance(message, messages.Hello) and leader is not None and leader.leading:
-                leader.admit(message.peer, channel, seen=message.view)
+                leader.admit(message, channel)
                 return
-            reply = self._direction() if isinstance(message, messages.Hello) else self._leadership()
+            direction = self._core.direction(follows=self._link is not None)
+            reply = direction if isinstance(message, messages.Hello) else self._leadership()
             channel.answer(message, reply)
         except OSError as error:
             log.debug("a caller is gone: %s", error)
         channel.close()
 
-    def _direction(self) -> messages.Redirect | messages.WaitForSuccessor:
-        """Where the leader is, as far as we know."""
-        view = self._view
-        if self._channel is None or view is None:
-            return messages.WaitForSuccessor(self._successor)
-        return messages.Redirect(*view.leading_peer.endpoint)
-
     def _leadership(self) -> messages.LeadershipReply:
         leader = self._leader
-        led = leader.size if leader is not None and leader.leading else 0
-        return messages.LeadershipReply(self.leads and not self._was_asleep(), self.peer.id, led)
+        led = leader.size if leader is not None and leader.leading else None
+        with self._changed:
+            return self._core.leadership(led, time.monotonic(), follows=self._link is not None)
 
     def _look_around(self) -> None:
-        """While we lead, ask those we lost whether they lead too: of two parts of a group, one gives way."""
+        """While we lead, ask those we lost who leads them: of two parts of a group, one gives way."""
         while not self._machine.ended:
             time.sleep(LOOK_AROUND)
-            for peer in list(self._known.values()):
+            # The roster too: who was never in a view with us may have gone on with those who were.
+            for endpoint in {*self._known, *read_roster(self.roster)} - {self.peer.endpoint}:
                 leader = self._leader
-                if leader is None or not leader.leading or self._machine.state is MemberState.DONE:
+                if leader is None or not leader.leading or self._is_done():
                     break
-                if not leader.follows(peer.id) and self._is_outranked(leader, peer):
-                    log.warning("%s leads another part of this job; this one gives way", peer.id)
+                other = None if leader.follows(endpoint) else self._outranking(leader, endpoint)
+                if other is not None:
+                    log.warning("%s leads another part of this job; this one gives way", other.id)
                     # Before resigning: the thread that follows looks for the next leader as soon as we resign.
-                    self._turn_to = peer.endpoint
+                    self._core.resigned_for, self._core.resigned = (other.address, other.port), True
                     leader.resign()
 
-    def _is_outranked(self, leader: Leader, peer: Peer) -> bool:
-        """Whether a lost peer leads a larger group, or one as large and has the higher id."""
+    def _outranking(self, leader: Leader, endpoint: Endpoint) -> messages.LeadershipReply | None:
+        """The leader that a lost peer knows of, if it leads a larger group, or one as large and has the higher id."""
         try:
-            return peers.ask_leadership(peer, self._login) > (leader.size, self.peer.id)
+            reply = peers.ask_leadership(endpoint, self._login)
+            return reply if reply is not None and outranks(reply, leader.size, self.peer.id) else None
         except ConnectionRefusedError:
-            self._known.pop(peer.id, None)
-            return False
+            self._known.discard(endpoint)
+            return None
 
     def _fail(self) -> None:
         """Half alive, this member would hold up the others."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from paceline.runtime.members.channel import Channel, Endpoint, Login, open_channel
 from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol import messages
 
-__all__ = ["answers", "ask_leadership", "ask_to_follow", "may_be_alive"]
+__all__ = ["answers", "ask_leadership", "ask_to_follow", "is_dead"]
 
 ANSWERS_TIMEOUT = 0.5
 """Seconds for a member of a running job to accept; asked of each endpoint of a roster, so it must be short."""
+CLOSING, CLOSING_TRIES = 0.02, 5
+"""Seconds between two calls of a process that may be about to end, and their number."""
 REACH_TIMEOUT = 0.7
 """Seconds after which a host that did not even refuse a connection counts as cut off. A network that works refuses
 within a round trip; below the heartbeat timeout, so that the verdict is there when the next view is due."""
@@ -29,38 +32,41 @@ def answers(endpoint: Endpoint, login: Login) -> bool:
     return False
 
 
-def may_be_alive(peer: Peer, login: Login) -> bool:
-    """Whether a lost peer may go on without us.
+def is_dead(peer: Peer, login: Login) -> bool:
+    """Whether a lost peer has ended for certain: its host refuses connections to its port.
 
-    A process that is dead refuses the connection. One that is suspended accepts it without a word, and commits nothing
-    when it wakes up. One that answers is alive, and a host from which nothing at all comes may be on the far side of a
-    cut link.
+    One that answers is alive. One that accepts without a word may be suspended, and a host from which nothing comes may
+    be on the far side of a cut link: neither is dead.
     """
-    try:
-        open_channel(peer.address, peer.port, login, timeout=REACH_TIMEOUT).close()
-    except ConnectionError:
-        return False
-    except OSError:
-        return True
-    return True
+    for _ in range(CLOSING_TRIES):
+        try:
+            open_channel(peer.address, peer.port, login, timeout=REACH_TIMEOUT).close()
+        except ConnectionRefusedError:
+            return True
+        except ConnectionError:  # a process that ends closes its connections one after the other
+            time.sleep(CLOSING)
+        except OSError:
+            return False
+        else:
+            return False
+    return False
 
 
-def ask_leadership(peer: Peer, login: Login) -> tuple[int, str]:
-    """How many a peer leads, and its id; (0, "") if it leads nobody or does not say. Refuses connections if dead."""
+def ask_leadership(endpoint: Endpoint, login: Login) -> messages.LeadershipReply | None:
+    """What a peer says of its leadership; None if it does not say. Refuses connections if dead."""
     try:
-        with contextlib.closing(open_channel(peer.address, peer.port, login, timeout=QUERY_TIMEOUT)) as channel:
+        with contextlib.closing(open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
             channel.send(messages.LeadershipQuery())
-            reply = channel.receive(messages.LeadershipReply)
-            return (reply.members, reply.id) if reply.leads else (0, "")
+            return channel.receive(messages.LeadershipReply)
     except ConnectionRefusedError:
         raise
     except OSError:
-        return (0, "")
+        return None
 
 
 def ask_to_follow(
-    endpoint: Endpoint, login: Login, peer: Peer, *, seen: int
+    endpoint: Endpoint, login: Login, hello: messages.Hello
 ) -> tuple[messages.Message | None, Channel | None]:
     """What the process at an endpoint answers to a peer that wants to follow, and the channel to it if it leads."""
     try:
@@ -70,10 +76,13 @@ def ask_to_follow(
     reply: messages.Message | None = None
     with contextlib.suppress(OSError):
         channel.set_timeout(WELCOME_TIMEOUT)
-        channel.send(messages.Hello(peer, seen))
+        channel.send(hello)
         reply = channel.receive(messages.Welcome, messages.Redirect, messages.WaitForSuccessor)
         channel.set_timeout(None)
         if isinstance(reply, messages.Welcome):
             return reply, channel
+    # The leader may hear of this process only now: it has to know that the process lives and follows it not.
+    with contextlib.suppress(OSError):
+        channel.send(messages.Farewell())
     channel.close()
     return reply, None

@@ -7,11 +7,25 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.files import atomic_write
 
-__all__ = ["Peer", "Timeouts", "View", "close_roster", "is_closed", "read_roster", "write_roster"]
+__all__ = [
+    "HELD",
+    "Ballot",
+    "Peer",
+    "Report",
+    "Timeouts",
+    "View",
+    "close_roster",
+    "is_closed",
+    "read_roster",
+    "write_roster",
+]
+
+HELD = 16
+"""The first ranks of a view know all of its peers, the others know these first ranks: enough to find who leads next,
+and a view of n ranks costs n messages of constant size."""
 
 OVER = "over"
 """In place of a roster: training is over and nobody is left to be joined."""
@@ -33,8 +47,11 @@ class Timeouts:
     settle: float = 0.1
     """Between the last change of a group and its next view, so that members that come together change it once."""
     partition: float = 30.0
-    """A part of a partitioned group that may be the smaller one goes on by itself only after this long: the other part
-    may have lost its power and not its link."""
+    """Between two warnings of a part of the group that waits, since the others may train without it."""
+    hang: float = 10.0
+    """A rank whose own code takes longer than this for a step while others wait for it is named in the log."""
+    step: float | None = None
+    """A rank whose own code takes longer than this for a step is left behind until it returns; None: never."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +72,34 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Report:
+    """How far a rank has come, when a view is formed."""
+
+    step: int
+    """Committed steps."""
+    mark: str = ""
+    """Names the state: ranks with equal marks hold equal parameters."""
+    view: int = 0
+    """Number of the view in which the state last changed; 0 if it is from a checkpoint, or fresh."""
+
+
+@dataclass(frozen=True)
 class View:
     """The group from one change to the next."""
 
     number: int
+    leader: Peer
+    """The peer that formed the view."""
+    size: int
+    """Number of ranks."""
     peers: tuple[Peer, ...]
-    """In order: a peer's position is its rank in this view."""
-    reports: tuple[dict[str, Any], ...]
-    """What each peer reported when the view was formed, in the same order."""
-    leader: str
-    """The id of the peer that formed the view."""
-
-    def rank_of(self, id: str) -> int:  # noqa: A002
-        """The rank of a peer in this view."""
-        return next(index for index, peer in enumerate(self.peers) if peer.id == id)
-
-    @property
-    def leading_peer(self) -> Peer:
-        """The peer that formed the view."""
-        return self.peers[self.rank_of(self.leader)]
+    """The peers in the order of ranks: all of them on the first `HELD` ranks, the first `HELD` on the others."""
+    source: int
+    """The most advanced rank, whose state all take over."""
+    alike: bool
+    """Whether all ranks hold that state already."""
+    fresh: bool
+    """Whether no view was established before."""
 
     def succession(self, own: str, *, absent: bool) -> list[Peer]:
         """Who may lead next, in the order on which all members have to agree; the lost leader comes last.
@@ -81,8 +107,34 @@ class View:
         A member that was `absent`, as it slept or resigned, has not lost its leader: it asks the last one first, and
         leads only if nobody else does.
         """
-        order = sorted(self.peers, key=lambda peer: peer.id == self.leader)
-        return sorted(order, key=lambda peer: (peer.id == own, peer.id != self.leader)) if absent else order
+        order = [*(peer for peer in self.peers[:HELD] if peer.id != self.leader.id), self.leader]
+        return sorted(order, key=lambda peer: (peer.id == own, peer.id != self.leader.id)) if absent else order
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """A view in which a member has a vote on how the group goes on."""
+
+    number: int
+    leader: str
+    """Id of the peer that formed the view: with the number, its name."""
+    size: int
+    peers: tuple[Peer, ...]
+    """As in the view."""
+    established: bool = False
+    """Whether the member knows that all others received the view as well, as it has exchanged tensors with them."""
+    fresh: bool = False
+    """Whether no view was established before, so that there is no common state that could be lost."""
+
+    @property
+    def name(self) -> tuple[int, str]:
+        """What tells the view from all others."""
+        return (self.number, self.leader)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its peers are known."""
+        return len(self.peers) == self.size
 
 
 def read_roster(path: Path | None) -> list[tuple[str, int]]:

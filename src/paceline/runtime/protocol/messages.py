@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, dataclass_transform
+from typing import ClassVar, dataclass_transform
 
-from paceline.runtime.members.view import Peer, View
-from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.members.view import Ballot, Peer, Report, View
+from paceline.runtime.syncer.leases import GroupStatus, Lease
 from paceline.runtime.syncer.packing import Packing
 from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
 
@@ -19,13 +19,14 @@ __all__ = [
     "BoardEntry",
     "BoardPut",
     "Busy",
+    "Dismissal",
     "Done",
     "Facts",
     "FactsQuery",
+    "Farewell",
     "FetchParameters",
     "GroupHeartbeat",
     "GroupMessage",
-    "GroupStatus",
     "Halt",
     "Heartbeat",
     "HeartbeatReply",
@@ -49,6 +50,7 @@ __all__ = [
     "Standing",
     "StandingQuery",
     "StartGroup",
+    "StartRefused",
     "TrainingDone",
     "ViewFailed",
     "ViewFormed",
@@ -110,14 +112,17 @@ _FROM_SHARD = (Role.SHARD, Role.GROUP)
 
 
 class LeadershipQuery(Message, route=_TO_MEMBER, kind="leadership-query", answers=("leadership-reply",)):
-    """A leader asks a lost peer whether it leads another part of the job."""
+    """A leader asks a lost peer who leads the part of the job that the peer is in."""
 
 
 class LeadershipReply(Message, route=_TO_MEMBER, kind="leadership-reply"):
-    """Whether the peer leads, and how many."""
+    """The leader that the peer knows of, itself perhaps, and how many that one leads."""
 
-    leads: bool
     id: str
+    address: str
+    port: int
+    waits: bool
+    """Whether those that it leads wait, since others may train without them."""
     members: int
 
 
@@ -127,6 +132,8 @@ class Hello(Message, route=_TO_MEMBER, kind="hello", answers=("welcome", "redire
     peer: Peer
     view: int
     """Number of the last view that the member was in."""
+    ballots: tuple[Ballot, ...]
+    """The views in which the member has a vote: the last established one, and those that were formed after it."""
 
 
 class Redirect(Message, route=_TO_MEMBER, kind="redirect"):
@@ -156,16 +163,32 @@ class Welcome(Message, route=_FROM_LEADER, kind="welcome"):
 class Heartbeat(Message, route=_TO_LEADER, kind="heartbeat"):
     """The member is alive, however slow it trains."""
 
+    step: int = 0
+    """The step that it works on."""
+    seconds: float = 0.0
+    """For how long the training loop's own code has had control; 0 while the member waits for others."""
+
+
+class Farewell(Message, route=_TO_LEADER, kind="farewell"):
+    """The member is alive and follows this leader no more; a connection that ends without it ended with its process."""
+
 
 class LeaderHeartbeat(Message, route=_FROM_LEADER, kind="leader-heartbeat"):
     """The leader is alive."""
 
 
-class Ready(Message, route=_TO_LEADER, kind="ready"):
-    """The member has stopped stepping and reports how far it came; the next view contains the reports of all."""
+class Dismissal(Message, route=_FROM_LEADER, kind="dismissal"):
+    """The leader is alive and leads this member no more."""
 
-    report: dict[str, Any]
-    """What the training loop of each rank has to know of the others; the leader reads its `step` only."""
+
+class Ready(Message, route=_TO_LEADER, kind="ready"):
+    """The member has stopped stepping and reports how far it came; the next view says who came farthest."""
+
+    view: int
+    """Number of the last view that the member knows: what was said before a view does not count for the one after."""
+    established: int
+    """Number of the last view that the member knows to be established; 0 if there is none."""
+    report: Report
     finished: bool
     """Whether the member has trained to the end, so that it needs no further view."""
 
@@ -208,26 +231,17 @@ class ViewFormed(Message, route=_FROM_LEADER, kind="view-formed"):
     """The group from now on."""
 
     view: View
+    rank: int
+    """Of the member that receives the message."""
 
 
 class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):
     """All members have finished at the same step, so they may leave."""
 
+    step: int
+
 
 # Between a group and a shard of the syncer.
-
-
-@dataclass(frozen=True)
-class GroupStatus:
-    """What a group says of itself to the other groups."""
-
-    costs: tuple[tuple[float, float], ...] | None
-    """Constant seconds and seconds per sample of each rank; None before any step was measured."""
-    straggling: tuple[tuple[float, float], ...]
-    """Share of straggling steps of each rank, and how many times longer they take."""
-    seconds: float
-    """Seconds of the last exchange, without waiting for other groups."""
-    size: int
 
 
 class GroupMessage(Message):
@@ -244,9 +258,13 @@ class GroupHeartbeat(GroupMessage, route=_TO_SHARD, kind="group-heartbeat", answ
     """Whether the group takes part in rounds; one that waits for samples does not."""
 
 
-class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters",), payload=True):
+class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters", "start-refused"), payload=True):
     """The group begins; the first group's parameters and rules are those of all."""
 
+    session: int
+    """Names this beginning: a repeated `start` is carried out once, and what was sent before it counts no more."""
+    layout: tuple[tuple[str, int], ...]
+    """Name and size of every parameter."""
     num_samples: int
     epochs: int
     begin: tuple[int, int]
@@ -260,6 +278,7 @@ class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("paramete
 class Push(GroupMessage, route=_TO_SHARD, kind="push", answers=("parameters", "push-rejected"), payload=True):
     """Progress of the group since a version; answered when the round that it is part of is complete."""
 
+    session: int
     sequence: int
     """Counts the group's exchanges: a repeated push is applied once."""
     base: int
@@ -285,6 +304,7 @@ class Retune(GroupMessage, route=_TO_SHARD, kind="retune", answers=("done",)):
 class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=("lease-reply",)):
     """The group asks for its next samples, which says that those before are done."""
 
+    session: int
     sequence: int
     """A repeated request gets the same lease."""
     size: int
@@ -323,6 +343,12 @@ class Parameters(Message, route=_FROM_SHARD, kind="parameters", payload=True):
     waited: float
     """Seconds that the push waited for other groups."""
     data: bytes
+
+
+class StartRefused(Message, route=_FROM_SHARD, kind="start-refused"):
+    """The group trains another model, or on other data, than the groups before it."""
+
+    why: str
 
 
 class PushRejected(Message, route=_FROM_SHARD, kind="push-rejected"):

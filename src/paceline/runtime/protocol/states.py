@@ -16,7 +16,9 @@ from paceline.runtime.protocol.messages import (
     BoardEntry,
     BoardPut,
     Busy,
+    Dismissal,
     FactsQuery,
+    Farewell,
     FetchParameters,
     Halt,
     Heartbeat,
@@ -70,8 +72,10 @@ class Event(Enum):
     """The process takes part no more."""
     MEMBER_FAILED = "member failed"
     """A member of the view disconnected, or its heartbeat timeout passed."""
+    MEMBER_HANGS = "member hangs"
+    """The own code of a member had control for longer than `Timeouts.step`."""
     MINORITY = "minority"
-    """All followers have reported, but they may be the smaller part of a partitioned group."""
+    """All followers have reported, but others of the last view may train without them."""
     FORMED = "formed"
     """All followers have reported, and they may go on."""
     RESIGNED = "resigned"
@@ -111,7 +115,7 @@ class LeaderState(Enum):
     COLLECTING = "collecting"
     """Waits for the reports of all followers."""
     PARTITIONED = "partitioned"
-    """Has all reports, but may lead the smaller part of a partitioned group."""
+    """Has all reports, but others of the last view may train without its followers: it waits."""
     VIEW_ACTIVE = "view active"
     """The members of the newest view train."""
     RESIGNED = "resigned"
@@ -151,7 +155,11 @@ MEMBER_TABLE: dict[tuple[MemberState, Cause], MemberState] = {
     # Members that have finished still get what the leader sends to all, until they leave.
     **{(_M.DONE, item): _M.DONE for item in (ViewFormed, Halt, TrainingDone)},
     **{(state, TrainingDone): _M.DONE for state in (_M.FOLLOWING, _M.IN_VIEW)},
-    **{(state, item): state for state in (_M.FOLLOWING, _M.IN_VIEW, _M.DONE) for item in (LeaderHeartbeat, BoardEntry)},
+    **{
+        (state, item): state
+        for state in (_M.FOLLOWING, _M.IN_VIEW, _M.DONE)
+        for item in (LeaderHeartbeat, BoardEntry, Dismissal)
+    },
     **{(state, Event.DISCONNECTED): _M.SEARCHING for state in (_M.FOLLOWING, _M.IN_VIEW)},
     (_M.DONE, Event.DISCONNECTED): _M.DONE,
     (_M.DONE, Event.RESUMED): _M.FOLLOWING,
@@ -160,10 +168,13 @@ MEMBER_TABLE: dict[tuple[MemberState, Cause], MemberState] = {
 }
 _LEADING = (_L.COLLECTING, _L.PARTITIONED, _L.VIEW_ACTIVE)
 LEADER_TABLE: dict[tuple[LeaderState, Cause], LeaderState] = {
-    **{(state, item): state for state in _LEADING for item in (Heartbeat, Ready, Resume, BoardPut)},
+    **{(state, item): state for state in _LEADING for item in (Heartbeat, Farewell, Resume, BoardPut)},
     # A change while no view is active leads to no other state: the next view is formed from who is there then.
-    **{(s, item): s for s in _LEADING[:2] for item in (Hello, ViewFailed, Event.MEMBER_FAILED, Event.MINORITY)},
-    **{(_L.VIEW_ACTIVE, item): _L.COLLECTING for item in (Hello, ViewFailed, Event.MEMBER_FAILED)},
+    **{(s, item): s for s in _LEADING[:2] for item in (Hello, ViewFailed, Event.MEMBER_FAILED, Event.MEMBER_HANGS)},
+    **{(_L.VIEW_ACTIVE, item): _L.COLLECTING for item in (Hello, ViewFailed, Event.MEMBER_FAILED, Event.MEMBER_HANGS)},
+    # A member of the view that reports has finished; one that was left behind and returns ends the view like `hello`.
+    **{(state, Ready): state for state in _LEADING},
+    (_L.PARTITIONED, Event.MINORITY): _L.PARTITIONED,
     (_L.COLLECTING, Event.MINORITY): _L.PARTITIONED,
     **{(state, Event.FORMED): _L.VIEW_ACTIVE for state in _LEADING[:2]},
     **{(state, Event.RESIGNED): _L.RESIGNED for state in _LEADING},

@@ -21,9 +21,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from paceline import variables
 from paceline.errors import InputError
 from paceline.runtime.members.channel import Endpoint
-from paceline.runtime.protocol.messages import GroupStatus, LeaseReply
+from paceline.runtime.protocol.messages import LeaseReply
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.connections import LeaseRevoked, ShardConnections, as_received
+from paceline.runtime.syncer.leases import GroupStatus
 
 __all__ = ["GroupMembership", "SyncerClient", "group_membership"]
 
@@ -68,11 +69,15 @@ class SyncerClient:
     def __init__(self, where: GroupMembership, model: nn.Module, settings: Settings, *, global_batch: int) -> None:
         self.where, self._packing = where, settings.compress
         self._rules = (settings.staleness, settings.outer)
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
+        self._parameters = [parameter for _, parameter in trained]
+        self._layout = tuple((name, parameter.numel()) for name, parameter in trained)
         if any(parameter.dtype != torch.float32 for parameter in self._parameters):
             raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
         self.batch = max(1, round(global_batch * where.share))
         self._connections: ShardConnections | None = None
+        self.session = 0
+        """How the group began at the syncer."""
         self.sequence = 0
         """Number of the last exchange; 0 before the first."""
         self.versions: list[int] = [0] * len(where.shards)
@@ -113,16 +118,19 @@ class SyncerClient:
         if self.sequence == 0:
             mine = parameters_to_vector(self._parameters).detach().numpy()
             theta, self.versions = connections.start(
-                mine, num_samples=num_samples, epochs=epochs, begin=begin, rules=self._rules
+                mine, num_samples=num_samples, epochs=epochs, begin=begin, rules=self._rules, layout=self._layout
             )
+            self.session = connections.session
         else:
             try:
                 theta, self.versions = self._hand_in(connections)
                 self._settle()
             except LeaseRevoked:
                 log.warning("this group was declared failed; other groups have its samples")
+                # The number that was rejected is not used again, as what was sent with it may still arrive; the next
+                # one is left out, so that whoever counts samples sees that this lease was not handed in.
                 theta, self.versions = connections.come_back()
-                number = self.sequence
+                number += 1
         self.seconds = time.perf_counter() - began - connections.waited
         self._take(torch.from_numpy(theta.copy()))
         lease = connections.lease(number, self.batch * self.local_steps, status)
@@ -149,13 +157,13 @@ class SyncerClient:
 
     def header(self) -> Tensor:
         """What the other ranks of the group must know, as numbers."""
-        numbers = [self.sequence, self.epoch, self.begin, self.end, int(self.over), *self.versions]
+        numbers = [self.session, self.sequence, self.epoch, self.begin, self.end, int(self.over), *self.versions]
         return torch.tensor(numbers, dtype=torch.int64)
 
     def follow(self, header: Tensor, theta: Tensor) -> None:
         """Take what the speaking rank learnt; progress of a group that was declared failed counts for nothing."""
         # Before the state changes: what is owed depends on the progress since the exchange before.
-        if 0 < self.sequence < int(header[0]):
+        if 0 < self.sequence < int(header[1]):
             self._settle()
         self._take_header(header)
         self._take(theta)
@@ -207,12 +215,13 @@ class SyncerClient:
             self._owed = progress - torch.from_numpy(seen)
 
     def _take_header(self, header: Tensor) -> None:
-        self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header.tolist()
+        self.session, self.sequence, self.epoch, self.begin, self.end, over, *self.versions = header.tolist()
         self.over = bool(over)
 
     def _connected(self) -> ShardConnections:
         if self._connections is None:
             self._connections = ShardConnections(self.where.shards, self.where.secret, group=self.where.group)
+        self._connections.session = self.session or self._connections.session
         return self._connections
 
     def _take(self, theta: Tensor) -> None:

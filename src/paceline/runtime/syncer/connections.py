@@ -6,6 +6,7 @@ A request is repeated until it is answered; sequence numbers make sure that a sh
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +15,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from paceline.errors import TrainingLost
+from paceline.errors import InputError, TrainingLost
 from paceline.runtime.members.channel import Channel, Endpoint, Login, login_of, open_channel
 from paceline.runtime.protocol import messages
-from paceline.runtime.syncer.leases import Lease
+from paceline.runtime.syncer.leases import GroupStatus, Lease
 from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
 
@@ -30,6 +31,10 @@ POLL = 0.1
 """Seconds between two requests for samples while other groups still train on the last ones."""
 CONNECT_TIMEOUT = 5.0
 """Seconds to connect to a shard, whose host may be busy with the training of its own group."""
+ANSWER_TIMEOUT = 30.0
+"""Seconds for an answer that waits for no other group: a shard writes its parameters to disk before it answers."""
+ROUND_TIMEOUT = 600.0
+"""Seconds after which a push that waits for its round is sent again; a shard that hangs is cut off long before."""
 HEARTBEAT_INTERVAL = 0.1
 """Seconds between two heartbeats."""
 HEARTBEAT_ANSWER = 2.0
@@ -54,6 +59,8 @@ class ShardConnections:
         self._shards, self._group, self._timeout = list(shards), group, timeout
         self._login = login_of(secret, messages.Role.GROUP, group)
         self._channels: dict[int, Channel] = {}
+        self.session = 0
+        """How the group began; whoever speaks for it next says the same."""
         self.waited = 0.0
         """Seconds of the last exchange that were spent waiting for other groups."""
         self.last_reply: messages.LeaseReply | None = None
@@ -69,13 +76,15 @@ class ShardConnections:
         epochs: int,
         begin: tuple[int, int] = (0, 0),
         rules: tuple[StalenessRule | None, OuterOptimizer | None] = (None, None),
+        layout: tuple[tuple[str, int], ...] = (),
     ) -> tuple[np.ndarray, list[int]]:
         """Offer parameters and say what there is to train on; the common parameters and their versions come back."""
         parts = np.array_split(theta, len(self._shards))
-        requests = [
-            messages.StartGroup(self._group, num_samples, epochs, begin, *rules, pack_numbers(part, "none"))
-            for part in parts
-        ]
+        # One session for every repetition of these requests: a shard carries them out once.
+        self.session = secrets.randbits(62)
+        layout = layout or (("theta", len(theta)),)
+        about = (self.session, layout, num_samples, epochs, begin, *rules)
+        requests = [messages.StartGroup(self._group, *about, pack_numbers(part, "none")) for part in parts]
         return self._parameters(requests)
 
     def common(self) -> tuple[np.ndarray, list[int]]:
@@ -107,7 +116,7 @@ class ShardConnections:
                 raise LeaseRevoked
         parts = np.array_split(progress, len(self._shards))
         requests = [
-            messages.Push(self._group, sequence, version, samples, packing, pack_numbers(part, packing))
+            messages.Push(self._group, self.session, sequence, version, samples, packing, pack_numbers(part, packing))
             for version, part in zip(versions, parts, strict=True)
         ]
         return self._parameters(requests)
@@ -117,10 +126,10 @@ class ShardConnections:
         self._tell_all(messages.Busy(self._group))
         return self.common()
 
-    def lease(self, sequence: int, size: int, status: messages.GroupStatus | None = None) -> Lease | None:
+    def lease(self, sequence: int, size: int, status: GroupStatus | None = None) -> Lease | None:
         """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
         aside = False
-        request = messages.LeaseRequest(self._group, sequence, size, status)
+        request = messages.LeaseRequest(self._group, self.session, sequence, size, status)
         while True:
             reply = self.last_reply = self._ask(0, request, messages.LeaseReply)
             if reply.lease is not None or not reply.outstanding:
@@ -158,30 +167,39 @@ class ShardConnections:
             self._ask(index, message, messages.Done)
 
     def _parameters(self, requests: Sequence[messages.Message]) -> tuple[np.ndarray, list[int]]:
-        """Ask all shards at once, each for its part."""
-        expected: tuple[type[messages.Message], ...] = (messages.Parameters, messages.PushRejected)
-        asked = [self._pool.submit(self._ask, index, request, *expected) for index, request in enumerate(requests)]
-        replies = [future.result() for future in asked]
-        parts = [reply for reply in replies if isinstance(reply, messages.Parameters)]
-        if len(parts) < len(replies):
-            raise LeaseRevoked
+        """Ask the first shard, which alone may refuse, and then all others at once, each for its part."""
+        parts = [self._part(0, requests[0])]
+        asked = [self._pool.submit(self._part, index, request) for index, request in enumerate(requests[1:], start=1)]
+        parts += [future.result() for future in asked]
         self.waited = max(part.waited for part in parts)
         theta = np.concatenate([unpack_numbers(part.data, part.packing) for part in parts])
         return theta, [part.version for part in parts]
 
+    def _part(self, index: int, request: messages.Message) -> messages.Parameters:
+        answers = (messages.Parameters, messages.PushRejected, messages.StartRefused)
+        expected = tuple(answer for answer in answers if answer.kind in request.answers)
+        reply: messages.Message = self._ask(index, request, *expected)
+        if isinstance(reply, messages.StartRefused):
+            hint = "all groups need the same model and the same data"
+            raise InputError(f"{self._group} cannot train with the other groups: {reply.why}", hint=hint)
+        if not isinstance(reply, messages.Parameters):
+            raise LeaseRevoked
+        return reply
+
     def _ask(self, index: int, message: messages.Message, *expected: type[R]) -> R:
         """Ask one shard until it answers; what it has done already it does not do twice."""
-        deadline = time.monotonic() + self._timeout
+        deadline: float | None = None
         while True:
             try:
                 channel = self._channel(index)
+                channel.set_timeout(ROUND_TIMEOUT if isinstance(message, messages.Push) else ANSWER_TIMEOUT)
                 channel.send(message)
-                # No timeout: a push is answered when its round is complete. A shard that fails closes the connection,
-                # and one that hangs is cut off by the heartbeats.
                 return channel.receive(*expected)
             except OSError as error:
                 self._hang_up(index)
                 self._heartbeats.doubtful = True
+                # Patience begins with the first failure: a push may have waited for its round for long before.
+                deadline = deadline or time.monotonic() + self._timeout
                 if time.monotonic() > deadline:
                     address, port = self._shards[index]
                     raise TrainingLost(f"the syncer at {address}:{port} does not answer: {error}") from error
@@ -194,11 +212,12 @@ class ShardConnections:
             broken.close()
 
     def _channel(self, index: int) -> Channel:
-        if index not in self._channels:
-            self._channels[index] = open_channel(
+        channel = self._channels.get(index)  # once: the heartbeats may drop it at any moment
+        if channel is None:
+            channel = self._channels[index] = open_channel(
                 *self._shards[index], self._login, listener=messages.Role.SHARD, timeout=CONNECT_TIMEOUT
             )
-        return self._channels[index]
+        return channel
 
 
 class GroupHeartbeats:

@@ -18,19 +18,16 @@ momentum is what makes asynchronous updates diverge.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from paceline.errors import InputError, StoreError
-from paceline.files import atomic_write
+from paceline.errors import InputError
 
 __all__ = [
     "Array",
@@ -151,8 +148,8 @@ class Arrival:
 class ShardState:
     """The state of one shard; not thread-safe: the shard calls it under its lock."""
 
-    def __init__(self, policy: RoundPolicy, path: Path | None = None) -> None:
-        self._policy, self._path = policy, path
+    def __init__(self, policy: RoundPolicy) -> None:
+        self._policy = policy
         self._groups = policy.groups
         self.version = 0
         self.theta: Array | None = None
@@ -166,8 +163,6 @@ class ShardState:
         self.staleness: list[int] = []
         """Of every update that was taken, in order."""
         self.dropped = 0
-        if path is not None and path.exists():
-            self._load(path)
 
     def start(self, theta: Array, rule: StalenessRule | None = None, outer: OuterOptimizer | None = None) -> None:
         """The first group's parameters are the first version, and its rules are those of all."""
@@ -176,7 +171,6 @@ class ShardState:
             self.theta = theta.copy()
             self._state = OuterState(np.zeros_like(theta), np.zeros_like(theta))
             self._remember()
-            self._save()
 
     def arrive(self, arrival: Arrival, now: float) -> None:
         """Take in progress; what was applied before is not taken again."""
@@ -192,8 +186,7 @@ class ShardState:
         self._waiting.pop(group, None)
         if not self._waiting:
             self._reached_at = None
-        if self._applied.pop(group, None) is not None:
-            self._save()
+        self._applied.pop(group, None)
 
     def settled(self, group: str, sequence: int) -> bool:
         """Whether a group's progress has been dealt with."""
@@ -219,8 +212,6 @@ class ShardState:
         """From now on `quorum` groups complete a round."""
         self._policy = replace(self._policy, quorum=quorum)
         self.count(self._groups)
-        if self.theta is not None:
-            self._save()
 
     def count(self, groups: int) -> None:
         """From now on `groups` groups take part."""
@@ -243,7 +234,6 @@ class ShardState:
         self.theta = moved
         self.version += 1
         self._remember()
-        self._save()
 
     def _weighed(self, arrival: Arrival) -> Array | None:
         assert self.theta is not None
@@ -262,50 +252,38 @@ class ShardState:
         assert self.theta is not None
         self._history.append((self.version, self.theta.copy()))
 
-    def _save(self) -> None:
-        if self._path is None:
-            return
-        assert self.theta is not None
-        assert self._state is not None
-        facts = {
+    def facts(self) -> dict[str, Any]:
+        """What is remembered besides arrays, as JSON data."""
+        return {
             "version": self.version,
-            "applied": self._applied,
-            "samples": self._samples,
+            "applied": dict(self._applied),
+            "samples": dict(self._samples),
             "quorum": self._policy.quorum,
             "rule": asdict(self._policy.rule),
             "outer": asdict(self._policy.outer),
+            "count": self._state.count if self._state is not None else 0,
         }
-        theta, state = self.theta, self._state
-        described = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
-        with saved_or_exit(self._path):
-            atomic_write(
-                self._path,
-                lambda file: np.savez(
-                    file,
-                    theta=theta,
-                    velocity=state.velocity,
-                    pending=state.pending,
-                    count=state.count,
-                    facts=described,
-                ),
-            )
 
-    def _load(self, path: Path) -> None:
-        try:
-            with np.load(path, allow_pickle=False) as content:
-                facts: dict[str, Any] = json.loads(content["facts"].tobytes())
-                self.theta = content["theta"]
-                self._state = OuterState(content["velocity"], content["pending"], int(content["count"]))
-        except (OSError, ValueError, KeyError) as error:
-            raise StoreError(f"cannot read the shard {path}: {error}") from error
-        self.version, self._applied, self._samples = facts["version"], facts["applied"], facts["samples"]
+    def arrays(self) -> dict[str, Array]:
+        """The parameters and, where there is momentum, what it remembers."""
+        if self.theta is None or self._state is None:
+            return {}
+        state = {"velocity": self._state.velocity, "pending": self._state.pending}
+        return {"theta": self.theta, **(state if self._policy.outer.momentum else {})}
+
+    def restore(self, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
+        """Become what was remembered."""
+        theta = self.theta = arrays["theta"]
+        velocity, pending = (arrays.get(name, np.zeros_like(theta)) for name in ("velocity", "pending"))
+        self._state = OuterState(velocity.copy(), pending.copy(), facts["count"])
+        self.version, self._applied, self._samples = facts["version"], dict(facts["applied"]), dict(facts["samples"])
         rule, outer = StalenessRule(**facts["rule"]), OuterOptimizer(**facts["outer"])
         self._policy = replace(self._policy, quorum=facts["quorum"], rule=rule, outer=outer)
         self._remember()
 
 
 @contextlib.contextmanager
-def saved_or_exit(path: Path) -> Iterator[None]:
+def saved_or_exit(path: str) -> Iterator[None]:
     """Around writing: a shard that cannot write exits, since what it has answered must be on disk.
 
     One that went on from memory would lose acknowledged updates with its next crash. Whoever starts it again goes on

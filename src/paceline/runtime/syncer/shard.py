@@ -8,6 +8,7 @@ are leased to others, and what it hands in later is rejected: it has to come bac
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -22,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from paceline import variables
-from paceline.files import atomic_write
+from paceline.errors import StoreError
 from paceline.runtime.members.channel import Channel, in_background, login_of, message_listener
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.states import GROUP_TABLE, Event, GroupState, next_state
-from paceline.runtime.syncer.leases import Leases
+from paceline.runtime.syncer.journal import DAMAGED, FileDisk, Journal
+from paceline.runtime.syncer.leases import GroupStatus, Leases
 from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import (
     Array,
@@ -55,10 +57,23 @@ class SyncerShard:
     """Serves from construction until the process ends."""
 
     def __init__(
-        self, state: ShardState, *, groups: int, heartbeat_timeout: float, queue: Path | None, own: Path | None = None
+        self,
+        state: ShardState,
+        *,
+        groups: int,
+        heartbeat_timeout: float,
+        journal: Journal | None,
+        own: Path | None = None,
     ) -> None:
         """`own`: the folder of a syncer that the groups started themselves; both go when all groups have left."""
-        self._shard, self._queue, self._own = state, queue, own
+        self._shard, self._journal, self._own = state, journal, own
+        if journal is not None and journal.arrays:
+            state.restore(journal.facts, journal.arrays)
+        self._written = -1
+        """The version whose parameters are in the journal."""
+        self._sessions: dict[str, list[int]] = {}
+        """How each group has begun, the last time last."""
+        self._layout: list[tuple[str, int]] = []
         self._left_at = time.monotonic()
         self._leases: Leases | None = None
         self._expected, self._heartbeat_timeout = groups, heartbeat_timeout
@@ -70,11 +85,11 @@ class SyncerShard:
         """Every group that was heard of since the start of this process, and those that were revoked before."""
         self._last_heard: dict[str, float] = {}
         """The last heartbeat or request of each group that takes part or holds samples."""
-        self._statuses: dict[str, messages.GroupStatus | None] = {}
+        self._statuses: dict[str, GroupStatus | None] = {}
         self._local_steps: int | None = None
         self._merge_at: tuple[str, int] | None = None
-        if queue is not None and queue.exists():
-            self._load(json.loads(queue.read_text(encoding="utf-8")))
+        if journal is not None and "books" in journal.facts:
+            self._load(journal.facts["books"])
 
     def serve(self, server: socket.socket, secret: bytes) -> None:
         """Accept callers for ever."""
@@ -85,6 +100,8 @@ class SyncerShard:
 
     def _load(self, content: dict[str, Any]) -> None:
         self._leases, self._local_steps = Leases.of(content), content["local_steps"]
+        self._sessions, self._written = content["sessions"], self._shard.version
+        self._layout = [(name, size) for name, size in content["layout"]]
         self._merge_at = tuple(content["merge_at"]) if content["merge_at"] else None
         self._groups = dict.fromkeys(content["revoked"], GroupState.REVOKED)
         # Holders have the whole timeout to be heard again: they could not reach this shard while it was down.
@@ -94,7 +111,7 @@ class SyncerShard:
         expected = messages.accepted_by(messages.Role.SHARD, sender=messages.Role.GROUP)
         try:
             while True:
-                message = channel.receive(*expected)
+                message = channel.receive(*expected)  # for as long as a channel may be idle; then the group calls again
                 assert isinstance(message, messages.GroupMessage)
                 channel.answer(message, self._reply(message))
         except ProtocolError as error:
@@ -140,6 +157,8 @@ class SyncerShard:
         after = next_state(GROUP_TABLE, before, cause)
         if after is not before:
             self._groups[group] = after
+            if before is GroupState.REVOKED:
+                self._persist()  # before it is told: if a restart revoked it again, its next samples would be lost
             if after is GroupState.ACTIVE:
                 self._last_heard[group] = time.monotonic()
             self._recount()
@@ -147,30 +166,64 @@ class SyncerShard:
     def _start(self, message: messages.StartGroup, theta: Array) -> messages.Message:
         """A group begins; if it did before, all of its processes failed, and what it had is leased again."""
         group = message.group
+        sessions = self._sessions.setdefault(group, [])
+        if message.session in sessions:
+            latest = sessions[-1] == message.session
+            return self._parameters() if latest else messages.StartRefused("it has begun anew since")
+        if why := self._unlike(message, theta):
+            return messages.StartRefused(why)
+        sessions.append(message.session)
         self._shard.start(theta, message.staleness, message.outer)
         if self._leases is not None:
             done = self._shard.settled(group, self._leases.sequence_of(group))
             self._leases.release(group, handed_in=done)
+            self._leases.forget(group)
         # After the lease was judged by what the group had handed in, which is forgotten here.
         self._shard.forget(group)
         if self._leases is None:
             self._leases = Leases(message.num_samples, message.epochs, begin=message.begin)
+            self._layout = [(name, size) for name, size in message.layout]
         self._change(group, messages.StartGroup)
         self._last_heard[group] = time.monotonic()
+        # One record for all of it: the parameters, the group's lease that is free again, and that it counts from one.
+        self._persist()
         return self._parameters()
+
+    def _unlike(self, message: messages.StartGroup, theta: Array) -> str:
+        """Why a group cannot train with those before it; nothing if it can."""
+        if self._leases is None or self._shard.theta is None:
+            return ""
+        asked, held = (message.num_samples, message.epochs), (self._leases.num_samples, self._leases.epochs)
+        if asked != held:
+            return f"it trains on {asked[0]} samples for {asked[1]} epochs, the others on {held[0]} for {held[1]}"
+        for given, known in itertools.zip_longest(message.layout, self._layout):
+            if given != known:
+                one, other = (f"{item[0]} of {item[1]} numbers" if item else "no more" for item in (given, known))
+                return f"its model has the parameter {one} where the others have {other}"
+        if len(theta) != len(self._shard.theta):
+            return f"its part has {len(theta)} numbers, that of the others {len(self._shard.theta)}"
+        return ""
+
+    def _counts(self, group: str, session: int) -> bool:
+        """Whether a request belongs to what the group began last; a shard without memory cannot know."""
+        return group not in self._sessions or self._sessions[group][-1] == session
 
     def _push(self, message: messages.Push, progress: Array) -> messages.Message:
         """Answered when the round is complete, or at once if other groups have the samples."""
         group, sequence = message.group, message.sequence
         self._change(group, messages.Push)
-        if self._state_of(group) is GroupState.REVOKED:
+        past = (
+            self._leases is not None and self._leases.is_past(group, sequence) and not self._shard.has(group, sequence)
+        )
+        if self._state_of(group) is GroupState.REVOKED or not self._counts(group, message.session) or past:
             return messages.PushRejected()
         if self._shard.theta is None or len(progress) != len(self._shard.theta) or message.samples < 1:
             raise ProtocolError(f"{group} pushed {len(progress)} numbers, which is not what this shard holds")
         self._shard.arrive(Arrival(group, sequence, message.base, message.samples, progress), time.monotonic())
         began = time.monotonic()
         self._advance()
-        # No timeout: a group that fails no longer counts, so that every round is completed by those who are left.
+        # No timeout: a group that fails no longer counts, so that every round is completed by those who are left; the
+        # group that waits asks again after a while.
         self._changed.wait_for(lambda: self._shard.settled(group, sequence))
         packing: Packing = "none" if message.packing == "none" else "half"
         return self._parameters(packing, waited=time.monotonic() - began)
@@ -181,7 +234,7 @@ class SyncerShard:
         self._local_steps, self._merge_at = message.local_steps, message.merge_at
         if message.merge_at is not None and self._leases is not None:
             self._leases.halted = True
-        self._write_queue()
+        self._persist(parameters=True)
         self._advance()
 
     def _parameters(self, packing: Packing = "none", *, waited: float = 0.0) -> messages.Parameters:
@@ -193,8 +246,13 @@ class SyncerShard:
         group, leases = message.group, self._leases
         if leases is None or message.size < 1:
             raise ProtocolError(f"{group} asked for {message.size} samples, or before any group has started")
-        lease = leases.take(group, message.sequence, message.size)
-        self._write_queue()
+        if not self._counts(group, message.session):
+            raise ProtocolError(f"{group} has begun anew since it asked for lease {message.sequence}")
+        try:
+            lease = leases.take(group, message.sequence, message.size)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+        self._persist()
         if lease is not None:
             self._last_heard[group] = time.monotonic()
         self._statuses[group] = message.status
@@ -202,17 +260,23 @@ class SyncerShard:
             lease, leases.outstanding, self._local_steps, self._merge_at, dict(self._statuses), leases.position
         )
 
-    def _write_queue(self) -> None:
-        """What was leased and what all groups have to know is written before any group is answered.
-
-        Not synchronised: this is about shards that are killed. After a power failure there are no groups either.
-        """
-        if self._queue is None or self._leases is None:
+    def _persist(self, *, parameters: bool = False) -> None:
+        """One record of what has changed, on disk before any group is told of it."""
+        if self._journal is None or self._leases is None:
             return
         revoked = sorted(group for group, state in self._groups.items() if state is GroupState.REVOKED)
-        content = {"local_steps": self._local_steps, "merge_at": self._merge_at, "revoked": revoked}
-        with saved_or_exit(self._queue):
-            atomic_write(self._queue, json.dumps({**self._leases.plain(), **content}), durable=False)
+        books = {
+            **self._leases.plain(),
+            "local_steps": self._local_steps,
+            "merge_at": self._merge_at,
+            "revoked": revoked,
+            "sessions": self._sessions,
+            "layout": self._layout,
+        }
+        moved = self._written != self._shard.version or parameters
+        with saved_or_exit("the journal"):
+            self._journal.append({"books": books, **self._shard.facts()}, self._shard.arrays() if moved else None)
+        self._written = self._shard.version
 
     @property
     def _num_active(self) -> int:
@@ -228,6 +292,7 @@ class SyncerShard:
 
     def _advance(self) -> None:
         if self._shard.advance(time.monotonic()):
+            self._persist()
             self._changed.notify_all()
 
     def _tick(self) -> None:
@@ -259,7 +324,7 @@ class SyncerShard:
             self._leases.release(group, handed_in=done)
             cause = Event.TIMEOUT_WITH_LEASE if number > 0 and not done else Event.TIMEOUT
         self._change(group, cause)
-        self._write_queue()
+        self._persist()
 
     def _end_if_left(self) -> None:
         """A syncer that the groups started themselves ends when all of them have left it."""
@@ -298,11 +363,16 @@ def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     folder = Path(settings["folder"]) if settings.get("folder") else None
     index = settings["index"]
+    try:
+        journal = Journal(FileDisk(folder / f"shard-{index}.journal")) if folder else None
+    except StoreError as error:
+        log.critical("%s", error)
+        sys.exit(DAMAGED)
     shard = SyncerShard(
-        ShardState(round_policy(settings), folder / f"shard-{index}.npz" if folder else None),
+        ShardState(round_policy(settings)),
         groups=settings["groups"],
         heartbeat_timeout=settings.get("heartbeat_timeout", 10.0),
-        queue=folder / "queue.json" if folder and index == 0 else None,
+        journal=journal,
         own=folder if settings.get("ends") else None,
     )
     address = sys.argv[2] if len(sys.argv) > 2 else settings["address"]

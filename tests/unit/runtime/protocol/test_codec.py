@@ -90,17 +90,27 @@ def test_anything_else_is_a_protocol_error(text: bytes) -> None:
 
 
 WRONG = [
-    ("hello", {"peer": {"id": "a", "rank": "0", "address": "h", "port": 1}, "view": 1}, "hello.peer.rank"),
-    ("hello", {"peer": [], "view": 1}, "hello.peer"),
-    ("hello", {"peer": {"id": "a", "rank": 0, "address": "h", "port": 1}, "view": True}, "hello.view"),
-    ("ready", {"report": [], "finished": False}, "ready.report"),
+    (
+        "hello",
+        {"peer": {"id": "a", "rank": "0", "address": "h", "port": 1}, "view": 1, "ballots": []},
+        "hello.peer.rank",
+    ),
+    ("hello", {"peer": [], "view": 1, "ballots": []}, "hello.peer"),
+    ("hello", {"peer": {"id": "a", "rank": 0, "address": "h", "port": 1}, "view": True, "ballots": []}, "hello.view"),
+    ("ready", {"view": 1, "established": 0, "report": [], "finished": False}, "ready.report"),
     ("board-put", {"view": 1, "key": "k", "value": "xyz"}, "board-put.value"),
     ("retune", {"group": "a", "local_steps": 1, "quorum": 1, "merge_at": ["h"]}, "retune.merge_at"),
-    ("push", {"group": "a", "sequence": 1, "base": 0, "samples": 1, "packing": "zip", "data": 0}, "push.packing"),
+    (
+        "push",
+        {"group": "a", "session": 1, "sequence": 1, "base": 0, "samples": 1, "packing": "zip", "data": 0},
+        "push.packing",
+    ),
     (
         "start",
         {
             "group": "a",
+            "session": 1,
+            "layout": [],
             "num_samples": 1,
             "epochs": 1,
             "begin": [0, 0],

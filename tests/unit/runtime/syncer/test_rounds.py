@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError
+from paceline.runtime.syncer.journal import FileDisk, Journal
 from paceline.runtime.syncer.rounds import (
     Arrival,
     OuterOptimizer,
@@ -73,14 +74,20 @@ def test_a_quorum_waits_for_its_grace_and_no_longer() -> None:
     assert shard.version == 1
 
 
+def written_and_read(state: ShardState, fresh: ShardState, folder: Path) -> ShardState:
+    Journal(FileDisk(folder / "journal")).append(state.facts(), state.arrays())
+    journal = Journal(FileDisk(folder / "journal"))
+    fresh.restore(journal.facts, journal.arrays)
+    return fresh
+
+
 def test_what_was_committed_survives_and_is_not_counted_twice(tmp_path: Path) -> None:
-    path = tmp_path / "shard.npz"
-    shard = ShardState(RoundPolicy(groups=1), path)
+    shard = ShardState(RoundPolicy(groups=1))
     shard.start(np.zeros(2, dtype=np.float32))
     arrival = Arrival("a", 1, 0, 10, np.ones(2, dtype=np.float32))
     shard.arrive(arrival, 0.0)
     shard.advance(0.0)
-    again = ShardState(RoundPolicy(groups=1), path)
+    again = written_and_read(shard, ShardState(RoundPolicy(groups=1)), tmp_path)
     assert again.version == 1
     assert again.theta == pytest.approx([-1.0, -1.0])
     again.arrive(arrival, 0.0)
@@ -89,11 +96,10 @@ def test_what_was_committed_survives_and_is_not_counted_twice(tmp_path: Path) ->
 
 
 def test_the_first_group_decides_the_rules_and_a_restart_keeps_them(tmp_path: Path) -> None:
-    path = tmp_path / "shard.npz"
-    shard = ShardState(RoundPolicy(groups=2), path)
+    shard = ShardState(RoundPolicy(groups=2))
     shard.start(np.zeros(1, dtype=np.float32), StalenessRule("discard", limit=0), OuterOptimizer(rate=0.5))
     shard.start(np.zeros(1, dtype=np.float32), StalenessRule("keep"), OuterOptimizer(rate=2.0))
-    again = ShardState(RoundPolicy(groups=2), path)
+    again = written_and_read(shard, ShardState(RoundPolicy(groups=2)), tmp_path)
     for state in (shard, again):
         state.arrive(Arrival("a", 1, 0, 10, np.ones(1, dtype=np.float32)), 0.0)
         state.advance(0.0)
@@ -216,25 +222,24 @@ def test_a_group_that_begins_anew_counts_from_one_and_its_unfinished_progress_is
 
 
 def test_another_quorum_holds_from_now_on(tmp_path: Path) -> None:
-    path = tmp_path / "shard.npz"
-    shard = ShardState(RoundPolicy(groups=3, quorum=3), path)
+    shard = ShardState(RoundPolicy(groups=3, quorum=3))
     shard.start(np.zeros(2, dtype=np.float32))
     shard.arrive(arrival("a"), 0.0)
     assert not shard.advance(0.0)
     shard.retune(1)
     assert shard.advance(0.0)
-    again = ShardState(RoundPolicy(groups=3, quorum=3), path)
+    again = written_and_read(shard, ShardState(RoundPolicy(groups=3, quorum=3)), tmp_path)
     again.arrive(arrival("b"), 0.0)
     assert again.advance(0.0)
 
 
 def test_momentum_survives_a_restart(tmp_path: Path) -> None:
     outer = OuterOptimizer(momentum=0.9, delay=2)
-    states = [ShardState(RoundPolicy(outer=outer), tmp_path / "shard.npz")]
+    states = [ShardState(RoundPolicy(outer=outer))]
     states[0].start(np.zeros(2, dtype=np.float32))
     states[0].arrive(arrival("a"), 0.0)
     states[0].advance(0.0)
-    states.append(ShardState(RoundPolicy(outer=outer), tmp_path / "shard.npz"))
+    states.append(written_and_read(states[0], ShardState(RoundPolicy(outer=outer)), tmp_path))
     for state in states:
         state.arrive(arrival("a", sequence=2, base=1), 0.0)
         state.advance(0.0)

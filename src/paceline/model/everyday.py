@@ -1,0 +1,136 @@
+"""Predictions in everyday units: tokens or images per second, use of the peak, time, money and energy of a run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline import catalog
+from paceline.cost.precision import numerics_on
+from paceline.cost.roofline import ideal_seconds
+from paceline.errors import InputError
+from paceline.model.prediction import Curve, Prediction
+from paceline.model.question import Question
+from paceline.spec.cluster import Device, place
+from paceline.spec.network import Network
+
+__all__ = ["PlannedRun", "everyday_curve", "everyday_of", "input_unit", "job_of"]
+
+_PRICE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([A-Za-z]{3}|[$€£])(?:/h)?)?\s*")
+_SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A training run as people count it."""
+
+    samples: int | None = None
+    """Samples of one epoch."""
+    epochs: float = 1.0
+    price: tuple[float, str] | None = None
+    """Price of one device and hour, and its currency; by default the catalog's, in USD."""
+
+
+def job_of(samples: int | None, epochs: float, price: str | None) -> PlannedRun:
+    """The run that options describe; a price is a number with a currency, such as 2.50 EUR."""
+    if samples is not None and samples < 1:
+        raise InputError(f"--samples {samples}: expected at least 1")
+    if not epochs > 0:
+        raise InputError(f"--epochs {epochs}: expected more than 0")
+    if price is None:
+        return PlannedRun(samples, epochs)
+    match = _PRICE.fullmatch(price)
+    if match is None:
+        raise InputError(f"--price {price}: expected a price of one device and hour", hint="for example '2.50 USD/h'")
+    sign = match.group(2) or "USD"
+    return PlannedRun(samples, epochs, (float(match.group(1)), _SIGNS.get(sign, sign.upper())))
+
+
+def input_unit(network: Network | None) -> tuple[str, int]:
+    """What a sample consists of, and how many: a text of 1,024 tokens, or one image."""
+    if network is None:
+        return "samples", 1
+    return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])
+
+
+def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
+    """The curve with everyday units at every number of devices."""
+    return replace(curve, predictions=tuple(_with_units(one, question, job) for one in curve.predictions))
+
+
+def _with_units(prediction: Prediction, question: Question, job: PlannedRun) -> Prediction:
+    devices = [rank.device for rank in place(question.cluster, prediction.devices)]
+    rate = prediction.samples_per_s
+    return replace(prediction, everyday=everyday_of(question, devices, (rate.value, *rate.interval_90), job))
+
+
+def everyday_of(
+    question: Question, devices: Sequence[Device], rates: tuple[float, ...], job: PlannedRun
+) -> dict[str, Any]:
+    """Everyday units of a throughput (value, low, high) on devices; what is not known is absent."""
+    network = _network(question)
+    unit, each = input_unit(network)
+    known: dict[str, Any] = {"unit": unit, "per_sample": each}
+    known[f"{unit}_per_s"], known[f"{unit}_per_s_interval_90"] = rates[0] * each, [rate * each for rate in rates[1:]]
+    mfu = _mfu(question, network, devices, rates[0])
+    if mfu is not None:
+        known["mfu"] = mfu
+    watts = [device.power for device in devices if device.power is not None]
+    if len(watts) == len(devices):
+        known["power_w"] = sum(watts)
+    hourly, currency = _hourly(devices, job)
+    if hourly is not None:
+        known |= {"price_per_h": hourly, "currency": currency}
+    if job.samples is not None:
+        known |= _run(job, job.samples, rates[0], known)
+    return known
+
+
+def _run(job: PlannedRun, samples: int, rate: float, known: dict[str, Any]) -> dict[str, Any]:
+    """Seconds, money and energy of an epoch and of the run."""
+    spent: dict[str, Any] = {"samples": samples, "epochs": job.epochs}
+    for name, count in (("epoch", 1.0), ("run", job.epochs)):
+        hours = samples * count / rate / 3600
+        spent[f"{name}_s"] = hours * 3600
+        if "price_per_h" in known:
+            spent[f"{name}_cost"] = hours * known["price_per_h"]
+        if "power_w" in known:
+            spent[f"{name}_kwh"] = hours * known["power_w"] / 1e3
+    return spent
+
+
+def _network(question: Question) -> Network | None:
+    if question.network is not None:
+        return question.network
+    name = question.subject
+    return catalog.network(name) if name in catalog.network_names() else None
+
+
+def _mfu(question: Question, network: Network | None, devices: Sequence[Device], rate: float) -> float | None:
+    """Share of the peak of all devices that the network's own multiply-adds need, three passes of two operations."""
+    if network is None or any(device.emulation is not None for device in devices):
+        return None
+    precision = catalog.resolve(question.framework, question.strategy).precision
+    alike = Counter(map(id, devices))
+    kinds = {id(device): device for device in devices}
+    ideal = {key: ideal_seconds(network, device, numerics_on(device, precision)) for key, device in kinds.items()}
+    if not all(ideal.values()):
+        return None
+    share = rate / sum(alike[key] / seconds for key, seconds in ideal.items() if seconds)
+    if share > 1:
+        raise InputError(
+            f"{rate:,.1f} samples/s of {network.name} are {share:.0%} of the peak of {len(devices)} x "
+            f"{devices[0].name} ({numerics_on(devices[0], precision).meaning}), which no device can do",
+            hint="state the --precision in which it was measured, and the device that the profile is of",
+        )
+    return share
+
+
+def _hourly(devices: Sequence[Device], job: PlannedRun) -> tuple[float | None, str]:
+    if job.price is not None:
+        return job.price[0] * len(devices), job.price[1]
+    prices = [device.price for device in devices if device.price is not None]
+    return (sum(prices) if len(prices) == len(devices) else None), "USD"

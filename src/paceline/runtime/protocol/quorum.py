@@ -1,0 +1,103 @@
+"""Whether some members may go on without the others: at most one part of a group ever does.
+
+Members vote in views. A view is established on a member when the member knows that all others received it too; views
+that were formed after it, and of which the member does not know this, are attempts. Whoever wants to go on needs, in
+the last established view that any of them knows and in every attempt after it,
+
+    more than half of the view's members, or half of them with its first rank, or
+    all absent members dead, of which those that may have gone on before they died are no such part themselves,
+
+and one of them must hold the common state, if there is one.
+
+Two parts that both have the first share a member, which has one leader at a time. Attempts count because a view that
+only some members received may have become established on others (dynamic voting with attempts; Yeger Lotem, Keidar and
+Dolev 1997). A member is known to have died in its last view if its connection ended without a farewell and its port
+refuses connections at once; one that was merely not heard of may have formed another view before it died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.runtime.members.view import Ballot, Peer
+
+__all__ = ["Memory", "absent_peers", "may_go_on", "votes_needed"]
+
+
+@dataclass
+class Memory:
+    """What a process keeps while leaders come and go: the end of others, by their ids, and what it formed itself."""
+
+    vanished: set[str] = field(default_factory=set)
+    """Their connection ended without a farewell, and they did not answer since."""
+    dead: set[str] = field(default_factory=set)
+    """Their port refuses connections."""
+    formed: int = 0
+    """Number of the last view that this process formed: no two of its views have one number."""
+
+    def lost(self, id: str, *, farewell: bool) -> None:  # noqa: A002
+        """The connection to a peer ended."""
+        if not farewell:
+            self.vanished.add(id)
+
+    def judged(self, id: str, *, dead: bool) -> None:  # noqa: A002
+        """A lost peer was called: it is dead, or it may be alive and may have been alive for longer than we know."""
+        if dead:
+            self.dead.add(id)
+        else:
+            self.vanished.discard(id)
+
+    def back(self, id: str) -> None:  # noqa: A002
+        """The peer follows, so it is alive."""
+        self.vanished.discard(id)
+        self.dead.discard(id)
+
+
+def votes_needed(ballots: Mapping[str, Sequence[Ballot]]) -> list[tuple[Ballot, set[str]]]:
+    """The views in which present members must have the vote, each with those who say that they received it."""
+    merged: dict[tuple[int, str], tuple[Ballot, set[str]]] = {}
+    for id, cast in ballots.items():  # noqa: A001
+        for ballot in cast:
+            known, holders = merged.get(ballot.name, (ballot, set()))
+            holders.add(id)
+            fuller = ballot if len(ballot.peers) > len(known.peers) else known
+            if not fuller.established and (known.established or ballot.established):
+                fuller = replace(fuller, established=True)
+            merged[ballot.name] = (fuller, holders)
+    last = max((ballot.number for ballot, _ in merged.values() if ballot.established), default=0)
+    return [
+        entry
+        for entry in merged.values()
+        if entry[0].number >= last and (entry[0].established or last < entry[0].number)
+    ]
+
+
+def may_go_on(ballots: Mapping[str, Sequence[Ballot]], memory: Memory) -> bool:
+    """Whether the members that cast these ballots may form a view; nobody without any vote may."""
+    needed = votes_needed(ballots)
+    # A late joiner that never took over the common state cannot go on when all that held it are dead.
+    held = any(ballot.established for ballot, _ in needed) or all(ballot.fresh for ballot, _ in needed)
+    return bool(needed) and held and all(_decides(ballot, holders, ballots, memory) for ballot, holders in needed)
+
+
+def absent_peers(ballots: Mapping[str, Sequence[Ballot]]) -> list[Peer]:
+    """Who has a vote and is not present, as far as they are known."""
+    peers = {peer.id: peer for ballot, _ in votes_needed(ballots) for peer in ballot.peers}
+    return [peer for id, peer in peers.items() if id not in ballots]  # noqa: A001
+
+
+def _decides(ballot: Ballot, holders: set[str], present: Collection[str], memory: Memory) -> bool:
+    ids = [peer.id for peer in ballot.peers]
+    here = holders | {id for id in ids if id in present}  # noqa: A001
+    if _is_decisive(here, ballot):
+        return True
+    away = set(ids) - here
+    if not ballot.complete or not away <= memory.dead:
+        return False
+    return not _is_decisive(away - memory.vanished, ballot)
+
+
+def _is_decisive(part: Collection[str], ballot: Ballot) -> bool:
+    """More than half of a view's members, or half of them with its first rank."""
+    return 2 * len(part) > ballot.size or (2 * len(part) == ballot.size and ballot.peers[0].id in part)

@@ -1,0 +1,142 @@
+"""One append-only file of records with checksums: what a shard has answered is in it, on disk, whole or not at all.
+
+A record is its length in eight bytes, the CRC-32 of its content in four, and the content: facts as JSON and arrays.
+Facts and arrays of a later record replace those of earlier ones. A record that was cut off at the end was never
+answered and is dropped; damage before the end is an error. When old records fill the file, it is written anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.errors import StoreError
+from paceline.files import atomic_write, sync
+
+__all__ = ["DAMAGED", "SHARD_RESTARTS", "Disk", "FileDisk", "Journal"]
+
+DAMAGED = 2
+"""Exit code of a shard whose journal cannot be read: starting it again would not help."""
+SHARD_RESTARTS = 20
+"""How often a shard is started again: one that ends more often has a reason that starting it does not remove."""
+
+LARGEST = 8
+"""The file is written anew when it is this many times as large as one record of everything, and a mebibyte."""
+_HEAD = struct.Struct(">QI")
+log = logging.getLogger("paceline.runtime")
+
+
+class Disk(Protocol):
+    """Bytes that grow at their end; what was not synchronised may be lost with the process or its host."""
+
+    name: str
+
+    def read(self) -> bytes:
+        """Everything."""
+        ...
+
+    def append(self, data: bytes) -> None:
+        """Write behind the end."""
+        ...
+
+    def synchronise(self) -> None:
+        """Return when everything that was written will survive."""
+        ...
+
+    def replace(self, data: bytes) -> None:
+        """Become this content, on disk, or stay as it is."""
+        ...
+
+
+class FileDisk:
+    """A file, and its folder, which has to know of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self._path = str(path), path
+
+    def read(self) -> bytes:
+        """The whole file."""
+        return self._path.read_bytes() if self._path.exists() else b""
+
+    def append(self, data: bytes) -> None:
+        """Write behind the end of the file."""
+        with self._path.open("ab") as file:
+            file.write(data)
+
+    def synchronise(self) -> None:
+        """Of the file and of its entry in the folder."""
+        sync(self._path)
+        sync(self._path.parent)
+
+    def replace(self, data: bytes) -> None:
+        """Write the file anew, under another name until it is complete."""
+        atomic_write(self._path, data)
+
+
+class Journal:
+    """What a shard remembers, as of the last record."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.facts: dict[str, Any] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        content = disk.read()
+        self._size = self._load(content)
+        if self._size < len(content):
+            log.warning("%s ends in a record that was cut off; it was never answered and is dropped", disk.name)
+            disk.replace(content[: self._size])
+
+    def append(self, facts: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
+        """Write a record; it is on disk when this returns."""
+        self.facts |= facts
+        self.arrays |= arrays or {}
+        record = _record(facts, arrays or {})
+        if self._size > (1 << 20) and self._size > LARGEST * _size_of(self.arrays):
+            record = _record(self.facts, self.arrays)
+            self._disk.replace(record)
+            self._size = 0
+        else:
+            self._disk.append(record)
+            self._disk.synchronise()
+        self._size += len(record)
+
+    def _load(self, content: bytes) -> int:
+        """Take in all whole records; the bytes that they are."""
+        at = 0
+        while at < len(content):
+            begin = at + _HEAD.size
+            size, checksum = _HEAD.unpack_from(content, at) if begin <= len(content) else (len(content), 0)
+            body = content[begin : begin + size]
+            if begin + size > len(content) or (zlib.crc32(body) != checksum and begin + size == len(content)):
+                return at
+            if zlib.crc32(body) != checksum:
+                raise StoreError(f"{self._disk.name} is damaged at byte {at}", hint="start the job from its checkpoint")
+            self._take(body, at)
+            at = begin + size
+        return at
+
+    def _take(self, body: bytes, at: int) -> None:
+        try:
+            with np.load(io.BytesIO(body), allow_pickle=False) as content:
+                self.facts |= json.loads(content["facts"].tobytes())
+                self.arrays |= {name: content[name] for name in content.files if name != "facts"}
+        except (OSError, ValueError, KeyError) as error:
+            raise StoreError(f"{self._disk.name} cannot be read at byte {at}: {error}") from error
+
+
+def _record(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    body = io.BytesIO()
+    np.savez(body, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
+    content = body.getvalue()
+    return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+def _size_of(arrays: dict[str, np.ndarray]) -> int:
+    return sum(array.nbytes for array in arrays.values()) + 1

@@ -1,0 +1,48 @@
+"""The bucket size as an answer."""
+
+import pytest
+
+from paceline import catalog
+from paceline.errors import InputError
+from paceline.model.calibration import CATALOG_ONLY
+from paceline.model.plan.bucket_size import choose_bucket
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
+from paceline.spec.strategy import Strategy
+
+
+def ask(network: str, cluster: str, **more: object) -> Question:
+    given = {"framework": "pytorch/ddp", "batch": 32, **more}
+    return Question(cluster=catalog.cluster(cluster), network=catalog.network(network), **given)
+
+
+def test_gains_are_those_of_predictions_with_that_bucket():
+    question = ask("bert-base", "v100-10gbe-8x4")
+    answer = choose_bucket(question, 32)
+    chosen = ask("bert-base", "v100-10gbe-8x4", strategy=Strategy(bucket=100 * 2.0**20))
+    usual, other = (predict_curve(one, (32,)).predictions[0].step_s.value for one in (question, chosen))
+    hundred = next(one for one in answer.choices if one.megabytes == 100)
+    assert hundred.step_s.value == pytest.approx(other)
+    assert hundred.gain.value == pytest.approx(usual / other - 1)
+
+
+def test_small_buckets_lose_where_messages_are_slow_to_start():
+    answer = choose_bucket(ask("resnet50", "v100-10gbe-8x4"), 32, calibration=CATALOG_ONLY)
+    first = answer.choices[0]
+    assert first.gain.value < answer.best.gain.value
+    assert answer.best.step_s.value <= min(one.step_s.value for one in answer.choices)
+
+
+def test_a_poor_default_is_worth_a_change():
+    question = ask("bert-base", "v100-10gbe-8x4", strategy=Strategy(bucket=2.0**18))
+    answer = choose_bucket(question, 32)
+    assert answer.worth
+    assert answer.setting == f"bucket_cap_mb={answer.best.megabytes}"
+    assert answer.as_dict()["gain_interval_90"][0] > 0
+
+
+def test_frameworks_without_buckets_are_refused():
+    with pytest.raises(InputError, match="no buckets to choose"):
+        choose_bucket(ask("resnet50", "v100-10gbe-8x4", framework="mxnet/dist_sync"), 8)
+    with pytest.raises(InputError, match="no buckets to choose"):
+        choose_bucket(ask("resnet50", "v100-10gbe-8x4"), 1)

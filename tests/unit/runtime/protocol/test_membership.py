@@ -1,0 +1,197 @@
+"""Members under random faults, in the simulator: one lineage, nothing lost, progress; and the rule that makes it so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.runtime.members.view import Ballot, Peer, Report, Timeouts
+from paceline.runtime.protocol import messages
+from paceline.runtime.protocol.following import Following
+from paceline.runtime.protocol.leading import Action, Leading, Probe, Send
+from paceline.runtime.protocol.quorum import Memory, may_go_on
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+from lib.membership import Violation
+from lib.membership_faults import anybody_goes_on, run_schedule
+
+TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=5.0, settle=0.1, hang=10.0, step=30.0)
+
+
+def peer(name: str) -> Peer:
+    return Peer(name, ord(name) - ord("a"), f"host-{name}", 1)
+
+
+def ballot(number: int, names: str, *, established: bool = True, fresh: bool = False) -> Ballot:
+    peers = tuple(peer(name) for name in names)
+    return Ballot(number, names[0], len(names), peers, established, fresh)
+
+
+def cast(present: str, *ballots: Ballot) -> dict[str, tuple[Ballot, ...]]:
+    return {name: tuple(b for b in ballots if any(p.id == name for p in b.peers)) for name in present}
+
+
+@pytest.mark.parametrize("begin", [0, pytest.param(300, marks=pytest.mark.full)])
+def test_no_schedule_forks_loses_or_stands_still(begin: int) -> None:
+    for seed in range(begin, 300 if begin == 0 else 4000):
+        try:
+            run_schedule(seed)
+        except Violation as error:
+            pytest.fail(f"seed {seed}: {error}")
+
+
+def test_without_the_majority_rule_a_fork_is_found_soon() -> None:
+    with pytest.raises(Violation, match=r"was committed in view|were committed"):
+        _ = [run_schedule(seed, rule=anybody_goes_on) for seed in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("members", "present", "allowed"),
+    [
+        ("abc", "ab", True),
+        ("abc", "bc", True),
+        ("abc", "a", False),
+        ("ab", "a", True),
+        ("ab", "b", False),
+        ("abcd", "ab", True),
+        ("abcd", "cd", False),
+        ("abcd", "bcd", True),
+    ],
+)
+def test_a_majority_or_the_half_with_the_first_rank_goes_on(members: str, present: str, allowed: bool) -> None:
+    assert may_go_on(cast(present, ballot(4, members)), Memory()) is allowed
+
+
+def test_one_goes_on_when_the_others_died_in_the_view_but_not_when_they_are_silent_or_may_have_gone_on() -> None:
+    alone = cast("b", ballot(4, "ab"))
+    assert may_go_on(alone, Memory(vanished={"a"}, dead={"a"}))
+    assert not may_go_on(alone, Memory(vanished={"a"})), "silent"
+    assert not may_go_on(alone, Memory(dead={"a"})), "it may have formed a view before it died"
+    last = cast("b", ballot(4, "abc"))
+    assert may_go_on(last, Memory(vanished={"a"}, dead={"a", "c"})), "c alone could not have gone on"
+    assert not may_go_on(last, Memory(dead={"a", "c"})), "a and c together could"
+
+
+def test_an_attempt_that_others_may_have_established_needs_a_majority_too() -> None:
+    five, three = ballot(1, "abcde"), ballot(2, "abc", established=False)
+    assert not may_go_on(cast("cde", five, three), Memory()), "a and b may train in the second view"
+    assert may_go_on(cast("de" + "a" + "b", five, three), Memory())
+    assert may_go_on(dict.fromkeys("cde", (five,)), Memory()), "if c never received it, it was never established"
+
+
+def test_a_late_joiner_does_not_begin_anew_when_all_that_held_the_state_are_dead() -> None:
+    late = {"b": (ballot(3, "ab", established=False),)}
+    dead = Memory(vanished={"a"}, dead={"a"})
+    assert not may_go_on(late, dead)
+    assert may_go_on({"b": (ballot(1, "ab", established=False, fresh=True),)}, dead), "nothing was committed yet"
+
+
+def led(*names: str, first: int | None) -> tuple[Leading, list[Action]]:
+    """A leader and what it did when these joined."""
+    leading = Leading(names[0], TIMES, first=first, now=0.0, memory=Memory())
+    done: list[Action] = []
+    for name in names:
+        done += leading.join(peer(name), messages.Hello(peer(name), 0, ()), 0.0)
+    return leading, done
+
+
+def sent(actions: list[Action], kind: type[messages.Message]) -> list[str]:
+    return [action.to for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
+
+
+def ready(view: int, step: int = 0, *, finished: bool = False) -> messages.Ready:
+    return messages.Ready(view, 0, Report(step, f"m{step}", 0), finished)
+
+
+def formed(*names: str) -> Leading:
+    leading, _ = led(*names, first=len(names))
+    for name in names:
+        leading.hear(name, ready(0), 0.1)
+    assert sent(leading.tick(0.2), messages.ViewFormed) == list(names)
+    return leading
+
+
+def test_a_ready_of_the_view_before_does_not_count_for_the_next() -> None:
+    leading = formed("a", "b")
+    leading.hear("b", ready(0), 0.3)  # sent twice, as the leader had changed
+    leading.hear("a", messages.ViewFailed(1, "trouble"), 0.4)
+    leading.hear("a", ready(1), 0.5)
+    assert not sent(leading.tick(1.0), messages.ViewFormed), "b still works in view 1"
+    leading.hear("b", ready(1), 1.1)
+    assert sent(leading.tick(1.3), messages.ViewFormed) == ["a", "b"]
+
+
+def test_the_most_advanced_is_who_committed_in_the_latest_view() -> None:
+    leading, _ = led("a", "b", "c", first=3)
+    for name, step, view in (("a", 8, 1), ("b", 8, 2), ("c", 8, 2)):
+        leading.hear(name, messages.Ready(0, 0, Report(step, f"{view}:{step}", view), False), 0.1)
+    actions = leading.tick(0.2)
+    view = next(a.message.view for a in actions if isinstance(a, Send) and isinstance(a.message, messages.ViewFormed))
+    assert view.source == 1
+    assert not view.alike
+
+
+def test_a_rank_that_hangs_in_its_own_code_is_named_and_left_behind_beyond_the_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leading = formed("a", "b", "c")
+    for second, busy in ((1.0, 5.0), (2.0, 12.0), (3.0, 12.5)):
+        for name in "abc":
+            leading.hear(name, messages.Heartbeat(7, busy if name == "c" else 0.0), second)
+        leading.tick(second)
+    assert caplog.text.count("c has been in its own code for 12 s in step 7") == 1
+    for name in "abc":
+        leading.hear(name, messages.Heartbeat(7, 31.0 if name == "c" else 0.0), 4.0)
+    assert sent(leading.tick(4.0), messages.Halt) == ["a", "b", "c"]
+    for name in "ab":
+        leading.hear(name, messages.Ready(1, 1, Report(6, "m", 1), False), 4.1)
+    assert sent(leading.tick(5.0), messages.ViewFormed) == ["a", "b"]
+    assert sent(leading.hear("c", messages.Ready(1, 1, Report(6, "m", 1), False), 6.0), messages.Halt), "it is back"
+
+
+def test_slow_steps_of_all_are_no_hang(caplog: pytest.LogCaptureFixture) -> None:
+    leading = formed("a", "b")
+    for name in "ab":
+        leading.hear(name, messages.Heartbeat(7, 50.0), 1.0)
+    leading.tick(1.0)
+    assert "own code" not in caplog.text
+
+
+def test_a_silent_follower_may_be_alive_and_one_whose_connection_broke_is_called_at_once() -> None:
+    leading = formed("a", "b", "c")
+    assert Probe(peer("b")) in leading.lose("b", 1.0, farewell=False)
+    leading.hear("a", messages.Heartbeat(), 3.9)
+    actions = leading.tick(2.9) + leading.tick(5.0)
+    assert sent(actions, messages.Dismissal) == ["c"], "so that c knows that its leader lives"
+    assert Probe(peer("c")) not in actions
+
+
+def test_the_end_of_a_loop_before_does_not_end_this_one() -> None:
+    core = Following(peer("a"), TIMES, 0.0)
+    core.welcomed(0.0)
+    core.report(Report(9), finished=True)
+    core.hear(messages.TrainingDone(7), 0.1)
+    assert core.machine.state.value == "following"
+    core.hear(messages.TrainingDone(9), 0.2)
+    assert core.machine.state.value == "done"
+
+
+@pytest.mark.parametrize("ranks", [16, 160, 1600])
+def test_a_view_costs_each_rank_the_same_bytes_however_many_there_are(ranks: int) -> None:
+    from paceline.runtime.protocol.codec import encode_message
+
+    peers = [Peer(f"rank{rank:05}-abcdef", rank, "10.0.100.100", 40000) for rank in range(ranks)]
+    leading = Leading(peers[0].id, TIMES, first=ranks, now=0.0, memory=Memory())
+    for each in peers:
+        leading.join(each, messages.Hello(each, 0, ()), 0.0)
+        leading.hear(each.id, ready(0), 0.0)
+    frames = [
+        len(encode_message(action.message)[0])
+        for action in leading.tick(0.2)
+        if isinstance(action, Send) and isinstance(action.message, messages.ViewFormed)
+    ]
+    assert len(frames) == ranks
+    assert max(frames[16:], default=0) < 3000
+    assert sum(frames) < 5000 * ranks
