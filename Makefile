@@ -8,7 +8,7 @@ SEED ?= $(shell date +%s)
 PIP := pip install -qq --disable-pip-version-check
 
 help:
-	@echo "make demo             set everything up, measure a network on 1 and 2 ranks here, predict 4-64 GPUs, write a report"
+	@echo "make demo             set everything up, measure a network on 1 and 2 ranks here, predict, check it, write a page"
 	@echo "make test             checks, then unit, property, house and integration tests with real PyTorch processes:"
 	@echo "                      no root, no Debian packages, under 8 minutes on two cores"
 	@echo "make test-all         make test, then what it deselects: Slurm, MPI, sshd, Ray, virtual clusters, browser,"
@@ -38,10 +38,7 @@ pytorch: setup
 	@$(BIN)/paceline frameworks install pytorch
 
 demo: setup
-	$(BIN)/paceline run examples/studies/demo.toml
-	$(BIN)/paceline calibrate demo --output results/demo-calibration.json --profiles results/demo-profiles
-	$(BIN)/paceline predict --profile results/demo-profiles/resnet20-pytorch-ddp-batch-16.profile --cluster examples/clusters/v100-10gbe-16x4.toml --devices 4,8,16,32,64
-	$(BIN)/paceline report demo
+	$(BIN)/paceline demo
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks tools

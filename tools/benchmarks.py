@@ -51,6 +51,7 @@ class Entry:
 
 ENTRIES = (
     Entry("validate", "validate"),
+    Entry("form_weights", "form_weights"),
     Entry("published_devices", "published_devices"),
     Entry("predict_speed", "predict_speed"),
     Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
@@ -61,6 +62,12 @@ ENTRIES = (
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),
     Entry("predict_ddp", "predict_ddp", "--rounds 4", "--rounds 1 --only resnet20 --store results/benchmarks/ddp"),
+    Entry(
+        "oversubscribed",
+        "oversubscribed",
+        "--rounds 3",
+        "--rounds 1 --only own-mlp own-cnn --ranks 1,2 --store results/benchmarks/shared",
+    ),
     Entry("shaping", "shaping", "", "--rates 100e6 --trips 1"),
     Entry("allreduce_fit", "allreduce_fit", "", "--ranks 2"),
     Entry("emulated_ddp", "emulated_ddp", "", "--only 2,1,1 4,1,8"),

@@ -1,5 +1,6 @@
 """Train a small network on handwritten digits (the 1,797 real images of scikit-learn), on unequal machines.
 
+pip install torch scikit-learn paceline             what it needs
 python train_digits.py                              one process
 torchrun --nproc-per-node 2 train_digits.py         two processes, balanced during training
 paceline train train_digits.py --ranks 2            the same, and training survives the failure of either process

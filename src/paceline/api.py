@@ -6,6 +6,7 @@ The commands of the same names call them too. What a function needs is imported 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +42,7 @@ def predict(
     input: Literal["resident", "copied", "files"] = "resident",  # noqa: A002
     changes: Mapping[str, str] | None = None,
     knee: float = 0.5,
+    threads: int | None = None,
     samples: int | None = None,
     epochs: float = 1.0,
     price: str | None = None,
@@ -49,6 +51,7 @@ def predict(
 
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
+    `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
     `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`. `samples` of an epoch and
     `epochs` give time, money and energy of a run; `price` is that of one device and hour, such as "2.50 EUR/h".
@@ -73,7 +76,15 @@ def predict(
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
     asked = [
         question_about(
-            network, profile, cluster, batch, framework=name, input=input, strategy=strategy, precision=precision
+            network,
+            profile,
+            cluster,
+            batch,
+            framework=name,
+            input=input,
+            strategy=strategy,
+            precision=precision,
+            threads=threads,
         )
         for name in names
     ]
@@ -92,6 +103,7 @@ def question_about(
     framework: str,
     input: str = "resident",  # noqa: A002
     strategy: Strategy | None = None,
+    threads: int | None = None,
     precision: str | None = None,
 ) -> Question:
     """The question that `predict` and `plan` put to the model; names and files are read."""
@@ -106,14 +118,16 @@ def question_about(
     samples = batch if batch is not None else given.batch if given else None
     if samples is None:
         raise InputError("no batch given", hint="batch=64: samples per device and step")
+    where = _cluster(cluster)
     return Question(
-        cluster=_cluster(cluster),
+        cluster=_with_rates(where) if where.name == "local" and given is None else where,
         framework=catalog.framework(framework),
         batch=samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
         strategy=strategy or Strategy() if precision is None else _in_precision(strategy or Strategy(), precision),
         input=input,
+        threads=threads,
     )
 
 
@@ -126,7 +140,19 @@ def _in_precision(strategy: Strategy, precision: str) -> Strategy:
 def _cluster(cluster: Cluster | File) -> Cluster:
     from paceline import catalog
 
-    return catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
+    found = catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
+    return found.with_cores(len(os.sched_getaffinity(0))) if found.name == "local" else found
+
+
+def _with_rates(cluster: Cluster) -> Cluster:
+    """The cluster with the rates of this machine's processor, measured in a second."""
+    from paceline.bench.machine import with_rates
+
+    hosts = tuple(
+        host.model_copy(update={"devices": tuple(with_rates(device) for device in host.devices)})
+        for host in cluster.hosts
+    )
+    return cluster.model_copy(update={"hosts": hosts})
 
 
 def _calibration(calibration: Calibration | File | None) -> Calibration:
@@ -281,7 +307,13 @@ def load_trace(path: File, *more: File, format: str | None = None) -> SpanTable:
 
 
 def capture(
-    model: Any, optimizer: Any, *, path: File | None = None, name: str | None = None, batch: int | None = None
+    model: Any,
+    optimizer: Any,
+    *,
+    path: File | None = None,
+    name: str | None = None,
+    batch: int | None = None,
+    quiet: bool = False,
 ) -> Capture:
     """Profile the steps of a `with` block of any PyTorch loop, for `predict(profile=...)`. Needs torch.
 
@@ -291,7 +323,8 @@ def capture(
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
 
-    The block needs at least a handful of steps; `path` is written when it ends.
+    The block needs at least a handful of steps, 20 for a good profile; `path` is written when it ends. Then it prints
+    what was captured and the next command, unless it is `quiet`.
     """
     try:
         from paceline.runtime.capture import Capture
@@ -299,4 +332,4 @@ def capture(
         if error.name != "torch":
             raise
         raise missing_extra("torch", "torch") from None
-    return Capture(model, optimizer, path=path, name=name, batch=batch)
+    return Capture(model, optimizer, path=path, name=name, batch=batch, quiet=quiet)

@@ -137,7 +137,7 @@ def _carry_out(sweep: Sweep, launcher: Launcher, folder: Path) -> _SweepOutcome:
                 rendezvous=site.rendezvous,
                 token=secrets.token_hex(16),
                 threads=1,
-                env=RECIPES["pytorch"].env,
+                env={**RECIPES["pytorch"].env, "OMP_WAIT_POLICY": "passive"},  # as ranks with too few cores wait
                 one_machine=launcher.one_machine,
             )
             processes = rank_processes(spec, WORKERS[sweep.transport])

@@ -114,6 +114,8 @@ def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
         "MASTER_PORT": str(rendezvous.ports[1]),
     }
     env.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads))
+    if _crowded(spec, placed):
+        env["OMP_WAIT_POLICY"] = "passive"  # a thread that waits leaves its core to other ranks
     if rendezvous.interface:
         env.update(
             dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), rendezvous.interface)
@@ -121,12 +123,17 @@ def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
     return env
 
 
+def _crowded(spec: LaunchSpec, placed: Placed) -> bool:
+    """Whether the ranks of a host have more threads than it has cores."""
+    mates = sum(1 for other in spec.placement if spec.one_machine or other.host == placed.host)
+    return mates * spec.threads > len(os.sched_getaffinity(0))
+
+
 def _cores(spec: LaunchSpec, placed: Placed) -> str:
     """Cores of a rank, disjoint from those of other ranks; empty if there are too few cores."""
     usable = sorted(os.sched_getaffinity(0))
     mates = [other for other in spec.placement if spec.one_machine or other.host == placed.host]
     position = mates.index(placed)
-    emulated = placed.device.emulation is not None or placed.device.quota < 1
-    if emulated or len(mates) * spec.threads > len(usable):
+    if placed.device.emulation is not None or placed.device.quota < 1 or _crowded(spec, placed):
         return ""
     return ",".join(str(core) for core in usable[position * spec.threads : (position + 1) * spec.threads])

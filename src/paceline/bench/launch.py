@@ -23,6 +23,7 @@ from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec
 from paceline.bench.plugins import plugin_packages
 from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
 from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
+from paceline.cost.host import fair_threads
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
 from paceline.spec.cluster import Device, place
@@ -156,7 +157,7 @@ def threads_of(case: Case, cores: int, *, one_machine: bool = True) -> int:
     busiest = (
         len(placed) if one_machine else max(sum(1 for other in placed if other.host == item.host) for item in placed)
     )
-    return max(1, cores // busiest)
+    return fair_threads(cores, busiest)
 
 
 def passes_of(case: Case) -> list[str]:

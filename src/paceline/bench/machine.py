@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -18,10 +19,12 @@ import psutil
 import paceline
 from paceline import variables
 from paceline.bench.environments import RECIPES, find_environment, home
+from paceline.cost.host import fair_threads
 from paceline.measurements.run import Check, Machine
-from paceline.units import BYTES
+from paceline.spec.cluster import Device
+from paceline.units import BANDWIDTH, BYTES
 
-__all__ = ["cpu_model", "describe_machine", "diagnose", "probe_seconds"]
+__all__ = ["cpu_model", "describe_machine", "diagnose", "probe_seconds", "with_rates"]
 
 KERNEL_SIZE = 192
 KERNEL_REPEATS = 40
@@ -68,6 +71,39 @@ def probe_seconds() -> float:
     return statistics.median(times)
 
 
+RATE_SIDE, RATE_BYTES, RATE_S = 768, 64 * 2**20, 0.3
+"""Rows of the timed matrix product, bytes of the timed copy, and seconds for each."""
+
+
+def with_rates(device: Device) -> Device:
+    """A processor of this machine with the rates of all its cores, measured now; one that states its own stays."""
+    if device.kind != "cpu" or device.peak or device.emulation:
+        return device
+    peak, bandwidth = _rates()
+    name = f"{device.name} ({peak / 1e9:.0f} GFLOP/s, {BANDWIDTH.format(bandwidth)}, measured now)"
+    return device.model_copy(update={"name": name, "peak": {"float32": peak}, "memory_bandwidth": bandwidth})
+
+
+@functools.cache
+def _rates() -> tuple[float, float]:
+    """FLOP/s of a matrix product of float32, and bytes/s that a copy reads and writes."""
+    left = np.ones((RATE_SIDE, RATE_SIDE), dtype=np.float32)
+    source = np.ones(RATE_BYTES // 4, dtype=np.float32)
+    target = np.empty_like(source)
+    product, copy = _best(lambda: left @ left), _best(lambda: np.copyto(target, source))
+    return 2.0 * RATE_SIDE**3 / product, 2.0 * RATE_BYTES / copy
+
+
+def _best(action: Callable[[], object]) -> float:
+    """Shortest of the times of an action within the time for a rate: other load only lengthens them."""
+    times: list[float] = []
+    while sum(times) < RATE_S or len(times) < 3:
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
 _GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 
 
@@ -91,7 +127,7 @@ def diagnose(store: Path, *, ranks: int = 2, threads: int | None = None) -> tupl
 
 def _threads(ranks: int, threads: int | None) -> Check:
     cores = len(os.sched_getaffinity(0))
-    each = threads or max(1, cores // ranks)
+    each = threads or fair_threads(cores, ranks)
     needed = ranks * each
     saw = f"{ranks} ranks x {each} threads on {cores} cores"
     fix = f"use at most {cores} ranks here, set protocol.threads, or use emulated devices"

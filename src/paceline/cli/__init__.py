@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 __all__ = ["main", "program"]
 
 VERBS: dict[str, str] = {
+    "demo": "Measure a network here, predict more ranks, check the prediction, write a page.",
     "doctor": "Check this machine for conditions that disturb a measurement.",
     "clean": "Show where caches are and how large, and clear them.",
     "networks": "List the networks of the catalog, or show the layers and costs of one.",
@@ -77,6 +78,7 @@ def program() -> None:
 
     \b
     Start here:
+      paceline demo                                 measure, predict, check the prediction, write a page
       paceline doctor                               check this machine
       paceline run examples/studies/demo.toml       measure a network on 1 and 2 ranks
       paceline show demo                            results

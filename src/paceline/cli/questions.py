@@ -68,6 +68,8 @@ question_options = options(
     click.option("--batch", type=COUNT, help="Samples per device and step; default: the batch of the profile."),
     precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
+    click.option("--threads", type=click.IntRange(min=1),
+                 help="Compute threads of each rank on a processor; default: an even share of the host's cores."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
                  show_default=True, help="Where batches come from."),
     change_option,
@@ -76,7 +78,7 @@ question_options = options(
 
 
 def asked_of(*, network: str | None, profile: Path | None, cluster: str | None, batch: int | None,
-             source: str, precision: str | None) -> dict[str, Any]:  # fmt: skip
+             source: str, threads: int | None, precision: str | None) -> dict[str, Any]:  # fmt: skip
     """The options as arguments of `paceline.predict`; one error if what a question needs is missing."""
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
@@ -85,7 +87,7 @@ def asked_of(*, network: str | None, profile: Path | None, cluster: str | None, 
     if network is not None and batch is None:
         raise InputError("no batch given", hint="--batch 64: samples per device and step")
     return {"network": network, "profile": profile, "cluster": cluster, "batch": batch, "input": source,
-            "precision": precision}  # fmt: skip
+            "threads": threads, "precision": precision}  # fmt: skip
 
 
 def calibration_of(path: Path | None) -> Calibration:

@@ -27,19 +27,13 @@ __all__ = ["command"]
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )
+@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the ranks, with torch.")
 @place_options
 @json_option
 def command(
-    script: Path,
-    arguments: tuple[str, ...],
-    name: str,
-    ranks: int | None,
-    plan_file: Path | None,
-    restarts: int,
-    threads: int,
-    target: LaunchTarget,
-    as_json: bool,
-) -> None:
+    script: Path, arguments: tuple[str, ...], name: str, ranks: int | None, plan_file: Path | None, restarts: int,
+    threads: int, python: Path | None, target: LaunchTarget, as_json: bool,
+) -> None:  # fmt: skip
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
 
     With --on the same script runs on other hosts, where it must be at the same path, or on a virtual cluster of this
@@ -49,6 +43,7 @@ def command(
     \b
     Examples:
       paceline train examples/training/train_digits.py --ranks 2
+      paceline train train.py --ranks 2 --python env/bin/python
       paceline train train.py --cluster my-cluster.toml --restarts 3 -- --epochs 5
       paceline train train.py --cluster my-cluster.toml --on virtual
       paceline train train.py --cluster my-cluster.toml --on slurm
@@ -62,6 +57,7 @@ def command(
         plan=read_plan(plan_file) if plan_file else None,
         restarts=restarts,
         threads=threads,
+        python=python,
     )
     result = run_training(request, target, (lambda line: None) if as_json else say)
     if as_json:

@@ -25,12 +25,24 @@ from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, LayerClass
 from paceline.spec.network import LayerCost, Network, layer_costs
 
-__all__ = ["DEFAULT_LAUNCH", "LayerTimes", "device_times", "ideal_seconds", "measured_times", "update_seconds"]
+__all__ = [
+    "DEFAULT_LAUNCH",
+    "LayerTimes",
+    "LayerWork",
+    "device_times",
+    "ideal_seconds",
+    "measured_times",
+    "profiled_times",
+    "update_seconds",
+]
 
 Floats = NDArray[np.float64]
 
 MeasuredLayer = tuple[str, float, float, tuple[float, ...]]
 """Name, seconds of forward and of backward, bytes of each gradient in the order in which they become ready."""
+
+LayerWork = tuple[str, str, float, float, tuple[float, ...]]
+"""Name, class, multiply-adds and bytes moved of one sample, bytes of each gradient in the order of readiness."""
 
 DEFAULT_LAUNCH = 8e-6
 """Seconds to start a kernel, where the catalog says nothing."""
@@ -94,6 +106,15 @@ def device_times(
     return LayerTimes(*_layers(costs, numerics.weight), seconds / batch, nothing, nothing, nothing)
 
 
+def profiled_times(layers: Sequence[LayerWork], device: Device, *, precision: str = "float32") -> LayerTimes:
+    """The roofline of layers whose work was counted while they were profiled in float32."""
+    names, kinds, macs, moved, gradients = zip(*layers, strict=True)
+    numerics = numerics_on(device, precision)
+    sizes = tuple(tuple(size * numerics.weight / 4 for size in tensors) for tensors in gradients)
+    traffic = (np.array(moved) * numerics.activation / 4, np.array([sum(tensors) for tensors in sizes]))
+    return _rooflines((names, sizes), device, numerics, kinds, np.array(macs), traffic)
+
+
 def _layers(costs: Sequence[LayerCost], width: int) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
     names = tuple(cost.name for cost in costs)
     return names, tuple(tuple(float(t.elements * width) for t in reversed(cost.tensors)) for cost in costs)
@@ -108,6 +129,23 @@ def _shares(costs: Sequence[LayerCost]) -> Floats:
 
 
 def _roofline(costs: Sequence[LayerCost], device: Device, numerics: Numerics) -> LayerTimes:
+    moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
+    fixed = np.array([float(c.parameters) for c in costs])
+    kinds = [CLASSES.get(cost.kind, "elementwise") for cost in costs]
+    macs = np.array([float(cost.macs) for cost in costs])
+    traffic = (moved * numerics.activation, fixed * numerics.weight)
+    return _rooflines(_layers(costs, numerics.weight), device, numerics, kinds, macs, traffic)
+
+
+def _rooflines(
+    layers: tuple[tuple[str, ...], tuple[tuple[float, ...], ...]],
+    device: Device,
+    numerics: Numerics,
+    kinds: Sequence[LayerClass],
+    macs: Floats,
+    traffic: tuple[Floats, Floats],
+) -> LayerTimes:
+    """`traffic` is the bytes of one sample's activations, and of the parameters."""
     bandwidth, peak = device.memory_bandwidth, device.peak
     unknown = [name for name in (numerics.convolution, numerics.matrix) if name not in peak]
     if unknown or bandwidth is None:
@@ -119,13 +157,10 @@ def _roofline(costs: Sequence[LayerCost], device: Device, numerics: Numerics) ->
     reach = reach_of(device)
     memory = bandwidth * reach["elementwise"]
     rates = {kind: peak[numerics.of(kind)] * reach[numerics.unit(kind)] for kind in (*CLASSES.values(), "elementwise")}
-    compute = np.array([2.0 * c.macs / rates[CLASSES.get(c.kind, "elementwise")] for c in costs])
-    moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
-    fixed = np.array([float(c.parameters) for c in costs])
+    compute = np.array([2.0 * mac / rates[kind] for mac, kind in zip(macs, kinds, strict=True)])
     both = np.array([[1.0], [2.0]])
-    start = both * np.full(len(costs), _launch(device))
-    moved, fixed = moved * numerics.activation / memory, fixed * numerics.weight / memory
-    return LayerTimes(*_layers(costs, numerics.weight), both * compute, both * moved, both * fixed, start)
+    start = both * np.full(len(kinds), _launch(device))
+    return LayerTimes(*layers, both * compute, both * traffic[0] / memory, both * traffic[1] / memory, start)
 
 
 def ideal_seconds(network: Network, device: Device, numerics: Numerics) -> float | None:

@@ -25,7 +25,7 @@ from paceline.model.calibrate import fit_distributed, label_of, swept_calibratio
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.profiles import Row, profile_from
-from paceline.model.question import Question
+from paceline.model.question import question_of_run
 from paceline.model.scaling import predict_curve
 
 __all__ = ["Residual", "ScalingSeries", "TermResidual", "predict_series", "sweeps_of"]
@@ -148,14 +148,7 @@ def _profile(cases: list[CaseEvidence]) -> Profile | str:
 def _curve(cases: list[CaseEvidence], profile: Profile, calibration: Calibration, *, reach: int) -> Curve:
     smallest = cases[0]
     assert smallest.cluster is not None
-    question = Question(
-        cluster=smallest.cluster,
-        framework=smallest.run.framework,
-        batch=smallest.run.batch,
-        profile=profile,
-        strategy=smallest.strategy,
-        input=smallest.run.input,
-    )
+    question = question_of_run(smallest.run, profile, threads=smallest.run.case.get("threads"))
     measured = {case.run.ranks for case in cases}
     far = min(smallest.cluster.num_devices, reach * max(measured))
     more = {2**power for power in range(10) if 2**power <= far} if reach > 1 else set()

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds, Share
+from paceline.spec.cluster import LayerClass
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Seconds, Share
 from paceline.spec.load import load_json
 
-__all__ = ["Profile", "ProfiledLayer", "read_profile", "write_profile"]
+__all__ = ["Profile", "ProfiledHost", "ProfiledLayer", "read_profile", "write_profile"]
 
 
 class ProfiledLayer(Noun):
@@ -22,6 +23,26 @@ class ProfiledLayer(Noun):
     backward: Seconds
     gradients: tuple[Bytes, ...] = ()
     """Bytes of each gradient tensor, in the order in which they become ready; empty for layers without parameters."""
+    kind: LayerClass | None = None
+    """What the layer computes, for devices whose rates differ; with `macs` and `moved` a profile can change devices."""
+    macs: Annotated[float, Field(ge=0)] | None = None
+    """Multiply-adds of the forward pass of one sample."""
+    moved: Bytes | None = None
+    """Bytes of its input and output in the forward pass of one sample."""
+
+
+class ProfiledHost(Noun):
+    """The processor on which a profile was taken: what the ranks of a host share, and its rates on these threads."""
+
+    cores: Count
+    threads: Count
+    """Compute threads of the profiled rank."""
+    peak: Flops | None = None
+    """Rate of a matrix product of float32 on these threads, measured beside the profile."""
+    bandwidth: Bandwidth | None = None
+    """Bytes per second that these threads read and write in a copy, measured beside the profile."""
+    thread_gain: Annotated[float, Field(gt=0)] | None = None
+    """How many times faster the step was on these threads than on one."""
 
 
 class Profile(Noun):
@@ -44,6 +65,12 @@ class Profile(Noun):
     """Time of the optimizer's update."""
     crowd: Count = 1
     """Number of ranks that computed concurrently on the host; the times include their effect on memory and clock."""
+    host: ProfiledHost | None = None
+    """The processor that computed; none on GPUs, and in profiles that do not know it."""
+    precision: Literal["float64", "float32", "tf32", "float16", "bfloat16", "amp"] | None = None
+    """Precision of the step; none for the framework's default on the device."""
+    tied: tuple[Name, ...] = ()
+    """Parameters that other layers use, too: their gradients count once."""
     jitter: Share = 0.01
     """Relative standard deviation of the step time."""
     uncertainty: Share = 0.02

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
 from paceline import catalog
+from paceline.cost.host import Sharing
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, find_campaign, load_launches
@@ -18,11 +18,9 @@ from paceline.measurements.run import Run
 from paceline.measurements.store import Store
 from paceline.model.calibration import Calibration, Uncertain
 from paceline.model.profiles import alone, profile_of
-from paceline.model.question import Question, ranks_of, works_of
+from paceline.model.question import question_of_run, ranks_of, works_of
 from paceline.model.step import NOMINAL, step_terms
 from paceline.model.sweep import CollectiveFit, SweepPoint, fit_sweep
-from paceline.spec.cluster import Cluster
-from paceline.spec.strategy import Strategy
 
 __all__ = [
     "Calibrated",
@@ -82,6 +80,9 @@ def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
     sweeps, runs = stored_sweeps(store, cluster), _sweep_runs(store, cluster)
     usual = Calibration(f"{len(sweeps)} swept collectives of {store.root.name}", sweeps)
     copies = [run.facts["copy_bytes_per_s"] for run in runs if "copy_bytes_per_s" in run.facts]
+    sharing = {(one["cores"], one["ranks"], one["threads"]): Sharing(**one) for run in runs
+               for one in run.facts.get("sharing", [])}  # fmt: skip
+    usual = replace(usual, sharing=tuple(sharing.values()))
     beside = [run.facts["overlap"] for run in runs if "overlap" in run.facts]
     if copies:
         usual = replace(usual, copy_per_byte=1 / float(np.median(copies)))
@@ -141,12 +142,10 @@ def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str
 def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, Floats]:
     """Step without the sought costs, and what one unit of each of them adds."""
     run = item.first
-    cluster = Cluster.model_validate_json(json.dumps(run.case["cluster"]))
-    strategy = Strategy.model_validate_json(json.dumps(run.case["strategy"]))
-    question = Question(cluster, run.framework, run.batch, profile=profile, strategy=strategy, input=run.input)
+    question = question_of_run(run, profile, threads=run.machine.threads)
     works = works_of(question)
     ranks = ranks_of(question, run.ranks, start, works)
-    policy = catalog.resolve(run.framework, strategy)
+    policy = catalog.resolve(run.framework, question.strategy)
     costs = [
         replace(start, fixed_per_gradient=Uncertain(1e-6, 0.0)),
         replace(start, slowdown=Uncertain(0.1, 0.0)),

@@ -9,11 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from paceline.cost.host import Sharing
 from paceline.model.sweep import CollectiveFit
 from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
 from paceline.spec.load import load_json
 
-__all__ = ["AS_STATED", "CATALOG_ONLY", "Calibration", "Uncertain", "read_calibration", "write_calibration"]
+__all__ = [
+    "ASSUMED_SLOWDOWN",
+    "AS_STATED",
+    "CATALOG_ONLY",
+    "Calibration",
+    "Uncertain",
+    "read_calibration",
+    "write_calibration",
+]
 
 SCHEMA = "paceline.calibration/1"
 
@@ -24,6 +33,10 @@ class Uncertain:
 
     value: float
     spread: float
+
+
+ASSUMED_SLOWDOWN = Uncertain(0.1, 0.6)
+"""Share of overlapped communication time that compute loses, where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class Calibration:
     """How often gradients pass through memory once more."""
     copy_per_byte: float | None = None
     """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
-    slowdown: Uncertain = Uncertain(0.1, 0.6)
+    slowdown: Uncertain = ASSUMED_SLOWDOWN
     """Share of overlapped communication time that compute loses."""
     overlap_rate: float = 1.0
     """How fast an exchange is while compute runs on the same cores, as a share of its speed without."""
@@ -50,6 +63,8 @@ class Calibration:
     """Software latency as a multiple of the link's, where no sweep says it."""
     base_latency: float = 15e-6
     """Seconds of a hop's software path beside the link's own latency, where no sweep says it."""
+    sharing: tuple[Sharing, ...] = ()
+    """What probes measured of ranks that share the cores of a host."""
     jitter: float | None = None
     """Standard deviation of a step as a share of it; none means what the profile says."""
 
@@ -118,6 +133,15 @@ class FitEntry(Noun):
         return self
 
 
+class SharingEntry(Noun):
+    """What a probe measured of ranks that share the cores of a host."""
+
+    cores: Count
+    ranks: Count
+    threads: Count
+    excess: Positive
+
+
 class CalibrationFile(Noun):
     """A calibration as its file says it; absent fields have the values of the catalog."""
 
@@ -133,6 +157,7 @@ class CalibrationFile(Noun):
     reach: PositiveEntry | None = None
     latency: PositiveEntry | None = None
     base_latency: Seconds | None = None
+    sharing: tuple[SharingEntry, ...] = ()
     jitter: Factor | None = None
 
     @property
@@ -143,4 +168,5 @@ class CalibrationFile(Noun):
             if isinstance(value, UncertainEntry | PositiveEntry):
                 given[name] = Uncertain(value.value, value.spread)
         given["collectives"] = tuple(CollectiveFit(**dict(fit)) for fit in self.collectives)
+        given["sharing"] = tuple(Sharing(**dict(probe)) for probe in self.sharing)
         return Calibration(**given)

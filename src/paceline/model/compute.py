@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog.devices import reach_spread
+from paceline.cost.host import parallel_share
 from paceline.cost.precision import numerics_on
-from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
+from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.spec.cluster import Device
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceWork",
     "StepWork",
     "WorkAt",
+    "counted_work",
     "in_chunks",
     "moved_by_rooflines",
     "roofline",
@@ -34,7 +36,9 @@ Ints = NDArray[np.int64]
 BATCH_SPREAD = 0.08
 """The same of a profile scaled to another batch, for each doubling."""
 MOVED_SPREAD = 0.2
-"""The same of a profile moved to another device."""
+"""The same of a profile moved to another device of its kind."""
+MOVED_FAR_SPREAD = 0.4
+"""The same of a profile moved from a processor to a GPU: its efficiency says little about the other's."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class StepWork:
     basis: str
     crowd: int = 1
     """Ranks of a host that computed while it was measured."""
+    threads: int | None = None
+    """Compute threads of the rank that was measured; none if not known, or not a processor."""
+    parallel: float | None = None
+    """Share of the step that runs in parallel on several threads, if it was measured."""
     before: float = 0.0
     """Seconds of earlier chunks of the same step, whose gradients are only summed."""
 
@@ -105,6 +113,8 @@ class DeviceWork:
     inputs: tuple[float, float] = (0.0, 0.0)
     """io and h2d seconds of one sample."""
     crowd: int = 1
+    threads: int | None = None
+    parallel: float | None = None
 
     def at(self, batch: int) -> StepWork:
         """The step with this many samples; none take no time."""
@@ -128,6 +138,8 @@ class DeviceWork:
             spread=float(np.hypot(self.spread, BATCH_SPREAD * far)),
             basis=self.basis + (f", scaled from batch {self.measured} to {batch}" if far else ""),
             crowd=self.crowd,
+            threads=self.threads,
+            parallel=self.parallel,
         )
 
     @cached_property
@@ -167,7 +179,8 @@ def work_of_profile(profile: Profile) -> DeviceWork:
     """The work that a profile measured."""
     names = [layer.name for layer in profile.layers]
     ready = profile.ready or tuple(reversed(names))
-    source = f" ({profile.source})" if profile.source else ""
+    source, host = f" ({profile.source})" if profile.source else "", profile.host
+    gain = host.thread_gain if host else None
     return DeviceWork(
         times=measured_times(profile.rows, batch=profile.batch),
         order=tuple(names.index(name) for name in ready),
@@ -178,10 +191,33 @@ def work_of_profile(profile: Profile) -> DeviceWork:
         measured=profile.batch,
         inputs=(profile.io / profile.batch, profile.h2d / profile.batch),
         crowd=profile.crowd,
+        threads=host.threads if host else None,
+        parallel=parallel_share(gain, host.threads) if host and gain and host.threads > 1 else None,
     )
 
 
-def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWork:
+def counted_work(profile: Profile, device: Device, *, precision: str = "float32") -> DeviceWork | None:
+    """The roofline of a profiled network from the multiply-adds and bytes of its layers; none if they are not known."""
+    counted = [
+        (layer.name, layer.kind, layer.macs, layer.moved, layer.gradients)
+        for layer in profile.layers
+        if layer.kind is not None and layer.macs is not None and layer.moved is not None
+    ]
+    if len(counted) < len(profile.layers) or not any(macs for _, _, macs, _, _ in counted):
+        return None
+    parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
+    names = [layer.name for layer in profile.layers]
+    return DeviceWork(
+        times=profiled_times(counted, device, precision=precision),
+        order=tuple(names.index(name) for name in profile.ready or reversed(names)),
+        update=update_seconds(parameters, device, precision=precision),
+        jitter=0.01,
+        spread=reach_spread(device),
+        basis=f"roofline of {device.name} in {precision} from the work of the profile's layers",
+    )
+
+
+def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, far: bool = False) -> StepWork:
     """Measured work moved to another device by the ratio of the two devices' rooflines, gradient by gradient."""
     ratios = []
     for before, after in ((measured.forward, wanted.forward), (measured.backward, wanted.backward)):
@@ -194,8 +230,10 @@ def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork) 
         backward=work.backward * ratios[1],
         update=work.update * wanted.update / measured.update,
         jitter=wanted.jitter,
-        spread=float(np.hypot(work.spread, MOVED_SPREAD)),
-        basis=f"{work.basis}, moved by the ratio of rooflines",
+        spread=float(np.hypot(work.spread, MOVED_FAR_SPREAD if far else MOVED_SPREAD)),
+        basis=f"{work.basis}, moved by the ratio of rooflines{' of processor and GPU' if far else ''}",
+        threads=None,
+        parallel=None,
     )
 
 

@@ -118,6 +118,8 @@ class Curve:
     """The one measurement that would narrow the widest interval most."""
     basis: tuple[str, ...] = field(default=())
     """What the prediction rests on, one line each."""
+    notes: tuple[str, ...] = field(default=())
+    """How the ranks of each number of devices use the cores of a host, where they compute on them."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Further facts of this kind of prediction, for JSON."""
 
@@ -130,6 +132,7 @@ class Curve:
             "knee_gain": self.knee_gain,
             "advice": self.advice,
             "basis": list(self.basis),
+            "notes": list(self.notes),
             **self.detail,
         }
 

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from paceline.errors import Unsupported
-from paceline.measurements.profile import Profile, ProfiledLayer
+from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer
 from paceline.measurements.results import Launches, median_phases
 from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
@@ -87,10 +87,22 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         update=update,
         h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
+        host=_host(run),
+        precision=run.case["strategy"].get("precision"),
         jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}{_doubt(launches)}",
     )
+
+
+def _host(run: Run) -> ProfiledHost | None:
+    """The processor that computed, with the rates that the worker measured; none for other devices."""
+    device = run.case["cluster"]["hosts"][0]["devices"][0]
+    if device["kind"] != "cpu" or device.get("emulation") or not run.machine.threads:
+        return None
+    found = run.facts.get("host") or {}
+    rates = {name: found[name] for name in ("peak", "bandwidth", "thread_gain") if found.get(name)}
+    return ProfiledHost(cores=run.machine.cores, threads=run.machine.threads, **rates)
 
 
 def _doubt(launches: Launches) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,21 +15,24 @@ import numpy as np
 from paceline import catalog
 from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
+from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
 from paceline.cost.memory import check_fits, largest_batch, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
+from paceline.measurements.run import Run
 from paceline.model.calibration import Calibration
 from paceline.model.compute import (
     DeviceWork,
     StepWork,
     WorkAt,
+    counted_work,
     moved_by_rooflines,
     roofline_work,
     work_of_profile,
 )
 from paceline.model.step import Ranks
-from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
+from paceline.spec.cluster import Cluster, Device, Emulation, LayerClass, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
@@ -36,15 +40,19 @@ __all__ = [
     "Question",
     "check_question",
     "check_workload",
+    "cores_words",
     "device_key",
     "largest_batches",
     "memory_bytes",
     "precision_of",
+    "question_of_run",
     "ranks_of",
     "ranks_with",
     "works_of",
 ]
 
+MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear", "attention", "elementwise"), 1.0)
+"""Measured rates are reached already."""
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""
 
@@ -62,6 +70,9 @@ class Question:
     strategy: Strategy = field(default_factory=Strategy)
     input: str = "resident"
     """Where batches come from: `resident`, `copied` or `files`."""
+    threads: int | None = None
+    """Compute threads of each rank on a processor; by default an even share of its host's cores, and no more than
+    the profile had."""
 
     @property
     def subject(self) -> str:
@@ -75,6 +86,18 @@ class Question:
         return (
             f"{what}, {catalog.framework(self.framework)}, batch {self.batch} per device, cluster {self.cluster.name}"
         )
+
+
+def question_of_run(run: Run, profile: Profile, *, threads: int | None) -> Question:
+    """The question that a stored run answers: its cluster with the cores of its machine."""
+    cluster = Cluster.model_validate_json(json.dumps(run.case["cluster"]))
+    strategy = Strategy.model_validate_json(json.dumps(run.case["strategy"]))
+    emulates = run.launcher == "virtual"  # all hosts are on this machine
+    cores = max(1, run.machine.cores // len(cluster.hosts)) if emulates else run.machine.cores
+    return Question(
+        cluster.with_cores(cores), run.framework, run.batch, profile=profile, strategy=strategy, input=run.input,
+        threads=threads,
+    )  # fmt: skip
 
 
 def check_question(question: Question, counts: tuple[int, ...]) -> None:
@@ -182,28 +205,51 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
     default, precision = (catalog.resolve(question.framework, way).precision for way in (Strategy(), question.strategy))
     same = profile.device is None or device.name in (profile.device, device_called(profile.device))
-    if same and numerics_on(device, precision) == numerics_on(device, default):
+    profiled = profile.precision or default
+    if same and numerics_on(device, precision) == numerics_on(device, profiled):
         slow = 1 / device.quota
         return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
-    if profile.network not in catalog.network_names():
+    before = device if same and device.peak else _profiled_device(profile)
+    wanted = _counted(profile, device, precision)
+    measured = _counted(profile, before, profiled) if before else None
+    if wanted is None:
         raise Unsupported(
             f"the profile was taken on {profile.device or device.name!r}, asked is {device.name!r} in {precision}, "
-            "and the catalog cannot say how they compare for this network",
-            hint=f"profile one step on {device.name!r}" + (f" in {precision}" if same else ""),
+            "and the catalog cannot say how they compare for this network: the profile does not count multiply-adds",
+            hint="capture it again with this version, or "
+            f"profile one step on {device.name!r}" + (f" in {precision}" if same else ""),
         )
-    network = catalog.network(profile.network)
-    wanted = roofline_work(network, device, precision=precision)
-    known = None if profile.device is None else device_called(profile.device)
-    before = device if same else catalog.device(known) if known else None
-    if before is None or before.memory_bandwidth is None or "float32" not in before.peak:
+    if before is None or measured is None:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
         return replace(wanted, basis=f"{wanted.basis}; {why}").at
-    measured = roofline_work(network, before, precision=default)
+    far = device.kind != before.kind
 
     def moved(batch: int) -> StepWork:
-        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch))
+        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch), far=far)
 
     return moved
+
+
+def _profiled_device(profile: Profile) -> Device | None:
+    """The device of a profile with its rates: of the catalog, or as measured beside the profile."""
+    known = device_called(profile.device) if profile.device else None
+    device, host = catalog.device(known) if known else None, profile.host
+    if host is not None and host.peak and host.bandwidth:
+        return Device(
+            name=profile.device or "processor",
+            kind="cpu",
+            peak={"float32": host.peak},
+            memory_bandwidth=host.bandwidth,
+            reach=MEASURED_REACH,
+        )
+    return device if device and device.memory_bandwidth and "float32" in device.peak else None
+
+
+def _counted(profile: Profile, device: Device, precision: str) -> DeviceWork | None:
+    """The roofline of a profile's network: of the catalog's, or of what the profile counted."""
+    if profile.network in catalog.network_names():
+        return roofline_work(catalog.network(profile.network), device, precision=precision)
+    return counted_work(profile, device, precision=precision)
 
 
 def ranks_of(question: Question, count: int, calibration: Calibration, works: dict[str, WorkAt]) -> Ranks:
@@ -218,6 +264,7 @@ def ranks_with(
     question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration
 ) -> Ranks:
     """Ranks on devices, each with its own work; equal works are given as one object."""
+    use, (works, spread) = _host_use(question, placed), _on_hosts(question, placed, works, calibration=calibration)
     distinct = {id(work): work for work in works}
     counts = Counter(map(id, works))
     fabric = fabric_of(question.cluster, placed)
@@ -237,7 +284,70 @@ def ranks_with(
         input_s=_input_seconds(question, placed, works),
         accumulate=question.strategy.accumulate,
         straggle=_straggle(placed),
+        cores=use[2] if use and fabric.hosts == 1 else None,
+        threads=use[1] if use else 1,
+        shared_spread=spread,
     )
+
+
+def _cores(question: Question, rank: Placed) -> int | None:
+    """Cores that a rank's compute shares with the other ranks of its host; none on GPUs, emulated or throttled."""
+    device = rank.device
+    computes = device.kind == "cpu" and device.emulation is None and device.quota == 1
+    return question.cluster.hosts[rank.host].cores if computes else None
+
+
+def _host_use(question: Question, placed: Sequence[Placed]) -> tuple[int, int, int] | None:
+    """Ranks, threads of each and cores of the fullest host whose ranks compute on its cores; none without one."""
+    local = Counter(rank.host for rank in placed if _cores(question, rank))
+    if not local:
+        return None
+    most = {host: question.cluster.hosts[host].cores or 1 for host in local}
+    host = max(local, key=lambda one: local[one] / most[one])
+    fair, known = fair_threads(most[host], local[host]), question.profile.host if question.profile else None
+    return local[host], question.threads or (min(fair, known.threads) if known else fair), most[host]
+
+
+def cores_words(question: Question, count: int) -> str | None:
+    """How the ranks of this many devices use the cores of the fullest host: `4 ranks share 2 cores, 1 thread each`."""
+    use = _host_use(question, place(question.cluster, count))
+    return shared_words(*use) if use else None
+
+
+def _on_hosts(
+    question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration
+) -> tuple[Sequence[StepWork], float]:
+    """The works beside the other ranks of their hosts, and the standard deviation of the log of what that changes."""
+    use = _host_use(question, placed)
+    if use is None:
+        return works, 0.0
+    threads, local = use[1], Counter(rank.host for rank in placed)
+    done: dict[tuple[int, int, int], tuple[StepWork, float]] = {}
+    keys = []
+    for rank, work in zip(placed, works, strict=True):
+        cores = _cores(question, rank) or 0
+        keys.append((id(work), local[rank.host], cores))
+        if keys[-1] not in done:
+            shared = _shared(work, local[rank.host], threads, cores=cores, calibration=calibration)
+            done[keys[-1]] = shared if cores else (work, 0.0)
+    return [done[key][0] for key in keys], max(spread for _, spread in done.values())
+
+
+def _shared(
+    work: StepWork, ranks: int, threads: int, *, cores: int, calibration: Calibration
+) -> tuple[StepWork, float]:
+    """The work on other threads and beside other ranks than it was measured with."""
+    before = work.threads or fair_threads(cores, work.crowd)
+    parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
+    probes = calibration.sharing
+    stretch, spread = together(ranks, threads, cores, parallel=parallel, probes=probes)
+    was, _ = together(work.crowd, before, cores, parallel=parallel, probes=probes)
+    factor = alone_ratio(parallel, before, threads) * stretch / was
+    changed = replace(
+        work, forward=work.forward * factor, backward=work.backward * factor, update=work.update * factor,
+        before=work.before * factor,
+    )  # fmt: skip
+    return changed, float(np.hypot(spread if (ranks, threads) != (work.crowd, before) else 0.0, unsure))
 
 
 def _straggle(placed: Sequence[Placed]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from paceline.model.compute import StepWork
 from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
-from paceline.model.question import Question, check_question, precision_of, ranks_of, works_of
+from paceline.model.question import Question, check_question, cores_words, precision_of, ranks_of, works_of
 from paceline.model.step import NOMINAL, Factors, Ranks, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
@@ -37,6 +37,7 @@ ADVICE = {
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
     "latency": "sweep the collective on the real link, small sizes included, and calibrate with it",
     "fixed": "run two devices once and calibrate with it: the fixed cost of being distributed is only assumed",
+    "sharing": "sweep this number of ranks on this host (`paceline bench-collectives --ranks N`) and calibrate with it",
     "slowdown": "run two devices once with and without overlap: the slowdown under communication is only assumed",
 }
 
@@ -75,6 +76,7 @@ def predict_curve(
         knee_gain=knee_gain,
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
+        notes=tuple(dict.fromkeys(words for count in counts if (words := cores_words(question, count)))),
         detail={
             "precision": precision_of(question),
             "policy": policy.model_dump(mode="json", exclude_none=True),
@@ -95,6 +97,7 @@ def spreads_of(works: Sequence[StepWork], largest: int, calibration: Calibration
         "latency": latency,
         "fixed": calibration.fixed_per_gradient.spread,
         "slowdown": calibration.slowdown.spread,
+        "sharing": 1.0,
     }
 
 

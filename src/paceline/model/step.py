@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -13,8 +13,9 @@ from paceline.catalog import Policy
 from paceline.cost import recurrence
 from paceline.cost.buckets import bucket_bytes, mgwfbp_buckets, optimal_buckets, policy_buckets
 from paceline.cost.collective import Fabric, allreduce, gather_or_scatter, parameter_server
+from paceline.cost.host import at_once, turns
 from paceline.errors import Unsupported
-from paceline.model.calibration import Calibration
+from paceline.model.calibration import ASSUMED_SLOWDOWN, Calibration
 from paceline.model.compute import StepWork
 from paceline.model.prediction import TERMS
 from paceline.model.sweep import seconds_at
@@ -40,9 +41,11 @@ class Factors:
     latency: Floats
     fixed: Floats
     slowdown: Floats
+    sharing: Floats
+    """What ranks of a host cost each other, raised to the spread of each case."""
 
 
-NOMINAL = Factors(*(np.ones(1) for _ in range(5)))
+NOMINAL = Factors(*(np.ones(1) for _ in range(6)))
 """Nothing is uncertain."""
 
 
@@ -63,6 +66,22 @@ class Ranks:
     """Bytes on the wire per byte of the profile's gradients, from a reduced precision of the exchange."""
     straggle: tuple[float, float] = (0.0, 1.0)
     """Probability that some rank slows a step down, and by which factor."""
+    cores: int | None = None
+    """Cores of the one host on which all ranks compute; none if there are several, or the devices are no processors."""
+    threads: int = 1
+    """Compute threads of each rank on these cores."""
+    shared_spread: float = 0.0
+    """Standard deviation of the log of what ranks of a host cost each other."""
+
+    @property
+    def turns(self) -> float:
+        """How many times as long as on a core of its own a thread takes, because ranks take turns on the cores."""
+        return turns(self.fabric.ranks, self.cores)
+
+    @property
+    def full(self) -> bool:
+        """Whether compute occupies all cores, so that an exchange takes its time from compute."""
+        return self.cores is not None and self.fabric.ranks * self.threads >= self.cores
 
     @property
     def lead(self) -> StepWork:
@@ -115,7 +134,7 @@ def _nominal(ranks: Ranks, policy: Policy, calibration: Calibration) -> Callable
 
     def cost(size: ArrayLike) -> Floats:
         sizes = np.asarray(size, dtype=np.float64) * _share(ranks, policy)
-        return np.asarray(_comm(ranks.fabric, policy, calibration, sizes=sizes, factors=NOMINAL)[0])
+        return np.asarray(_comm(ranks, policy, calibration, sizes=sizes, factors=NOMINAL)[0])
 
     return cost
 
@@ -134,6 +153,7 @@ def _expected_slowest(ranks: int, jitter: float) -> float:
 def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: Factors) -> dict[str, Floats]:
     """Seconds of every term, one entry per draw; they sum to the step."""
     terms = {name: np.zeros_like(factors.compute) for name in TERMS}
+    factors = replace(factors, compute=factors.compute * factors.sharing**ranks.shared_spread)
     easier = min(1.0, _crowding(ranks, calibration))
     mean_forward, mean_backward, slowest = _compute(ranks, factors, easier=easier)
     terms["forward"], terms["backward"] = mean_forward, mean_backward
@@ -181,12 +201,14 @@ def _add_distributed(
     lead = ranks.lead
     last = _buckets(policy, lead, _nominal(ranks, policy, calibration))
     sizes = np.asarray(bucket_bytes(lead.gradients, last)) * _share(ranks, policy)
-    comm = _comm(ranks.fabric, policy, calibration, sizes=sizes, factors=factors)
+    comm = _comm(ranks, policy, calibration, sizes=sizes, factors=factors)
     if policy.block_samples:
         comm = comm / max(1.0, policy.block_samples / ranks.batch)
     pace = calibration.overlap_rate if policy.overlap else 1.0
     exposed = pace * _exposed(ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=np.ones(1))
-    share = np.minimum(calibration.slowdown.value * factors.slowdown, MOST_LOST)
+    # Where nothing measured says it: compute on all cores leaves nothing to an exchange on the same cores.
+    known = calibration.slowdown != ASSUMED_SLOWDOWN or not ranks.full
+    share = np.minimum(calibration.slowdown.value * factors.slowdown if known else MOST_LOST, MOST_LOST)
     lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
     crowded = max(0.0, _crowding(ranks, calibration) - 1)
     slower = 1 + crowded + lost / np.maximum(factors.compute * float(lead.backward.sum()), 1e-12)
@@ -199,13 +221,16 @@ def _add_distributed(
     terms["slowdown"] = lost + crowded * factors.compute * work
     per_gradient = calibration.fixed_per_gradient.value * lead.num_gradients
     per_byte = ranks.memory_per_byte if calibration.copy_per_byte is None else calibration.copy_per_byte
-    terms["fixed"] = factors.fixed * (per_gradient + calibration.fixed_copies.value * lead.total_bytes * per_byte)
+    terms["fixed"] = (
+        ranks.turns * factors.fixed * (per_gradient + calibration.fixed_copies.value * lead.total_bytes * per_byte)
+    )
 
 
 def _crowding(ranks: Ranks, calibration: Calibration) -> float:
     """Compute beside this case's neighbours against compute beside those of the profile."""
     crowd = max(work.crowd for work in ranks.works)
-    return (1 + calibration.crowding * (ranks.fabric.local - 1)) / (1 + calibration.crowding * (crowd - 1))
+    local, before = (at_once(count, ranks.threads, ranks.cores) for count in (ranks.fabric.local, crowd))
+    return (1 + calibration.crowding * (local - 1)) / (1 + calibration.crowding * (before - 1))
 
 
 def _exposed(
@@ -237,18 +262,21 @@ def _ready(ranks: Ranks, last: list[int], factors: Factors, slower: Floats) -> F
     return ready
 
 
-def _comm(fabric: Fabric, policy: Policy, calibration: Calibration, *, sizes: Floats, factors: Factors) -> Floats:
+def _comm(ranks: Ranks, policy: Policy, calibration: Calibration, *, sizes: Floats, factors: Factors) -> Floats:
     """Seconds of each bucket's exchange, draws first."""
+    fabric, cores = ranks.fabric, ranks.cores
     if policy.aggregation != "parameter_server":
         name = "reduce_scatter" if policy.shard_stage == 3 else "all_reduce"
-        swept = seconds_at(calibration.collectives, name, fabric.ranks, sizes)
+        swept = seconds_at(calibration.collectives, name, fabric.ranks, sizes, cores=cores)
         if swept is not None:
             times = 3.0 if policy.shard_stage == 3 else 1.0
             return times * swept[0][None, :] * factors.bandwidth[:, None]
     slow = fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
     late = _formula(slow.slowed(1.0, 0.0), policy, sizes)
     wide = _formula(slow.slowed(0.0, 1.0), policy, sizes)
-    return late[None, :] * factors.latency[:, None] + wide[None, :] * factors.bandwidth[:, None]
+    return turns(fabric.ranks, cores) * (
+        late[None, :] * factors.latency[:, None] + wide[None, :] * factors.bandwidth[:, None]
+    )
 
 
 def _formula(fabric: Fabric, policy: Policy, sizes: Floats) -> Floats:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cost.host import turns
 from paceline.errors import Unsupported
 
 __all__ = ["FORMS", "CollectiveFit", "SweepPoint", "fit_sweep", "seconds_at"]
@@ -119,11 +120,12 @@ def _solve(form: str, n: Floats, t: Floats) -> tuple[float, float, float]:
 
 
 def seconds_at(
-    fits: tuple[CollectiveFit, ...], operation: str, ranks: int, size: Floats
+    fits: tuple[CollectiveFit, ...], operation: str, ranks: int, size: Floats, *, cores: int | None = None
 ) -> tuple[Floats, float] | None:
     """Seconds and relative uncertainty at a number of ranks; not measured: from the two nearest counts, in log.
 
-    None if the operation was not swept at all. One rank communicates nothing.
+    None if the operation was not swept at all. One rank communicates nothing. Ranks of one host with these `cores`
+    take turns on them.
     """
     known = sorted((fit for fit in fits if fit.operation == operation), key=lambda fit: fit.ranks)
     n = np.asarray(size, dtype=np.float64)
@@ -137,7 +139,8 @@ def seconds_at(
         return exact.seconds(n), exact.uncertainty(middle)
     near = min(known, key=lambda fit: abs(np.log(fit.ranks / ranks)))
     doublings = abs(float(np.log2(ranks / near.ranks)))
-    seconds = near.seconds(n) * _growth(known, near, ranks, n)
+    later = 1.0 if len(known) > 1 else turns(ranks, cores) / turns(near.ranks, cores)
+    seconds = near.seconds(n) * _growth(known, near, ranks, n) * later
     return seconds, float(np.hypot(near.uncertainty(middle), 0.12 * doublings))
 
 

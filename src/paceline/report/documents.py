@@ -79,6 +79,8 @@ def _result(result: CaseResult) -> Document:
         "native_timers_s": result.native,
         "labels": list(run.labels),
         "versions": run.machine.versions,
+        "cores": run.machine.cores,
+        "threads": run.machine.threads,
         "failure": run.failure.model_dump(mode="json") if run.failure else None,
     }
 

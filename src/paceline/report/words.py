@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from paceline.cost.host import shared_words
+from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval
 from paceline.units import format_share
 
@@ -21,6 +23,7 @@ __all__ = [
     "dominant_words",
     "file_name",
     "gain_words",
+    "host_words",
     "noise_words",
     "percent_half",
     "predicted_words",
@@ -109,3 +112,10 @@ def common_label(curves: Sequence[Curve]) -> str:
     """What the labels of all curves say."""
     parts = [curve.label.split(", ") for curve in curves]
     return ", ".join(part for part in parts[0] if all(part in other for other in parts)) or "predictions"
+
+
+def host_words(runs: Sequence[Run]) -> str:
+    """How the ranks of these runs use the cores of their host; empty where no rank computes on this machine's cores."""
+    local = [run for run in runs if run.launcher == "local" and run.machine.threads]
+    uses = sorted({(run.ranks, run.machine.threads or 1, run.machine.cores) for run in local})
+    return "; ".join(shared_words(*use) for use in uses)

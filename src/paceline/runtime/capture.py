@@ -4,13 +4,17 @@
         for batch, target in loader: ...          # at least a handful of steps of your own loop
 
 Steps are timed from the model's forward to the end of the optimiser's step. After two steps of warm-up, some steps are
-traced layer by layer; the others run as they are and say how long a step is. Standard library and torch only.
+traced layer by layer; the others run as they are and say how long a step is. The first step counts multiply-adds and
+bytes. On a processor a few steps run on one thread, so that the profile holds for other numbers of threads; the rates
+of the host are measured at the end, in half a second, so that the profile can move to other devices. Standard library
+and torch only.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,13 +27,18 @@ import torch
 from torch import nn
 
 from paceline import variables
+from paceline.bench.frameworks.pytorch.worker_host import host_rates
 from paceline.errors import InputError
+from paceline.runtime.counting import WorkCounter
+from paceline.units import BYTES, SECONDS
 
 __all__ = ["Capture"]
 
 WARMUP = 2
 TRACED = 3
 """Number of traced steps, alternating with untraced steps so that drift affects both equally."""
+ON_ONE_THREAD = 3
+"""Number of steps on one thread, alternating with steps on all threads."""
 ROOT = "whole model"
 Clock = Callable[[], float]
 
@@ -39,7 +48,7 @@ class Capture:
 
     def __init__(
         self, model: nn.Module, optimizer: Any, *, path: str | Path | None = None, name: str | None = None,
-        batch: int | None = None,
+        batch: int | None = None, quiet: bool = False,
     ) -> None:  # fmt: skip
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise InputError(
@@ -48,13 +57,19 @@ class Capture:
             )
         self._model = getattr(model, "module", model) if type(model).__name__.endswith("DataParallel") else model
         self._optimizer, self._path, self._batch = optimizer, Path(path) if path else None, batch
+        self._quiet, self._threads = quiet, torch.get_num_threads()
         self._name = name or type(self._model).__name__
         self._device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         self._handles: list[Any] = []
         self._tracing: list[Any] = []
         self._clean: list[dict[str, float]] = []
+        self._single: list[float] = []
+        """Seconds of steps on one thread."""
+        self._work: WorkCounter | None = None
+        self._precision: str | None = None
         self._traced: list[_Trace] = []
         self._step = 0
+        self._counting = False
         self._at: dict[str, float] = {}
         self.profile: dict[str, Any] = {}
         """The profile as plain data; empty until the block has ended."""
@@ -70,12 +85,15 @@ class Capture:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stop_tracing()
+        torch.set_num_threads(self._threads)
         for handle in self._handles:
             handle.remove()
         if kind is None:
             self.profile = self._document()
             if self._path is not None:
                 self._path.write_text(json.dumps(self.profile, indent=1) + "\n", encoding="utf-8")
+            if not self._quiet:
+                sys.stdout.write("\n".join([*_summary(self.profile, self._path), ""]))
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -85,10 +103,18 @@ class Capture:
     def _forward_begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._batch is None:
             self._batch = next((int(x.shape[0]) for x in inputs if torch.is_tensor(x) and x.dim()), None)
+        if self._work is None and type(self._model).__name__ != "OptimizedModule":  # compiled: no operators to see
+            self._precision = _precision(self._model, self._device)
+            self._work = WorkCounter(self._model)
+            self._work.begin()
+            self._counting = True
         self._at["begin"] = self._now()
         self._at.setdefault("first", self._at["begin"])
 
     def _forward_ends(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self._work is not None and self._counting:
+            self._work.end()
+            self._counting = False
         self._at["forward"] = self._now()
         if self._tracing:
             self._traced[-1].backward_from(self._at["forward"])
@@ -106,15 +132,25 @@ class Capture:
             "backward": at["backward"] - at["forward"],
             "update": end - at["backward"],
         }
-        if self._step >= WARMUP and not self._tracing:
+        as_usual = not self._tracing and torch.get_num_threads() == self._threads
+        if self._step >= WARMUP and as_usual:
             self._clean.append(times)
+        elif not self._tracing:
+            self._single.append(times["forward"] + times["backward"] + times["update"])
         self._step += 1
-        was_traced = bool(self._tracing)
         self._stop_tracing()
-        if self._step >= WARMUP and not was_traced and len(self._traced) < TRACED:
+        torch.set_num_threads(self._threads)
+        if self._step >= WARMUP and as_usual:
+            self._prepare_next()
+        self._at = {"end": self._now()}
+
+    def _prepare_next(self) -> None:
+        """After a step as usual: one that is traced, then some on one thread, then steps as usual only."""
+        if len(self._traced) < TRACED:
             self._traced.append(_Trace(self._now))
             self._tracing = self._traced[-1].watch(self._model)
-        self._at = {"end": self._now()}
+        elif self._device.type == "cpu" and self._threads > 1 and len(self._single) < ON_ONE_THREAD:
+            torch.set_num_threads(1)
 
     def _stop_tracing(self) -> None:
         for handle in self._tracing:
@@ -131,16 +167,23 @@ class Capture:
         typical = {name: median(step[name] for step in self._clean) for name in self._clean[0]}
         steps = [step["forward"] + step["backward"] + step["update"] for step in self._clean]
         layers, ready = _layers(traces, typical)
+        batch = self._batch or 1
+        _add_work(layers, self._work, batch)
+        gain = median(self._single) / median(steps) if self._single else None
+        host = {**host_rates(), "thread_gain": gain} if self._device.type == "cpu" else None
         spread = _spread(steps)
         return {
             "schema": "paceline.profile/1",
             "network": self._name,
             "device": _device_name(self._device),
-            "batch": self._batch or 1,
+            "batch": batch,
             "layers": layers,
             "ready": ready,
             "io": typical["io"],
             "update": typical["update"],
+            "host": host,
+            "precision": self._precision,
+            "tied": _tied(self._model),
             "jitter": min(0.2, spread),
             "uncertainty": min(1.0, max(0.01, spread / len(steps) ** 0.5)),
             "source": f"captured from {len(steps)} steps, {len(traces)} more traced, torch {torch.__version__}",
@@ -159,14 +202,16 @@ class _Trace:
 
     def watch(self, model: nn.Module) -> list[Any]:
         """Install hooks on every leaf module and on every trainable parameter."""
-        handles = []
+        handles: list[Any] = []
+        seen: set[int] = set()  # tied weights have one gradient
         for name, module in model.named_modules():
             own = list(module.named_parameters(recurse=False))
             if name and (own or not any(True for _ in module.children())):
                 handles.append(module.register_forward_pre_hook(self._begins))
                 handles.append(module.register_forward_hook(lambda m, i, o, name=name: self._ends(name)))
             for _, parameter in own:
-                if parameter.requires_grad and parameter.is_leaf:
+                if parameter.requires_grad and parameter.is_leaf and id(parameter) not in seen:
+                    seen.add(id(parameter))
                     hook = parameter.register_post_accumulate_grad_hook
                     handles.append(hook(lambda p, name=name or ROOT: self._is_ready(name, p)))
         return handles
@@ -228,3 +273,56 @@ def _device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return "host-cpu"
     return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))
+
+
+def _precision(model: nn.Module, device: torch.device) -> str | None:
+    """The precision in which the model computes: amp, or that of its parameters; none for float32 on a GPU, which is
+    what PyTorch's settings make of it."""
+    if torch.is_autocast_enabled(device.type):
+        return "amp"
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return None if kind == torch.float32 and device.type != "cpu" else str(kind).removeprefix("torch.")
+
+
+def _tied(model: nn.Module) -> list[str]:
+    """Names of parameters that repeat an earlier one."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in named if first.setdefault(id(parameter), name) != name]
+
+
+def _add_work(layers: list[dict[str, Any]], work: WorkCounter | None, batch: int) -> None:
+    """Kind, multiply-adds and bytes of one sample; what functions between layers multiply is spread over the layers."""
+    if work is None:
+        return
+    counted = sum(layer["macs"] for layer in work.layers.values())
+    scale = work.total / counted if counted and work.total > counted else 1.0
+    for layer in layers:
+        found = work.layers.get(layer["name"], {"kind": "elementwise", "macs": 0.0, "moved": 0.0})
+        layer.update(kind=found["kind"], macs=scale * found["macs"] / batch, moved=found["moved"] / batch)
+
+
+def _summary(profile: dict[str, Any], path: Path | None) -> list[str]:
+    """What was captured, and the command that uses it."""
+    layers, host = profile["layers"], profile["host"]
+    sizes = [size for layer in layers for size in layer["gradients"]]
+    counted = [layer for layer in layers if "macs" in layer]
+    step = sum(layer["forward"] + layer["backward"] for layer in layers) + profile["update"]
+    lines = [
+        f"captured {profile['network']}: batch {profile['batch']}, {len(layers)} layers, "
+        f"{profile['precision'] or 'float32 as PyTorch computes it here'}",
+        f"  a step takes {SECONDS.format(step)}, {profile['batch'] / step:,.1f} samples/s",
+        f"  gradients: {BYTES.format(sum(sizes))} in {len(sizes)} tensors",
+    ]
+    if counted:
+        macs, moved = (sum(layer[name] for layer in counted) for name in ("macs", "moved"))
+        lines.append(f"  one sample: {macs:,.0f} multiply-adds, {BYTES.format(moved)} in and out of layers")
+    if profile["tied"]:
+        lines.append(f"  tied weights, counted once: {', '.join(profile['tied'])}")
+    if host:
+        gain = f", {host['thread_gain']:.2f} times as fast as one" if host["thread_gain"] else ""
+        lines.append(f"  {host['threads']} threads on {host['cores']} cores{gain}")
+    where = "local" if host else "dgx-1"
+    if path is not None:
+        lines.append(f"next: paceline predict --profile {path} --cluster {where} --devices 1,2,4")
+    return lines

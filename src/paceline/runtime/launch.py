@@ -5,10 +5,12 @@ A job has a folder for its secret's lifetime: logs of all ranks, and the roster 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
 import secrets
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +32,7 @@ __all__ = [
     "JobResult",
     "TrainingJob",
     "TrainingRequest",
+    "check_imports",
     "num_ports",
     "processes_of",
     "reduced",
@@ -66,6 +69,8 @@ class TrainingRequest:
     restarts: int = 0
     """How often killed ranks are started again."""
     threads: int = 1
+    python: Path | None = None
+    """Interpreter of the ranks; by default this one if it has torch, else that of the pytorch environment."""
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -138,16 +143,18 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
         make_launcher(target) as launcher,
         launcher.open(used, used.num_devices, num_ports=num_ports(grouping)) as site,
     ):
-        own = importlib.util.find_spec("torch") is not None
+        python, path = _interpreter(request, show)
+        if target.on in ("local", "virtual"):
+            check_imports(request.script, python)
         job = TrainingJob(
             script=request.script,
             arguments=request.arguments,
-            python=Path(sys.executable) if own else environment_python(prepare("pytorch", show)),
+            python=python,
             folder=Path(folder),
             placement=place(used, used.num_devices),
             rendezvous=site.rendezvous,
             threads=request.threads,
-            path=None if own else worker_path(),
+            path=path,
             grouping=grouping,
         )
         # Agents on hosts see by this file whether they share this folder.
@@ -157,6 +164,49 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
                 return line
             show(line)
     raise AssertionError("a watched job always ends")
+
+
+def _interpreter(request: TrainingRequest, show: Callable[[str], None]) -> tuple[Path, Path | None]:
+    """The interpreter of the ranks, and where it finds Paceline if it is not installed there."""
+    if request.python is not None:
+        if not os.access(request.python, os.X_OK):
+            raise InputError(f"{request.python} is not an interpreter", hint="--python PATH, such as env/bin/python")
+        return request.python.absolute(), worker_path()
+    if importlib.util.find_spec("torch") is not None:
+        return Path(sys.executable), None
+    return environment_python(prepare("pytorch", show)), worker_path()
+
+
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
+"""Names under which pip knows packages that are imported by another name."""
+FIND = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+
+
+def check_imports(script: Path, python: Path) -> None:
+    """Refuse a script whose imports its interpreter does not have, and say what installs them."""
+    names = sorted(_imports(script) - set(sys.stdlib_module_names) - {"paceline"})
+    if not names:
+        return
+    env = {**os.environ, "PYTHONPATH": str(script.resolve().parent)}
+    found = subprocess.run([str(python), "-c", FIND, *names], capture_output=True, text=True, env=env, check=False)
+    missing = found.stdout.split() if found.returncode == 0 else []
+    if missing:
+        packages = " ".join(DISTRIBUTIONS.get(name, name) for name in missing)
+        raise InputError(
+            f"{script} imports {', '.join(missing)}, which {python} does not have",
+            hint=f"{python} -m pip install {packages}; or --python PATH of an interpreter that has them, and torch",
+        )
+
+
+def _imports(script: Path) -> set[str]:
+    """Packages that the script imports when it begins; none if it cannot be read, which its ranks will say."""
+    try:
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return set()
+    names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.split(".")[0] for name in names}
 
 
 def processes_of(job: TrainingJob) -> list[Process]:
@@ -210,6 +260,13 @@ def _path(job: TrainingJob) -> dict[str, str]:
     return {"PYTHONPATH": str(job.path)} if job.path is not None else {}
 
 
+def _waiting(job: TrainingJob, placed: Placed) -> dict[str, str]:
+    """Ranks with more threads than their host has cores leave cores to each other while they wait."""
+    mates = sum(1 for other in job.placement if other.host == placed.host)
+    crowded = mates * job.threads > len(os.sched_getaffinity(0))
+    return {"OMP_WAIT_POLICY": "passive"} if crowded else {}
+
+
 def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str]:
     """Variables of a rank of one of several groups, in place of the whole job's."""
     index = next(number for number, group in enumerate(grouping.groups) if rank in group)
@@ -239,6 +296,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
         variables.SIZE: str(len(job.placement)),
         "LOCAL_RANK": str(placed.local_rank),
         "OMP_NUM_THREADS": str(job.threads),
+        **_waiting(job, placed),
     }
     env |= _path(job)
     if job.grouping is not None:

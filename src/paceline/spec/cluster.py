@@ -132,6 +132,11 @@ class Cluster(Noun):
         """Number of devices of all hosts."""
         return sum(len(host.devices) for host in self.hosts)
 
+    def with_cores(self, cores: int) -> Cluster:
+        """The cluster with this number of cores for each host that states none."""
+        hosts = tuple(host if host.cores else host.model_copy(update={"cores": cores}) for host in self.hosts)
+        return self.model_copy(update={"hosts": hosts})
+
 
 class Placed(Noun):
     """The host and device of one rank."""

@@ -13,7 +13,9 @@ from paceline.model.calibrate import calibrate_store, stored_sweeps
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.strategy import Strategy
-from tests.unit.test_store import make_run
+from tests.unit.test_store import machine, make_run
+
+ONE_THREAD = machine().model_copy(update={"threads": 1, "cores": 2})
 
 FORWARD, BACKWARD, UPDATE, CROWDING = 0.03, 0.06, 0.005, 0.1
 GRADIENTS = {"conv1.weight": 4_000_000, "fc.weight": 40_000_000, "fc.bias": 4_000}
@@ -43,13 +45,13 @@ def one_rank(store):
     rows = (
         steps("clean", FORWARD + BACKWARD + UPDATE) + steps("forward", FORWARD) + steps("compute", FORWARD + BACKWARD)
     )
-    run = make_run("demo-1-one-000", case_id="one", ranks=1, network="mine", case=case(None))
+    run = make_run("demo-1-one-000", case_id="one", ranks=1, network="mine", case=case(None), machine=ONE_THREAD)
     store.write(RunData(run, tuple(rows), tuple(spans)))
 
 
 def two_ranks(store, bucket, seconds):
     name = f"two{bucket:.0f}"
-    run = make_run(f"demo-1-{name}-000", case_id=name, ranks=2, network="mine", case=case(bucket))
+    run = make_run(f"demo-1-{name}-000", case_id=name, ranks=2, network="mine", case=case(bucket), machine=ONE_THREAD)
     store.write(RunData(run, tuple(steps("clean", seconds, 2))))
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError, Unsupported
-from paceline.model.measured.discrepancy import PRIOR, Doubt, fit_discrepancy, interval
+from paceline.model.measured.discrepancy import PRIOR, WIDEST, Doubt, fit_discrepancy, interval
 from paceline.model.measured.extrapolate import extrapolate_series
+from paceline.model.measured.forms import closed_forms, power_law, straight_line
 from paceline.model.measured.names import link_kind, parameters_of, strategy_kind
 from paceline.model.measured.points import read_points
 from paceline.model.measured.prior import shipped_population
@@ -194,10 +195,53 @@ def test_far_beyond_the_points_is_refused_with_a_measurement_that_helps(tmp_path
 def test_where_to_measure_next_is_ranked_by_what_it_narrows(tmp_path):
     (curve,) = predict(write(tmp_path, [ROW.format(n, POINTS[n]) for n in (1, 4)]), (32,))
     ranked = curve.detail["measure_next"]
-    assert [one["kind"] for one in ranked] == ["devices"] * len(ranked)
+    assert {"devices"} <= {one["kind"] for one in ranked} <= {"devices", "sweep"}
     assert ranked[0]["narrows"] > 0.3
     assert [one["narrows"] for one in ranked] == sorted((one["narrows"] for one in ranked), reverse=True)
     assert curve.advice.startswith(ranked[0]["measurement"])
+
+
+def advised(tmp_path, spread=""):
+    row = ROW.replace(",\n", f",{spread}\n")
+    (curve,) = predict(write(tmp_path, [row.format(n, POINTS[n]) for n in (1, 4)]), (32,))
+    return {one["kind"]: one for one in curve.detail["measure_next"]}
+
+
+def test_a_sweep_of_the_link_is_advised_where_no_point_crosses_hosts(tmp_path):
+    sweep = advised(tmp_path)["sweep"]
+    assert 0.005 < sweep["narrows"] < 1
+    assert "all-reduce between two hosts" in sweep["measurement"]
+    crossed = predict(write(tmp_path, [ROW.format(n, POINTS[n]) for n in (1, 4, 8)]), (32,))[0].detail["measure_next"]
+    assert "sweep" not in {one["kind"] for one in crossed}
+
+
+def test_repeating_is_advised_by_what_half_the_spread_narrows(tmp_path):
+    assert "spread" not in advised(tmp_path)
+    little, much = (advised(tmp_path, spread).get("spread", {"narrows": 0.0}) for spread in (2, 400))
+    assert little["narrows"] < 0.005 < 0.2 < much["narrows"] < 0.5
+    assert much["measurement"] == "repeat 4 devices four times as often"
+
+
+def test_a_last_point_that_is_faster_per_device_does_not_hide_what_was_lost_before(tmp_path):
+    """The two last points alone say that nothing more is lost; all points lose a third with every doubling."""
+    rates = {1: 325.0, 2: 325.0, 3: 580.0}
+    (series,) = read_points(write(tmp_path, [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in rates.items()]))
+    ln, y = np.log(series.devices), series.log_seconds
+    slope = np.polyfit(ln, y, 1)[0]
+    straight, power, _ = closed_forms(series, 8.0, 64.0, 0)[:3]
+    assert straight == power == pytest.approx(y[-1] + slope * np.log(8 / 3))
+    falling = {1: 325.0, 2: 500.0, 3: 580.0}
+    (series,) = read_points(write(tmp_path, [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in falling.items()]))
+    assert closed_forms(series, 8.0, 64.0, 0)[0] == straight_line(series, 8.0)
+    assert closed_forms(series, 8.0, 64.0, 0)[1] == power_law(series, 8.0)
+    rising = {1: 100.0, 2: 220.0, 3: 350.0}
+    (series,) = read_points(write(tmp_path, [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in rising.items()]))
+    assert closed_forms(series, 8.0, 64.0, 0)[0] == series.log_seconds[-1]
+
+
+def test_bounds_stay_finite_whatever_spread_is_stated():
+    doubt = Doubt(situation=0, doublings=1, posterior=0.0, disagreement=0.0, hindcast=0.0, spread=1e9, loss=0.0)
+    assert interval(PRIOR, doubt, 0.9) == (-WIDEST, WIDEST)
 
 
 def test_nothing_gets_faster_per_device_nor_slower_in_total(tmp_path):
@@ -222,6 +266,16 @@ def test_coefficients_of_the_discrepancy_follow_the_errors():
     low, high = interval(fitted, doubt, 0.9)
     assert 0.85 < np.mean((errors > low) & (errors < high)) < 0.95
     assert np.array_equal(fitted[1:], PRIOR[1:])
+
+
+def test_a_fluke_does_not_choose_the_form(tmp_path):
+    """Misses of a last point that is faster per device than the one before it weigh no form, and widen all the same."""
+    fluke = [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in {1: 325, 2: 325, 3: 580}.items()]
+    (curve,) = predict(write(tmp_path, fluke), (8,))
+    forms = next(line for line in curve.basis if line.startswith("forms: "))
+    assert "straight line 50%" in forms
+    assert curve.predictions[0].samples_per_s.value < 0.85 * 8 * 580 / 3
+    assert curve.predictions[0].samples_per_s.half_width > 0.3
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_whatif_shows_the_gain(paceline):
         (("predict", "--cluster", "dgx-1"), "one of --network"),
         (("predict", "--measured", "nowhere.csv", "--at", "3"), "nowhere.csv"),
         (("predict", "--profile", "nowhere.profile", "--cluster", "dgx-1"), "nowhere.profile"),
-        (("whatif", *ASK, "--set", "link.bandwidth=-3 Gb/s"), "greater than 0"),
+        (("whatif", *ASK, "--set", "link.bandwidth=-3 Gb/s"), "greater than"),
         (("whatif", *ASK), "nothing to change"),
         (("predict", *ASK, "--measured", "points.csv", "--at", "3"), "--measured together with"),
         (("predict", *ASK, "--plot", "nowhere/curve.svg"), "nowhere/curve.svg"),

@@ -44,8 +44,9 @@ def terms(u: Floats, devices: Floats, hosts: Floats, overlap: Floats) -> dict[st
     scale = np.exp(compute)
     inside = np.maximum(devices / hosts, 1.0)
     many = (hosts > 1) * 1.0
-    local_cost = np.exp(local) * 2 * (inside - 1) / inside * (inside / 4) ** growth
-    total = np.exp(network) * 2 * (devices - 1) / devices * many * (np.maximum(hosts, 2) / 2) ** network_growth
+    local_cost = 2 * (inside - 1) / inside * np.exp(local + growth * np.log(inside / 4))
+    congested = np.exp(network + network_growth * np.log(np.maximum(hosts, 2) / 2))
+    total = 2 * (devices - 1) / devices * many * congested
     exposed = np.where(overlap > 0, (1 - SLOW) * _behind_window(total), total)
     return {
         "compute": scale * np.ones_like(devices),

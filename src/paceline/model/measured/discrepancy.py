@@ -41,6 +41,8 @@ WIDTH = np.array([0.7] * 7 + [0.5, 0.2])
 """Standard deviation of the logarithms about the prior."""
 STRENGTH = 1.5
 """Weight of the prior, in campaigns."""
+WIDEST = 50.0
+"""Largest distance of a bound from the centre, in logarithms: a stated spread may be any number."""
 FAST_TAIL = 3.0
 """Degrees of freedom on the faster side: throughput collapses more often than it surprises."""
 
@@ -84,7 +86,8 @@ def interval(coefficients: Floats, doubt: Doubt, share: float) -> tuple[float, f
     tail, skew = coefficients[doubt.situation][7:]
     scale = scale_of(coefficients, doubt)
     quantile = 0.5 + share / 2
-    return -scale / skew * float(stdtrit(FAST_TAIL, quantile)), scale * skew * float(stdtrit(1 + tail, quantile))
+    below, above = scale / skew * float(stdtrit(FAST_TAIL, quantile)), scale * skew * float(stdtrit(1 + tail, quantile))
+    return -min(below, WIDEST), min(above, WIDEST)
 
 
 def fit_discrepancy(doubts: Sequence[Doubt], errors: Sequence[float], campaigns: Sequence[str]) -> Floats:

@@ -209,6 +209,9 @@ TYPICAL = 0.67
 """Median absolute error of a prediction over its scale."""
 MOST = 3
 """Measurements that are named."""
+FIRST_CROSSING = 1
+NETWORK = [curve.PARAMETERS.index("network"), curve.PARAMETERS.index("network_growth")]
+"""Places of the parameters that a sweep of the link between hosts tells."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class NextMeasurement:
     """One measurement that would help, and how much."""
 
     kind: str
-    """`devices`, `batch` or `spread`."""
+    """`devices`, `batch`, `spread` or `sweep`."""
     value: float
     what: str
     narrows: float
@@ -240,9 +243,10 @@ def measure_next(posterior: Posterior, made: Forecast, population: Population) -
     ranked = [_count(posterior, made, population, count) for count in _candidates(posterior, made, population)]
     if made.doubt.situation == BATCH and np.ptp(np.nan_to_num(series.batches)) == 0:
         ranked.append(_batch(posterior, made, population))
-    if not series.spread[-1]:
-        what = f"repeat {series.devices[-1]:g} devices and give the spread"
-        ranked.append(NextMeasurement("spread", float(series.devices[-1]), what, 0.0))
+    if series.spread[-1] > 0:
+        ranked.append(_spread(series, made, population))
+    if made.doubt.situation == FIRST_CROSSING:
+        ranked.append(_sweep(posterior, made, population))
     return sorted((one for one in ranked if one.narrows > 0.005), key=lambda one: -one.narrows)[:MOST]
 
 
@@ -288,6 +292,27 @@ def _given(posterior: Posterior, made: Forecast, count: float) -> float:
     together = np.cov(target, there)
     rest = together[0, 0] - together[0, 1] ** 2 / (together[1, 1] + NOISE**2)
     return float(min(np.sqrt(max(rest, 0.0)), made.doubt.posterior))
+
+
+def _spread(series: Series, made: Forecast, population: Population) -> NextMeasurement:
+    """Four times as many launches of the last count halve its spread."""
+    what = f"repeat {series.devices[-1]:g} devices four times as often"
+    after = _width(population, made, spread=made.doubt.spread / 2)
+    return NextMeasurement("spread", float(series.devices[-1]), what, 1 - after / _width(population, made))
+
+
+def _sweep(posterior: Posterior, made: Forecast, population: Population) -> NextMeasurement:
+    """A sweep of the all-reduce between two hosts tells what aggregation between hosts costs, before a step needs it.
+
+    What remains of the posterior is its variance about the linear regression on that cost and on its congestion.
+    """
+    flag = int(posterior.overlapped > 0.5)
+    target, costs = posterior.log_seconds(made.count)[flag], posterior.draws[flag][:, NETWORK]
+    design = np.column_stack([np.ones(len(costs)), costs])
+    rest = target - design @ np.linalg.lstsq(design, target, rcond=None)[0]
+    after = _width(population, made, posterior=min(float(rest.std()), made.doubt.posterior))
+    what = "sweep the all-reduce between two hosts, and predict from a profile with that calibration"
+    return NextMeasurement("sweep", 2.0, what, 1 - after / _width(population, made))
 
 
 def _batch(posterior: Posterior, made: Forecast, population: Population) -> NextMeasurement:

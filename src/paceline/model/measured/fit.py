@@ -20,7 +20,7 @@ NOISE = 0.012
 STEP = 1e-5
 LONGEST = 1.5
 NUM_PROPOSED = 2000
-NUM_DRAWS = 1000
+NUM_DRAWS = 500
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class Posterior:
         """What `log_seconds` answered before: advice asks the same counts again."""
         return {}
 
+    @cached_property
+    def forms_at(self) -> dict[tuple[float, str], tuple[Floats, float, int]]:
+        """What `_forms` answered before, by count and batch: all predictions of a series ask for one hindcast."""
+        return {}
+
     def log_seconds(self, count: float) -> list[Floats]:
         """Logarithms of seconds per sample and device at a count: draws of both curves."""
         if count not in self._at:
@@ -122,6 +127,13 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
 
 def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
     """The centre by each form, within what is possible; the spread of the posterior; the situation."""
+    key = (count, repr(batch))
+    if key not in posterior.forms_at:
+        posterior.forms_at[key] = _computed_forms(posterior, count, batch)
+    return posterior.forms_at[key]
+
+
+def _computed_forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
     series = posterior.series
     situation = situation_of(series, count, batch)
     last, most = series.log_seconds[-1], max(np.log(count / series.devices[-1]), 0.0)
@@ -142,15 +154,20 @@ def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, fl
 
 
 def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple[Floats, float]:
-    """How far each form and their average missed the last point; the forms' errors count in the same regime alone."""
+    """How far each form and their average missed the last point; the forms' errors count in the same regime alone.
+
+    They do not count either where the last point is faster per device than the one before it: no form gets faster, and
+    the one that is least wrong about noise is not the one that holds.
+    """
     none = np.zeros(WEIGHTS.shape[1])
     if before is None:
         return none, float("nan")
     count, batch, truth = float(series.devices[-1]), float(series.batches[-1]), series.log_seconds[-1]
     forms, spread, then = _forms(before, count, batch)
     error = abs(float(truth - _weights(before.overlapped, then, none) @ forms))
+    faster = situation != BATCH and truth < series.log_seconds[-2]
     if then == situation or {then, situation} <= {2, 3}:
-        return truth - forms, error
+        return none if faster else truth - forms, error
     return none, max(error - 2 * spread, 0.0)
 
 

@@ -4,6 +4,8 @@ y = log of the seconds that one device spends on one sample. Through the last tw
 
     power law      y = y0 + slope ln(P/P0)
     straight line  throughput is linear in P
+    trend          y = y0 + slope ln(P/P0), the slope of all points: stands for both where the last point is faster per
+                   device than the one before it, because the last two points then say nothing about what more cost
     saturating     T^q = T0^q + (P/Ps)^q         a server, an input pipeline or a disk that is full at Ps devices
 
 Batch-aware, through all points, non-negative least squares (b batch per device, one step of P devices):
@@ -53,6 +55,14 @@ def situation_of(series: Series, count: float, batch: float) -> int:
     if series.hosts_at(count) == 1:
         return 0
     return min(1 + int((series.hosts > 1).sum()), 3)
+
+
+def _trend(series: Series, count: float) -> float:
+    """y by the slope of all points in logarithms (least squares), never falling."""
+    y, ln = series.log_seconds, np.log(series.devices)
+    away = ln - ln.mean()
+    slope = max(float(away @ y / (away @ away)), 0.0)
+    return float(y[-1] + slope * (np.log(count) - ln[-1]))
 
 
 def power_law(series: Series, count: float) -> float:
@@ -108,4 +118,6 @@ def closed_forms(series: Series, count: float, batch: float, situation: int) -> 
         y[3:] = [np.log(max(step_parts(series, count, batch, tree=tree).sum(), 1e-300)) for tree in (False, True)]
     else:
         y[:3] = straight_line(series, count), power_law(series, count), _saturating(series, count)
+        if series.num_points > 2 and series.log_seconds[-1] < series.log_seconds[-2]:
+            y[:2] = _trend(series, count)
     return y

@@ -31,6 +31,7 @@ from paceline.model.prediction import Estimate, estimate
 from paceline.model.question import (
     Question,
     check_workload,
+    cores_words,
     device_key,
     largest_batches,
     memory_bytes,
@@ -185,6 +186,8 @@ def make_plan(
     if measured:
         factors, note = met_by_points(question, measured, spreads, calibration=calibration, seed=seed)
         notes.append(note)
+    if words := cores_words(question, question.cluster.num_devices):
+        notes.append(words)
     if global_batch is None:
         notes.append(
             f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices"

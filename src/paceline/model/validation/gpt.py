@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog.published import published
 from paceline.model.prediction import Estimate
-from paceline.model.transformer.shape import Parallel, TransformerShape
+from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.transformer.step import Rates, features, fit_rates, predict_iteration, refit_beyond
 
-__all__ = ["GptPoints", "Judged", "gpt_points", "judge_many_hosts", "judge_one_host", "predict_published"]
+__all__ = [
+    "GptPoints",
+    "Judged",
+    "gpt_points",
+    "judge_command",
+    "judge_many_hosts",
+    "judge_one_host",
+    "predict_published",
+]
 
 Floats = NDArray[np.float64]
 
 CALIBRATION_SHARE = 0.1
 FEW = 5
+DEVICE_BYTES = 80e9
+"""Memory of one device, as the command assumes."""
 REPEATS = 20
 """Random choices of the few points; every choice is judged on all the others."""
 
@@ -85,20 +97,47 @@ def judge_many_hosts(one_host: GptPoints, many: GptPoints, *, seed: int = 0) -> 
     return _joined(parts)
 
 
-def predict_published(shape: TransformerShape, parallel: Parallel) -> Estimate:
-    """An iteration on A100 hosts, from all published points of one host and, for many, those beyond it."""
+def predict_published(
+    shape: TransformerShape, parallel: Parallel, *, without: TransformerShape | None = None
+) -> Estimate:
+    """An iteration on A100 hosts, from all published points of one host and, for many, those beyond it.
+
+    `without` leaves the points of one shape beyond one host out, to judge the prediction of them.
+    """
     parallel.check(shape)
-    one_host = gpt_points("gpt-a100-one-host")
-    rates = fit_rates(*one_host.take(np.arange(len(one_host.seconds))))
+    rates = _one_host_rates()
     if parallel.devices > parallel.per_host:
         many = gpt_points("gpt-a100-many-hosts")
-        rates = refit_beyond(rates, *many.take(np.arange(len(many.seconds))))
+        known = np.array([place for place, other in enumerate(many.shapes) if other != without])
+        rates = refit_beyond(rates, *many.take(known))
     return predict_iteration(rates, features([shape], [parallel]))[0]
+
+
+@cache
+def _one_host_rates() -> Rates:
+    one_host = gpt_points("gpt-a100-one-host")
+    return fit_rates(*one_host.take(np.arange(len(one_host.seconds))))
+
+
+def judge_command() -> Judged:
+    """What `paceline transformer` answers for every point beyond one host, with the points of its shape left out.
+
+    A point that does not fit into memory is refused, as the command refuses it.
+    """
+    many = gpt_points("gpt-a100-many-hosts")
+    made = []
+    for shape, parallel in zip(many.shapes, many.parallels, strict=True):
+        check_memory(shape, parallel, device_bytes=DEVICE_BYTES)
+        made.append(predict_published(shape, parallel, without=shape))
+    return _judged(made, many.seconds)
 
 
 def _judge(rates: Rates, points: GptPoints, index: NDArray[np.int64]) -> Judged:
     case, seconds = points.take(index)
-    predicted = predict_iteration(rates, case)
+    return _judged(predict_iteration(rates, case), seconds)
+
+
+def _judged(predicted: Sequence[Estimate], seconds: Floats) -> Judged:
     held = [
         [low <= truth <= high for (low, high), truth in zip(intervals, seconds, strict=True)]
         for intervals in ([e.interval_50 for e in predicted], [e.interval_90 for e in predicted])

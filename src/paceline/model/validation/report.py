@@ -17,7 +17,7 @@ from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import shipped_population
 from paceline.model.validation.campaigns import published_series, read_campaigns
-from paceline.model.validation.gpt import Judged, gpt_points, judge_many_hosts, judge_one_host
+from paceline.model.validation.gpt import Judged, gpt_points, judge_command, judge_many_hosts, judge_one_host
 from paceline.model.validation.origins import LEAST_POINTS, Task, judge_origins, tasks_of
 
 __all__ = ["LAWS", "Row", "failures", "validate_file", "validate_shipped"]
@@ -91,6 +91,7 @@ def validate_shipped() -> list[Row]:
     one_host, many = gpt_points("gpt-a100-one-host"), gpt_points("gpt-a100-many-hosts")
     rows.append(_gpt_row("GPT, one host of A100", judge_one_host(one_host)))
     rows.append(_gpt_row("GPT, 64-512 A100", judge_many_hosts(one_host, many)))
+    rows.append(_gpt_row("GPT, 64-512 A100, by the command, shape left out", judge_command()))
     rows.append(_roofline_row(published_series()))
     return rows
 

@@ -11,7 +11,15 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
 from paceline.report.terminal import print_rows, print_table, say
-from paceline.report.words import gain_words, noise_words, predicted_words, refuted_words, span_ms, tried_words
+from paceline.report.words import (
+    gain_words,
+    host_words,
+    noise_words,
+    predicted_words,
+    refuted_words,
+    span_ms,
+    tried_words,
+)
 from paceline.spec.study import Case
 from paceline.units import SECONDS, format_share
 
@@ -44,6 +52,7 @@ def show_results(store: Store, campaign: str) -> None:
 
 
 def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
+    yield from (f"\nHost: {words}" for words in filter(None, [host_words([result.run for result in results])]))
     fewest = min((result.num_counted for result in results if result.throughput), default=ENOUGH_LAUNCHES)
     if fewest < ENOUGH_LAUNCHES:
         yield f"\nNote: {_launches(fewest)} per case; t intervals of so few are wide, five or more make them narrow."

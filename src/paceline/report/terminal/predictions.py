@@ -14,7 +14,7 @@ from paceline.report.terminal import print_rows, say
 from paceline.report.words import common_label, dominant_words
 from paceline.units import BYTES, SECONDS, format_share
 
-__all__ = ["show_buckets", "show_changed", "show_curves", "show_plan", "show_simulated"]
+__all__ = ["show_buckets", "show_changed", "show_checked", "show_curves", "show_plan", "show_simulated"]
 
 WIDTH = 56
 SHOWN_LOADS = 16
@@ -40,6 +40,7 @@ def _show_curve(curve: Curve) -> None:
     print_rows(curve.label, columns + ([">cost/1M samples"] if priced else []), rows)
     show_everyday(curve.predictions)
     names = [name for name in curve.predictions[0].terms if any(p.terms[name] > 0 for p in curve.predictions)]
+    say(*curve.notes)
     terms = [[p.devices, *(SECONDS.format(p.terms[name]) for name in names)] for p in curve.predictions]
     print_rows("\nterms of a step", [">devices", *names], terms)
     say("", *_plot_lines(curve.predictions))
@@ -144,7 +145,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
     say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
-    say(*precision_lines([before, after]), f"to narrow the interval: {after.advice}")
+    say(*precision_lines([before, after]), *after.notes, f"to narrow the interval: {after.advice}")
 
 
 def _moved(before: str, after: str) -> str:
@@ -294,3 +295,15 @@ def show_plan(plan: Plan) -> None:
     say(f"precision: {plan.precision}")
     for line in plan.basis:
         say(f"rests on: {line}")
+
+
+def show_checked(curve: Curve, measured: float) -> None:
+    """A prediction beside what was measured after it was made."""
+    prediction = curve.predictions[-1]
+    predicted, (low, high) = prediction.samples_per_s.value, prediction.samples_per_s.interval_90
+    held = "the measurement is inside" if low <= measured <= high else "the measurement is OUTSIDE"
+    say(
+        f"The prediction, checked by running it ({curve.notes[-1] if curve.notes else f'{prediction.devices} ranks'}):",
+        f"predicted {predicted:,.1f} samples/s (90 %: {low:,.1f} to {high:,.1f}), measured {measured:,.1f}: "
+        f"error {100 * (predicted / measured - 1):+.1f} %, {held} the interval",
+    )

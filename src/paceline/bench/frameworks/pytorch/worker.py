@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
+from paceline.bench.frameworks.pytorch.worker_host import host_rates, thread_gain
 from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
 from paceline.cost.buckets import bucket_members, fill_buckets
 
@@ -219,8 +220,7 @@ class TorchSession(Session):
             spans.append({**entry, "size_bytes": size})
             last[0] = now
 
-        for name, _ in self.net.order:
-            part = self.net.parts[name.replace(".", "__")]
+        for (name, _), part in zip(self.net.order, self.net.parts.values()):
             handles.append(part.register_forward_pre_hook(lambda m, a, n=name: began.__setitem__(n, self._now())))
             handles.append(part.register_forward_hook(lambda m, a, o, n=name: add("forward", n, began[n], _size(o))))
         for name, tensor in self.net.named_tensors().items():
@@ -259,7 +259,15 @@ class TorchSession(Session):
     def facts(self) -> dict[str, Any]:
         """Facts of the session for the run: loss and wrapper."""
         wrapper = type(self.model).__name__ if self.exchanges else "none"
-        return {"loss": float(self.loss), "wrapper": wrapper, "device": str(self.device)}
+        own = {"loss": float(self.loss), "wrapper": wrapper, "device": str(self.device)}
+        return {**own, "host": self._host()} if self.job["phases"] and self.job["ranks"] == 1 else own
+
+    def _host(self) -> dict[str, Any] | None:
+        """What lets a profile change threads and devices; none beside a GPU or an emulated device."""
+        if self.device.type != "cpu" or self.job["emulation"]:
+            return None
+        gain = thread_gain(lambda: self.step("resident")) if torch.get_num_threads() > 1 else None
+        return {**host_rates(), "thread_gain": gain}
 
     def close(self) -> None:
         """Leave after a barrier: a rank that exits early would break the others."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from paceline import variables
 from paceline.bench.frameworks.harness import Events, pin
+from paceline.bench.frameworks.pytorch.worker_host import typical_seconds
 from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -25,6 +26,8 @@ WARMUP = 3
 ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
+SHARED_S = 0.6
+"""Seconds of the step that is timed alone and beside the other ranks."""
 COPIED = 32 * 2**20
 """Bytes of the buffer whose copy is timed, larger than the caches."""
 
@@ -38,6 +41,7 @@ def main() -> None:
     events.write("phase", phase="setup")
     if job["real_time"]:
         real_time()
+    everything = os.sched_getaffinity(0)
     pin()
     torch.set_num_threads(1)
     channel = join_job(rank, job["ranks"])
@@ -52,6 +56,8 @@ def main() -> None:
     if job["computes"]:
         dist.barrier()
         facts = {"copy_bytes_per_s": _copy_rate(), "overlap": _overlap(job["seconds_per_size"])}
+        if len(job["cluster"]["hosts"][0]["devices"]) >= job["ranks"]:
+            facts["sharing"] = _sharing(job["ranks"], everything)
         events.write("facts", facts=facts)
     events.write("done")
     dist.barrier()
@@ -82,6 +88,29 @@ def _overlap(seconds: float) -> dict[str, float]:
     finally:
         compute.stop()
     return {"exchange": free / beside[0], "compute": shared / alone}
+
+
+def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
+    """By how much a small training step on all ranks at once exceeds what turns on the cores explain."""
+    step, cores = _small_step(), len(everything)
+    step()
+    dist.barrier()
+    single = torch.tensor([typical_seconds(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
+    dist.broadcast(single, 0)
+    dist.barrier()
+    together, turns = typical_seconds(step, SHARED_S * ranks), max(1.0, ranks / cores)
+    dist.barrier()
+    return [{"cores": cores, "ranks": ranks, "threads": 1, "excess": together / float(single) / turns}]
+
+
+def _small_step() -> Callable[[], object]:
+    """A step with kernels of a tenth of a millisecond to some milliseconds, as convolutional networks have them."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3, padding=1),
+        torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 24 * 24, 64),
+    )  # fmt: skip
+    batch = torch.randn(16, 16, 24, 24)
+    return lambda: layers(batch).sum().backward()
 
 
 def _exchange_for(whole: torch.Tensor, seconds: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.bench.frameworks.graph import layer_keys
 from paceline.bench.frameworks.harness import Job
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker import TorchSession
@@ -73,8 +74,9 @@ class EmulatedGraph(TorchNetwork):
         nn.Module.__init__(self)
         self.order = [(layer["name"], layer["inputs"]) for layer in network["layers"]]
         self.parts = nn.ModuleDict()
+        self._keys = layer_keys(network)
         for layer, (forward, backward) in zip(network["layers"], times):
-            self.parts[_key(layer["name"])] = EmulatedLayer(layer, (forward, backward), clock, value)
+            self.parts[self._keys[layer["name"]]] = EmulatedLayer(layer, (forward, backward), clock, value)
         self.anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -122,7 +124,3 @@ class _Wait(torch.autograd.Function):
         value = layer.value
         made = [torch.full((), value, dtype=dtype).expand(shape) for shape, dtype in zip(ctx.shapes, ctx.dtypes)]
         return (gradients[0], None, *made)
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "__")

@@ -1,0 +1,210 @@
+"""More ranks than cores, predicted and measured: 1, 2, 4 ranks here, one and two threads each, catalog and own models.
+
+    .venv/bin/python benchmarks/oversubscribed.py                       everything, --rounds 2 (20 min)
+    .venv/bin/python benchmarks/oversubscribed.py --only resnet20 own-mlp --rounds 1 --ranks 1,2
+
+Of each network there is one profile: one rank on all cores (a run of `paceline run`, or `paceline.capture` in the
+model's own loop). The rest are probes that know no network: `paceline bench-collectives` on 2 and 4 ranks. No run
+that is judged is used for a prediction. The networks of the catalog run under `paceline run`, the own models (an
+MLP, a small CNN, a small transformer with tied weights) in their own loop under DDP. Every measured step is the
+median over the rounds; in each round everything is measured anew, so that a drifting machine touches all alike.
+Exits with 1 if the mean absolute error exceeds 8 %, or the largest 20 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from lib.result import ROOT, Figure, parser_of, publish
+
+from paceline.bench.environments import environment_python, prepare, worker_path
+from paceline.catalog import cluster
+from paceline.measurements.profile import Profile, read_profile
+from paceline.measurements.results import load_launches
+from paceline.measurements.store import Store
+from paceline.model.calibrate import swept_calibration
+from paceline.model.profiles import profile_of
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
+
+NETWORKS = {"resnet20": 16, "googlenet-64px": 8, "alexnet-64px": 16}
+"""Name and batch per rank."""
+OWN = ("own-mlp", "own-cnn", "own-transformer")
+THREADS = (1, 2)
+MEAN, WORST = 0.08, 0.20
+CORES = len(os.sched_getaffinity(0))
+SIZES = "4 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
+STUDY = """name = "{name}"
+networks = ["{network}"]
+frameworks = ["pytorch"]
+devices = {ranks}
+batch = [{batch}]
+[protocol]
+launches = 1
+max_launches = 1
+warmup = 3
+steps = 20
+launch_budget = "3 s"
+phases = {phases}
+phase_steps = 6
+threads = {threads}
+"""
+
+
+def paceline(store: Path, *words: str) -> None:
+    """Run a verb; what fails is missing from the round."""
+    command = [str(Path(sys.executable).parent / "paceline"), *words, "--store", str(store)]
+    done = subprocess.run(command, timeout=1200, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        print(f"paceline {words[0]} ended with {done.returncode}: that part of the round is missing", flush=True)
+
+
+def measure_network(name: str, store: Path, ranks: list[int]) -> None:
+    """The profile of a network, and its runs on all ranks and threads."""
+    plans = [("profile", [1], CORES, "true"), *((f"run{t}", ranks, t, "false") for t in THREADS)]
+    for kind, counts, threads, phases in plans:
+        path = store / f"{kind}-{name}.toml"
+        fields = {"name": path.stem, "network": name, "batch": NETWORKS[name], "ranks": counts, "threads": threads}
+        path.write_text(STUDY.format(**fields, phases=phases), encoding="utf-8")
+        paceline(store, "run", str(path))
+
+
+def measure_own(names: list[str], store: Path, ranks: list[int]) -> dict[tuple[str, int, int], float]:
+    """Profiles of the own models, and seconds of their steps by name, ranks and threads."""
+    launch("capture", names, 1, CORES, folder=store)
+    seconds = {}
+    for count in ranks:
+        for threads in THREADS:
+            for line in launch("train", names, count, threads).splitlines():
+                found = json.loads(line)
+                seconds[found["model"], count, threads] = float(found["seconds"])
+    return seconds
+
+
+def launch(action: str, names: list[str], ranks: int, threads: int, *, folder: Path | None = None) -> str:
+    """Start the ranks as torchrun would, and return what the first one prints."""
+    python, port = environment_python(prepare("pytorch")), _free_port()
+    words = [str(python), str(ROOT / "benchmarks/lib/own_models.py"), action, ",".join(names)]
+    crowded = {"OMP_WAIT_POLICY": "passive"} if ranks * threads > CORES else {}
+    processes = []
+    for rank in range(ranks):
+        env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": str(threads), **crowded}
+        env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        argv = [*words, str(folder)] if folder else words
+        processes.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate(timeout=900)[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"{action} of {', '.join(names)} on {ranks} ranks failed")
+    return outputs[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def newest(store: Store, study: str) -> list[Any]:
+    """The launches of the newest campaign of a study."""
+    found = [str(item["campaign"]) for item in store.read_campaigns() if item["study"] == study]
+    return [item for item in load_launches(store, found[-1]) if item.steps] if found else []
+
+
+def one_round(args: argparse.Namespace, ranks: list[int]) -> list[dict[str, Any]]:
+    """Measure everything once, and predict it from this round's profiles and probes."""
+    place = args.store / f"round-{secrets.token_hex(3)}"
+    place.mkdir(parents=True)
+    networks = [name for name in args.only if name in NETWORKS]
+    own = [name for name in args.only if name in OWN]
+    several = [str(count) for count in ranks if count > 1]
+    if several:
+        paceline(place, "bench-collectives", "--ranks", ",".join(several), "--collectives", "all_reduce",
+                 "--sizes", SIZES, "--seconds", "0.3")  # fmt: skip
+    for name in networks:
+        measure_network(name, place, ranks)
+    seconds = measure_own(own, place, ranks) if own else {}
+    store = Store(place)
+    profiles = {name: read_profile(place / f"{name}.profile") for name in own}
+    for name in networks:
+        (alone,) = newest(store, f"profile-{name}")
+        profiles[name] = profile_of(store, alone)
+        for threads in THREADS:
+            for item in newest(store, f"run{threads}-{name}"):
+                seconds[name, item.first.ranks, threads] = statistics.median(item.steps)
+    return [_row(profiles[key[0]], key, measured, store) for key, measured in seconds.items()]
+
+
+def _row(profile: Profile, key: tuple[str, int, int], measured: float, store: Store) -> dict[str, Any]:
+    name, ranks, threads = key
+    question = Question(
+        cluster("local").with_cores(CORES), "pytorch/ddp", profile.batch, profile=profile, threads=threads
+    )
+    (found,) = predict_curve(question, (ranks,), calibration=swept_calibration(store)).predictions
+    low, high = found.step_s.interval_90
+    return {
+        "network": name, "ranks": ranks, "threads": threads, "measured_s": measured,
+        "predicted_s": found.step_s.value, "low_s": low, "high_s": high, "terms": found.terms,
+    }  # fmt: skip
+
+
+def judged(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row of each case: medians over the rounds."""
+    cases: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in (row for one in rounds for row in one):
+        cases[row["network"], row["ranks"], row["threads"]].append(row)
+    rows = []
+    for (name, ranks, threads), found in sorted(cases.items()):
+        middle = {
+            field: statistics.median(row[field] for row in found)
+            for field in ("measured_s", "predicted_s", "low_s", "high_s")
+        }
+        held = middle["low_s"] <= middle["measured_s"] <= middle["high_s"]
+        error = middle["predicted_s"] / middle["measured_s"] - 1
+        rows.append({"network": name, "ranks": ranks, "threads": threads, **middle, "error": error, "held": held})
+    return rows
+
+
+def main() -> int:
+    """Measure, predict, print one table."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", nargs="+", choices=[*NETWORKS, *OWN], default=[*NETWORKS, *OWN])
+    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--store", type=Path, default=Path("results/oversubscribed"))
+    args = parser.parse_args()
+    ranks = [int(count) for count in args.ranks.split(",")]
+    rounds = [one_round(args, ranks) for _ in range(args.rounds)]
+    rows = judged(rounds)
+    print(f"{'network':16} {'ranks':>5} {'threads':>7} {'measured':>10} {'predicted':>10} {'90 %':>20} {'error':>8}")
+    for row in rows:
+        interval = f"{1e3 * row['low_s']:.1f} .. {1e3 * row['high_s']:.1f}"
+        shown = f"{1e3 * row['measured_s']:8.1f}ms {1e3 * row['predicted_s']:8.1f}ms {interval:>20}"
+        print(f"{row['network']:16} {row['ranks']:5} {row['threads']:7} {shown} {100 * row['error']:+7.1f} %")
+    errors = [100 * abs(row["error"]) for row in rows]
+    mean, worst = statistics.fmean(errors), max(errors)
+    crowded = [100 * abs(row["error"]) for row in rows if row["ranks"] * row["threads"] > CORES]
+    figures = [
+        Figure("mean absolute error", mean, "%", min(errors), worst, f"range of {len(rows)} cases"),
+        Figure("intervals of 90 % that hold", 100 * statistics.fmean(row["held"] for row in rows), "%"),
+    ]
+    if crowded:
+        of = f"range of {len(crowded)} cases"
+        more = Figure(
+            "of these, with more threads than cores", statistics.fmean(crowded), "%", min(crowded), max(crowded), of
+        )
+        figures.append(more)
+    return publish(args, figures, turns=rounds, passed=mean <= 100 * MEAN and worst <= 100 * WORST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What ranks on the processor of one host leave each other: its cores, and their threads.
+
+A step alone on t threads, of which a share p runs in parallel (Amdahl, 1967):
+
+    alone(t) = alone(1) / gain,    gain = 1 / ((1 - p) + p / t)
+
+R ranks of t threads on c cores. Ranks that have too few cores wait passively (`OMP_WAIT_POLICY=passive`, which
+launchers set for them): a waiting thread leaves its core to others, and a rank that computes occupies `gain` cores:
+
+    together(R, t) = alone(t) max(1, R gain / c)
+
+What ranks cost each other through memory and caches is the calibration's `crowding`, for the ranks that compute at the
+same time: `at_once`. `Sharing` holds what a probe measured beside this formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "Sharing",
+    "alone_ratio",
+    "at_once",
+    "fair_threads",
+    "parallel_share",
+    "shared_words",
+    "threads_gain",
+    "together",
+    "turns",
+    "unknown_parallel",
+]
+
+USUAL_PARALLEL = 0.9
+"""Share of a step that runs in parallel, where nothing was measured on two numbers of threads."""
+UNKNOWN_PARALLEL_SPREAD = 0.2
+"""Standard deviation of the log of a step that moves to another number of threads by the usual share."""
+PROBED_SPREAD = 0.04
+"""Standard deviation of the log of a stretch that a probe measured; then of turns, and of turns of several threads."""
+TURNS_SPREAD = 0.08
+THREADS_SPREAD = 0.15
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What a probe measured: compute of `ranks` ranks of `threads` threads takes this many times what turns explain."""
+
+    cores: int
+    ranks: int
+    threads: int
+    excess: float
+
+
+def fair_threads(cores: int, ranks: int) -> int:
+    """Compute threads of each of the ranks of a host: an even share of its cores, at least one."""
+    return max(1, cores // max(1, ranks))
+
+
+def parallel_share(gain: float, threads: int) -> float:
+    """The share of a step that runs in parallel, from how many times faster `threads` threads are than one."""
+    if threads < 2:
+        return USUAL_PARALLEL
+    return min(1.0, max(0.0, (1 - 1 / gain) / (1 - 1 / threads)))
+
+
+def alone_ratio(parallel: float, before: int, after: int) -> float:
+    """Seconds of a step alone on `after` threads over those on `before` threads."""
+    return ((1 - parallel) + parallel / after) / ((1 - parallel) + parallel / before)
+
+
+def unknown_parallel(before: int, after: int) -> tuple[float, float]:
+    """The usual parallel share, and the standard deviation of the log of a step that moves between these threads."""
+    return USUAL_PARALLEL, 0.0 if before == after else UNKNOWN_PARALLEL_SPREAD
+
+
+def threads_gain(parallel: float, threads: int) -> float:
+    """How many times faster a step is on this many threads than on one: the cores that it keeps busy."""
+    return 1 / ((1 - parallel) + parallel / threads)
+
+
+def together(
+    ranks: int, threads: int, cores: int, *, parallel: float = USUAL_PARALLEL, probes: tuple[Sharing, ...] = ()
+) -> tuple[float, float]:
+    """How many times as long compute takes as alone on the same threads, and the standard deviation of its log."""
+    if ranks == 1 and threads <= cores:
+        return 1.0, 0.0
+    stretch = 1.0 if ranks * threads <= cores else max(1.0, ranks * threads_gain(parallel, threads) / cores)
+    alike = [one for one in probes if one.cores == cores]
+    if alike:
+        near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
+        far = (near.ranks, near.threads) != (ranks, threads)
+        return max(1.0, stretch * near.excess), PROBED_SPREAD * (1.5 if far else 1.0)
+    return stretch, THREADS_SPREAD if threads > 1 and ranks * threads > cores else TURNS_SPREAD
+
+
+def turns(ranks: int, cores: int | None) -> float:
+    """How many times as long as on a core of its own what a rank does on one thread takes."""
+    return 1.0 if cores is None else max(1.0, ranks / cores)
+
+
+def at_once(ranks: int, threads: int, cores: int | None) -> float:
+    """How many ranks compute at the same time."""
+    return float(ranks) if cores is None else max(1.0, min(ranks, cores / threads))
+
+
+def shared_words(ranks: int, threads: int, cores: int) -> str:
+    """`4 ranks share 2 cores`, with the threads of each."""
+    each = f"{threads} thread{'s' * (threads != 1)} each"
+    if ranks == 1:
+        return f"1 rank of {threads} thread{'s' * (threads != 1)} on {cores} core{'s' * (cores != 1)}"
+    verb = "share" if ranks * threads > cores else "on"
+    return f"{ranks} ranks {verb} {cores} core{'s' * (cores != 1)}, {each}"

@@ -1,0 +1,115 @@
+"""Every command that the documentation prints is run as printed, or marked with what it needs that a test has not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Command
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("how-to/*.md")),
+    *sorted((ROOT / "docs").glob("tutorial/*.md")),
+]
+LINE = re.compile(r"^ {4}(?:\.venv/bin/)?paceline (?!\.)(.+)$", re.MULTILINE)
+QUICK = (
+    "predict",
+    "plan",
+    "whatif",
+    "simulate",
+    "networks",
+    "catalog",
+    "transformer",
+    "doctor",
+    "frameworks",
+    "validate",
+)
+"""Verbs that need no stored run and no other host."""
+MARKED = {
+    r"\bmy[-.]|\bmine\b|\bstudy\.toml|\btrain\.py|my_|STUDY|--plan plan\.toml": "a file of the user",
+    r"--on (ssh|mpi|slurm|kubernetes|ray)": "other hosts",
+    r"--on virtual|^cluster": "root: tests/integration/cluster",
+    r"points\.csv|questions": "files of its page: tests/unit/model/test_how_to.py",
+    r"^(run|show|explain|report|export|query|compare|calibrate|demo)\b": "stored runs: the test of the demo below",
+    r"^frameworks (install|verify|remove)|frameworks\.toml": "downloads: make test-frameworks",
+    r"^train examples": "scikit-learn: the test of the example below",
+}
+
+
+def commands() -> list[str]:
+    found = [one for page in PAGES for one in LINE.findall(page.read_text(encoding="utf-8").replace("\\\n", " "))]
+    plain = [re.sub(r"\s+#.*$|\s{2,}\S.*$", "", re.sub(r"\s+--", " --", one)).strip() for one in found]
+    return sorted({one for one in plain if re.match(r"[a-z-]+( |$)", one)})
+
+
+def why_not(command: str) -> str | None:
+    return next((why for pattern, why in MARKED.items() if re.search(pattern, command)), None)
+
+
+def test_every_command_is_run_or_marked() -> None:
+    unknown = [one for one in commands() if not one.startswith(QUICK) and not why_not(one)]
+    assert not unknown, f"say in MARKED what these need: {unknown}"
+    assert len(commands()) > 25
+
+
+@pytest.mark.parametrize("command", [one for one in commands() if one.startswith(QUICK) and not why_not(one)])
+@pytest.mark.full
+def test_a_command_runs_as_printed(command: str, paceline: Command, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    done = subprocess.run(
+        [*paceline.prefix, *shlex.split(command)], cwd=tmp_path, env=paceline.env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    allowed = (0, 1) if command.startswith("doctor") else (0,)
+    assert done.returncode in allowed, done.stderr
+
+
+def test_the_training_example_runs_or_says_what_to_install(paceline: Command, pytorch: Path) -> None:
+    script = ROOT / "examples" / "training" / "train_digits.py"
+    done = subprocess.run(
+        [*paceline.prefix, "train", str(script), "--ranks", "2"], env=paceline.env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        assert done.returncode == 2
+        assert "imports sklearn" in done.stderr
+        assert "pip install scikit-learn" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this source, installed outside of the repository."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "results", "tests", "__pycache__"))
+    build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_the_demo_runs_from_the_wheel_and_its_results_are_shown(unpacked: Path, pytorch: Path, tmp_path: Path) -> None:
+    paceline = Command(tmp_path / "results", [sys.executable, "-m", "paceline"])
+    paceline.env["PYTHONPATH"] = str(unpacked)
+    where = [sys.executable, "-c", "import paceline; print(paceline.__file__)"]
+    found = subprocess.run(where, env=paceline.env, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert str(unpacked) in found
+    told = paceline("demo")
+    assert "The prediction, checked by running it" in told
+    assert re.search(r"predicted [\d,.]+ samples/s \(90 %: .*\), measured [\d,.]+: error [+-][\d.]+ %", told)
+    assert "The report: " in told
+    for command in ("show demo", "explain demo", "report demo", "export demo --to markdown", "query 'SELECT 1'"):
+        paceline(*shlex.split(command))

@@ -1,0 +1,79 @@
+"""Ranks that share the cores of a host: threads, turns, and what a probe says instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.cost.host import (
+    Sharing,
+    alone_ratio,
+    at_once,
+    fair_threads,
+    parallel_share,
+    shared_words,
+    threads_gain,
+    together,
+    turns,
+    unknown_parallel,
+)
+
+
+def test_cores_are_shared_evenly_and_nobody_has_none() -> None:
+    assert [fair_threads(8, ranks) for ranks in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+
+
+def test_threads_gain_what_was_measured_and_amdahl_says_the_rest() -> None:
+    share = parallel_share(1.6, 2)
+    assert share == pytest.approx(0.75)
+    assert alone_ratio(share, 2, 1) == pytest.approx(1.6), "back to one thread"
+    assert alone_ratio(share, 1, 4) == pytest.approx(0.25 + 0.75 / 4)
+    assert alone_ratio(share, 2, 2) == 1.0
+    assert parallel_share(0.9, 2) == 0.0, "threads that only cost time are not parallel"
+    assert parallel_share(3.0, 2) == 1.0
+
+
+def test_an_unknown_gain_costs_certainty_only_where_threads_change() -> None:
+    assert unknown_parallel(2, 2)[1] == 0.0
+    assert unknown_parallel(2, 1)[1] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "cores", "expected"),
+    [(1, 2, 2, 1.0), (2, 1, 2, 1.0), (4, 1, 2, 2.0), (3, 1, 2, 1.5), (8, 4, 64, 1.0), (16, 1, 4, 4.0)],
+)
+def test_ranks_take_turns_on_too_few_cores(ranks: int, threads: int, cores: int, expected: float) -> None:
+    assert together(ranks, threads, cores)[0] == pytest.approx(expected)
+    assert turns(ranks, cores) == max(1.0, ranks / cores)
+
+
+def test_threads_that_take_turns_keep_as_many_cores_busy_as_they_gain() -> None:
+    stretch, spread = together(2, 2, 2, parallel=0.5)
+    assert threads_gain(0.5, 2) == pytest.approx(4 / 3)
+    assert stretch == pytest.approx(4 / 3)
+    assert together(4, 2, 2, parallel=0.5)[0] == pytest.approx(8 / 3)
+    assert together(4, 2, 2, parallel=0.0)[0] == pytest.approx(2.0), "threads that do nothing take no core"
+    assert spread > together(4, 1, 2)[1] > 0
+    assert turns(64, None) == 1.0, "unknown cores are not shared"
+
+
+def test_a_probe_of_the_same_ranks_replaces_the_formula_and_a_like_one_corrects_it() -> None:
+    probes = (Sharing(2, 4, 1, 1.1), Sharing(2, 2, 2, 1.5))
+    assert together(4, 1, 2, probes=probes)[0] == pytest.approx(2.2)
+    assert together(8, 1, 2, probes=probes)[0] == pytest.approx(4.4)
+    assert together(2, 2, 2, parallel=1.0, probes=probes)[0] == pytest.approx(3.0)
+    assert together(4, 1, 8, probes=probes)[0] == 1.0, "a probe of another host"
+    assert together(2, 1, 2, probes=(Sharing(2, 2, 1, 0.9),))[0] == 1.0, "company makes nobody faster"
+    assert together(8, 1, 2, probes=probes)[1] > together(4, 1, 2, probes=probes)[1] > 0
+
+
+def test_as_many_ranks_compute_at_once_as_there_are_cores_for() -> None:
+    assert at_once(4, 1, 2) == 2.0
+    assert at_once(2, 2, 2) == 1.0
+    assert at_once(4, 1, None) == 4.0
+
+
+def test_the_words_name_ranks_cores_and_threads() -> None:
+    assert shared_words(4, 1, 2) == "4 ranks share 2 cores, 1 thread each"
+    assert shared_words(2, 1, 2) == "2 ranks on 2 cores, 1 thread each"
+    assert shared_words(2, 2, 2) == "2 ranks share 2 cores, 2 threads each"
+    assert shared_words(1, 1, 1) == "1 rank of 1 thread on 1 core"

@@ -1,0 +1,112 @@
+"""Predictions on a host whose ranks share cores: threads of the profile, turns, words; profiles that change devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline import catalog
+from paceline.cost.host import Sharing
+from paceline.errors import Unsupported
+from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer, write_profile
+from paceline.model.calibration import AS_STATED, Calibration
+from paceline.model.prediction import Prediction
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
+from paceline.model.simulate.scenario import Trouble, simulate_question
+from tests.conftest import Command
+
+HOST = ProfiledHost(cores=2, threads=2, peak=100e9, bandwidth=20e9, thread_gain=1.8)
+LAYERS = (
+    ProfiledLayer(name="a", forward=0.01, backward=0.02, gradients=(4e4,), kind="convolution", macs=1e7, moved=2e5),
+    ProfiledLayer(name="b", forward=0.02, backward=0.04, gradients=(8e4,), kind="linear", macs=2e7, moved=1e5),
+)
+PROFILE = Profile(network="mine", device="host-cpu", batch=8, layers=LAYERS, update=0.01, host=HOST, jitter=0.0)
+CALM = Calibration(**{**vars(AS_STATED), "jitter": 0.0})
+LOCAL = catalog.cluster("local").with_cores(2)
+
+
+def predicted(
+    count: int, profile: Profile = PROFILE, *, threads: int | None = None, calibration: Calibration = CALM
+) -> Prediction:
+    question = Question(LOCAL, "pytorch", 8, profile=profile, threads=threads)
+    return predict_curve(question, (count,), calibration=calibration).predictions[0]
+
+
+def compute(prediction: Prediction) -> float:
+    return sum(prediction.terms[name] for name in ("forward", "backward", "update"))
+
+
+def test_one_rank_takes_what_was_measured() -> None:
+    assert predicted(1).step_s.value == pytest.approx(PROFILE.step)
+
+
+def test_two_ranks_of_one_thread_each_lose_what_two_threads_gained() -> None:
+    assert compute(predicted(2)) == pytest.approx(1.8 * PROFILE.step)
+    assert compute(predicted(1, threads=1)) == pytest.approx(1.8 * PROFILE.step)
+
+
+def test_four_ranks_on_two_cores_take_turns() -> None:
+    assert compute(predicted(4)) == pytest.approx(2 * 1.8 * PROFILE.step)
+    four, eight = predicted(4), predicted(8)
+    assert eight.samples_per_s.value < 1.05 * four.samples_per_s.value
+
+
+def test_a_profile_of_one_thread_stays_on_one_thread() -> None:
+    single = PROFILE.model_copy(update={"host": HOST.model_copy(update={"threads": 1, "thread_gain": None})})
+    assert predicted(1, single).step_s.value == pytest.approx(PROFILE.step)
+    assert compute(predicted(2, single)) == pytest.approx(PROFILE.step)
+    assert compute(predicted(4, single)) == pytest.approx(2 * PROFILE.step)
+
+
+def test_a_profile_taken_beside_others_holds_them_already() -> None:
+    beside = PROFILE.model_copy(
+        update={"crowd": 4, "host": HOST.model_copy(update={"threads": 1, "thread_gain": None})}
+    )
+    assert compute(predicted(4, beside)) == pytest.approx(PROFILE.step)
+    assert compute(predicted(2, beside)) == pytest.approx(PROFILE.step / 2)
+
+
+def test_a_profile_that_does_not_know_its_gain_is_less_certain_on_other_threads() -> None:
+    unknown = PROFILE.model_copy(update={"host": HOST.model_copy(update={"thread_gain": None})})
+    assert predicted(2, unknown).step_s.half_width > 2 * predicted(2).step_s.half_width
+    assert predicted(1, unknown).step_s.half_width == pytest.approx(predicted(1).step_s.half_width)
+
+
+def test_a_probe_says_how_ranks_share() -> None:
+    probed = Calibration(**{**vars(CALM), "sharing": (Sharing(2, 4, 1, 1.25),)})
+    assert compute(predicted(4, calibration=probed)) == pytest.approx(2.5 * 1.8 * PROFILE.step)
+
+
+def test_a_simulation_shares_cores_like_a_prediction() -> None:
+    question = Question(LOCAL, "pytorch", 8, profile=PROFILE)
+    simulated = simulate_question(question, 4, Trouble(steps=10), calibration=CALM)
+    assert simulated.predicted_step_s == pytest.approx(predicted(4).step_s.value, rel=1e-6)
+
+
+def test_the_command_says_who_shares_what(paceline: Command, tmp_path: Path) -> None:
+    path = tmp_path / "mine.profile"
+    write_profile(PROFILE, path)
+    done = paceline("predict", "--profile", str(path), "--cluster", "local", "--devices", "1,64")
+    assert "64 ranks share" in done
+    plain = paceline.json("predict", "--profile", str(path), "--cluster", "local")
+    assert any("rank" in note and "core" in note for note in plain["curves"][0]["notes"])
+
+
+def test_a_captured_network_moves_to_a_gpu_by_what_it_computes() -> None:
+    question = Question(catalog.cluster("dgx-a100"), "pytorch", 8, profile=PROFILE)
+    curve = predict_curve(question, (1,))
+    assert curve.predictions[0].step_s.value < PROFILE.step / 20
+    assert "moved by the ratio of rooflines of processor and GPU" in curve.basis[0]
+    slow = PROFILE.model_copy(update={"host": HOST.model_copy(update={"peak": 50e9, "bandwidth": 10e9})})
+    again = predict_curve(Question(catalog.cluster("dgx-a100"), "pytorch", 8, profile=slow), (1,))
+    assert again.predictions[0].step_s.value < 0.7 * curve.predictions[0].step_s.value, "the host was used better"
+
+
+def test_a_profile_without_counts_does_not_move() -> None:
+    bare = PROFILE.model_copy(
+        update={"layers": tuple(layer.model_copy(update={"macs": None}) for layer in PROFILE.layers)}
+    )
+    with pytest.raises(Unsupported, match="does not count multiply-adds"):
+        predict_curve(Question(catalog.cluster("dgx-a100"), "pytorch", 8, profile=bare), (1,))
