@@ -65,4 +65,11 @@ def __dir__() -> list[str]:
 
 
 def _load(name: str) -> Any:
-    return getattr(importlib.import_module(_HOMES.get(name, "paceline.api")), name)
+    try:
+        return getattr(importlib.import_module(_HOMES.get(name, "paceline.api")), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from paceline.errors import missing_extra
+
+        raise missing_extra("torch", "torch") from None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from paceline.errors import InputError
+from paceline.errors import InputError, missing_extra
 
 if TYPE_CHECKING:
     from paceline.measurements.profile import Profile
@@ -326,6 +326,10 @@ def capture(
     The block needs at least a handful of steps, 20 for a good profile; `path` is written when it ends. Then it prints
     what was captured and the next command, unless it is `quiet`.
     """
-    from paceline.runtime.capture import Capture
-
+    try:
+        from paceline.runtime.capture import Capture
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_extra("torch", "torch") from None
     return Capture(model, optimizer, path=path, name=name, batch=batch, quiet=quiet)

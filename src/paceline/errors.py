@@ -38,6 +38,7 @@ __all__ = [
     "UnitError",
     "UnknownName",
     "Unsupported",
+    "missing_extra",
     "nearest",
 ]
 
@@ -72,6 +73,11 @@ class UnitError(InputError, ValueError):
 
 class Unsupported(InputError):
     """The request is valid, but no measurement or catalog entry supports an answer; the hint says what would."""
+
+
+def missing_extra(package: str, extra: str) -> Unsupported:
+    """The error of an optional package that is not installed; it names the extra that installs it."""
+    return Unsupported(f"{package} is not installed", hint=f"pip install 'paceline[{extra}]'")
 
 
 class EnvironmentFailed(PacelineError):

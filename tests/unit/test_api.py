@@ -205,3 +205,12 @@ def test_busy_seconds_are_the_union_of_spans_in_the_order_of_phases() -> None:
     spans = [Span(1, 0, "update", "a", 1.0, 1.0), Span(1, 0, "io", "b", 0.0, 2.0), Span(1, 0, "io", "c", 1.0, 2.0)]
     assert busy_seconds([*spans, Span(1, 0, "sleep", "d", 5.0, 1.0)]) == {1: {"io": 3.0, "update": 1.0, "sleep": 1.0}}
     assert list(busy_seconds(Span(0, 0, phase, "x", 0.0, 1.0) for phase in reversed(PHASES))[0]) == list(PHASES)
+
+
+def test_a_missing_extra_is_named(tmp_path):
+    program = "import paceline\ntry:\n    paceline.%s\nexcept paceline.errors.Unsupported as error:\n    print(error)"
+    for use in ("join", "capture(None, None)"):
+        blocked = f"import sys; sys.modules['torch'] = None\n{program % use}"
+        done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=True)
+        assert "torch is not installed" in done.stdout
+        assert "paceline[torch]" in done.stdout

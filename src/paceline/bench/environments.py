@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
@@ -30,7 +31,10 @@ from paceline.errors import EnvironmentFailed, UnknownName
 
 __all__ = [
     "RECIPES",
+    "CacheFolder",
     "Recipe",
+    "cache_folders",
+    "clear_cache",
     "environment_python",
     "environment_variables",
     "find_environment",
@@ -42,12 +46,60 @@ __all__ = [
     "worker_path",
 ]
 
+CACHES = {
+    "environments": "frameworks, made again at their next use",
+    "cache": "downloads and built wheels",
+    "data": "generated data sets",
+    "worker-path": "links to this package",
+}
+"""The directories of HOME that can be cleared."""
+
 
 def home() -> Path:
     """The directory of environments, data sets and virtual clusters."""
     if variables.HOME in os.environ:
         return Path(os.environ[variables.HOME])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline"
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """One directory of the cache: what it holds, where, how large."""
+
+    name: str
+    holds: str
+    path: Path
+    size_bytes: int
+    num_files: int
+
+
+def cache_folders() -> tuple[CacheFolder, ...]:
+    """The directories of the cache, with their sizes; the store of runs is none of them."""
+    return tuple(_measured(name, holds) for name, holds in CACHES.items())
+
+
+def _measured(name: str, holds: str) -> CacheFolder:
+    path = home() / name
+    sizes = []
+    for folder, _, files in os.walk(path):
+        for file in files:
+            with contextlib.suppress(OSError):
+                sizes.append(os.lstat(os.path.join(folder, file)).st_size)
+    return CacheFolder(name, holds, path, sum(sizes), len(sizes))
+
+
+def clear_cache(folder: CacheFolder) -> None:
+    """Remove a directory of the cache; an environment that a study is creating is left alone."""
+    if folder.name == "environments":
+        for path in sorted(folder.path.glob("*.lock")):
+            with path.open("a") as handle:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise EnvironmentFailed(
+                        f"{path.stem} is being created by another process", hint="wait for it, then clean again"
+                    ) from None
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def find_environment(name: str) -> Path | None:

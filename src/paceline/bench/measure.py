@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from statistics import median
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.campaign import Campaign, CampaignEvent, open_campaign, run_campaign
@@ -26,8 +27,10 @@ from paceline.measurements.store import Store
 from paceline.spec.cluster import place
 from paceline.spec.study import Case, Study
 
-__all__ = ["Measurement", "measure", "prepare_environments"]
+__all__ = ["Duration", "Measurement", "estimate_duration", "measure", "prepare_environments"]
 
+START_S = 20.0
+"""Assumed seconds to start the processes of a launch, import the framework and warm up, where nothing is stored."""
 Installing = Callable[[str], AbstractContextManager[Progress]]
 """Progress display of an installation: a context that receives pip's output line by line."""
 
@@ -39,6 +42,36 @@ class Measurement:
     campaign: str
     checks: tuple[Check, ...]
     events: Iterator[CampaignEvent]
+
+
+@dataclass(frozen=True)
+class Duration:
+    """How long a study probably takes: with the fewest and with the most launches, and what that rests on."""
+
+    least_s: float
+    most_s: float
+    launches: tuple[int, int]
+    basis: str
+
+
+def estimate_duration(study: Study, cases: tuple[Case, ...], store: Store) -> Duration:
+    """Seconds of a launch as stored for the case, else for its framework, else from the protocol's limits."""
+    protocol = study.protocol
+    known: dict[str, list[float]] = {}
+    for run in store.read_all():
+        if run.outcome == "ok":
+            known.setdefault(run.case_id, []).append(run.seconds)
+            known.setdefault(run.framework, []).append(run.seconds)
+    assumed = START_S + protocol.launch_budget * (2.0 if protocol.phases else 1.0)
+    seconds = sum(median(known.get(case.id) or known.get(case.framework) or [assumed]) for case in cases)
+    stored = sum(case.id in known or case.framework in known for case in cases)
+    basis = f"stored launches for {stored} of {len(cases)} cases"
+    if stored < len(cases):
+        basis += f", {assumed:.0f} s assumed for a launch of the others"
+    least, most = seconds * protocol.launches, seconds * protocol.max_launches
+    if protocol.budget:
+        least, most = min(least, protocol.budget), min(most, protocol.budget)
+    return Duration(least, most, (len(cases) * protocol.launches, len(cases) * protocol.max_launches), basis)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ __all__ = ["main", "program"]
 VERBS: dict[str, str] = {
     "demo": "Measure a network here, predict more ranks, check the prediction, write a page.",
     "doctor": "Check this machine for conditions that disturb a measurement.",
+    "clean": "Show where caches are and how large, and clear them.",
     "networks": "List the networks of the catalog, or show the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
     "frameworks": "List, install and verify frameworks.",

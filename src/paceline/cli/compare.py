@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import Finite, json_option, store_option
+from paceline.cli.options import Finite, json_option, plot_option, store_option
 from paceline.errors import InputError
 from paceline.measurements.store import Store
 from paceline.measurements.summary import compare
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import comparison_document
+from paceline.report.plots import check_plot, write_launches
 from paceline.report.terminal import emit
 from paceline.report.terminal.campaign import show_launch_comparison
 
@@ -23,8 +24,9 @@ __all__ = ["command"]
 @click.argument("base")
 @click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
 @store_option
+@plot_option
 @json_option
-def command(sample: str, base: str, confidence: float, store: Path, as_json: bool) -> None:
+def command(sample: str, base: str, confidence: float, store: Path, plot: Path | None, as_json: bool) -> None:
     """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its t interval, a t test.
 
     Each side is a list of conditions `field=value`, joined by commas, that chooses launches: study, campaign, network,
@@ -34,8 +36,10 @@ def command(sample: str, base: str, confidence: float, store: Path, as_json: boo
     \b
     Examples:
       paceline compare study=demo,ranks=2 study=demo,ranks=1
-      paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch/ddp,network=resnet20
+      paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch,network=resnet20
+      paceline compare study=demo,ranks=2 study=demo,ranks=1 --plot compare.svg
     """
+    check_plot(plot)
     groups = [throughputs_where(Store(store), text) for text in (sample, base)]
     for text, group in zip((sample, base), groups, strict=True):
         if not group.samples_per_s:
@@ -43,6 +47,8 @@ def command(sample: str, base: str, confidence: float, store: Path, as_json: boo
             raise InputError(f"no successful launch matches {text!r}", hint=hint)
     (ours, our_rounds), (theirs, their_rounds) = ((group.samples_per_s, group.rounds) for group in groups)
     result = compare(ours, theirs, confidence=confidence, rounds=(our_rounds, their_rounds))
+    if plot is not None:
+        write_launches(plot, (ours, theirs), (sample, base), result)
     if as_json:
         emit(comparison_document(result, sample, base), "compare")
     else:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from paceline.bench.environments import cache_folders
 from paceline.bench.machine import describe_machine, diagnose
 from paceline.cli.options import json_option, store_option
-from paceline.report.terminal import emit
-from paceline.report.terminal.records import show_checks
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.records import show_caches, show_checks
 
 __all__ = ["command"]
 
@@ -34,11 +35,15 @@ def command(ranks: int, threads: int | None, store: Path, as_json: bool) -> None
       paceline doctor
       paceline doctor --ranks 8 --threads 1
     """
-    checks = diagnose(store, ranks=ranks, threads=threads)
+    checks, folders = diagnose(store, ranks=ranks, threads=threads), cache_folders()
     bad = any(check.status == "bad" for check in checks)
     if as_json:
         machine = describe_machine().model_dump(mode="json", exclude={"checks"})
-        emit({"machine": machine, "ok": not bad, "checks": [c.model_dump(mode="json") for c in checks]}, "doctor")
+        caches = [{**vars(folder), "path": str(folder.path)} for folder in folders]
+        plain = [check.model_dump(mode="json") for check in checks]
+        emit({"machine": machine, "ok": not bad, "checks": plain, "caches": caches}, "doctor")
     else:
         show_checks(checks)
+        say("")
+        show_caches(folders)
     sys.exit(1 if bad else 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli.options import json_option, store_option
+from paceline.cli.options import json_option, store_option, study_argument
 from paceline.measurements.store import Store
 from paceline.report.exports import EXPORTS, export
 from paceline.report.terminal import emit, say
@@ -30,7 +30,7 @@ Examples:
   paceline export demo --to markdown -o table.md
 """
 )
-@click.argument("study", required=False)
+@study_argument
 @click.option("--to", "kind", required=True, metavar="KIND", help="One of the kinds above.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or directory to write.")
 @store_option

@@ -12,6 +12,7 @@ import click
 
 from paceline import variables
 from paceline.bench.sites.target import LAUNCHERS, LaunchTarget
+from paceline.cli import completion
 from paceline.errors import InputError
 from paceline.measurements.store import default_store
 
@@ -24,6 +25,7 @@ __all__ = [
     "place_options",
     "plot_option",
     "store_option",
+    "study_argument",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,6 +71,11 @@ plot_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write a plot to this file: .html, or .svg, .png, .pdf with the extra `paceline[plot]`.",
 )
+
+
+def study_argument(verb: F) -> F:
+    """The name of a study in the store, or the id of a campaign; the shell completes it."""
+    return click.argument("study", required=False, shell_complete=completion.studies)(verb)
 
 
 def place_options(verb: Callable[..., None]) -> Callable[..., None]:

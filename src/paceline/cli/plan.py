@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli.options import COUNT, json_option
+from paceline.cli import completion
+from paceline.cli.options import COUNT, json_option, plot_option
 from paceline.cli.questions import change_option, job_options, precision_option
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
 from paceline.model.plan.file import write_plan
+from paceline.report.plots import check_plot, write_plan_plot
 from paceline.report.terminal import emit
 from paceline.report.terminal.predictions import show_plan
 
@@ -21,14 +23,10 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--network", help="Catalog name, or a file ending in .toml.")
+@click.option("--network", shell_complete=completion.networks, help="Catalog name, or a file ending in .toml.")
 @click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
-@click.option("--cluster", required=True, help="Catalog name, or a file ending in .toml.")
-@click.option(
-    "--global-batch",
-    type=COUNT,
-    help="Samples per step of all devices; default: the profile's batch on every device.",
-)
+@click.option("--cluster", required=True, shell_complete=completion.clusters, help="Catalog name, or a .toml file.")
+@click.option("--global-batch", type=COUNT, help="Samples per step of all devices; default: the profile's on each.")
 @precision_option
 @job_options
 @change_option
@@ -36,12 +34,12 @@ FILE = click.Path(path_type=Path)
 @click.option("--calibration", type=FILE, help="Calibration file of `paceline calibrate`.")
 @click.option("--measured", type=FILE, help="A CSV file of throughputs of this network on this cluster.")
 @click.option("--output", type=FILE, help="Write the best plan to this file, as TOML.")
+@plot_option
 @json_option
 def command(
     network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
     calibration: Path | None, measured: Path | None, precision: str | None, changes: tuple[str, ...],
-    samples: int | None, epochs: float, price: str | None,
-    output: Path | None, as_json: bool,
+    samples: int | None, epochs: float, price: str | None, output: Path | None, plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
@@ -60,6 +58,7 @@ def command(
         raise InputError("give either --network or --profile", hint="--network resnet50, or --profile FILE")
     if profile is None and global_batch is None:
         raise InputError("no global batch given", hint="--global-batch 512: samples of a step of all devices")
+    check_plot(plot)
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
         calibration=calibration, measured=measured, precision=precision, changes=parse_changes(changes),
@@ -67,6 +66,8 @@ def command(
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)
+    if plot is not None:
+        write_plan_plot(plot, plan)
     if as_json:
         emit(plan.as_dict(), "plan")
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline import api
+from paceline.cli import completion
 from paceline.cli.options import COUNT, Finite, counts_of, options
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
@@ -57,10 +58,13 @@ job_options = options(
                  "default: the catalog's."),
 )  # fmt: skip
 question_options = options(
-    click.option("--network", help="A network of the catalog (`paceline networks`)."),
+    click.option("--network", shell_complete=completion.networks,
+                 help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
-    click.option("--cluster", help="A cluster of the catalog, or a .toml file that describes one."),
-    click.option("--framework", default="pytorch", show_default=True, help="Framework, or framework/mode."),
+    click.option("--cluster", shell_complete=completion.clusters,
+                 help="A cluster of the catalog, or a .toml file that describes one."),
+    click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
+                 help="Framework, or framework/mode."),
     click.option("--batch", type=COUNT, help="Samples per device and step; default: the batch of the profile."),
     precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),

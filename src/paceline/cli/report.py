@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli.options import json_option, store_option
+from paceline.cli.options import json_option, store_option, study_argument
 from paceline.measurements.store import Store
 from paceline.report.exports import write_page
 from paceline.report.terminal import emit, say
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("study", required=False)
+@study_argument
 @click.option(
     "-o",
     "--output",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.bench.measure import measure
+from paceline.bench.measure import estimate_duration, measure
 from paceline.bench.sites.target import LaunchTarget
 from paceline.catalog import shipped_catalog
 from paceline.cli.options import json_option, place_options, store_option
@@ -23,7 +23,7 @@ __all__ = ["command"]
 @click.command()
 @click.argument("study_file", metavar="STUDY", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Continue the newest campaign of the same study.")
-@click.option("--dry-run", is_flag=True, help="Print the cases without measuring them.")
+@click.option("--dry-run", is_flag=True, help="Print the cases and how long they would take, without measuring.")
 @place_options
 @store_option
 @json_option
@@ -43,10 +43,14 @@ def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget,
       paceline run my.toml --on ssh --hosts a,b
     """
     study, cases = load_cases(study_file, shipped_catalog())
-    if dry_run:
-        emit(cases_document(study.name, cases), "run.plan") if as_json else show_cases(study.name, cases)
-        return
     stored = Store(store)
+    if dry_run:
+        duration = estimate_duration(study, cases, stored)
+        if as_json:
+            emit({**cases_document(study.name, cases), "estimate": vars(duration)}, "run.plan")
+        else:
+            show_cases(study.name, cases, duration)
+        return
     stored.clean()
     with (
         Display(quiet=as_json) as display,

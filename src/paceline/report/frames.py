@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import Unsupported
+from paceline.errors import missing_extra
 from paceline.measurements.trace.formats import busy_seconds
 from paceline.report.words import dominant_words
 from paceline.units import SECONDS, format_share
@@ -291,7 +291,7 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise Unsupported("pandas is not installed", hint="pip install 'paceline[pandas]'") from None
+        raise missing_extra("pandas", "pandas") from None
     return pandas
 
 

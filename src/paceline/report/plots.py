@@ -16,10 +16,14 @@ import threading
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentFailed, InputError
 from paceline.files import atomic_write
+from paceline.measurements.ranking import rank_launches
+from paceline.measurements.results import load_launches
+from paceline.measurements.store import Store
+from paceline.measurements.summary import Comparison
 from paceline.model.prediction import Curve
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.figures import Figure, plot_text
@@ -27,10 +31,25 @@ from paceline.report.figures.predictions import simulated_shares, term_bars, thr
 from paceline.report.html.page import read_asset, render_figures
 from paceline.report.words import common_label
 
-__all__ = ["check_plot", "write_curves", "write_plot", "write_simulated"]
+if TYPE_CHECKING:  # The figures of a verb are imported when it draws.
+    from paceline.explain.explanation import Explanation
+    from paceline.model.plan.make import Plan
+
+__all__ = [
+    "check_plot",
+    "write_curves",
+    "write_explanation",
+    "write_launches",
+    "write_plan_plot",
+    "write_plot",
+    "write_results",
+    "write_simulated",
+]
 
 PICTURES = (".svg", ".png", ".pdf")
 WIDTH = 1040
+MOST_PANELS = 3
+MOST_ROWS = 12
 TIMEOUT_S = 60
 FLAGS = ("--disable-gpu", "--no-sandbox", "--allow-file-access-from-files", "--disable-dev-shm-usage")
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": "@text"}
@@ -186,3 +205,59 @@ def write_curves(path: Path, curves: Sequence[Curve], names: Sequence[str]) -> N
 def write_simulated(path: Path, runs: Sequence[Simulated], title: str) -> None:
     """Simulated runs: how long a step is at each number of devices, and where its time goes."""
     write_plot(path, title, [("where the time goes", simulated_shares(runs))])
+
+
+def write_results(path: Path, store: Store, campaign: str) -> None:
+    """Throughput of a campaign: a panel per network, frameworks and strategies side by side."""
+    from paceline.report.figures.networks import ranked_bars, styles_of
+
+    rankings = rank_launches(load_launches(store, campaign))
+    if not rankings:
+        raise InputError(f"no launch of {campaign} succeeded", hint="`paceline show` lists why they failed")
+    styles = styles_of([place.name for ranking in rankings for place in ranking.places])
+    networks = list(dict.fromkeys(ranking.network for ranking in rankings))[:MOST_PANELS]
+    panels = [
+        (
+            name,
+            ranked_bars(sorted((r for r in rankings if r.network == name), key=lambda r: (r.batch, r.ranks)), styles),
+        )
+        for name in networks
+    ]
+    write_plot(path, campaign, panels)
+
+
+def write_launches(
+    path: Path, groups: Sequence[Sequence[float]], names: tuple[str, str], comparison: Comparison
+) -> None:
+    """Every launch of two groups, and the verdict on them."""
+    from paceline.report.figures.verbs import launch_points
+
+    ratio = comparison.ratio
+    title = f"{comparison.verdict}: ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    write_plot(path, title, [(f"{names[0]} against {names[1]}", launch_points(groups, names))])
+
+
+def write_plan_plot(path: Path, plan: Plan) -> None:
+    """The candidate strategies of a plan."""
+    from paceline.report.figures.verbs import plan_bars
+
+    title = f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}"
+    write_plot(path, title, [(f"best: {plan.best.kind}", plan_bars(plan))])
+
+
+def write_explanation(path: Path, explanation: Explanation) -> None:
+    """Where the step goes, and the gains of the findings or the largest gap."""
+    from paceline.report.figures.campaign import phase_bars, waterfall
+    from paceline.report.figures.verbs import gain_bars
+
+    split = [case.breakdown for case in explanation.cases if case.breakdown is not None]
+    known = [finding for finding in (*explanation.findings, *explanation.refuted) if not finding.unknown]
+    panels = [("where the step goes", phase_bars(split[:MOST_ROWS]))] if split else []
+    if known:
+        panels.append(("what would help", gain_bars(known)))
+    elif explanation.gaps:
+        gap = explanation.gaps[0]
+        panels.append((f"{gap.slow} against {gap.fast}", waterfall(gap)))
+    if not panels:
+        raise InputError(f"{explanation.campaign} has nothing to draw", hint="run it with protocol.phases = true")
+    write_plot(path, explanation.title or explanation.study, panels)

@@ -217,8 +217,8 @@ def test_a_sweep_of_the_link_is_advised_where_no_point_crosses_hosts(tmp_path):
 
 def test_repeating_is_advised_by_what_half_the_spread_narrows(tmp_path):
     assert "spread" not in advised(tmp_path)
-    little, much = (advised(tmp_path, spread).get("spread", {"narrows": 0.0}) for spread in (2, 400))
-    assert little["narrows"] < 0.005 < 0.2 < much["narrows"] < 0.5
+    little, much = (advised(tmp_path, spread).get("spread", {"narrows": 0.0}) for spread in (2, 200))
+    assert little["narrows"] < 0.005 < 0.15 < much["narrows"] < 0.5
     assert much["measurement"] == "repeat 4 devices four times as often"
 
 

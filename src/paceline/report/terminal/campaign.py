@@ -24,6 +24,7 @@ from paceline.spec.study import Case
 from paceline.units import SECONDS, format_share
 
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
+    from paceline.bench.measure import Duration
     from paceline.explain.explanation import Explanation
 
 __all__ = ["explanation_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]
@@ -76,9 +77,12 @@ def show_campaigns(campaigns: Sequence[dict[str, object]]) -> None:
     print_rows("", ["campaign", "started", ">runs", "title"], rows)
 
 
-def show_cases(study: str, cases: Sequence[Case]) -> None:
-    """The cases of a study, which were not run."""
+def show_cases(study: str, cases: Sequence[Case], duration: Duration) -> None:
+    """The cases of a study, which were not run, and how long that would take."""
     print_rows(f"{study}: {len(cases)} cases", ["case", "description"], [(case.id, case.label) for case in cases])
+    (least, most), times = duration.launches, [SECONDS.format(one) for one in (duration.least_s, duration.most_s)]
+    several = f" to {times[1]} ({most} launches, if intervals stay wide)" if most > least else ""
+    say(f"\nTakes about {times[0]} ({least} launches){several}; rests on {duration.basis}.")
 
 
 def show_launch_comparison(result: Comparison, sample: str, base: str, confidence: float) -> None:

@@ -12,6 +12,7 @@ from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
 if TYPE_CHECKING:  # Each verb loads what it shows, and nothing else.
     from paceline.bench.collectives import CollectiveTime
+    from paceline.bench.environments import CacheFolder
     from paceline.bench.verify import Proof
     from paceline.measurements.repair import Inspection, Repair
     from paceline.model.calibrate import Calibrated
@@ -84,6 +85,13 @@ def show_checks(checks: Sequence[Check]) -> None:
     """What each check saw and expected, then how to fix what is wrong."""
     print_rows("", ["", "check", "saw", "expected"], [(c.status, c.name, c.saw, c.expected) for c in checks])
     say(*(f"fix {check.name}: {check.fix}" for check in checks if check.fix))
+
+
+def show_caches(folders: Sequence[CacheFolder]) -> None:
+    """Where caches are, how large, and what each holds."""
+    rows = [(f.name, BYTES.format(float(f.size_bytes)), f"{f.num_files:,}", f.holds) for f in folders]
+    title = f"Caches in {folders[0].path.parent}; `paceline clean NAME` clears one"
+    print_rows(title, ["cache", ">size", ">files", "holds"], rows)
 
 
 def show_answer(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:

@@ -1,0 +1,59 @@
+"""`paceline clean`: show and clear the caches."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from paceline.bench.environments import CACHES, cache_folders, clear_cache
+from paceline.cli.options import json_option
+from paceline.errors import InputError, UnknownName
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.records import show_caches
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CACHE...]")
+@click.option("--all", "everything", is_flag=True, help="Clear every cache.")
+@click.option("--store", type=click.Path(path_type=Path), help="Also remove this store of runs; never done unasked.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def command(names: tuple[str, ...], everything: bool, store: Path | None, yes: bool, as_json: bool) -> None:
+    """Show where caches are and how large, and clear those that are named.
+
+    Environments of frameworks, downloads and generated data are made again when they are needed. Stored runs are not a
+    cache: they are removed only if --store names their directory.
+
+    \b
+    Examples:
+      paceline clean                      where, how large, what would be lost
+      paceline clean environments data    clear these two, after a question
+      paceline clean --all --yes
+    """
+    for name in names:
+        if name not in CACHES:
+            raise UnknownName("cache", name, CACHES)
+    if store is not None and not (store / "runs").is_dir():
+        raise InputError(
+            f"{store} is no store of runs", hint="--store needs the directory that `paceline run` wrote to"
+        )
+    folders = cache_folders()
+    chosen = [folder for folder in folders if everything or folder.name in names]
+    paths = [*(folder.path for folder in chosen), *([store] if store else [])]
+    if not as_json:
+        show_caches(folders)
+    if paths and not yes:
+        click.confirm(f"Remove {', '.join(map(str, paths))}?", abort=True, err=as_json)
+    for folder in chosen:
+        clear_cache(folder)
+    if store is not None:
+        shutil.rmtree(store)
+    if as_json:
+        plain = [{**vars(folder), "path": str(folder.path)} for folder in folders]
+        emit({"caches": plain, "removed": [str(path) for path in paths]}, "clean")
+    elif paths:
+        say(f"removed: {', '.join(map(str, paths))}")

@@ -1,0 +1,91 @@
+"""Figures of single verbs: two groups of launches, candidate strategies, gains of findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.explain.findings.finding import Finding
+from paceline.measurements.summary import Interval, median_interval
+from paceline.model.plan.make import Plan
+from paceline.report.figures import LINES, Figure, new_figure, plot_text, stacked
+
+__all__ = ["gain_bars", "launch_points", "plan_bars"]
+
+MOST_ROWS = 12
+"""Maximum number of candidates or findings of a plot."""
+
+
+def launch_points(groups: Sequence[Sequence[float]], names: Sequence[str]) -> Figure:
+    """Samples per second of every launch of two groups, and their medians with 95 % intervals."""
+    traces: list[Figure] = []
+    for number, (rates, name) in enumerate(zip(groups, names, strict=True)):
+        label, middle = plot_text(name), median_interval(rates)
+        points = {"type": "scatter", "mode": "markers", "marker": {"color": LINES[number], "size": 8, "opacity": 0.55}}
+        shown = {"x": [label] * len(rates), "y": list(rates), "name": f"launches of {label}"}
+        traces.append({**points, **shown, "hovertemplate": "%{y:,.1f} samples/s<extra></extra>"})
+        mark = {"color": LINES[number], "size": 15, "symbol": "line-ew-open", "line": {"width": 3}}
+        median_point = {"x": [label], "y": [middle.value], "error_y": _ends(middle), "showlegend": False}
+        traces.append({**points, **median_point, "marker": mark, "hoverinfo": "skip"})
+    figure = new_figure(traces, x="", y="samples per second")
+    figure["layout"]["xaxis"] |= {"type": "category", "range": [-0.6, len(groups) - 0.4]}
+    figure["layout"]["yaxis"] |= {"tickformat": ","}
+    return figure
+
+
+def _ends(interval: Interval) -> Figure:
+    ends = [interval.high - interval.value, interval.value - interval.low]
+    above, below = (end if math.isfinite(end) else 0.0 for end in ends)
+    return {"type": "data", "symmetric": False, "array": [above], "arrayminus": [below]}
+
+
+def plan_bars(plan: Plan) -> Figure:
+    """Samples per second of each candidate with its 90 % interval, the best first."""
+    numbered = list(enumerate(plan.ranked, start=1))[:MOST_ROWS][::-1]
+    shown = [one for _, one in numbered]
+    names = [f"{number}. {one.kind}, {len(one.groups)} groups" for number, one in numbered]
+    rates = [one.predicted_throughput for one in shown]
+    spans = [one.interval_90 or (rate, rate) for one, rate in zip(shown, rates, strict=True)]
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "name": "samples per second, 90 % interval",
+        "y": [plot_text(name) for name in names],
+        "x": rates,
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, high - rate) for (_, high), rate in zip(spans, rates, strict=True)],
+            "arrayminus": [max(0.0, rate - low) for (low, _), rate in zip(spans, rates, strict=True)],
+        },
+        "marker": {"color": [LINES[0] if one is plan.best else LINES[7] for one in shown]},
+        "hovertemplate": "%{x:,.1f} samples/s<extra></extra>",
+    }
+    figure = new_figure([bar], x="predicted samples per second", y="")
+    figure["layout"]["xaxis"] |= {"rangemode": "tozero", "tickformat": ","}
+    return stacked(figure, len(shown), row=38, barmode="overlay")
+
+
+def gain_bars(findings: Sequence[Finding]) -> Figure:
+    """Predicted gain of each finding with its interval, and the measured gain where a trial was run."""
+    shown = [item for item in findings if not item.unknown][:MOST_ROWS][::-1]
+    labels = [f"{plot_text(item.title)}<br>{plot_text(item.case)}" for item in shown]
+    traces = [_gains("predicted", LINES[0], labels, [item.gain for item in shown])]
+    if any(item.measured_gain for item in shown):
+        traces.append(_gains("measured", LINES[1], labels, [item.measured_gain for item in shown]))
+    figure = new_figure(traces, x="share of the time per sample that the change saves", y="")
+    figure["layout"]["xaxis"] |= {"tickformat": ".0%"}
+    return stacked(figure, len(shown), row=56, barmode="group")
+
+
+def _gains(name: str, colour: str, labels: list[str], gains: Sequence[Interval | None]) -> Figure:
+    ends = [
+        [end if gain and math.isfinite(end) else 0.0 for end in (gain.high - gain.value, gain.value - gain.low)]
+        if gain
+        else [0.0, 0.0]
+        for gain in gains
+    ]
+    error = {"type": "data", "symmetric": False, "array": [e[0] for e in ends], "arrayminus": [e[1] for e in ends]}
+    values = [gain.value if gain else None for gain in gains]
+    bar = {"type": "bar", "orientation": "h", "name": name, "y": labels, "x": values, "marker": {"color": colour}}
+    return {**bar, "error_x": error, "hovertemplate": f"{name}: %{{x:.1%}}<extra></extra>"}

@@ -1,0 +1,111 @@
+"""Tables on narrow terminals: nothing is wider than the terminal, and no word is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.report.tables import make_table
+from paceline.report.terminal import print_table
+from tests.conftest import Command
+from tests.made import Made, write
+
+ROWS = [["resnet20 tensorflow/parameter_server, batch 16 x 2 ranks", "1,234.5", "± 12.3 %", "a few words of evidence"]]
+COLUMNS = ["case", ">samples/s", ">95 %", "evidence"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_no_word_is_broken_and_no_line_too_wide(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(make_table(COLUMNS, ROWS))
+    text = capsys.readouterr().out
+    assert all(len(line) <= width for line in text.splitlines())
+    for word in (word for cell in (*ROWS[0], *COLUMNS) for word in cell.lstrip(">").split()):
+        assert word in text.split(), word
+
+
+def test_a_table_that_fits_stays_in_one_piece(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    print_table(make_table(COLUMNS, ROWS))
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_verbs_fit_eighty_columns(paceline: Command) -> None:
+    write(paceline.store, [Made(ranks=1), Made(ranks=2, aggregate=0.03)])
+    paceline.env["COLUMNS"] = "80"
+    predict = ("predict", "--network", "resnet50", "--cluster", "dgx-1", "--batch", "64")
+    for verb in (("show",), ("networks",), ("catalog", "devices"), ("frameworks",), predict):
+        table = [line for line in paceline(*verb).splitlines() if "  " in line.strip()]
+        assert all(len(line) <= 80 for line in table), verb
+
+
+def test_a_dry_run_says_how_long_the_study_takes(paceline: Command, tmp_path: Path) -> None:
+    study = tmp_path / "s.toml"
+    study.write_text(
+        'name = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\ndevices = [1, 2]\nbatch = [8]\n'
+        '[protocol]\nlaunches = 3\nmax_launches = 6\nlaunch_budget = "10 s"\n'
+    )
+    unknown = paceline.json("run", str(study), "--dry-run")["estimate"]
+    assert unknown["launches"] == [6, 12]
+    assert unknown["least_s"] == 6 * (20 + 2 * 10)
+    write(paceline.store, [Made(ranks=1)])
+    known = paceline.json("run", str(study), "--dry-run")["estimate"]
+    assert (known["least_s"], known["most_s"]) == (6.0, 12.0), "a stored launch of the framework took one second"
+    assert "Takes about 6.00 s (6 launches) to 12.0 s" in paceline("run", str(study), "--dry-run")
+
+
+def test_clean_shows_and_clears_caches_but_no_store(paceline: Command, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    paceline.env["PACELINE_HOME"] = str(home)
+    for name in ("environments", "data"):
+        (home / name).mkdir(parents=True)
+        (home / name / "file").write_bytes(b"x" * 1000)
+    store = write(paceline.store, [Made()])
+    shown = {entry["name"]: entry["size_bytes"] for entry in paceline.json("clean")["caches"]}
+    assert (shown["environments"], shown["data"], shown["cache"]) == (1000, 1000, 0)
+    assert "stopped" in paceline("clean", "data", code=130)
+    assert (home / "data").is_dir()
+    assert paceline.json("clean", "data", "--yes")["removed"] == [str(home / "data")]
+    assert (home / "environments").is_dir()
+    paceline("clean", "--all", "--yes")
+    assert not (home / "environments").exists()
+    assert len(store.read_all()) == 3
+    assert "no cache is called" in paceline("clean", "runs", code=2)
+    assert "no store" in paceline("clean", "--store", str(home), "--yes", code=2)
+    paceline("clean", "--store", str(paceline.store), "--yes")
+    assert not paceline.store.exists()
+
+
+PLOTS = (
+    ("show", "made"),
+    ("compare", "ranks=2", "ranks=1"),
+    ("explain", "made"),
+    ("plan", "--network", "resnet50", "--cluster", "mixed-lab", "--global-batch", "512"),
+)
+
+
+@pytest.mark.parametrize("verb", PLOTS, ids=lambda verb: verb[0])
+def test_verbs_draw_pages_and_pictures(paceline: Command, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    write(paceline.store, [Made(ranks=1), Made(ranks=2, aggregate=0.03)])
+    for name in ("plot.html", "plot.svg"):
+        paceline(*verb, "--plot", str(tmp_path / name))
+    assert "Plotly" in (tmp_path / "plot.html").read_text()
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
+    assert "one of .html" in paceline(*verb, "--plot", str(tmp_path / "plot.bmp"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("predict --network resnet5", "resnet50"), ("plan --cluster dgx", "dgx-1"), ("show ma", "made"),
+     ("simulate --framework jax", "jax/data_parallel")],
+)  # fmt: skip
+def test_the_shell_completes_names(paceline: Command, words: str, name: str) -> None:
+    write(paceline.store, [Made()])
+    count = str(len(words.split()))
+    paceline.env |= {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": f"paceline {words}", "COMP_CWORD": count}
+    assert f"plain,{name}" in paceline().splitlines()
