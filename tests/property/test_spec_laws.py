@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.catalog import (
+    cluster,
     cluster_names,
     device,
     device_names,
@@ -24,9 +25,15 @@ from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case, Study, expand
 
-positive = st.floats(min_value=1e-9, max_value=1e15)
+positive = st.floats(min_value=1e-3, max_value=1e9)
 shares = st.floats(min_value=0, max_value=1)
 printable = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
+
+
+def num_devices(name):
+    return sum(len(host.devices) for host in cluster(name).hosts)
+
+
 names = st.text(printable, min_size=1, max_size=20)
 
 links = st.one_of(
@@ -72,7 +79,7 @@ studies = st.builds(
     title=st.text(max_size=30),
     networks=some(network_names()),
     frameworks=some(framework_names()),
-    clusters=some([name for name in cluster_names() if name != "mixed-lab"]),
+    clusters=some([name for name in cluster_names() if name != "mixed-lab" and num_devices(name) >= 8]),
     devices=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3).map(tuple),
     batch=st.lists(st.sampled_from([8, 64, 256]), min_size=1, max_size=2).map(tuple),
     scaling=st.sampled_from(["weak", "strong"]),

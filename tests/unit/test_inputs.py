@@ -139,14 +139,14 @@ def test_any_end_of_line_is_read(tmp_path: Path, end: str) -> None:
     assert series.samples_per_s.tolist() == [100.0, 350.0]
 
 
-def test_a_plan_names_every_rank_once(tmp_path: Path) -> None:
+def test_a_plan_names_no_rank_twice(tmp_path: Path) -> None:
     fields = {"network": "x", "cluster": "c", "kind": "group", "reason": "r"}
     numbers = dict.fromkeys(("global_batch", "local_steps", "quorum"), 1)
     measured = ("predicted_step_s", "predicted_throughput", "predicted_utilisation", "staleness", "efficiency")
     floats = dict.fromkeys(measured, 1.0)
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in {**fields, **numbers, **floats}.items())
     member = '{{rank = {}, device = "d", samples = 1}}'
-    for ranks, sound in (((0, 1), True), ((0, 0), False), ((1,), False), ((-1, 0), False)):
+    for ranks, sound in (((0, 1), True), ((0, 0), False), ((1,), True), ((-1, 0), False)):
         members = ", ".join(member.format(rank) for rank in ranks)
         (tmp_path / "plan.toml").write_text(f"{text}[[group]]\nmembers = [{members}]\n")
         if sound:

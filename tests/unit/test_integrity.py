@@ -202,7 +202,7 @@ def test_repair_takes_no_name_twice_and_leaves_newer_runs_alone(store: Store) ->
 
 
 def test_a_damaged_run_keeps_its_number(store: Store) -> None:
-    from paceline.bench.campaign import Campaign, _resumed
+    from paceline.bench.campaign import Campaign, _Progress
     from paceline.catalog import shipped_catalog
     from paceline.spec.load import load_cases
 
@@ -211,7 +211,7 @@ def test_a_damaged_run_keeps_its_number(store: Store) -> None:
     store.write(RunData(make_run(name, campaign="c-1", case_id=cases[0].id, launch=4), make_steps()))
     flip(store.runs / name / "run.json", 5)
     campaign = Campaign("c-1", study, cases, None, None)  # type: ignore[arg-type]
-    assert next(state.launched for state in _resumed(campaign, store)) == 5
+    assert next(state.launched for state in _Progress(campaign, store).states) == 5
 
 
 @pytest.mark.parametrize(("query", "value"), [("SELECT 1/0 AS x", None), ("SELECT 'nan'::DOUBLE AS x", None),

@@ -36,7 +36,7 @@ def test_a_curve_has_intervals_terms_knee_and_advice():
         assert prediction.cost is not None
     first = curve.predictions[0]
     assert first.efficiency == 1.0
-    assert first.terms["aggregate"] == first.terms["waiting"] == first.terms["fixed"] == 0.0
+    assert [first.terms[name] for name in ("aggregate", "waiting", "fixed")] == pytest.approx([0.0] * 3, abs=1e-12)
     assert curve.knee == 4
     assert curve.predictions[-1].beside_compute[0] == "aggregate"
     assert "bench-collectives" in curve.advice
@@ -185,7 +185,7 @@ def test_changes_are_checked_like_files():
     assert faster.strategy.bucket == 64 * 2**20
     assert faster.cluster.hosts[0].nics == 2
     assert steps(faster)[-1] < steps(ask())[-1]
-    with pytest.raises(InputError, match="greater than 0"):
+    with pytest.raises(InputError, match="greater than or equal to"):
         changed(ask(), {"link.bandwidth": "-1 Gb/s"})
     with pytest.raises(InputError, match="bandwidth"):
         changed(ask(), {"link.bandwidth": "3 s"})
@@ -203,7 +203,7 @@ def test_a_calibration_is_written_and_read(tmp_path):
     write_calibration(known, path)
     assert read_calibration(path) == known
     path.write_text('{"schema": "other"}')
-    with pytest.raises(InputError, match="no calibration"):
+    with pytest.raises(InputError, match="schema"):
         read_calibration(path)
     assert steps(ask(), calibration=known)[1] > steps(ask())[1]
 

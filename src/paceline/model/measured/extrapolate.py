@@ -124,11 +124,15 @@ def _distance(far: Forecast, series: Series, population: Population, *, force: b
 
 MOST_LOG = 60.0
 """A logarithm of seconds or of their doubt that no sound points lead to."""
+MOST_RATIO = 1e6
+"""Between the rates per device of one series: more is a slip in units or decimals."""
 
 
 def _prediction(posterior: Posterior, made: Forecast, population: Population, *, supported: bool) -> Prediction:
     logs = [np.array(interval(population.discrepancy, made.doubt, share)) for share in (0.5, 0.9)]
-    if not (abs(made.centre) < MOST_LOG and all(np.abs(bounds).max() < MOST_LOG for bounds in logs)):
+    rates_each = posterior.series.samples_per_s / posterior.series.devices
+    sound = rates_each.max() < MOST_RATIO * rates_each.min()
+    if not (sound and abs(made.centre) < MOST_LOG and all(np.abs(bounds).max() < MOST_LOG for bounds in logs)):
         raise Unsupported(
             f"{posterior.series.label}: the points contradict each other", hint="check units and decimals"
         )

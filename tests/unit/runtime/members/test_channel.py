@@ -53,7 +53,7 @@ def door() -> Iterator[Door]:
 
 def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
     mine, theirs = door.call()
-    sent = Push("a", sequence=3, base=2, samples=10, packing="none", data=b"\x00\x01" * 100_000)
+    sent = Push("a", session=5, sequence=3, base=2, samples=10, packing="none", data=b"\x00\x01" * 100_000)
     mine.send(sent)
     assert theirs.receive(Push) == sent
     assert (mine.peer, theirs.peer) == ("rank0-b", "rank1-a")

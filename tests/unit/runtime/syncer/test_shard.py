@@ -10,21 +10,26 @@ import pytest
 
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError
+from paceline.runtime.syncer.journal import FileDisk, Journal
 from paceline.runtime.syncer.packing import pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import RoundPolicy, ShardState
 from paceline.runtime.syncer.shard import SyncerShard
 
 ONES = np.ones(4, dtype=np.float32)
+LAYOUT = (("theta", 4),)
+SESSION = 7
 
 
 def shard_of(folder: Path, *, quorum: int = 1, groups: int = 2) -> SyncerShard:
-    state = ShardState(RoundPolicy(groups=groups, quorum=quorum), folder / "state.npz")
-    return SyncerShard(state, groups=groups, heartbeat_timeout=60.0, queue=folder / "queue.json")
+    state = ShardState(RoundPolicy(groups=groups, quorum=quorum))
+    return SyncerShard(state, groups=groups, heartbeat_timeout=60.0, journal=Journal(FileDisk(folder / "journal")))
 
 
 def begin(shard: SyncerShard, *groups: str) -> None:
     for group in groups:
-        shard._reply(messages.StartGroup(group, 100, 1, (0, 0), None, None, pack_numbers(0 * ONES, "none")))
+        shard._reply(
+            messages.StartGroup(group, SESSION, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(0 * ONES, "none"))
+        )
 
 
 def fail(shard: SyncerShard, group: str) -> None:
@@ -34,7 +39,7 @@ def fail(shard: SyncerShard, group: str) -> None:
 
 
 def lease(shard: SyncerShard, group: str, sequence: int = 1) -> messages.LeaseReply:
-    reply = shard._reply(messages.LeaseRequest(group, sequence, 25, None))
+    reply = shard._reply(messages.LeaseRequest(group, SESSION, sequence, 25, None))
     assert isinstance(reply, messages.LeaseReply)
     return reply
 
@@ -42,7 +47,7 @@ def lease(shard: SyncerShard, group: str, sequence: int = 1) -> messages.LeaseRe
 def push(
     shard: SyncerShard, group: str, value: float = 1.0, *, sequence: int = 1, samples: int = 25
 ) -> messages.Message:
-    return shard._reply(messages.Push(group, sequence, 0, samples, "none", pack_numbers(value * ONES, "none")))
+    return shard._reply(messages.Push(group, SESSION, sequence, 0, samples, "none", pack_numbers(value * ONES, "none")))
 
 
 def parameters(shard: SyncerShard) -> list[float]:
@@ -97,7 +102,8 @@ def test_a_heartbeat_does_not_make_a_revoked_group_count(tmp_path: Path) -> None
     shard._reply(messages.GroupHeartbeat("hung", True))
     assert isinstance(push(shard, "hung"), messages.PushRejected)
     shard._reply(messages.Busy("hung"))
-    assert isinstance(push(shard, "hung", 4.0), messages.Parameters), "it came back, and works on other samples"
+    assert lease(shard, "hung", 2).lease is not None
+    assert isinstance(push(shard, "hung", 4.0, sequence=2), messages.Parameters), "it came back, on other samples"
     assert parameters(shard) == [-4.0] * 4
 
 
@@ -167,5 +173,7 @@ def test_progress_of_another_size_or_of_no_samples_is_refused(tmp_path: Path, sa
     begin(shard, "stays")
     size = 4 if samples == 0 else 3
     with pytest.raises(ProtocolError, match="not what this shard holds"):
-        shard._reply(messages.Push("stays", 1, 0, samples, "none", pack_numbers(np.ones(size, np.float32), "none")))
+        shard._reply(
+            messages.Push("stays", SESSION, 1, 0, samples, "none", pack_numbers(np.ones(size, np.float32), "none"))
+        )
     assert parameters(shard) == [0.0] * 4
