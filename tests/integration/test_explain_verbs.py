@@ -62,7 +62,8 @@ def test_advice_is_tried_and_both_gains_stand_side_by_side(steady):
     campaigns = steady.json("show", "--list")["campaigns"]
     assert {campaign["study"] for campaign in campaigns} == {"steady", "steady.confirm"}
     again = steady.json("explain", "steady")
-    assert all(finding["measured_gain"] is None for finding in again["findings"])
+    (stored,) = [finding for finding in again["findings"] if finding["measured_gain"]]
+    assert stored["measured_gain"]["value"] == pytest.approx(tried["measured_gain"]["value"])
 
 
 @pytest.mark.full

@@ -82,7 +82,7 @@ class OfMember(Subject):
         channel = Channel(self.call())
         channel.set_timeout(10)
         channel.send(messages.LeadershipQuery())
-        assert channel.receive(messages.LeadershipReply).leads
+        assert channel.receive(messages.LeadershipReply).id == "rank0-a"
         channel.close()
 
     def close(self) -> None:

@@ -312,7 +312,10 @@ class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=
 
 
 class StandingQuery(GroupMessage, route=_TO_SHARD, kind="standing-query", answers=("standing",)):
-    """The group asks whether it was declared failed while it could not be heard."""
+    """The group asks whether it was declared failed, and whether its progress was taken in."""
+
+    sequence: int
+    """Of the exchange that the group asks about; 0 for none."""
 
 
 class Busy(GroupMessage, route=_TO_SHARD, kind="busy", answers=("done",)):
@@ -379,6 +382,8 @@ class Standing(Message, route=_FROM_SHARD, kind="standing"):
     """Whether progress of the group counts."""
 
     counts: bool
+    taken_in: bool
+    """Whether the progress of that exchange is here, even if its round is not over."""
 
 
 class Facts(Message, route=_FROM_SHARD, kind="facts"):

@@ -5,12 +5,13 @@ A request is repeated until it is answered; sequence numbers make sure that a sh
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +28,8 @@ __all__ = ["GroupHeartbeats", "LeaseRevoked", "ShardConnections", "as_received"]
 R = TypeVar("R", bound=messages.Message)
 RETRY = 0.1
 """Seconds before a request is repeated: a shard that was killed is back within seconds."""
+TAKEN_IN_POLL = 0.03
+"""Seconds between two questions whether the first shard has taken progress in."""
 POLL = 0.1
 """Seconds between two requests for samples while other groups still train on the last ones."""
 CONNECT_TIMEOUT = 5.0
@@ -112,7 +115,7 @@ class ShardConnections:
         # on samples that another group has by now.
         if self._heartbeats.doubtful:
             self._heartbeats.doubtful = False
-            if not self._ask(0, messages.StandingQuery(self._group), messages.Standing).counts:
+            if not self._ask(0, messages.StandingQuery(self._group, 0), messages.Standing).counts:
                 raise LeaseRevoked
         parts = np.array_split(progress, len(self._shards))
         requests = [
@@ -167,13 +170,34 @@ class ShardConnections:
             self._ask(index, message, messages.Done)
 
     def _parameters(self, requests: Sequence[messages.Message]) -> tuple[np.ndarray, list[int]]:
-        """Ask the first shard, which alone may refuse, and then all others at once, each for its part."""
-        parts = [self._part(0, requests[0])]
+        """Ask the first shard, which alone may refuse, and once it has not, all others, each for its part."""
+        first = self._pool.submit(self._part, 0, requests[0])
+        # Not until its round is over: the round of another shard may wait for this group, and the first shard's for a
+        # group that waits there.
+        while not wait([first], timeout=TAKEN_IN_POLL).done and not self._taken_in(requests[0]):
+            pass
+        if first.done():
+            first.result()
         asked = [self._pool.submit(self._part, index, request) for index, request in enumerate(requests[1:], start=1)]
-        parts += [future.result() for future in asked]
+        parts = [future.result() for future in (first, *asked)]
         self.waited = max(part.waited for part in parts)
         theta = np.concatenate([unpack_numbers(part.data, part.packing) for part in parts])
         return theta, [part.version for part in parts]
+
+    def _taken_in(self, request: messages.Message) -> bool:
+        """Whether the first shard has the progress of a push that it has not answered."""
+        if not isinstance(request, messages.Push) or len(self._shards) == 1:
+            return False
+        try:
+            channel = open_channel(*self._shards[0], self._login, listener=messages.Role.SHARD, timeout=CONNECT_TIMEOUT)
+        except OSError:
+            return False
+        with contextlib.closing(channel), contextlib.suppress(OSError):
+            channel.set_timeout(ANSWER_TIMEOUT)
+            channel.send(messages.StandingQuery(self._group, request.sequence))
+            standing = channel.receive(messages.Standing)
+            return standing.counts and standing.taken_in
+        return False
 
     def _part(self, index: int, request: messages.Message) -> messages.Parameters:
         answers = (messages.Parameters, messages.PushRejected, messages.StartRefused)

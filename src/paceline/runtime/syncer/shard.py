@@ -142,7 +142,8 @@ class SyncerShard:
             if isinstance(message, messages.LeaseRequest):
                 return self._lease(message)
             if isinstance(message, messages.StandingQuery):
-                return messages.Standing(self._state_of(message.group) is not GroupState.REVOKED)
+                counts = self._state_of(message.group) is not GroupState.REVOKED
+                return messages.Standing(counts, self._shard.has(message.group, message.sequence))
             if isinstance(message, messages.FactsQuery):
                 return self._facts()
             if isinstance(message, messages.Retune):

@@ -120,6 +120,23 @@ def test_no_shard_applies_what_the_first_refuses(shards: Any) -> None:
     assert asked == [0]
 
 
+def test_other_shards_get_progress_while_the_round_of_the_first_waits(shards: Any) -> None:
+    """The round of the first shard may wait for a group that waits at another shard for this one."""
+    second = threading.Event()
+
+    def act(port: int, message: Any) -> Any:
+        if isinstance(message, messages.StandingQuery):
+            return messages.Standing(True, message.sequence == 1)
+        if port == 0:
+            assert second.wait(20), "the second shard was never asked"
+        second.set()
+        return messages.Parameters(1, "none", 0.0, connections.pack_numbers(connections.np.ones(2, "float32"), "none"))
+
+    made, _ = shards(act)
+    theta, versions = made.exchange(connections.np.ones(4, dtype="float32"), sequence=1, versions=[0, 0], samples=4)
+    assert (theta.tolist(), versions) == ([1.0] * 4, [1, 1])
+
+
 def test_a_connection_that_is_dropped_while_it_is_looked_up_is_no_error(shards: Any) -> None:
     made, _ = shards(lambda port, message: messages.Facts(1, 0, 1, 0.0, 0))
 

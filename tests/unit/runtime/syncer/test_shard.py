@@ -57,7 +57,7 @@ def parameters(shard: SyncerShard) -> list[float]:
 
 
 def counts(shard: SyncerShard, group: str) -> bool:
-    reply = shard._reply(messages.StandingQuery(group))
+    reply = shard._reply(messages.StandingQuery(group, 0))
     assert isinstance(reply, messages.Standing)
     return reply.counts
 
