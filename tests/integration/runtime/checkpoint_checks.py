@@ -18,8 +18,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.runtime import Settings
-from paceline.runtime.checkpoint import load_checkpoint, save_checkpoint
-from paceline.runtime.tensorfile import write_tensors
+from paceline.runtime.checkpoint import load_checkpoint, save_checkpoint, write_tensors
 from paceline.runtime.training import Training
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,

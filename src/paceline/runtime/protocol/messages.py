@@ -314,8 +314,7 @@ class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=
 class StandingQuery(GroupMessage, route=_TO_SHARD, kind="standing-query", answers=("standing",)):
     """The group asks whether it was declared failed, and whether its progress was taken in."""
 
-    sequence: int
-    """Of the exchange that the group asks about; 0 for none."""
+    sequence: int  # of the exchange that it asks about; 0 for none
 
 
 class Busy(GroupMessage, route=_TO_SHARD, kind="busy", answers=("done",)):
