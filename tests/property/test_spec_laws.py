@@ -93,7 +93,7 @@ def test_toml_round_trip_preserves_models(model):
     assert parse_noun(dump(model), type(model), "model.toml") == model
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(studies)
 def test_a_study_and_its_toml_copy_expand_to_equal_cases(study):
     copy = parse_noun(dump(study), Study, "study.toml")

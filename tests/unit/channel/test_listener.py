@@ -80,6 +80,7 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some() -> None:
                 connection.close()
 
 
+@pytest.mark.alone
 def test_too_many_silent_connections_make_room_for_one_that_speaks() -> None:
     server = socket.create_server(("127.0.0.1", 0), backlog=512)
     made, port = started(server), server.getsockname()[1]
