@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from paceline.errors import InputError, UnknownName
+from paceline.errors import InputError, PacelineError, UnknownName
 from paceline.files import read_regular
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chakra import read_chakra
@@ -32,7 +32,14 @@ def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # no
     name = format or _format_of(path)
     if name not in TRACE_READERS:
         raise UnknownName("trace format", name, TRACE_READERS)
-    spans = TRACE_READERS[name](path)
+    try:
+        spans = TRACE_READERS[name](path)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        if isinstance(error, PacelineError):
+            raise
+        raise InputError(
+            f"{path} is not a sound {name} trace: {error}", hint="expected numbers in times and steps"
+        ) from None
     wrong = next((span for span in spans if not _sound(span)), None)
     if wrong is not None:
         raise InputError(f"{path}: {wrong.name[:80]!r} begins at {wrong.start_s} s and lasts {wrong.seconds} s",

@@ -124,7 +124,7 @@ def _distance(far: Forecast, series: Series, population: Population, *, force: b
 
 MOST_LOG = 60.0
 """A logarithm of seconds or of their doubt that no sound points lead to."""
-MOST_RATIO = 1e6
+MOST_RATIO = 1e26
 """Between the rates per device of one series: more is a slip in units or decimals."""
 
 
