@@ -9,6 +9,7 @@ from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import MAX_CASES, Study, expand
+from tests.conftest import ROOT
 
 
 def study(**fields):
@@ -82,3 +83,8 @@ def test_ids_are_the_same_in_another_process():
 def test_the_label_is_for_people():
     case = expand(study(devices=(2,), strategy=(Strategy(name="mine"),)), shipped_catalog())[0]
     assert case.label == "lenet pytorch/ddp mine, batch 32 x 2 ranks"
+
+
+def test_the_example_and_the_study_of_the_demo_are_one():
+    shipped = ROOT / "src" / "paceline" / "catalog" / "studies" / "demo.toml"
+    assert (ROOT / "examples" / "studies" / "demo.toml").read_text() == shipped.read_text()

@@ -34,9 +34,9 @@ def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # no
         raise UnknownName("trace format", name, TRACE_READERS)
     try:
         spans = TRACE_READERS[name](path)
+    except PacelineError:  # some are a ValueError too
+        raise
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        if isinstance(error, PacelineError):
-            raise
         raise InputError(
             f"{path} is not a sound {name} trace: {error}", hint="expected numbers in times and steps"
         ) from None
