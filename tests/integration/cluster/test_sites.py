@@ -248,10 +248,13 @@ def test_pods_of_a_written_manifest(grounds: Grounds, pair: Callable[..., list[s
     manifest = tmp_path / "manifest.json"
     process = grounds.start(tmp_path / "results", *pair("kubernetes"), "--engine", f"manifest={manifest}")
     wait_until(lambda: manifest.exists() and manifest.stat().st_size, "the manifest")
-    job = json.loads(manifest.read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]
-    command = job["template"]["spec"]["containers"][0]["command"]
+    secret, jobset = json.loads(manifest.read_text())["items"]
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
     assert job["completions"] == 2
-    pods = [subprocess.Popen(on_host(grounds.up.pid_of(host), command)) for host in ("n1", "n2")]
+    given = {item["name"]: secret["stringData"][item["valueFrom"]["secretKeyRef"]["key"]] for item in container["env"]}
+    hosts = [on_host(grounds.up.pid_of(host), container["command"]) for host in ("n1", "n2")]
+    pods = [subprocess.Popen(argv, env={**grounds.env, **given}) for argv in hosts]
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, out + err
     assert [pod.wait(timeout=20) for pod in pods] == [0, 0]
