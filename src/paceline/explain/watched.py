@@ -154,7 +154,7 @@ def _shares(series: _Series) -> dict[str, float]:
 
 def _share(seconds: Floats, step_s: float) -> Interval:
     """The mean of an amount by step as a share of the step, with the interval over consecutive parts of the run."""
-    parts = [float(part.mean()) / step_s for part in np.array_split(seconds, BATCHES)]
+    parts = [float(part.mean()) / step_s for part in np.array_split(seconds, min(BATCHES, len(seconds)))]
     found, mean = amount_interval(parts), float(seconds.mean()) / step_s
     return Interval(mean, min(found.low, mean), max(found.high, mean))
 

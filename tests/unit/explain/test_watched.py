@@ -82,6 +82,22 @@ def test_a_rank_that_recovers_is_transient() -> None:
     assert abs(cause.until - 119) <= 1
 
 
+def test_a_short_stretch_of_slow_steps_has_an_interval() -> None:
+    cause = first(judge_steps(train(lambda rank, step: {"forward": 0.3} if rank == 0 and 60 <= step < 69 else {})))
+    assert (cause.rank, cause.since, cause.until, cause.count) == (0, 60, 68, 9)
+    assert 0 < cause.share.low < cause.share.value < cause.share.high
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_irregular_stalls_in_every_phase_are_one_cause(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    struck = {step: chance.choice(["forward", "backward", "update", "io"]) for step in chance.choice(200, 60, False)}
+    judgement = judge_steps(train(lambda rank, step: {struck[step]: 0.15} if step in struck else {}, seed=seed))
+    assert (first(judgement).kind, first(judgement).phase) == ("stalls", "any")
+    assert first(judgement).share.value == pytest.approx(60 * 0.15 / 200 / judgement.step_s, rel=0.1)
+    assert len(judgement.causes) == 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_an_input_stall_in_every_tenth_step_is_found_with_its_period(seed: int) -> None:
     judgement = judge_steps(train(lambda rank, step: {"io": 0.2} if step % 10 == 0 else {}, seed=seed))

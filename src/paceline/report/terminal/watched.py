@@ -61,13 +61,14 @@ def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
 def title_of(cause: StepCause) -> str:
     """Who, where, since when, for how long."""
     who = "" if cause.rank is None else f"rank {cause.rank} "
-    where = PHASE_WORDS.get(cause.phase, cause.phase)
+    named = PHASE_WORDS.get(cause.phase, cause.phase)
+    where = named if cause.phase == "other" else f"in {named}"
     if cause.kind == "stalls":
         how = f"every {cause.every} steps" if cause.every else f"in {cause.count} steps"
-        return f"{who or 'the step '}stalls in {where} {how}, first in step {cause.since} (transient)"
+        return f"{who or 'the step '}stalls {where} {how}, first in step {cause.since} (transient)"
     words = {
-        "slow_rank": f"{who}holds up the others, mostly in {where}",
-        "slowdown": f"{who or 'every rank '}became slower, mostly in {where}",
+        "slow_rank": f"{who}holds up the others, mostly {where}",
+        "slowdown": f"{who or 'every rank '}became slower, mostly {where}",
         "io": "the step waits for its batch",
         "aggregate": "the step waits for the exchange of gradients",
         "other": "the step spends time outside of its phases",
