@@ -79,8 +79,8 @@ class CaseResult:
 
     @property
     def closes(self) -> bool:
-        """Whether the phases can be trusted: they sum to the step without a large remainder."""
-        return split_closes(self.phases)
+        """Whether the phases can be trusted: they sum to the step without a large remainder, or it was measured."""
+        return self.run.is_observed or split_closes(self.phases)
 
     @property
     def shares(self) -> dict[str, float]:
