@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.bench.measure import Duration
     from paceline.explain.explanation import Explanation
 
-__all__ = ["explanation_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]
+__all__ = ["explanation_lines", "gate_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]
 
 MOST_FINDINGS = 8
 MOST_GAPS = 4
@@ -99,6 +99,16 @@ def show_launch_comparison(result: Comparison, sample: str, base: str, confidenc
         f"  {test} p = {result.p_value:.3g} with {counts}" if known else f"  {counts}",
         f"  {result.verdict}",
     )
+
+
+def gate_lines(code: int | None, least: float | None) -> list[str]:
+    """What a gate decided; nothing without one."""
+    words = {
+        0: f"  passes: the ratio is shown to be at least {least}",
+        1: f"  fails: the ratio is shown to be below {least}",
+        2: f"  not decided: the interval contains {least}, or there are too few launches; measure more",
+    }
+    return [] if code is None else [words[code]]
 
 
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
