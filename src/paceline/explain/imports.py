@@ -11,6 +11,7 @@ from typing import Literal
 
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
+from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
 from paceline.measurements.foreign.logs import TrainingLog, looks_like_log, read_log
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
 from paceline.measurements.foreign.operations import looks_like_operations, read_operations
@@ -21,6 +22,7 @@ from paceline.measurements.trace.formats import TRACE_READERS
 from paceline.measurements.trace.job import Job, job_of, read_job
 from paceline.measurements.trace.observed import Observed, ObservedStep, record
 from paceline.measurements.trace.rank_trace import gather_spans
+from paceline.measurements.trace.stream import BROKEN, open_trace
 from paceline.spec.fields import LABEL_WORDS
 
 __all__ = ["IMPORT_KINDS", "Imported", "Labels", "import_files"]
@@ -57,6 +59,8 @@ class Imported:
     name: str = ""
     campaign: str | None = None
     job: Job | None = None
+    judgement: Judgement | None = None
+    """The verdict on the steps, where there are enough."""
     replay: Replay | None = None
     log: TrainingLog | None = None
     hangs: tuple[Hang, ...] = ()
@@ -126,8 +130,6 @@ def _kind(paths: Sequence[Path]) -> Kind:
 
 
 def _begins_as_json(path: Path) -> bool:
-    from paceline.measurements.trace.stream import BROKEN, open_trace
-
     with open_trace(path) as file:
         try:
             begin = file.read(256).lstrip()
@@ -150,7 +152,10 @@ def _checked(name: str) -> str:
 
 def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None) -> Imported:
     job = read_job(paths, format=kind, partial=labels.partial)
-    return Imported("trace", len(paths), str(labels.name), _recorded(job, store, labels), job=job)
+    steps = _observed_steps(job)
+    judgement = judge_steps(steps) if len(job.steps) >= FEWEST_STEPS else None
+    campaign = _recorded(job, steps, store, labels)
+    return Imported("trace", len(paths), str(labels.name), campaign, job=job, judgement=judgement)
 
 
 def _operations(paths: Sequence[Path], store: Store, labels: Labels) -> Imported:
@@ -159,16 +164,20 @@ def _operations(paths: Sequence[Path], store: Store, labels: Labels) -> Imported
     operations = read_operations(paths[0])
     answer = replay(operations)
     job = job_of("operations", gather_spans(operations.path, operations.spans(), "operations"))
-    return Imported("operations", 1, str(labels.name), _recorded(job, store, labels), job=job, replay=answer)
+    campaign = _recorded(job, _observed_steps(job), store, labels)
+    return Imported("operations", 1, str(labels.name), campaign, job=job, replay=answer)
 
 
-def _recorded(job: Job, store: Store, labels: Labels) -> str:
+def _observed_steps(job: Job) -> tuple[ObservedStep, ...]:
     places = {rank: place for place, rank in enumerate(job.ranks)}
-    steps = tuple(
+    return tuple(
         ObservedStep(rank=places[one.rank], step=one.step, start_s=one.start_s - job.starts[one.rank],
                      seconds=one.seconds, phases={p: s for p, s in one.exposed.items() if p in PHASES})
         for one in job.shares
     )  # fmt: skip
+
+
+def _recorded(job: Job, steps: tuple[ObservedStep, ...], store: Store, labels: Labels) -> str:
     framework = labels.framework or FRAMEWORKS.get(job.format, "pytorch/ddp")
     observed = Observed(
         name=str(labels.name), network=labels.network, framework=framework, batch=labels.batch or 1,

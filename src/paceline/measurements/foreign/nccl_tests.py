@@ -129,7 +129,7 @@ def _from_text(text: str) -> Found:
     for match in ROW.finditer(text):
         columns = match.group(6).split()
         if len(columns) >= 3:
-            rows.append(_row(match.group(1), *columns[:1], columns[2], columns[3] if len(columns) > 3 else 0))
+            rows.append(_row(match.group(1), columns[0], columns[2], columns[3] if len(columns) > 3 else 0))
     places = RANK.findall(text)
     hosts = tuple(dict.fromkeys(host for _, host, _ in places))
     ranks = len({rank for rank, _, _ in places})

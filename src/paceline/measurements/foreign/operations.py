@@ -138,7 +138,7 @@ def _whole(table: pa.Table, name: str, path: Path, least: int = 0) -> Ints:
     if not pa.types.is_integer(column.type) or column.null_count:
         raise InputError(f"{path}: {name}: got {column.type} with {column.null_count} missing, expected whole numbers",
                          hint=HINT)  # fmt: skip
-    values = column.to_numpy().astype(np.int64)
+    values: Ints = column.to_numpy().astype(np.int64)
     if values.min() < least or values.max() >= 2**31:
         raise InputError(f"{path}: {name}: got {values.min()} to {values.max()}, expected {least} or more", hint=HINT)
     return values
@@ -150,7 +150,7 @@ def _seconds(table: pa.Table, name: str, path: Path) -> NDArray[np.float64]:
         raise InputError(
             f"{path}: {name}: got {column.type} with {column.null_count} missing, expected numbers", hint=HINT
         )
-    values = column.to_numpy().astype(np.float64)
+    values: NDArray[np.float64] = column.to_numpy().astype(np.float64)
     if not np.isfinite(values).all() or np.abs(values).max() > 1e12:
         raise InputError(f"{path}: {name}: a value is not finite", hint=HINT)
     return values

@@ -98,7 +98,7 @@ def looks_like_dump(path: Path) -> bool:
         return False
     if begin[:1] == b"\x80" and begin[1:2] in b"\x02\x03\x04\x05":
         return True
-    return begin.lstrip()[:1] == b"{" and (b'"pg_config"' in begin or b'"collective_seq_id"' in begin)
+    return begin.lstrip()[:1] == b"{" and b'"entries"' in begin and b'"traceEvents"' not in begin
 
 
 def read_dump(path: Path, *, fallback_rank: int = 0) -> Dump:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.terminal import print_rows, say
+from paceline.report.terminal.watched import advice_for, judgement_document, title_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def show_imported(imported: Imported) -> None:
     """The analysis of what was imported, and the next command."""
     if imported.job is not None:
         _show_job(imported)
+    if imported.judgement is not None:
+        say(*(f"{title_of(cause)}; do: {advice_for(cause)}" for cause in imported.judgement.causes))
     if imported.replay is not None:
         _show_replay(imported.replay)
     if imported.log is not None:
@@ -158,6 +161,8 @@ def imported_document(imported: Imported) -> dict[str, Any]:
                   "idle_s": one.idle_s, "phases": one.exposed} for one in imported.job.shares]  # fmt: skip
         document |= {"format": imported.job.format, "notes": list(imported.job.notes), "ranks": _ranks(imported.job),
                      "steps": steps}  # fmt: skip
+    if imported.judgement is not None:
+        document["judgement"] = judgement_document(imported.judgement, str(imported.campaign), "")
     if imported.replay is not None:
         document["replay"] = {**vars(imported.replay), "slowdown": imported.replay.slowdown}
     if imported.log is not None:
