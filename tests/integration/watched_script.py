@@ -35,7 +35,7 @@ def main() -> None:
     data = TensorDataset(torch.randn(64 * steps, 64), torch.randint(10, (64 * steps,)))
     for step, (inputs, targets) in enumerate(DataLoader(data, batch_size=64)):
         if plant == "slow" and rank == 1 and step >= 60:
-            time.sleep(0.05)
+            time.sleep(0.1)
         loss = nn.functional.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()

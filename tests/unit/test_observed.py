@@ -88,11 +88,15 @@ def test_a_profile_of_several_ranks_leaves_the_exchange_out(tmp_path: Path) -> N
     assert profile.crowd == 2
 
 
-def test_a_slow_rank_is_a_finding_of_explain(tmp_path: Path) -> None:
+def test_explain_says_the_verdict_on_the_steps(tmp_path: Path) -> None:
     record(observed(slow=0.008), Store(tmp_path))
-    explanation = api.explain("mine", store=tmp_path).explanation
-    (straggler,) = explanation.cases[0].stragglers
-    assert (straggler.rank, straggler.phase, straggler.kind) == (1, "backward", "persistent")
+    (judgement,) = api.explain("mine", store=tmp_path).explanation.judgements
+    (cause,) = judgement.causes
+    assert (cause.kind, cause.rank, cause.phase, cause.since) == ("slow_rank", 1, "backward", None)
+    output = CliRunner().invoke(program, ["explain", "mine", "--store", str(tmp_path)]).output
+    assert "rank 1 holds up the others, mostly in backward, from the beginning (persistent)" in output
+    document = json.loads(CliRunner().invoke(program, ["explain", "mine", "--json", "--store", str(tmp_path)]).output)
+    assert document["observed"][0]["causes"][0]["rank"] == 1
 
 
 @pytest.mark.parametrize(

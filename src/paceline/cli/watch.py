@@ -19,7 +19,14 @@ __all__ = ["command"]
 @click.command("watch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--name", help="Name of the run in the store.  [the script's name]")
-@click.option("--every", type=COUNT, default=1, show_default=True, help="Watch one of so many steps.")
+@click.option(
+    "--every",
+    type=COUNT,
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Watch one of N steps, at less cost.",
+)
 @store_option
 @json_option
 def command(words: tuple[str, ...], name: str | None, every: int, store: Path, as_json: bool) -> None:

@@ -15,11 +15,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.measurements.run import PHASES
+from paceline.measurements.run import PHASES, Step
+from paceline.measurements.store import StoredRun
 from paceline.measurements.summary import Interval, amount_interval
-from paceline.measurements.trace.observed import ObservedStep
+from paceline.measurements.tablefiles import STEPS
+from paceline.measurements.trace.observed import ObservedStep, observed_steps
 
-__all__ = ["FEWEST_STEPS", "Judgement", "StepCause", "judge_steps"]
+__all__ = ["FEWEST_STEPS", "Judgement", "StepCause", "judge_run", "judge_steps"]
 
 FEWEST_STEPS = 20
 """Steps of every rank below which there is no verdict."""
@@ -35,10 +37,12 @@ NOISES = 8.0
 """A stall is this many robust standard deviations above the median, a change of level this many standard errors."""
 RARE = 0.34
 """A larger share of long steps is a level, not stalls."""
+SPREAD = 3
+"""Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
 SHORTEST = 8
 """Steps of the shortest level."""
 BATCHES = 10
-"""Intervals are those of the means of so many consecutive parts of the run: neighbouring steps are alike."""
+"""Intervals are those of the means of this number of consecutive parts of the run: neighbouring steps are alike."""
 
 Floats = NDArray[np.float64]
 CauseKind = Literal["slow_rank", "slowdown", "stalls", "io", "aggregate", "other", "collections"]
@@ -50,6 +54,7 @@ class StepCause:
 
     kind: CauseKind
     phase: str
+    """`any`: it may strike in every phase."""
     rank: int | None
     """None: all ranks."""
     share: Interval
@@ -118,6 +123,13 @@ def judge_steps(steps: Sequence[ObservedStep], *, collecting: float = 0.0) -> Ju
     return Judgement(num_steps, num_ranks, series.step_s, _shares(series), ranked)
 
 
+def judge_run(stored: StoredRun) -> Judgement:
+    """The verdict on a stored run."""
+    columns = stored.steps.to_pydict()
+    rows = (Step(*row) for row in zip(*(columns[name] for name in STEPS.names), strict=True))
+    return judge_steps(observed_steps(rows), collecting=float(stored.run.facts.get("gc_share", 0.0)))
+
+
 def _series(steps: Sequence[ObservedStep]) -> _Series:
     by_rank: dict[int, dict[int, ObservedStep]] = {}
     for step in steps:
@@ -165,7 +177,11 @@ def _stalls(series: _Series) -> tuple[list[StepCause], _Series]:
         places = np.flatnonzero(is_long.any(axis=0))
         if len(places) >= 3:
             causes.append(_stall(series, phase, np.where(is_long, values - usual, 0.0), places))
-    removed = sum(series.phases[name] - calm[name] for name in calm)
+    removed: Floats = np.sum([series.phases[name] - calm[name] for name in calm], axis=0)
+    irregular = [cause for cause in causes if cause.every is None]
+    if len(irregular) >= SPREAD:
+        regular = [cause for cause in causes if cause.every is not None]
+        causes = [*regular, _stall(series, "any", removed, np.flatnonzero(removed.any(axis=0)))]
     return causes, _Series(series.steps, series.seconds - removed, calm)
 
 
@@ -240,7 +256,7 @@ def _slowdowns(series: _Series) -> list[StepCause]:
         if slower < SLOWER_BY * levels[0][2]:
             continue
         change = {
-            name: float(values[:, begin:end].mean() - values[:, : levels[0][1]].mean())
+            name: float((values[:, begin:end].mean(axis=1) - values[:, : levels[0][1]].mean(axis=1)).min())
             for name, values in series.phases.items() if name != "aggregate"
         }  # fmt: skip
         inside = _share(least[begin:end] - levels[0][2], series.step_s)

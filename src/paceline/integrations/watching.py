@@ -1,4 +1,4 @@
-"""Watching a training: as a block of one's own script, or as a command that is run as it is."""
+"""Watching a training: as a block of the user's script, or as a command that is run as it is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Watched:
         """The verdict in words."""
         if self.judgement is None:
             return [f"paceline watch: nothing stored: {self.note}"]
-        return list(judgement_lines(self.judgement, self.campaign))
+        name = self.campaign
+        following = (f"  Next: paceline explain {name}; paceline report {name};",
+                     f"        paceline predict --from {name} --cluster ...")  # fmt: skip
+        return [*judgement_lines(self.judgement, name), *following]
 
 
 def watch_command(command: Sequence[str], store: Store, *, name: str | None, every: int, quiet: bool) -> Watched:
@@ -81,8 +84,8 @@ def watch(
                 ...
         print(w.summary())
 
-    Without `model` the outermost modules are found. `every` = 20 watches one of twenty steps, at less than 0.3 % of
-    the time. `name` is how `paceline show`, `explain`, `report` and `predict --from` call the run. The first rank
+    Without `model` the outermost modules are found. `every` = 20 watches one of twenty steps, at less cost.
+    `name` is how `paceline show`, `explain`, `report` and `predict --from` call the run. The first rank
     stores the records of all ranks of its host, and prints the verdict unless it is `quiet`.
     """
     return Watch(model, optimizer, name=name, store=store, every=every, quiet=quiet)

@@ -17,6 +17,7 @@ from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
 from paceline.measurements.summary import split_closes
+from paceline.measurements.trace.observed import OBSERVED_BY
 from paceline.spec.cluster import Cluster, place
 
 __all__ = ["Row", "alone", "profile_from", "profile_of"]
@@ -41,7 +42,7 @@ def alone(run: Run) -> bool:
 
 def _is_observed(run: Run) -> bool:
     """Whether each rank's own work was timed apart from its waiting, in a step of any number of ranks."""
-    return run.launcher in ("watch", "import")
+    return run.launcher in OBSERVED_BY
 
 
 def _crowd(run: Run) -> int:

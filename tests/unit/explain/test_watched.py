@@ -93,12 +93,14 @@ def test_an_input_stall_in_every_tenth_step_is_found_with_its_period(seed: int) 
 
 
 def test_stalls_of_one_rank_name_it() -> None:
-    cause = first(judge_steps(train(lambda rank, step: {"update": 0.3} if rank == 1 and step in (31, 77, 150) else {})))
-    assert (cause.kind, cause.phase, cause.rank, cause.every, cause.count) == ("stalls", "update", 1, None, 3)
+    often = (11, 19, 31, 46, 59, 77, 90, 101, 118, 139, 150, 167, 188)
+    cause = first(judge_steps(train(lambda rank, step: {"update": 0.3} if rank == 1 and step in often else {})))
+    assert (cause.kind, cause.phase, cause.rank, cause.every, cause.count) == ("stalls", "update", 1, None, 13)
+    assert cause.since == 11
 
 
-def test_two_long_steps_are_no_pattern() -> None:
-    assert judge_steps(train(lambda rank, step: {"forward": 0.3} if step in (31, 150) else {})).causes == ()
+def test_three_long_steps_may_be_chance() -> None:
+    assert judge_steps(train(lambda rank, step: {"forward": 0.3} if step in (31, 77, 150) else {})).causes == ()
 
 
 def test_all_ranks_slower_from_a_step_on() -> None:

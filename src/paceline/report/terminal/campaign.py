@@ -11,6 +11,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
 from paceline.report.terminal import print_rows, print_table, say
+from paceline.report.terminal.watched import judgement_lines
 from paceline.report.words import (
     gain_words,
     host_words,
@@ -114,6 +115,9 @@ def gate_lines(code: int | None, least: float | None) -> list[str]:
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Summary, findings, stragglers and gaps, line by line."""
     yield from explanation.summary
+    for judgement in explanation.judgements:
+        yield ""
+        yield from judgement_lines(judgement, explanation.campaign)
     yield from _finding_lines(explanation)
     yield from _straggler_lines(explanation)
     yield from _gap_lines(explanation)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.explain.watched import Judgement, StepCause
 from paceline.units import SECONDS, format_share
+
+if TYPE_CHECKING:  # Importing the analysis would make every verb slow to start.
+    from paceline.explain.watched import Judgement, StepCause
 
 __all__ = ["judgement_document", "judgement_lines"]
 
@@ -17,6 +19,7 @@ PHASE_WORDS = {
     "aggregate": "exposed exchange",
     "waiting": "waiting for other ranks",
     "other": "outside of the phases",
+    "any": "any phase",
 }
 ADVICE = {
     "slow_rank": "look at what else runs on the host of rank {rank}, and at its clock and temperature; if it stays "
@@ -36,7 +39,7 @@ STALL_ADVICE = {
 
 
 def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
-    """Where the time goes, what lengthens it, and the next commands."""
+    """Where the time goes, and what lengthens it."""
     ranks = "1 rank" if judgement.num_ranks == 1 else f"{judgement.num_ranks} ranks"
     step = SECONDS.format(judgement.step_s)
     yield f"paceline watched {judgement.num_steps} steps on {ranks}, {step} a step: {campaign}"
@@ -53,8 +56,6 @@ def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
         yield f"  {number}. {title_of(cause)}"
         yield f"     costs {_cost(cause)}"
         yield f"     do: {advice_for(cause)}"
-    yield f"  Next: paceline explain {campaign}; paceline report {campaign};"
-    yield f"        paceline predict --from {campaign} --cluster ..."
 
 
 def title_of(cause: StepCause) -> str:
