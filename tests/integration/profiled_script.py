@@ -1,4 +1,4 @@
-"""A DDP training on two ranks under torch.profiler; then rank 1 leaves out a collective, and both dump their recorders."""
+"""A DDP training on two ranks under torch.profiler; then rank 1 leaves out a collective, and both dump recorders."""
 
 import sys
 from pathlib import Path

@@ -45,8 +45,14 @@ def test_a_profiled_training_and_its_dumps(paceline: Command, pytorch: Path, tmp
         assert one["communication_s"] == pytest.approx(covered(exchanges, *window), abs=1e-6)
         assert one["phases"]["backward"] == pytest.approx(covered(backward, *window), abs=1e-6)
         assert one["communication_s"] == pytest.approx(one["overlap_s"] + one["exposed_s"], abs=1e-9)
-        whole = one["compute_s"] + one["exposed_s"] + one["phases"].get("io", 0.0) + one["idle_s"]
-        assert whole == pytest.approx(mark["dur"] / 1e6, rel=0.02)
+        whole = (
+            one["compute_s"]
+            + one["exposed_s"]
+            + one["phases"].get("io", 0.0)
+            + one["idle_s"]
+            + one["phases"].get("h2d", 0.0)
+        )
+        assert whole == pytest.approx(mark["dur"] / 1e6, abs=1e-6)
 
     shown = json.loads(_run(paceline, "show", "mine", "--json"))["cases"][0]
     assert (shown["ranks"], shown["batch"]) == (2, 16)
