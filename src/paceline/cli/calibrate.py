@@ -73,9 +73,5 @@ def command(
 def _from_tests(paths: tuple[Path, ...], link: str | None, output: Path, as_json: bool) -> None:
     calibration, verdicts = calibrate_tests(paths, link)
     write_calibration(calibration, output)
-    if as_json:
-        emit({"output": str(output), "links": link_document(verdicts)}, "calibrate")
-    else:
-        show_links(verdicts)
-        say(f"wrote {output}")
+    emit(link_document(verdicts, output), "calibrate") if as_json else show_links(verdicts, output)
     refuse_failed(verdicts)

@@ -19,7 +19,7 @@ from paceline.measurements.foreign.recorder import Hang, find_hangs, looks_like_
 from paceline.measurements.run import PHASES
 from paceline.measurements.store import Store
 from paceline.measurements.trace.formats import TRACE_READERS
-from paceline.measurements.trace.job import Job, job_of, read_job
+from paceline.measurements.trace.job import TracedJob, read_job, traced_job
 from paceline.measurements.trace.observed import Observed, ObservedStep, record
 from paceline.measurements.trace.rank_trace import gather_spans
 from paceline.measurements.trace.stream import BROKEN, open_trace
@@ -58,7 +58,7 @@ class Imported:
     files: int
     name: str = ""
     campaign: str | None = None
-    job: Job | None = None
+    job: TracedJob | None = None
     judgement: Judgement | None = None
     """The verdict on the steps, where there are enough."""
     replay: Replay | None = None
@@ -163,12 +163,12 @@ def _operations(paths: Sequence[Path], store: Store, labels: Labels) -> Imported
         raise InputError(f"{len(paths)} tables of operations", hint="one table holds all ranks of a job")
     operations = read_operations(paths[0])
     answer = replay(operations)
-    job = job_of("operations", gather_spans(operations.path, operations.spans(), "operations"))
+    job = traced_job("operations", gather_spans(operations.path, operations.spans(), "operations"))
     campaign = _recorded(job, _observed_steps(job), store, labels)
     return Imported("operations", 1, str(labels.name), campaign, job=job, replay=answer)
 
 
-def _observed_steps(job: Job) -> tuple[ObservedStep, ...]:
+def _observed_steps(job: TracedJob) -> tuple[ObservedStep, ...]:
     places = {rank: place for place, rank in enumerate(job.ranks)}
     return tuple(
         ObservedStep(rank=places[one.rank], step=one.step, start_s=one.start_s - job.starts[one.rank],
@@ -177,7 +177,7 @@ def _observed_steps(job: Job) -> tuple[ObservedStep, ...]:
     )  # fmt: skip
 
 
-def _recorded(job: Job, steps: tuple[ObservedStep, ...], store: Store, labels: Labels) -> str:
+def _recorded(job: TracedJob, steps: tuple[ObservedStep, ...], store: Store, labels: Labels) -> str:
     framework = labels.framework or FRAMEWORKS.get(job.format, "pytorch/ddp")
     observed = Observed(
         name=str(labels.name), network=labels.network, framework=framework, batch=labels.batch or 1,

@@ -15,7 +15,7 @@ from paceline.measurements.trace.profiled import scan_kineto
 from paceline.measurements.trace.rank_trace import RankTrace, StepShares, check_clock, gather_spans, shares_of
 from paceline.measurements.trace.stream import EventStream
 
-__all__ = ["Job", "job_of", "read_job"]
+__all__ = ["TracedJob", "read_job", "traced_job"]
 
 IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})", flags=re.I)
 EVERY_RANK = (
@@ -27,7 +27,7 @@ MOST_PIECES = 2000
 
 
 @dataclass(frozen=True)
-class Job:
+class TracedJob:
     """The ranks of one job and the steps that all of them recorded."""
 
     format: str
@@ -54,7 +54,7 @@ class Job:
         return (*pieces, *(span for trace in self.traces for span in _exchanges(trace, places[trace.rank], self.steps)))
 
 
-def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool = False) -> Job:  # noqa: A002
+def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool = False) -> TracedJob:  # noqa: A002
     """Read the traces of a job; whatever makes the comparison of its ranks impossible is an error."""
     if format is not None and format not in TRACE_READERS:
         raise UnknownName("trace format", format, TRACE_READERS)
@@ -66,14 +66,14 @@ def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool 
     traces = tuple(sorted((t for n, path in enumerate(paths) for t in _scan(path, kind, n)), key=lambda t: t.rank))
     if not traces:
         raise InputError(f"{paths[0]} holds no spans", hint="record at least two steps")
-    return job_of(kind, traces, (*_check_ranks(traces, partial=partial), *_closed(traces)))
+    return traced_job(kind, traces, (*_check_ranks(traces, partial=partial), *_closed(traces)))
 
 
-def job_of(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()) -> Job:
+def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()) -> TracedJob:
     """The job of these ranks, with the shares of all steps that they have in common."""
     steps = _common_steps(traces)
     shares = tuple(one for trace in traces for one in shares_of(trace, steps))
-    return Job(kind, tuple(traces), steps, shares, tuple(notes))
+    return TracedJob(kind, tuple(traces), steps, shares, tuple(notes))
 
 
 def _scan(path: Path, kind: str, number: int) -> tuple[RankTrace, ...]:

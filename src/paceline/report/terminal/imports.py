@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.explain.replay import Replay
     from paceline.measurements.foreign.logs import TrainingLog
     from paceline.measurements.foreign.recorder import Hang
-    from paceline.measurements.trace.job import Job
+    from paceline.measurements.trace.job import TracedJob
     from paceline.model.links import LinkVerdict
 
 __all__ = ["imported_document", "link_document", "show_imported", "show_links"]
@@ -56,7 +57,7 @@ def _show_job(imported: Imported) -> None:
     say(*(f"note: {note}" for note in job.notes))
 
 
-def _ranks(job: Job) -> list[dict[str, Any]]:
+def _ranks(job: TracedJob) -> list[dict[str, Any]]:
     """Medians over steps, rank by rank."""
     rows = []
     for rank in job.ranks:
@@ -135,20 +136,22 @@ def _show_tests(imported: Imported) -> None:
     say("stored as sweeps of the cluster", f"next: paceline calibrate {files}")
 
 
-def show_links(verdicts: Sequence[LinkVerdict]) -> None:
+def show_links(verdicts: Sequence[LinkVerdict], output: Path) -> None:
     """Measured bus bandwidth beside the link's, test by test."""
     rows = [(v.status, v.test.operation, v.test.ranks, v.link, BANDWIDTH.format(v.test.peak),
              BANDWIDTH.format(v.stated), format_share(v.share), format_share(v.least)) for v in verdicts]  # fmt: skip
     columns = ("", "collective", ">ranks", "link", ">bus bandwidth", ">stated", ">share", ">expected at least")
-    print_rows("", columns, rows)
-    say(*(v.advice for v in verdicts if v.advice))
+    if rows:
+        print_rows("", columns, rows)
+    say(*(v.advice for v in verdicts if v.advice), f"wrote {output}")
 
 
-def link_document(verdicts: Sequence[LinkVerdict]) -> list[dict[str, Any]]:
-    """The verdicts as plain data."""
-    return [{"file": v.test.path, "operation": v.test.operation, "ranks": v.test.ranks, "hosts": list(v.test.hosts),
+def link_document(verdicts: Sequence[LinkVerdict], output: Path) -> dict[str, Any]:
+    """The verdicts as plain data, and the file of the calibration."""
+    links = [{"file": v.test.path, "operation": v.test.operation, "ranks": v.test.ranks, "hosts": list(v.test.hosts),
              "link": v.link, "bus_bandwidth": v.test.peak, "stated": v.stated, "share": v.share, "least": v.least,
              "status": v.status, "advice": v.advice} for v in verdicts]  # fmt: skip
+    return {"output": str(output), "links": links}
 
 
 def imported_document(imported: Imported) -> dict[str, Any]:
