@@ -251,3 +251,18 @@ def test_the_list_has_every_framework_and_a_status(paceline: Command) -> None:
 def test_a_wrong_name_is_one_clear_error(paceline: Command) -> None:
     assert "did you mean 'tensorflow'" in paceline("frameworks", "install", "tensorflov", code=2)
     assert "no framework" in paceline("frameworks", "verify", "nothing", code=2)
+
+
+def test_modes_that_are_not_installed_are_skipped_and_named(
+    paceline: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert "not installed: paceline frameworks install" in (verify._refusal(case("horovod/pytorch")) or "")
+    (tmp_path / "environments").mkdir()
+    for name in environments_of("horovod/pytorch"):
+        environments._folder(environments.recipe_of(name)).mkdir()
+    assert verify._refusal(case("horovod/pytorch")) is None
+    assert "horovod/tensorflow" in (verify._refusal(case("horovod/tensorflow")) or "")
+    error = paceline("frameworks", "verify", "mxnet", code=1, env={"PACELINE_HOME": str(tmp_path)})
+    assert "mxnet is not installed" in error
+    assert "paceline frameworks install mxnet" in error

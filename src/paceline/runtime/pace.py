@@ -12,6 +12,7 @@ all N, whatever the split. If the group changes in mid-step, the step is not com
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,16 @@ from paceline.runtime.group.session import RankGroup
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
-from paceline.runtime.samples import Attempt, Position, StepRecord, chunked, epoch_order, share_of
+from paceline.runtime.samples import (
+    REACHED,
+    Attempt,
+    Position,
+    StepRecord,
+    chunked,
+    epoch_order,
+    reached_rate,
+    share_of,
+)
 from paceline.runtime.settings import Settings
 from paceline.runtime.training import Batch, Samples, Training, load
 
@@ -68,8 +78,11 @@ class Pace:
         global_batch: int,
         settings: Settings,
     ) -> None:
-        self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._holder, start = WireHolder(), start_of(settings)
+        if start.batch is not None and start.batch != global_batch:
+            log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
+        self._planned, global_batch = start.batch is not None, start.batch or global_batch
+        self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
@@ -80,6 +93,7 @@ class Pace:
             num_samples=len(dataset),
             global_batch=client.batch if client else global_batch,
             also=(client,) if client else (),
+            split=start.split,
         )
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
         self._training.resume()
@@ -178,6 +192,10 @@ class Pace:
                 break
             self._enter(view)
         self._training.save_last(self.rank)
+        rate, steps = reached_rate(self.records)
+        if self._planned and self.rank == 0 and steps:
+            sys.stdout.write(REACHED.format(rate=rate, steps=steps) + "\n")
+            sys.stdout.flush()
 
     def step(self, loss: Tensor) -> None:
         """Backward pass, exchange and update; a chunk that is not the last of its step only adds gradients."""
@@ -265,7 +283,7 @@ class Pace:
         self._attempt = None
         end = time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
-        record = StepRecord(self.position.step, session.view.number, attempt.size, attempt.shares, seconds, compute)
+        record = StepRecord(self.position.step, session.view.number, attempt.size, attempt.shares, seconds, compute, end)
         self.records.append(record)
         session.after_commit()
         # Twice, and kept in between: the first may change the groups, and the second, which may break, is of the new.

@@ -37,9 +37,12 @@ class Training:
         num_samples: int,
         global_batch: int,
         also: tuple[Stateful, ...] = (),
+        split: tuple[int, ...] = (),
     ) -> None:
         self.global_batch = global_batch
         """Samples of a full step of this group."""
+        self.split = split
+        """Samples of each rank to start from, as a plan has them; empty: equal shares."""
         self._also = (*settings.also, *also)
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
