@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.bench import verify
+from paceline.bench import environments, verify
 from paceline.bench.adapters import ADAPTERS, availability, environments_of
 from paceline.bench.environments import RECIPES
 from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
@@ -263,6 +264,7 @@ def test_modes_that_are_not_installed_are_skipped_and_named(
         environments._folder(environments.recipe_of(name)).mkdir()
     assert verify._refusal(case("horovod/pytorch")) is None
     assert "horovod/tensorflow" in (verify._refusal(case("horovod/tensorflow")) or "")
-    error = paceline("frameworks", "verify", "mxnet", code=1, env={"PACELINE_HOME": str(tmp_path)})
+    paceline.env["PACELINE_HOME"] = str(tmp_path)
+    error = paceline("frameworks", "verify", "mxnet", code=1)
     assert "mxnet is not installed" in error
     assert "paceline frameworks install mxnet" in error

@@ -107,6 +107,11 @@ class Attempt:
     chunks: list[np.ndarray]
     began: float
     done: int = 0
+    """Chunks whose backward pass was run."""
+    updates: int = 0
+    """Chunks for which the loop has called for the update."""
+    compute: float = 0.0
+    """Seconds until this rank's gradients were computed."""
 
 
 def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:

@@ -97,9 +97,9 @@ def plan(*groups: tuple[int, ...]) -> PlanFile:
     members = [tuple(PlanMember(rank=rank, device="plain", samples=10 + rank) for rank in ranks) for ranks in groups]
     batch = sum(member.samples for each in members for member in each)
     return PlanFile(
-        network="some", cluster="some", global_batch=batch, kind="groups", local_steps=4, quorum=2, predicted_step_s=1.0,
-        predicted_throughput=1.0, predicted_utilisation=1.0, staleness=0.0, efficiency=1.0, reason="a test",
-        group=tuple(PlanGroup(members=each) for each in members),
+        network="some", cluster="some", global_batch=batch, kind="groups", local_steps=4, quorum=2,
+        predicted_step_s=1.0, predicted_throughput=1.0, predicted_utilisation=1.0, staleness=0.0, efficiency=1.0,
+        reason="a test", group=tuple(PlanGroup(members=each) for each in members),
     )  # fmt: skip
 
 
@@ -122,7 +122,9 @@ def test_ranks_are_told_the_global_batch_and_the_split_of_their_group(tmp_path: 
     request = TrainingRequest(Path("train.py"), (), cluster(3, 3), ranks=6, plan=plan((1, 2), (4,)))
     assert request.split == (11, 12, 14)
     rendezvous = Rendezvous("127.0.0.1", tuple(range(100, 105)))
-    job = replace(job_on(reduced(cluster(3, 3), request.chosen), rendezvous, tmp_path, request.grouping), split=request.split)
+    job = replace(
+        job_on(reduced(cluster(3, 3), request.chosen), rendezvous, tmp_path, request.grouping), split=request.split
+    )
     told = [process.env for process in processes_of(job) if process.rank is not None]
     assert [env["PACELINE_GLOBAL_BATCH"] for env in told] == ["37"] * 3
     assert [env["PACELINE_SPLIT"] for env in told] == ["11,12", "11,12", "14"]
@@ -140,9 +142,7 @@ def test_a_plan_for_another_cluster_is_refused() -> None:
         run(cluster(2).model_copy(update={"name": "other"}))
     with pytest.raises(InputError, match="rank 1 of the plan is 'plain', in cluster 'some' it is 'no device'"):
         run(cluster(1))
-    other = tuple(
-        host.model_copy(update={"devices": (Device(name="plai"),) * 2}) for host in cluster(2).hosts
-    )
+    other = tuple(host.model_copy(update={"devices": (Device(name="plai"),) * 2}) for host in cluster(2).hosts)
     with pytest.raises(InputError, match="rank 0 of the plan is 'plain', in cluster 'some' it is 'plai'"):
         run(cluster(2).model_copy(update={"hosts": other}))
 
@@ -156,7 +156,12 @@ def test_the_death_of_a_rank_is_reported_and_rates_of_groups_add_up(tmp_path: Pa
     ended = tmp_path / "ended"
     wait = f"import os, time\nwhile not os.path.exists({str(ended)!r}): time.sleep(0.01)\n"
     said = REACHED.format(rate=12.5, steps=4)
-    scripts = [f"{wait}print({said!r})", f"print({said!r})", "import os; os.kill(os.getpid(), 9)", "raise SystemExit(3)"]
+    scripts = [
+        f"{wait}print({said!r})",
+        f"print({said!r})",
+        "import os; os.kill(os.getpid(), 9)",
+        "raise SystemExit(3)",
+    ]
     processes = [
         Process(f"rank {rank}", 0, (sys.executable, "-c", text), {}, tmp_path / f"{rank}.log", rank=rank)
         for rank, text in enumerate(scripts)

@@ -56,7 +56,7 @@ def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Ite
         for process in processes:
             lines = followed[process.name].lines()
             yield from (f"[{process.name}] {line}" for line in lines)
-            reached |= {process.name: float(found[1]) for line in lines if (found := _REACHED.search(line))}
+            reached.update((process.name, float(found[1])) for line in lines if (found := _REACHED.search(line)))
             allowed = used < restarts if process.rank is not None else revived[process.name] < SHARD_RESTARTS
             if training and _comes_back(process, codes[process.name], allowed):
                 if process.rank is None:
