@@ -19,7 +19,7 @@ from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile
 from paceline.runtime.job.interpreter import check_imports, find_interpreter
-from paceline.runtime.job.watching import JobResult, watch
+from paceline.runtime.job.following import JobResult, follow_ranks
 from paceline.spec.cluster import Cluster, Placed, place
 
 __all__ = ["Grouping", "TrainingJob", "TrainingRequest", "num_ports", "processes_of", "reduced", "run_training"]
@@ -144,7 +144,7 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
         )
         # Agents on hosts see by this file whether they share this folder.
         (job.folder / "job.json").write_text("{}", encoding="utf-8")
-        for line in watch(site, processes_of(job), restarts=request.restarts):
+        for line in follow_ranks(site, processes_of(job), restarts=request.restarts):
             if isinstance(line, JobResult):
                 return line
             show(line)

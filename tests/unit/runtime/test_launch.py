@@ -15,7 +15,7 @@ from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile, PlanGroup, PlanMember
-from paceline.runtime.job.watching import JobResult, watch
+from paceline.runtime.job.following import JobResult, follow_ranks
 from paceline.runtime.launch import (
     Grouping,
     TrainingJob,
@@ -168,7 +168,7 @@ def test_the_death_of_a_rank_is_reported_and_rates_of_groups_add_up(tmp_path: Pa
     ]
     lines = []
     with LocalLauncher().open(cluster(4), 4, num_ports=1) as site:
-        for line in watch(site, processes):
+        for line in follow_ranks(site, processes):
             lines.append(line)
             if any("rank 2] was killed by SIGKILL; training goes on without it" in str(line) for line in lines) and any(
                 "rank 3] failed with exit code 3; training goes on without it" in str(line) for line in lines

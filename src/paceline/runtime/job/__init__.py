@@ -1,1 +1,1 @@
-"""A training job from outside: the interpreter of its ranks, and the watch over them."""
+"""A training job from outside: the interpreter of its ranks, and how they are followed."""

@@ -1,4 +1,4 @@
-"""The watch over a job's processes: their lines as they come, restarts, and how the job ended."""
+"""What a job's processes do: their lines as they come, restarts, and how the job ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.bench.sites.site import Process, Site
 from paceline.runtime.samples import REACHED
 from paceline.runtime.syncer.journal import DAMAGED, SHARD_RESTARTS
 
-__all__ = ["JobResult", "watch"]
+__all__ = ["JobResult", "follow_ranks"]
 
 POLL_S = 0.1
 """Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
@@ -38,7 +38,7 @@ class JobResult:
         return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
 
 
-def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
+def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
     """Start the ranks and yield their lines as they come; the last value says how the job ended.
 
     A rank that is killed is started again while restarts are left; it joins the others where they are.
