@@ -18,8 +18,8 @@ from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile
-from paceline.runtime.job.interpreter import check_imports, find_interpreter
 from paceline.runtime.job.following import JobResult, follow_ranks
+from paceline.runtime.job.interpreter import check_imports, find_interpreter
 from paceline.spec.cluster import Cluster, Placed, place
 
 __all__ = ["Grouping", "TrainingJob", "TrainingRequest", "num_ports", "processes_of", "reduced", "run_training"]
