@@ -44,7 +44,7 @@ from paceline.runtime.samples import (
     share_of,
 )
 from paceline.runtime.settings import Settings
-from paceline.runtime.training import Batch, Samples, Scaler, Training, load
+from paceline.runtime.training import Batch, Samples, Training, load
 
 __all__ = ["Pace", "StepRecord", "join"]
 
@@ -225,7 +225,7 @@ class Pace:
         self._short = False
         self._backward_once(loss)
 
-    def update(self, scaler: Scaler | None = None) -> bool:
+    def update(self, scaler: torch.amp.GradScaler | None = None) -> bool:
         """Step the optimizers, by a `GradScaler` if the loss was scaled; whether a step was committed.
 
         It was not if this was not the last pass of the rank's share, or if the group has changed and the samples come
@@ -247,7 +247,7 @@ class Pace:
         except Broken as error:
             self._recover(error)
 
-    def _update_once(self, scaler: Scaler | None) -> bool:
+    def _update_once(self, scaler: torch.amp.GradScaler | None) -> bool:
         attempt, committed = self._attempt, False
         if attempt is not None:
             if attempt.done <= attempt.updates:
@@ -349,7 +349,7 @@ class Pace:
         self._group.session.exchange(attempt.shares, attempt.compute)
         self._group.member.working(self.position.step + 1)
 
-    def _commit(self, attempt: Attempt, scaler: Scaler | None) -> None:
+    def _commit(self, attempt: Attempt, scaler: torch.amp.GradScaler | None) -> None:
         # After the exchange and before the update: a process that was suspended in between may hold the sum of a step
         # that the others have tried again without it.
         if self._group.member.doubtful:

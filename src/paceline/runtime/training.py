@@ -21,7 +21,7 @@ from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 
-__all__ = ["Batch", "Samples", "Scaler", "Training", "load"]
+__all__ = ["Batch", "Samples", "Training", "load"]
 
 log = logging.getLogger("paceline.runtime")
 
@@ -125,7 +125,7 @@ class Training:
                 hint="all ranks need the same dataset and seed; move the checkpoint away to start anew",
             )
 
-    def update(self, scaler: Scaler | None = None) -> None:
+    def update(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Apply the exchanged gradients; equal on all ranks, so that a scaler skips a step on all or on none."""
         if self.settings.clip is not None:
             if scaler is not None:
@@ -250,22 +250,6 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__} calls a closure several times for one step, which a shared step cannot",
             hint="use an optimizer whose step() needs no closure",
         )
-
-
-class Scaler(Protocol):
-    """A `torch.amp.GradScaler`."""
-
-    def get_scale(self) -> float:
-        """Factor of the loss."""
-        ...
-
-    def step(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Step the optimizer unless gradients are not finite."""
-        ...
-
-    def update(self, new_scale: float | None = None) -> None:
-        """Adapt the factor, or set it."""
-        ...
 
 
 class Samples(Sized, Protocol):
