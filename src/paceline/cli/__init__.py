@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "simulate": "Simulate stragglers, failures, asynchrony and other jobs on the link.",
     "transformer": "Predict time and memory of a transformer with tensor, pipeline and data parallelism.",
     "calibrate": "Fit the model to stored runs and collective sweeps.",
+    "evaluate": "Repeat a published evaluation: predict it, measure its question here, write its page.",
     "validate": "Predict held-out published figures, and print the errors.",
 }
 """All verbs with one line of help; the module of a verb is `paceline.cli.<verb>`."""
