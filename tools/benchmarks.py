@@ -54,6 +54,7 @@ ENTRIES = (
     Entry("form_weights", "form_weights"),
     Entry("published_devices", "published_devices"),
     Entry("predict_speed", "predict_speed"),
+    Entry("straggler_job", "straggler_job"),
     Entry("interval_coverage", "interval_coverage", "", "--trials 300"),
     Entry("report_speed", "report_speed", "", "--runs 200"),
     Entry("bit_flips", "bit_flips", "", "--flips 20"),
