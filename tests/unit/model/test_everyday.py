@@ -3,8 +3,9 @@
 import pytest
 
 from paceline import api, catalog
+from paceline.cost.usage import input_unit
 from paceline.errors import InputError
-from paceline.model.everyday import everyday_of, input_unit, job_of
+from paceline.model.everyday import everyday_of, job_of
 from paceline.model.question import Question
 
 P4D = catalog.cluster("p4d.24xlarge")
