@@ -56,7 +56,9 @@ def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
 def _with_units(prediction: Prediction, question: Question, job: PlannedRun) -> Prediction:
     devices = [rank.device for rank in place(question.cluster, prediction.devices)]
     rate = prediction.samples_per_s
-    return replace(prediction, everyday=everyday_of(question, devices, (rate.value, *rate.interval_90), job))
+    known = everyday_of(question, devices, (rate.value, *rate.interval_90), job)
+    hourly = known.get("price_per_h")
+    return replace(prediction, everyday=known, cost=hourly and hourly / 3600 / rate.value * 1e6)
 
 
 def everyday_of(

@@ -58,6 +58,13 @@ def test_wrong_jobs_are_refused(wrong):
         job_of(*wrong)
 
 
+def test_a_price_of_ones_own_is_the_price_of_everything():
+    one = api.predict("resnet50", cluster="dgx-1", batch=64, devices=8, price="1.80 EUR/h").curve.predictions[0]
+    assert one.cost == pytest.approx(8 * 1.8 / 3600 / one.samples_per_s.value * 1e6)
+    usual = api.predict("resnet50", cluster="dgx-1", batch=64, devices=8).curve.predictions[0]
+    assert usual.cost == pytest.approx(usual.everyday["price_per_h"] / 3600 / usual.samples_per_s.value * 1e6)
+
+
 def test_predictions_carry_the_units():
     one = api.predict("resnet50", cluster="dgx-1", batch=64, devices=8, samples=1_281_167, epochs=90).curve
     plain = one.predictions[0].as_dict()
