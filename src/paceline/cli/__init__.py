@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "catalog": "Show devices, links and clusters with their figures and sources.",
     "frameworks": "List, install and verify frameworks.",
     "run": "Measure every case of a study and store the runs.",
+    "watch": "Run a training script as it is, and say where its time goes.",
     "cluster": "Start, stop and list virtual clusters; inspect real clusters.",
     "bench-collectives": "Measure all-reduce and other collectives over sizes and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",
@@ -39,6 +40,7 @@ VERBS: dict[str, str] = {
     "simulate": "Simulate stragglers, failures, asynchrony and other jobs on the link.",
     "transformer": "Predict time and memory of a transformer with tensor, pipeline and data parallelism.",
     "calibrate": "Fit the model to stored runs and collective sweeps.",
+    "evaluate": "Repeat a published evaluation: predict it, measure its question here, write its page.",
     "validate": "Predict held-out published figures, and print the errors.",
 }
 """All verbs with one line of help; the module of a verb is `paceline.cli.<verb>`."""
