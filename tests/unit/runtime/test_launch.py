@@ -9,19 +9,22 @@ import pytest
 from paceline.bench.sites.engines import SshEngine
 from paceline.bench.sites.local import LocalLauncher
 from paceline.bench.sites.remote import RemoteLauncher
-from paceline.bench.sites.site import Rendezvous
+from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile, PlanGroup, PlanMember
 from paceline.runtime.launch import (
     Grouping,
+    JobResult,
     TrainingJob,
     TrainingRequest,
     num_ports,
     processes_of,
     reduced,
     run_training,
+    watch,
 )
+from paceline.runtime.syncer.journal import DAMAGED
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 
 
@@ -111,3 +114,24 @@ def test_more_ranks_than_devices_are_an_error() -> None:
     request = TrainingRequest(Path("train.py"), (), cluster(2), ranks=3)
     with pytest.raises(InputError, match="rank 2 is asked for, cluster 'some' has 2 devices"):
         run_training(request, LaunchTarget(), lambda line: None)
+
+
+@pytest.mark.parametrize(("code", "starts"), [(1, 4), (-9, 4), (DAMAGED, 1)])
+def test_a_shard_that_ends_again_and_again_is_started_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, starts: int
+) -> None:
+    monkeypatch.setattr("paceline.runtime.launch.SHARD_RESTARTS", 3)
+    monkeypatch.setattr("paceline.runtime.launch.POLL_S", 0.02)
+    count = tmp_path / "count"
+    end = "kill -9 $$" if code < 0 else f"exit {code}"
+    # The rank trains on for a while after the last start that is due: one more would be seen.
+    until = f"until [ $(wc -l < {count} || echo 0) -ge {starts} ]; do sleep 0.02; done; sleep 0.5"
+    processes = [
+        Process("shard 0", 0, ("sh", "-c", f"echo start >> {count}; {end}"), {}, tmp_path / "shard.log"),
+        Process("rank 0", 0, ("sh", "-c", until), {}, tmp_path / "rank.log", rank=0),
+    ]
+    with LocalLauncher().open(cluster(1), 1) as site:
+        *said, result = watch(site, processes)
+    assert count.read_text().splitlines() == ["start"] * starts
+    assert sum("started again" in str(line) for line in said) == starts - 1
+    assert result == JobResult({"rank 0": 0}, 0)

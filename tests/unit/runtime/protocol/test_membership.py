@@ -14,7 +14,7 @@ from paceline.runtime.protocol.leading import Action, Leading, Probe, Send
 from paceline.runtime.protocol.quorum import Memory, may_go_on
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-from lib.membership import Violation
+from lib.lineage import Violation
 from lib.membership_faults import anybody_goes_on, run_schedule
 
 TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=5.0, settle=0.1, hang=10.0, step=30.0)
