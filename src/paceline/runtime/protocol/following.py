@@ -205,11 +205,24 @@ class Following:
         ballot = Ballot(view.number, view.leader.id, view.size, view.peers, fresh=view.fresh)
         if self._since is None or view.number > self.seen + 1:  # between them the leader may have left this member out
             self._since = view.number
-        last = self.ballots[-1] if self.ballots else None
-        if last is not None and not last.established and last.complete and last.peers == view.peers:
-            self.ballots = self.ballots[:-1]  # an attempt with the same members asks for the same votes
+        if self._is_asked_twice(ballot):
+            self.ballots = self.ballots[:-1]
         self.view, self.rank, self.ready, self.interrupted = view, rank, None, False
         self.ballots = (*self.ballots, ballot)
+
+    def _is_asked_twice(self, ballot: Ballot) -> bool:
+        """Whether the last attempt asks for no other votes than this one, or than the one before it.
+
+        The same members are asked. After a gap the older attempt asks for more: who died since may have gone on before.
+        """
+        alike = [
+            (item.size, item.peers, item.fresh, item.established) == (ballot.size, ballot.peers, ballot.fresh, False)
+            for item in self.ballots[-2:]
+        ]
+        if not ballot.complete or not any(alike[-1:]):
+            return False
+        without_gap = self._since is not None and self._since <= self.ballots[-1].number
+        return without_gap or alike == [True, True]
 
     def _finished_at(self, step: int) -> bool:
         return self.ready is not None and self.ready.finished and self.ready.report.step == step

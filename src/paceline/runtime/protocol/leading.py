@@ -289,7 +289,7 @@ class Leading:
         self._members, self._probed = {peer.id for peer in peers}, {}
         for follower in self.followers.values():
             follower.since = (follower.since or self.number) if follower.peer.id in self._members else None
-        fresh = not any(ballot.established for follower in ready for ballot in follower.ballots)
+        fresh = not any(follower.ballots for follower in ready)
         view = View(self.number, self.followers[self._own].peer, len(peers), peers, *_most_advanced(ready), fresh)
         brief = replace(view, peers=peers[:HELD])
         log.info(

@@ -7,7 +7,7 @@ the last established view that any of them knows and in every attempt after it,
     more than half of the view's members, or half of them with its first rank, or
     all absent members dead, of which those that may have gone on before they died are no such part themselves,
 
-and one of them must hold the common state, if there is one.
+and one of them must hold the common state, or have been there before there was one.
 
 Two parts that both have the first share a member, which has one leader at a time. Attempts count because a view that
 only some members received may have become established on others (dynamic voting with attempts; Yeger Lotem, Keidar and
@@ -80,8 +80,9 @@ def votes_needed(ballots: Mapping[str, Sequence[Ballot]]) -> list[tuple[Ballot, 
 def may_go_on(ballots: Mapping[str, Sequence[Ballot]], memory: Memory) -> bool:
     """Whether the members that cast these ballots may form a view; nobody without any vote may."""
     needed = votes_needed(ballots)
-    # A late joiner that never took over the common state cannot go on when all that held it are dead.
-    held = any(ballot.established for ballot, _ in needed) or all(ballot.fresh for ballot, _ in needed)
+    # A late joiner that never took over the common state cannot go on when all that held it are dead. Whoever was in
+    # the first view of the job and in no established one knows that nothing was committed in any view that it was in.
+    held = any(ballot.established or ballot.fresh for ballot, _ in needed)
     return bool(needed) and held and all(_decides(ballot, holders, ballots, memory) for ballot, holders in needed)
 
 

@@ -91,7 +91,9 @@ def test_a_late_joiner_does_not_begin_anew_when_all_that_held_the_state_are_dead
     late = {"b": (ballot(3, "ab", established=False),)}
     dead = Memory(vanished={"a": 1}, dead={"a"})
     assert not may_go_on(late, dead)
-    assert may_go_on({"b": (ballot(1, "ab", established=False, fresh=True),)}, dead), "nothing was committed yet"
+    first = ballot(1, "ab", established=False, fresh=True)
+    assert may_go_on({"b": (first,)}, dead), "nothing was committed yet"
+    assert may_go_on({"b": (first, ballot(2, "ab", established=False))}, dead), "nor with b's part in the second"
 
 
 def led(*names: str, first: int | None) -> tuple[Leading, list[Action]]:
@@ -140,6 +142,34 @@ def test_a_lost_leader_died_in_the_views_since_the_last_gap(views: tuple[int, ..
         core.hear(messages.Halt(number, "changed"), 1.0)
     assert core.lost(silent=False) == (peer("a") if since else None)
     assert core.memory.vanished == ({"a": since} if since else {})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [((3, 4), [4]), ((3, 5), [3, 5]), ((3, 5, 7), [3, 7]), ((3, 5, 6), [3, 6])],
+    ids=["at once", "after a gap", "after two gaps", "after a gap, then at once"],
+)
+def test_an_attempt_with_the_same_members_replaces_the_one_before_unless_there_was_a_gap(
+    numbers: tuple[int, ...], kept: list[int]
+) -> None:
+    core = Following(peer("b"), TIMES, 0.0)
+    core.welcomed(0.0)
+    core.hear(view_formed(2, "abc"), 0.0)
+    core.establish(2)
+    for number in numbers:
+        core.hear(messages.Halt(number, "changed"), 0.0)
+        core.hear(view_formed(number, "ab"), 0.0)
+    assert [item.number for item in core.ballots] == [2, *kept]
+
+
+def test_a_view_is_fresh_if_nobody_in_it_was_in_a_view_before() -> None:
+    leading, _ = led("a", "b", first=2)
+    for view, fresh in ((0, True), (1, False)):
+        for name in "ab":
+            leading.hear(name, ready(view), view + 0.1)
+        actions = [action for action in leading.tick(view + 0.5) if isinstance(action, Send)]
+        assert {a.message.view.fresh for a in actions if isinstance(a.message, messages.ViewFormed)} == {fresh}
+        leading.hear("a", messages.ViewFailed(view + 1, "trouble"), view + 0.6)
 
 
 def test_a_lost_follower_died_in_the_views_since_it_came_or_was_left_out() -> None:

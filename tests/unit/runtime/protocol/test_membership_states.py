@@ -15,7 +15,7 @@ SMALL = Limits(crashes=1, faults=1, takeovers=1, views=4)
 
 
 def searched(members: int, limits: Limits, plant: str | None = None, most: int = 10**6) -> tuple[Search, str]:
-    search = Search(Job.begin(members, RULES[plant], limits), most, progress=20)
+    search = Search(Job.begin(members, RULES[plant], limits), most, progress=100)
     return search, search.run()
 
 
@@ -40,6 +40,7 @@ def test_without_the_majority_rule_a_fork_is_found(members: int) -> None:
     assert "were committed" in way or "was committed in view" in way
 
 
+@pytest.mark.full
 def test_a_death_that_counts_for_views_before_the_dead_one_came_back_loses_steps() -> None:
     _, way = searched(2, SMALL, "gap")
     assert way.endswith("view 4 goes on from step 0, 1 were committed")
