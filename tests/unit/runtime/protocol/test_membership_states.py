@@ -22,8 +22,8 @@ def searched(members: int, limits: Limits, plant: str | None = None, most: int =
 @pytest.mark.parametrize(
     ("members", "limits"),
     [
-        (2, Limits(crashes=1, faults=1, takeovers=1, views=3)),
-        pytest.param(2, Limits(crashes=1, faults=2, takeovers=1, views=4), marks=pytest.mark.full),
+        (2, Limits(crashes=1, faults=1, takeovers=1, views=2)),
+        pytest.param(2, Limits(crashes=1, faults=1, takeovers=1, views=4), marks=pytest.mark.full),
         pytest.param(3, Limits(crashes=1, faults=0, takeovers=1, views=3), marks=pytest.mark.full),
     ],
 )
