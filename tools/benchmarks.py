@@ -59,6 +59,7 @@ ENTRIES = (
     Entry("bit_flips", "bit_flips", "", "--flips 20"),
     Entry("fuzz_inputs", "fuzz_inputs", "", "--count 500"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
+    Entry("watch_overhead", "watch_overhead", "--turns 30", "--quick"),
     Entry("against_native", "against_native", "--pairs 6", "pytorch --pairs 1 --steps 20"),
     Entry("conformance", "conformance", "", "pytorch/ddp"),
     Entry("predict_ddp", "predict_ddp", "--rounds 4", "--rounds 1 --only resnet20 --store results/benchmarks/ddp"),

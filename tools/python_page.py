@@ -14,8 +14,8 @@ RESULTS = {
     "load_runs": "RunTable",
     "load_trace": "SpanTable",
 }
-ORDER = ("predict", "extrapolate", "plan", "explain", "load_runs", "load_trace", "capture", "join", "Settings")
-HOMES = {"join": "runtime/pace.py", "Settings": "runtime/settings.py"}
+ORDER = ("predict", "extrapolate", "plan", "explain", "load_runs", "load_trace", "capture", "watch", "join", "Settings")
+HOMES = {"watch": "integrations/watching.py", "join": "runtime/pace.py", "Settings": "runtime/settings.py"}
 
 
 def python_lines() -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api import capture, explain, extrapolate, load_runs, load_trace, plan, predict
+    from paceline.integrations.watching import watch
     from paceline.runtime.pace import join
     from paceline.runtime.settings import Settings
 
@@ -30,11 +31,16 @@ __all__ = [
     "load_trace",
     "plan",
     "predict",
+    "watch",
 ]
 
 __version__ = "0.1.0"
 
-_HOMES = {"Settings": "paceline.runtime.settings", "join": "paceline.runtime.pace"}
+_HOMES = {
+    "Settings": "paceline.runtime.settings",
+    "join": "paceline.runtime.pace",
+    "watch": "paceline.integrations.watching",
+}
 """The modules of names that are not in `paceline.api`."""
 
 

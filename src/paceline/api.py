@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from paceline.spec.network import Network
     from paceline.spec.strategy import Strategy
 
-__all__ = ["capture", "explain", "extrapolate", "load_runs", "load_trace", "plan", "predict", "question_about"]
+__all__ = [
+    "capture",
+    "explain",
+    "extrapolate",
+    "load_runs",
+    "load_trace",
+    "plan",
+    "predict",
+    "profile_of_run",
+    "question_about",
+]
 
 File = Path | str
 
@@ -129,6 +139,20 @@ def question_about(
         input=input,
         threads=threads,
     )
+
+
+def profile_of_run(name: str | None, store: File | None = None) -> Profile:
+    """The profile of a stored run, by the name of its study or campaign: of the case with the fewest ranks."""
+    from paceline.measurements.results import find_campaign, load_launches
+    from paceline.measurements.store import Store, default_store
+    from paceline.model.profiles import profile_of
+
+    place = Store(Path(store) if store is not None else default_store())
+    campaign = find_campaign(place, name)
+    good = [launches for launches in load_launches(place, campaign) if launches.counted]
+    if not good:
+        raise InputError(f"no launch of {campaign} succeeded", hint="`paceline show --list` lists what is stored")
+    return profile_of(place, min(good, key=lambda launches: launches.first.ranks))
 
 
 def _in_precision(strategy: Strategy, precision: str) -> Strategy:

@@ -40,6 +40,8 @@ __all__ = [
     "TENSORFLOW_CLUSTER",
     "TENSORFLOW_TASK",
     "TOKEN",
+    "WATCH",
+    "WATCH_EVERY",
 ]
 
 # For users: set these in the shell.
@@ -175,3 +177,12 @@ Read by: training processes."""
 SYNCER_SECRET = "PACELINE_SYNCER_SECRET"
 """Shared secret between groups and syncer shards. Default: required with a syncer. Set by: `paceline train`. Read by:
 training processes."""
+
+# For watched processes: set by `paceline watch` for the command that it runs.
+
+WATCH = "PACELINE_WATCH"
+"""Directory into which each watched process writes what it saw. Default: not set, which means not watched. Set by:
+`paceline watch`. Read by: every Python process of the watched command."""
+
+WATCH_EVERY = "PACELINE_WATCH_EVERY"
+"""Of how many steps one is watched. Default: `1`. Set by: `paceline watch`. Read by: watched processes."""

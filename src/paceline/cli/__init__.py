@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "catalog": "Show devices, links and clusters with their figures and sources.",
     "frameworks": "List, install and verify frameworks.",
     "run": "Measure every case of a study and store the runs.",
+    "watch": "Run a training script as it is, and say where its time goes.",
     "cluster": "Start, stop and list virtual clusters; inspect real clusters.",
     "bench-collectives": "Measure all-reduce and other collectives over sizes and ranks.",
     "show": "Print throughput, scaling and phases of stored runs.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -9,12 +10,12 @@ import click
 from paceline.cli.options import Finite, json_option, plot_option, store_option
 from paceline.errors import InputError
 from paceline.measurements.store import Store
-from paceline.measurements.summary import compare
+from paceline.measurements.summary import compare, gate_code
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import comparison_document
 from paceline.report.plots import check_plot, write_launches
-from paceline.report.terminal import emit
-from paceline.report.terminal.campaign import show_launch_comparison
+from paceline.report.terminal import emit, say
+from paceline.report.terminal.campaign import gate_lines, show_launch_comparison
 
 __all__ = ["command"]
 
@@ -23,21 +24,34 @@ __all__ = ["command"]
 @click.argument("sample")
 @click.argument("base")
 @click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
+@click.option(
+    "--fail-below",
+    "least",
+    type=Finite(0, 10, min_open=True),
+    metavar="RATIO",
+    help="For CI: exit code 1 if the ratio is shown to be below this, 2 if that cannot be decided.",
+)
 @store_option
 @plot_option
 @json_option
-def command(sample: str, base: str, confidence: float, store: Path, plot: Path | None, as_json: bool) -> None:
+def command(
+    sample: str, base: str, confidence: float, least: float | None, store: Path, plot: Path | None, as_json: bool
+) -> None:  # fmt: skip
     """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its t interval, a t test.
 
     Each side is a list of conditions `field=value`, joined by commas, that chooses launches: study, campaign, network,
-    framework, strategy, cluster, launcher, ranks, batch, input, case_id. Launches of the same rounds of a
-    campaign are compared in pairs. "No difference shown" is an answer, and so is "too few launches".
+    framework, strategy, cluster, launcher, ranks, batch, input, case_id; or the name of a study. Launches of the same
+    rounds of a campaign are compared in pairs. "No difference shown" is an answer, and so is "too few launches".
+
+    With --fail-below the whole interval decides: below the ratio, the loss is shown (exit code 1); above it, there is
+    none (0); else more launches are needed (2).
 
     \b
     Examples:
       paceline compare study=demo,ranks=2 study=demo,ranks=1
       paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch,network=resnet20
       paceline compare study=demo,ranks=2 study=demo,ranks=1 --plot compare.svg
+      paceline compare this-branch main --fail-below 0.97
     """
     check_plot(plot)
     groups = [throughputs_where(Store(store), text) for text in (sample, base)]
@@ -49,7 +63,11 @@ def command(sample: str, base: str, confidence: float, store: Path, plot: Path |
     result = compare(ours, theirs, confidence=confidence, rounds=(our_rounds, their_rounds))
     if plot is not None:
         write_launches(plot, (ours, theirs), (sample, base), result)
+    code = None if least is None else gate_code(result, least)
     if as_json:
-        emit(comparison_document(result, sample, base), "compare")
+        emit({**comparison_document(result, sample, base), "fail_below": least, "exit_code": code or 0}, "compare")
     else:
         show_launch_comparison(result, sample, base, confidence)
+        say(*gate_lines(code, least))
+    if code:
+        sys.exit(code)

@@ -46,6 +46,7 @@ def command(
       paceline predict --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --devices 1,8,32
       paceline predict --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --framework pytorch,mxnet,cntk,caffe-mpi
       paceline predict --profile my-run.profile --cluster my-cluster.toml --devices 8,64 --plot curve.svg
+      paceline predict --from my-run --cluster dgx-a100 --devices 1,8
       paceline predict --network gpt2 --cluster "p4d.24xlarge x 4" --batch 16 --precision amp --devices 8,32 \\
         --samples 9000000 --epochs 3
       paceline predict --measured points.csv --at 32,64 --json

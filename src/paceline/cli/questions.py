@@ -11,7 +11,7 @@ import click
 
 from paceline import api
 from paceline.cli import completion
-from paceline.cli.options import COUNT, Finite, counts_of, options
+from paceline.cli.options import COUNT, Finite, counts_of, options, store_option
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
 from paceline.model.changes import changed, parse_changes
@@ -61,6 +61,9 @@ question_options = options(
     click.option("--network", shell_complete=completion.networks,
                  help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
+    click.option("--from", "run", metavar="RUN", shell_complete=completion.studies,
+                 help="A stored study or campaign, or what `paceline watch` or `import` stored: its layers' times."),
+    store_option,
     click.option("--cluster", shell_complete=completion.clusters,
                  help="A cluster of the catalog, or a .toml file that describes one."),
     click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
@@ -77,16 +80,17 @@ question_options = options(
 )  # fmt: skip
 
 
-def asked_of(*, network: str | None, profile: Path | None, cluster: str | None, batch: int | None,
-             source: str, threads: int | None, precision: str | None) -> dict[str, Any]:  # fmt: skip
+def asked_of(*, network: str | None, profile: Path | None, run: str | None, store: Path, cluster: str | None,
+             batch: int | None, source: str, threads: int | None, precision: str | None) -> dict[str, Any]:  # fmt: skip
     """The options as arguments of `paceline.predict`; one error if what a question needs is missing."""
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
-    if (network is None) == (profile is None):
-        raise InputError("give one of --network, --profile or --measured")
+    if sum(given is not None for given in (network, profile, run)) != 1:
+        raise InputError("give one of --network, --profile, --from or --measured")
     if network is not None and batch is None:
         raise InputError("no batch given", hint="--batch 64: samples per device and step")
-    return {"network": network, "profile": profile, "cluster": cluster, "batch": batch, "input": source,
+    known = profile if run is None else api.profile_of_run(run, store)
+    return {"network": network, "profile": known, "cluster": cluster, "batch": batch, "input": source,
             "threads": threads, "precision": precision}  # fmt: skip
 
 
@@ -142,7 +146,8 @@ def extrapolated(
 
 def _facts_of(asked: dict[str, Any], facts: tuple[str, ...]) -> dict[str, str]:
     """What the command line says of the points; refuses options that points replace."""
-    given = [f"--{name}" for name in ("profile", "cluster") if asked[name] is not None]
+    replaced = {"profile": "--profile", "run": "--from", "cluster": "--cluster"}
+    given = [option for name, option in replaced.items() if asked[name] is not None]
     if given:
         hint = "the points say what was run; --fact adds what they leave out, such as --fact link=25gbe"
         raise InputError(f"--measured together with {', '.join(given)}", hint=hint)

@@ -17,8 +17,10 @@ from paceline.explain.findings.rules import RULES
 from paceline.explain.gap import Gap, find_gaps
 from paceline.explain.predicted import ScalingSeries, predict_series, sweeps_of
 from paceline.explain.summary import Evidenced, summarise
+from paceline.explain.watched import Judgement, judge_run
 from paceline.measurements.ranking import Ranking, rank_launches
 from paceline.measurements.store import Store
+from paceline.measurements.trace.observed import OBSERVED_BY
 
 __all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 
@@ -65,6 +67,8 @@ class Explanation:
     """Findings whose trial measured no gain."""
     left_out: tuple[str, ...] = ()
     """Damaged runs that take no part."""
+    judgements: tuple[Judgement, ...] = ()
+    """Verdicts on the steps of runs that were watched or imported."""
 
     @cached_property
     def summary(self) -> tuple[str, ...]:
@@ -107,7 +111,9 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         unsure=ranks.unsure,
         rankings=rank_launches(item.launches for item in evidence),
         left_out=tuple(str(damage) for damage in store.damaged.values()),
-    )
+        judgements=tuple(judge_run(store.load(run.id)) for case in evidence for run in case.launches.counted
+                         if run.launcher in OBSERVED_BY),
+    )  # fmt: skip
 
 
 def _case(evidence: CaseEvidence) -> CaseExplanation:

@@ -193,7 +193,7 @@ def median_phases(passes: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _overhead(passes: tuple[dict[str, float], ...]) -> float | None:
-    last = ("full", "copied", "resident")
+    last = ("whole", "full", "copied", "resident")
     ratios = [item[next(name for name in last if name in item)] / item["clean"] - 1 for item in passes]
     return median(ratios) if ratios else None
 

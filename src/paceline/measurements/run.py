@@ -17,7 +17,7 @@ from paceline.spec.study import case_label
 
 __all__ = [
     "DRIFT_LIMIT",
-    "PASSES",
+    "PASS_PHASES",
     "PHASES",
     "RENAMED",
     "SCHEMA_VERSION",
@@ -47,8 +47,17 @@ FEWEST_STEADY = 3
 PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The phases of a step, in order."""
 
-PASSES = ("clean", "forward", "compute", "exchange", "resident", "copied", "full")
-"""The passes of a launch: the clean pass for throughput, the others for the phases (see `summary.phases_of`)."""
+PASS_PHASES = (
+    ("forward", "forward"),
+    ("compute", "backward"),
+    ("exchange", "aggregate"),
+    ("resident", "update"),
+    ("copied", "h2d"),
+    ("full", "io"),
+    ("whole", "other"),
+)
+"""The partial passes of a launch beside the clean one, and the phase that each adds to those before it (see
+`summary.phases_of`); `whole` only where steps were observed, not composed."""
 
 
 def _moment(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.measurements.run import PHASES
+from paceline.measurements.run import PASS_PHASES, PHASES
 
 __all__ = [
     "FEWEST_LAUNCHES",
@@ -29,6 +29,7 @@ __all__ = [
     "Verdict",
     "amount_interval",
     "compare",
+    "gate_code",
     "median_interval",
     "phases_of",
     "speedup_interval",
@@ -141,6 +142,13 @@ def compare(
     return Comparison(ratio, p_value, counts, found[3], verdict)
 
 
+def gate_code(result: Comparison, least: float) -> int:
+    """Exit code of a gate: 1 if the ratio is shown to be below `least`, 0 if shown not to be, 2 if neither is shown."""
+    if result.verdict == "too few launches":
+        return 2
+    return 1 if result.ratio.high < least else 0 if result.ratio.low >= least else 2
+
+
 def _difference(
     sample: Sequence[float], base: Sequence[float], rounds: Rounds | None, pilot: int | None
 ) -> tuple[float, float, float, int] | None:
@@ -204,19 +212,19 @@ def phases_of(passes: dict[str, float]) -> dict[str, float]:
     """Seconds of each exposed phase, by differences between passes; `other` makes them sum to the clean step.
 
     forward pass; compute = forward + backward; exchange adds gradient exchange; resident adds the update;
-    copied adds copying the batch to the device; full adds reading it. A pass that did not run adds nothing. The last
-    pass repeats the complete step, and so does a pass that equals it: the clean step replaces them, so `other` is
-    not zero only where a part took longer than the complete step.
+    copied adds copying the batch to the device; full adds reading it; whole, of observed steps, adds the user's own
+    code between the phases. A pass that did not run adds nothing. The last pass repeats the complete step, and so does
+    a pass that equals it: the clean step replaces them, so without `whole` the phase `other` is not zero only where a
+    part took longer than the complete step.
     """
-    order = (("forward", "forward"), ("compute", "backward"), ("exchange", "aggregate"), ("resident", "update"))
-    ran = [(passes[name], phase) for name, phase in (*order, ("copied", "h2d"), ("full", "io")) if name in passes]
+    ran = [(passes[name], phase) for name, phase in PASS_PHASES if name in passes]
     result = dict.fromkeys((*PHASES, "other"), 0.0)
     reached = 0.0
     for seconds, phase in ran:
         until = passes["clean"] if seconds == ran[-1][0] else seconds
         result[phase] = max(0.0, until - reached)
         reached = max(reached, until)
-    result["other"] = passes["clean"] - sum(result.values())
+    result["other"] += passes["clean"] - sum(result.values())
     return result
 
 

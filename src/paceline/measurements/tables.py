@@ -108,11 +108,14 @@ def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]
 
 
 def throughputs_where(store: Store, conditions: str) -> LaunchRates:
-    """Samples per second of every launch that counts and meets conditions such as `study=demo,ranks=2`."""
+    """Samples per second of every launch that counts and meets conditions such as `study=demo,ranks=2`.
+
+    A word without `=` is the name of a study or the id of a campaign.
+    """
     pairs = [_condition(text) for text in conditions.split(",") if text.strip()]
     if not pairs:
         raise InputError("no condition given", hint="write field=value, for instance study=demo,ranks=2")
-    where = " AND ".join(f"CAST({field} AS VARCHAR) = ?" for field, _ in pairs)
+    where = " AND ".join(f"CAST({field} AS VARCHAR) = ?" if field else "? IN (study, campaign)" for field, _ in pairs)
     query = f"SELECT id, samples_per_s FROM launches WHERE {where}"
     with open_views(store) as connection:
         rates = dict(connection.execute(query, [value for _, value in pairs]).fetchall())
@@ -126,7 +129,9 @@ def throughputs_where(store: Store, conditions: str) -> LaunchRates:
 
 def _condition(text: str) -> tuple[str, str]:
     field, equals, value = text.partition("=")
-    if not equals or not value.strip():
+    if not equals:
+        return "", text.strip()
+    if not value.strip():
         raise InputError(f"{text!r} is not a condition", hint="write field=value")
     if field.strip() not in CONDITION_FIELDS:
         raise UnknownName("field", field.strip(), CONDITION_FIELDS)

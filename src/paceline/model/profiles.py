@@ -17,6 +17,7 @@ from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
 from paceline.measurements.summary import split_closes
+from paceline.measurements.trace.observed import OBSERVED_BY
 from paceline.spec.cluster import Cluster, place
 
 __all__ = ["Row", "alone", "profile_from", "profile_of"]
@@ -37,6 +38,11 @@ def profile_of(store: Store, launches: Launches) -> Profile:
 def alone(run: Run) -> bool:
     """Whether no rank of the run exchanges anything with another, so that its times are those of one device."""
     return run.ranks == 1 or run.case["strategy"].get("aggregation") == "none"
+
+
+def _is_observed(run: Run) -> bool:
+    """Whether each rank's own work was timed apart from its waiting, in a step of any number of ranks."""
+    return run.launcher in OBSERVED_BY
 
 
 def _crowd(run: Run) -> int:
@@ -64,7 +70,7 @@ def _one_rank(store: Store, launches: Launches, runs: list[str]) -> Launches:
 def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profile:
     """The profile of spans that are read already: phase, name, median seconds and start, bytes of each."""
     run = launches.first
-    if not alone(run):
+    if not alone(run) and not _is_observed(run):
         raise Unsupported(
             f"{run.id} ran on {run.ranks} ranks, a profile needs one",
             hint='run the case with devices = [1], or with aggregation = "none"',
@@ -72,11 +78,11 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
     if not rows or not launches.passes:
         raise Unsupported(
             f"{run.network} on {run.framework} has no spans of its layers",
-            hint="run it with phase_steps above 0 in the protocol",
+            hint="run it with phase_steps above 0 in the protocol; a watched or imported model needs its layers' times",
         )
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
     clean = median(launches.steps)
-    update = max(0.0, clean - passes["compute"])
+    update = max(0.0, clean - passes["compute"] if not _is_observed(run) else _own_update(passes, clean))
     layers, ready = _layers(rows, passes["forward"], passes["compute"] - passes["forward"])
     return Profile(
         network=run.network,
@@ -93,6 +99,11 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}{_doubt(launches)}",
     )
+
+
+def _own_update(passes: dict[str, float], clean: float) -> float:
+    """The update, and the user's own code between steps, which nothing hides either."""
+    return passes["resident"] - passes.get("exchange", passes["compute"]) + max(0.0, clean - passes["full"])
 
 
 def _host(run: Run) -> ProfiledHost | None:

@@ -33,11 +33,11 @@ __all__ = [
     "TrainingJob",
     "TrainingRequest",
     "check_imports",
+    "follow_ranks",
     "num_ports",
     "processes_of",
     "reduced",
     "run_training",
-    "watch",
 ]
 
 POLL_S = 0.1
@@ -159,7 +159,7 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
         )
         # Agents on hosts see by this file whether they share this folder.
         (job.folder / "job.json").write_text("{}", encoding="utf-8")
-        for line in watch(site, processes_of(job), restarts=request.restarts):
+        for line in follow_ranks(site, processes_of(job), restarts=request.restarts):
             if isinstance(line, JobResult):
                 return line
             show(line)
@@ -325,7 +325,7 @@ def num_ports(grouping: Grouping | None) -> int:
     return 1 + (2 * len(grouping.groups) if grouping is not None else 0)
 
 
-def watch(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
+def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
     """Start the ranks and yield their lines as they come; the last value says how the job ended.
 
     A rank that is killed is started again while restarts are left; it joins the others where they are.

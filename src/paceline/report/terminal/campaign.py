@@ -11,6 +11,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
 from paceline.report.terminal import print_rows, print_table, say
+from paceline.report.terminal.watched import judgement_lines
 from paceline.report.words import (
     gain_words,
     host_words,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.bench.measure import Duration
     from paceline.explain.explanation import Explanation
 
-__all__ = ["explanation_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]
+__all__ = ["explanation_lines", "gate_lines", "show_campaigns", "show_cases", "show_launch_comparison", "show_results"]
 
 MOST_FINDINGS = 8
 MOST_GAPS = 4
@@ -101,9 +102,22 @@ def show_launch_comparison(result: Comparison, sample: str, base: str, confidenc
     )
 
 
+def gate_lines(code: int | None, least: float | None) -> list[str]:
+    """What a gate decided; nothing without one."""
+    words = {
+        0: f"  passes: the ratio is shown to be at least {least}",
+        1: f"  fails: the ratio is shown to be below {least}",
+        2: f"  not decided: the interval contains {least}, or there are too few launches; measure more",
+    }
+    return [] if code is None else [words[code]]
+
+
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Summary, findings, stragglers and gaps, line by line."""
     yield from explanation.summary
+    for judgement in explanation.judgements:
+        yield ""
+        yield from judgement_lines(judgement, explanation.campaign)
     yield from _finding_lines(explanation)
     yield from _straggler_lines(explanation)
     yield from _gap_lines(explanation)

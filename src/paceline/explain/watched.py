@@ -1,0 +1,326 @@
+"""The verdict on observed steps: where the time goes, which rank, since which step, for how long, and how sure.
+
+A synchronous step is as long as its slowest rank, so ranks are compared by their work: the step without the exposed
+exchange, in which they wait for each other. Steps that are much longer than usual are stalls; without them, the level
+of a series is divided where it changes (binary segmentation of the running median, in units of its own noise).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.measurements.run import PHASES, Step
+from paceline.measurements.store import StoredRun
+from paceline.measurements.summary import Interval, amount_interval
+from paceline.measurements.tablefiles import STEPS
+from paceline.measurements.trace.observed import ObservedStep, observed_steps
+
+__all__ = ["FEWEST_STEPS", "Judgement", "StepCause", "judge_run", "judge_steps"]
+
+FEWEST_STEPS = 20
+"""Steps of every rank below which there is no verdict."""
+NOTICEABLE = 0.03
+"""Share of the time below which nothing is a cause."""
+SLOWER_BY = 0.08
+"""Smallest lasting change of all ranks' work that is reported."""
+STEADY = {"io": 0.05, "aggregate": 0.2, "other": 0.1}
+"""Shares of the step from which a phase that is always there is a cause."""
+LONGER_BY = 0.3
+"""A stall adds at least this share of a step."""
+NOISES = 8.0
+"""A stall is this many robust standard deviations above the median, a change of level this many standard errors."""
+RARE = 0.34
+"""A larger share of long steps is a level, not stalls."""
+SPREAD = 3
+"""Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
+SHORTEST = 8
+"""Steps of the shortest level."""
+BATCHES = 10
+"""Intervals are those of the means of this number of consecutive parts of the run: neighbouring steps are alike."""
+
+Floats = NDArray[np.float64]
+CauseKind = Literal["slow_rank", "slowdown", "stalls", "io", "aggregate", "other", "collections"]
+
+
+@dataclass(frozen=True)
+class StepCause:
+    """What lengthens the steps: its cost, the rank and phase, and the steps in which it acts."""
+
+    kind: CauseKind
+    phase: str
+    """`any`: it may strike in every phase."""
+    rank: int | None
+    """None: all ranks."""
+    share: Interval
+    """Share of the time of the run that it costs."""
+    since: int | None
+    """First step in which it acts; None: from the beginning."""
+    until: int | None
+    """Last step; None: to the end."""
+    every: int | None = None
+    """Distance of its steps, if that is regular."""
+    count: int = 0
+    """Number of steps in which it acts."""
+
+    @property
+    def pattern(self) -> Literal["persistent", "transient"]:
+        """Whether it acts in every step until the end."""
+        return "persistent" if self.kind != "stalls" and self.until is None else "transient"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict; without causes, nothing is shown to lengthen the steps."""
+
+    num_steps: int
+    """Steps that every rank has."""
+    num_ranks: int
+    step_s: float
+    """Mean step."""
+    shares: dict[str, float]
+    """Mean share of each phase and of `other`, over ranks; what ranks wait for each other is `waiting`."""
+    causes: tuple[StepCause, ...]
+    why_not: str = ""
+    """Why there is no verdict."""
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The steps that every rank has: times by phase, of ranks x steps."""
+
+    steps: NDArray[np.int64]
+    seconds: Floats
+    phases: dict[str, Floats]
+
+    @property
+    def step_s(self) -> float:
+        return float(self.seconds.max(axis=0).mean())
+
+    @property
+    def work(self) -> Floats:
+        rest: Floats = self.seconds - self.phases["aggregate"]
+        return rest
+
+
+def judge_steps(steps: Sequence[ObservedStep], *, collecting: float = 0.0) -> Judgement:
+    """The verdict on the timed steps of a run; `collecting` is the share of the time in Python's garbage collection."""
+    series = _series(steps)
+    num_ranks, num_steps = series.seconds.shape
+    if num_steps < FEWEST_STEPS:
+        why = f"{num_steps} timed steps are too few for a verdict: at least {FEWEST_STEPS} are needed"
+        return Judgement(num_steps, num_ranks, series.step_s if num_steps else 0.0, {}, (), why)
+    stalls, calm = _stalls(series)
+    lags = [lag for rank in range(num_ranks) for lag in _lags(calm, rank)] if num_ranks > 1 else []
+    causes = [*stalls, *lags, *_slowdowns(calm), *_steady(calm), *_collections(collecting)]
+    shown = [cause for cause in causes if cause.share.value >= NOTICEABLE and cause.share.low >= NOTICEABLE / 2]
+    ranked = tuple(sorted(shown, key=lambda cause: -cause.share.value))
+    return Judgement(num_steps, num_ranks, series.step_s, _shares(series), ranked)
+
+
+def judge_run(stored: StoredRun) -> Judgement:
+    """The verdict on a stored run."""
+    columns = stored.steps.to_pydict()
+    rows = (Step(*row) for row in zip(*(columns[name] for name in STEPS.names), strict=True))
+    return judge_steps(observed_steps(rows), collecting=float(stored.run.facts.get("gc_share", 0.0)))
+
+
+def _series(steps: Sequence[ObservedStep]) -> _Series:
+    by_rank: dict[int, dict[int, ObservedStep]] = {}
+    for step in steps:
+        by_rank.setdefault(step.rank, {})[step.step] = step
+    common = sorted(set.intersection(*(set(found) for found in by_rank.values()))) if by_rank else []
+    rows = [[by_rank[rank][number] for number in common] for rank in sorted(by_rank)]
+    shape = (len(rows), len(common))
+    seconds = np.array([[step.seconds for step in row] for row in rows]).reshape(shape)
+    phases = {
+        name: np.array([[step.phases.get(name, 0.0) for step in row] for row in rows]).reshape(shape) for name in PHASES
+    }
+    phases["other"] = np.maximum(0.0, seconds - sum(phases.values()))
+    return _Series(np.array(common, dtype=np.int64), seconds, phases)
+
+
+def _shares(series: _Series) -> dict[str, float]:
+    total = float(series.seconds.mean())
+    shares = {name: float(values.mean()) / total for name, values in series.phases.items()}
+    waiting = float((series.phases["aggregate"] - series.phases["aggregate"].min(axis=0)).mean()) / total
+    return {**shares, "aggregate": shares["aggregate"] - waiting, "waiting": waiting}
+
+
+def _share(seconds: Floats, step_s: float) -> Interval:
+    """The mean of an amount by step as a share of the step, with the interval over consecutive parts of the run."""
+    parts = [float(part.mean()) / step_s for part in np.array_split(seconds, BATCHES)]
+    found, mean = amount_interval(parts), float(seconds.mean()) / step_s
+    return Interval(mean, min(found.low, mean), max(found.high, mean))
+
+
+# Stalls: single steps that are much longer than usual.
+
+
+def _stalls(series: _Series) -> tuple[list[StepCause], _Series]:
+    """Stalls by phase, and the series without them."""
+    causes, calm = [], dict(series.phases)
+    for phase, values in series.phases.items():
+        if phase == "aggregate":
+            continue
+        usual = np.median(values, axis=1, keepdims=True)
+        noise = 1.4826 * np.median(np.abs(values - usual), axis=1, keepdims=True)
+        is_long = values - usual > np.maximum(LONGER_BY * series.step_s, NOISES * noise)
+        is_long &= is_long.mean(axis=1, keepdims=True) <= RARE
+        is_long &= ~_lasting(is_long)
+        calm[phase] = np.where(is_long, usual, values)
+        places = np.flatnonzero(is_long.any(axis=0))
+        if len(places) >= 3:
+            causes.append(_stall(series, phase, np.where(is_long, values - usual, 0.0), places))
+    removed: Floats = np.sum([series.phases[name] - calm[name] for name in calm], axis=0)
+    irregular = [cause for cause in causes if cause.every is None]
+    if len(irregular) >= SPREAD:
+        regular = [cause for cause in causes if cause.every is not None]
+        causes = [*regular, _stall(series, "any", removed, np.flatnonzero(removed.any(axis=0)))]
+    return causes, _Series(series.steps, series.seconds - removed, calm)
+
+
+def _lasting(is_long: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Long steps that follow each other at length: a level, not a stall."""
+    lasting = np.zeros_like(is_long)
+    for rank, row in enumerate(is_long):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            lasting[rank, begin:end] = end - begin >= SHORTEST
+    return lasting
+
+
+def _stall(series: _Series, phase: str, excess: Floats, places: NDArray[np.int64]) -> StepCause:
+    """A stall costs what the longest rank adds; it is one rank's if that rank has nearly all of it."""
+    cost = excess.max(axis=0)
+    by_rank = excess.sum(axis=1) / max(float(excess.sum()), 1e-12)
+    rank = int(by_rank.argmax()) if len(by_rank) > 1 and by_rank.max() > 0.9 else None
+    gaps = np.diff(series.steps[places])
+    every = int(np.median(gaps))
+    regular = len(gaps) >= 2 and every > 1 and float(np.mean(gaps == every)) >= 0.8
+    share = _share(cost, series.step_s)
+    if regular:  # parts of the run differ by the place of the period alone
+        height = cost[places].mean() / every / series.step_s
+        share = Interval(float(height), 0.9 * float(height), 1.1 * float(height))
+    first = int(series.steps[places[0]])
+    return StepCause("stalls", phase, rank, share, first, None, every if regular else None, len(places))
+
+
+# Levels: what lasts.
+
+
+def _lags(series: _Series, rank: int) -> list[StepCause]:
+    """Stretches in which the others wait for this rank."""
+    work = series.work
+    others = np.delete(work, rank, axis=0).max(axis=0)
+    lag = work[rank] - others
+    causes = []
+    for begin, end, level in _levels(lag, series.step_s):
+        if level < NOTICEABLE * series.step_s or float(np.mean(lag[begin:end] > 0)) < 0.8:
+            continue
+        inside = _share(lag[begin:end], series.step_s)
+        part = (end - begin) / len(lag)
+        share = Interval(part * inside.value, part * inside.low, part * inside.high)
+        phase = _lagging_phase(series, rank, begin, end)
+        causes.append(StepCause("slow_rank", phase, rank, share, *_ends(series, begin, end), count=end - begin))
+    return causes
+
+
+def _ends(series: _Series, begin: int, end: int) -> tuple[int | None, int | None]:
+    since = int(series.steps[begin]) if begin else None
+    return since, int(series.steps[end - 1]) if end < len(series.steps) else None
+
+
+def _lagging_phase(series: _Series, rank: int, begin: int, end: int) -> str:
+    """The phase in which the rank loses most against the others."""
+    lost = {
+        name: float((values[rank, begin:end] - np.delete(values, rank, axis=0).mean(axis=0)[begin:end]).mean())
+        for name, values in series.phases.items()
+        if name != "aggregate"
+    }
+    return max(lost, key=lambda name: lost[name])
+
+
+def _slowdowns(series: _Series) -> list[StepCause]:
+    """Stretches in which the work of every rank is longer than it was before."""
+    least = series.work.min(axis=0)
+    levels = _levels(least, series.step_s)
+    causes = []
+    for begin, end, level in levels[1:]:
+        slower = level - levels[0][2]
+        if slower < SLOWER_BY * levels[0][2]:
+            continue
+        change = {
+            name: float((values[:, begin:end].mean(axis=1) - values[:, : levels[0][1]].mean(axis=1)).min())
+            for name, values in series.phases.items() if name != "aggregate"
+        }  # fmt: skip
+        inside = _share(least[begin:end] - levels[0][2], series.step_s)
+        part = (end - begin) / len(least)
+        share = Interval(part * inside.value, part * inside.low, part * inside.high)
+        rank = None if len(series.work) > 1 else 0
+        phase = max(change, key=lambda name: change[name])
+        causes.append(StepCause("slowdown", phase, rank, share, *_ends(series, begin, end), count=end - begin))
+    return causes
+
+
+def _levels(values: Floats, step_s: float) -> list[tuple[int, int, float]]:
+    """Begin, end and median of each stretch of steps on one level."""
+    smooth = _running_median(values)
+    noise = 1.4826 * float(np.median(np.abs(np.diff(values)))) / 2**0.5
+    cuts = _cuts(smooth, 0, len(smooth), max(noise, 1e-3 * step_s))
+    while cuts:  # a change that is not noticeable divides nothing
+        edges = [0, *cuts, len(values)]
+        middles = [float(np.median(values[a:b])) for a, b in itertools.pairwise(edges)]
+        steps = [abs(after - before) for before, after in itertools.pairwise(middles)]
+        if min(steps) >= NOTICEABLE * step_s:
+            break
+        del cuts[int(np.argmin(steps))]
+    edges = [0, *cuts, len(values)]
+    return [(a, b, float(np.median(values[a:b]))) for a, b in itertools.pairwise(edges)]
+
+
+def _cuts(values: Floats, begin: int, end: int, noise: float) -> list[int]:
+    """Places at which the mean changes by more than its noise allows, in order."""
+    count = end - begin
+    if count < 2 * SHORTEST:
+        return []
+    sums = np.cumsum(values[begin:end])
+    before = np.arange(SHORTEST, count - SHORTEST + 1)
+    left, right = sums[before - 1] / before, (sums[-1] - sums[before - 1]) / (count - before)
+    score = np.abs(left - right) * np.sqrt(before * (count - before) / count) / noise
+    best = int(score.argmax())
+    if score[best] < NOISES:
+        return []
+    place = begin + int(before[best])
+    return [*_cuts(values, begin, place, noise), place, *_cuts(values, place, end, noise)]
+
+
+def _running_median(values: Floats, width: int = 5) -> Floats:
+    """Edges stay where they are, single outliers go."""
+    padded = np.pad(values, width // 2, mode="edge")
+    middle: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    return middle
+
+
+# What is always there.
+
+
+def _steady(series: _Series) -> list[StepCause]:
+    causes = []
+    for phase, limit in STEADY.items():
+        values = series.phases[phase].min(axis=0)  # what every rank has: of the exchange, what is not waiting
+        share = _share(values, series.step_s)
+        if share.value >= limit:
+            kind: CauseKind = "io" if phase == "io" else "aggregate" if phase == "aggregate" else "other"
+            causes.append(StepCause(kind, phase, None, share, None, None, count=len(series.steps)))
+    return causes
+
+
+def _collections(share: float) -> list[StepCause]:
+    found = Interval(share, share, share)
+    return [StepCause("collections", "other", None, found, None, None)] if share >= NOTICEABLE else []

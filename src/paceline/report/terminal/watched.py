@@ -1,0 +1,110 @@
+"""A verdict on observed steps in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from paceline.units import SECONDS, format_share
+
+if TYPE_CHECKING:  # Importing the analysis would make every verb slow to start.
+    from paceline.explain.watched import Judgement, StepCause
+
+__all__ = ["judgement_document", "judgement_lines"]
+
+DAY_S = 86400.0
+PHASE_WORDS = {
+    "io": "input",
+    "h2d": "copies to the device",
+    "aggregate": "exposed exchange",
+    "waiting": "waiting for other ranks",
+    "other": "outside of the phases",
+    "any": "any phase",
+}
+ADVICE = {
+    "slow_rank": "look at what else runs on the host of rank {rank}, and at its clock and temperature; if it stays "
+    "slow, replace it, or give it a smaller share (`paceline plan`)",
+    "slowdown": "look at what began on the hosts at that step: other jobs, clocks, memory that grows, longer samples",
+    "io": "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples",
+    "aggregate": "larger buckets, fewer ranks per link, gradients in half precision, "
+    "or find_unused_parameters=False if every parameter is used; `paceline explain` prices each",
+    "other": "move logging, .item(), evaluation and checkpoints out of the step, or do them less often",
+    "collections": "gc.freeze() after the set-up and gc.disable() in the loop, with gc.collect() now and then",
+}
+STALL_ADVICE = {
+    "io": "more loader workers or a longer prefetch, or look at the storage at these steps",
+    "other": "look at what the loop does at these steps: logging, evaluation, checkpoints",
+    "update": "look at what the optimiser does at these steps, such as a schedule or a flush of its state",
+}
+
+
+def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
+    """Where the time goes, and what lengthens it."""
+    ranks = "1 rank" if judgement.num_ranks == 1 else f"{judgement.num_ranks} ranks"
+    step = SECONDS.format(judgement.step_s)
+    yield f"paceline watched {judgement.num_steps} steps on {ranks}, {step} a step: {campaign}"
+    if judgement.why_not:
+        yield f"  {judgement.why_not}"
+        return
+    parts = sorted(judgement.shares.items(), key=lambda item: -item[1])
+    yield "  " + ", ".join(
+        f"{PHASE_WORDS.get(name, name)} {format_share(share)}" for name, share in parts if share > 0.001
+    )
+    if not judgement.causes:
+        yield "  Nothing is shown to lengthen the steps."
+    for number, cause in enumerate(judgement.causes, start=1):
+        yield f"  {number}. {title_of(cause)}"
+        yield f"     costs {_cost(cause)}"
+        yield f"     do: {advice_for(cause)}"
+
+
+def title_of(cause: StepCause) -> str:
+    """Who, where, since when, for how long."""
+    who = "" if cause.rank is None else f"rank {cause.rank} "
+    where = PHASE_WORDS.get(cause.phase, cause.phase)
+    if cause.kind == "stalls":
+        how = f"every {cause.every} steps" if cause.every else f"in {cause.count} steps"
+        return f"{who or 'the step '}stalls in {where} {how}, first in step {cause.since} (transient)"
+    words = {
+        "slow_rank": f"{who}holds up the others, mostly in {where}",
+        "slowdown": f"{who or 'every rank '}became slower, mostly in {where}",
+        "io": "the step waits for its batch",
+        "aggregate": "the step waits for the exchange of gradients",
+        "other": "the step spends time outside of its phases",
+        "collections": "Python's garbage collection interrupts the steps",
+    }
+    since = "from the beginning" if cause.since is None else f"since step {cause.since}"
+    until = "" if cause.until is None else f" until step {cause.until}"
+    return f"{words[cause.kind]}, {since}{until} ({cause.pattern})"
+
+
+def _cost(cause: StepCause) -> str:
+    low, high = (format_share(max(0.0, value)) for value in (cause.share.low, cause.share.high))
+    a_day = SECONDS.format(DAY_S * cause.share.value)
+    return f"{format_share(cause.share.value)} of the time (95 %: {low} to {high}), {a_day} of every day"
+
+
+def advice_for(cause: StepCause) -> str:
+    """What to do about it."""
+    if cause.kind == "stalls":
+        default = "look at what runs on the host at these steps: daemons, other jobs, garbage collection"
+        return STALL_ADVICE.get(cause.phase, default)
+    return ADVICE[cause.kind].format(rank=cause.rank)
+
+
+def judgement_document(judgement: Judgement | None, campaign: str, note: str) -> dict[str, Any]:
+    """The verdict as plain data."""
+    if judgement is None:
+        return {"campaign": None, "note": note}
+    causes = [
+        {
+            "kind": cause.kind, "phase": cause.phase, "rank": cause.rank, "since": cause.since, "until": cause.until,
+            "every": cause.every, "pattern": cause.pattern, "share": cause.share.value,
+            "interval": [cause.share.low, cause.share.high], "title": title_of(cause), "advice": advice_for(cause),
+        }
+        for cause in judgement.causes
+    ]  # fmt: skip
+    return {
+        "campaign": campaign, "ranks": judgement.num_ranks, "steps": judgement.num_steps, "step_s": judgement.step_s,
+        "shares": judgement.shares, "causes": causes, "note": judgement.why_not,
+    }  # fmt: skip

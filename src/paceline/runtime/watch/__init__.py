@@ -1,0 +1,1 @@
+"""Watching a training that runs as it is: recording inside its processes, and what becomes of the records."""

@@ -1,0 +1,153 @@
+"""The watched command: started as it is, waited for, and its processes' records made one observed training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline import variables
+from paceline.bench.environments import worker_path
+from paceline.bench.machine import describe_machine
+from paceline.errors import InputError
+from paceline.measurements.run import Span
+from paceline.measurements.trace.observed import Observed, ObservedStep
+from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS
+
+__all__ = ["name_of_command", "observe", "read_records", "run_watched"]
+
+SITE = Path(__file__).parent / "site"
+WARMUP = TRACED_STEPS[-1] + 1
+"""Steps before the first one that counts: the others find out what is to be watched."""
+Record = dict[str, Any]
+
+
+def run_watched(command: Sequence[str], folder: Path, *, every: int, quiet: bool = False) -> int:
+    """Run a command whose Python processes leave their records in a folder; its exit code, as a shell gives it.
+
+    Signals that end this process go to the command, which decides. With `quiet`, its output goes to standard error.
+    """
+    paths = [str(SITE), str(worker_path()), os.environ.get("PYTHONPATH", "")]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        variables.WATCH: str(folder.absolute()),
+        variables.WATCH_EVERY: str(every),
+    }
+    try:
+        process = subprocess.Popen(list(command), env=env, stdout=2 if quiet else None)
+    except OSError as error:
+        raise InputError(
+            f"cannot run {command[0]}: {error.strerror}", hint="paceline watch -- python train.py"
+        ) from None
+    with _passed_on(process):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The terminal sends an interrupt to both; a termination is passed on."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number)),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def name_of_command(command: Sequence[str]) -> str:
+    """The name of the script, as the name of a run."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")
+    return words[:80] or "watched"
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The record of each rank, by rank; of several processes with one rank, the one with most steps."""
+    found: dict[int, Record] = {}
+    for path in sorted(folder.glob("process-*.jsonl")):
+        record = _record(path)
+        if record and record["steps"] > found.get(record["rank"], {"steps": 0})["steps"]:
+            found[record["rank"]] = record
+    return [found[rank] for rank in sorted(found)]
+
+
+def _record(path: Path) -> Record | None:
+    """The last facts of a process, all its rows and spans; a line that a kill cut short is left out."""
+    record: Record = {}
+    listed: dict[str, list[Any]] = {"rows": [], "spans": []}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if event["event"] in listed:
+                listed[event["event"]] += event[event["event"]]
+            else:
+                record = event
+    return {**record, **listed} if record else None
+
+
+def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", labels: tuple[str, ...] = ()) -> Observed:
+    """What the processes of one training recorded, as one."""
+    if not records:
+        raise InputError("no training step was seen", hint=_NOTHING_SEEN)
+    ranks, first = max(record["world"] for record in records), records[0]
+    missing = sorted(set(range(ranks)) - {record["rank"] for record in records})
+    if missing:
+        raise InputError(f"rank {missing[0]} of {ranks} left no record of its steps", hint=_NOTHING_SEEN)
+    timed = min(sum(row[0] >= WARMUP for row in record["rows"]) for record in records)
+    if not timed:
+        raise InputError(
+            f"{first['steps']} steps are too few: the first {WARMUP} show what is to be watched",
+            hint="train for 30 steps or more",
+        )
+    origin = min(record["wall"] for record in records)
+    machine = describe_machine().model_copy(
+        update={"threads": first.get("threads"), "versions": {"torch": str(first.get("torch", ""))}}
+    )
+    return Observed(
+        name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"],
+        steps=[step for record in records for step in _steps(record, record["wall"] - origin)],
+        spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
+        warmup=WARMUP, machine=machine, labels=(*labels, *_labels(first)), facts=_facts(records),
+    )  # fmt: skip
+
+
+_NOTHING_SEEN = (
+    "Paceline sees PyTorch trainings whose Python reads PYTHONPATH (no -E, -I, -S) and whose optimiser is "
+    "one of torch.optim; a step is one call of its step()"
+)
+
+
+def _steps(record: Record, offset: float) -> Iterator[ObservedStep]:
+    for number, start, seconds, *phases in record["rows"]:
+        fits = min(1.0, seconds / max(sum(phases), 1e-12))
+        named = {name: fits * value for name, value in zip(ORDER, phases, strict=True)}
+        yield ObservedStep(record["rank"], int(number), start + offset, seconds, named)
+
+
+def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
+    compiled = ("torch.compile: whole graphs, no layers",) if first.get("compiled") else ()
+    sampled = (f"one of {first['every']} steps watched",) if first["every"] > 1 else ()
+    ended = (f"the recording ended early: {first['error']}",) if first.get("error") else ()
+    return (*compiled, *sampled, *ended)
+
+
+def _facts(records: Sequence[Record]) -> dict[str, Any]:
+    """What is not a time: hosts, memory, settings of DistributedDataParallel, garbage collection."""
+    return {
+        "hosts": [record["host"] for record in records],
+        "gc_share": sum(record["gc_s"] for record in records) / sum(r["elapsed"] for r in records),
+        "gc_count": sum(record["gc_count"] for record in records),
+        "peak_bytes": [record["peak_bytes"] for record in records],
+        **{name: records[0][name] for name in ("parameters", "ddp", "device", "every") if name in records[0]},
+    }

@@ -1,0 +1,168 @@
+"""The record of one process: exclusive seconds of each phase of each step, kept in memory and appended to a file.
+
+Whatever goes wrong here ends the recording, never the training. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["TRACED_STEPS", "Recorder", "guarded"]
+
+ORDER = ("io", "h2d", "forward", "backward", "aggregate", "update")
+"""The columns of a row after step, start and seconds."""
+TRACED_STEPS = (4, 6, 8)
+"""Steps that are traced layer by layer; they take longer, and have no row."""
+FLUSH_S = 2.0
+"""Seconds between two writes."""
+HASH = 2654435761
+"""Knuth's multiplier: which steps a sample takes is irregular, and the same on every rank."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def guarded(method: F) -> F:
+    """The method of a recorder's owner; an error in it ends the recording and is noted, and the training goes on."""
+
+    @functools.wraps(method)
+    def safe(self: Any, *given: Any, **named: Any) -> Any:
+        if self.recorder.alive:
+            try:
+                return method(self, *given, **named)
+            except Exception as error:  # noqa: BLE001
+                self.recorder.give_up(error)
+        return None
+
+    return safe  # type: ignore[return-value]
+
+
+class Recorder:
+    """Times the phases of this process's steps. A phase inside another one takes its seconds from it."""
+
+    def __init__(self, folder: str, every: int = 1) -> None:
+        self.folder, self.every = folder, max(1, every)
+        self.alive, self.error = True, ""
+        self.now: Callable[[], float] = time.perf_counter
+        """The clock; on an accelerator it waits for the device first."""
+        self.step = 0
+        """Number of updates so far: the number of the present step, from 0."""
+        self.watching = True
+        """Whether the present step is watched."""
+        self.samples = 0
+        self.rows: list[list[float]] = []
+        """Step, start, seconds, then the phases in order; of steps that are not written yet."""
+        self.spans: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {"gc_s": 0.0, "gc_count": 0}
+        self._batches: list[int] = []
+        self._thread = threading.get_ident()
+        self._open: list[list[Any]] = []
+        self._seconds = dict.fromkeys(ORDER, 0.0)
+        self._after: tuple[str, float] = ("", 0.0)
+        self._begin: float | None = None
+        self._origin = 0.0
+        self._wall = 0.0
+        self._flushed = time.perf_counter()
+        self._collecting = 0.0
+        gc.callbacks.append(self._collected)
+
+    def begin(self, phase: str) -> None:
+        """A phase begins."""
+        if self.watching and threading.get_ident() == self._thread:
+            now = self.now()
+            if phase == "backward" and self._after[0] == "forward" and not self._open:
+                self._seconds["forward"] += now - self._after[1]  # the loss
+            self._open.append([phase, now, 0.0])
+
+    def end(self, phase: str, moved: float = 0.0, to: str = "") -> None:
+        """The innermost phase ends; `moved` seconds of it were another one's."""
+        if not self.watching or threading.get_ident() != self._thread:
+            return
+        while self._open and self._open[-1][0] != phase:
+            self._open.pop()  # an exception left it open
+        if not self._open:
+            return
+        _, since, inner = self._open.pop()
+        now = self.now()
+        spent = now - since
+        if self._open:
+            self._open[-1][2] += spent
+        moved = min(moved, max(0.0, spent - inner))
+        self._seconds[phase] += max(0.0, spent - inner - moved)
+        if to:
+            self._seconds[to] += moved
+        self._after = (phase, now)
+
+    def boundary(self) -> None:
+        """An update ended, and with it the step."""
+        now = self.now() if self.watching else time.perf_counter()
+        if self._begin is None:
+            self._origin, self._wall, self._thread = now, time.time(), threading.get_ident()
+        elif self.watching and self.step not in TRACED_STEPS:
+            phases = [self._seconds[name] for name in ORDER]
+            self.rows.append([self.step, self._begin - self._origin, now - self._begin, *phases])
+            self._batches = [*self._batches[-99:], self.samples]
+        self._open.clear()
+        self._seconds = dict.fromkeys(ORDER, 0.0)
+        self._after, self.samples = ("", 0.0), 0
+        self.step += 1
+        self.watching = self._sampled(self.step)
+        if now - self._flushed > FLUSH_S:
+            self.flush()
+        self._begin = self.now() if self.watching else time.perf_counter()
+
+    def _sampled(self, step: int) -> bool:
+        return step <= TRACED_STEPS[-1] or step * HASH % 2**32 < 2**32 / self.every
+
+    def traced(self, spans: list[dict[str, Any]]) -> None:
+        """Add the spans of a traced step."""
+        self.spans += spans
+
+    def _document(self) -> dict[str, Any]:
+        """Everything but rows and spans."""
+        known = sorted(count for count in self._batches if count)
+        return {
+            "event": "facts", "rank": int(os.environ.get("RANK") or 0), "world": int(os.environ.get("WORLD_SIZE") or 1),
+            "host": socket.gethostname(), "wall": self._wall, "elapsed": time.perf_counter() - self._origin,
+            "batch": known[len(known) // 2] if known else 1, "every": self.every, "steps": self.step,
+            "error": self.error, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **self.facts,
+        }  # fmt: skip
+
+    def flush(self, **more: Any) -> None:
+        """Append what is new to the file of this process."""
+        self._flushed = time.perf_counter()
+        if self._begin is None:
+            return
+        events = [{"event": "rows", "rows": self.rows}, {"event": "spans", "spans": self.spans}]
+        with open(os.path.join(self.folder, f"process-{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(event) + "\n" for event in (*events, {**self._document(), **more})))
+        self.rows, self.spans = [], []
+
+    def close(self) -> None:
+        """The last words of the process."""
+        try:
+            if self._collected in gc.callbacks:
+                gc.callbacks.remove(self._collected)
+            self.flush(ended=True)
+        except Exception as error:  # noqa: BLE001
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Record nothing any more."""
+        self.alive = self.watching = False
+        self.error = f"{type(error).__name__}: {error}"
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        elif self._begin is not None and self._collecting:
+            self.facts["gc_s"] += time.perf_counter() - self._collecting
+            self.facts["gc_count"] += 1

@@ -1,0 +1,77 @@
+"""`paceline watch` around real PyTorch trainings that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.environments import environment_python
+from paceline.measurements.results import campaign_results
+from paceline.measurements.store import Store
+from paceline.measurements.tables import read_spans
+from paceline.runtime.watch.recorder import TRACED_STEPS
+from tests.conftest import Command
+
+SCRIPT = str(Path(__file__).parent / "watched_script.py")
+
+
+def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(paceline: Command, pytorch: Path) -> None:
+    python = str(environment_python(pytorch))
+    done = subprocess.run(
+        [*paceline.prefix, "watch", "--name", "mine", "--json", "--", python, SCRIPT, "60", "fail"],
+        env=paceline.env, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["exit_code"] == 7
+    assert verdict["steps"] == 41 - 9
+    assert verdict["ranks"] == 1
+    store = Store(paceline.store)
+    (result,) = campaign_results(store, verdict["campaign"])
+    assert (result.run.study, result.run.network, result.run.batch, result.run.ranks) == ("mine", "Net", 64, 1)
+    assert result.run.labels == ("the command ended with exit code 7",)
+    assert min(result.phases[name] for name in ("io", "forward", "backward", "update")) > 0
+    assert result.phases["aggregate"] == 0
+    spans = read_spans(store, [result.run.id])[result.run.id]
+    assert {span.step for span in spans} == set(TRACED_STEPS)
+    assert {span.name for span in spans if span.phase == "forward"} == {"first", "second", "last"}
+    gradients = [span for span in spans if span.phase == "backward" and span.step == TRACED_STEPS[0]]
+    assert sum(span.size_bytes or 0 for span in gradients) == 4 * (64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
+    assert gradients[0].name.startswith("last.")
+    assert gradients[-1].name.startswith("first.")
+
+
+def test_a_command_without_steps_is_left_alone_and_said(paceline: Command) -> None:
+    done = subprocess.run(
+        [*paceline.prefix, "watch", "--", sys.executable, "-c", "print('hello'); raise SystemExit(3)"],
+        env=paceline.env, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stdout.startswith("hello\n")
+    assert "no training step was seen" in done.stdout
+    assert "cannot run no-such-program" in paceline("watch", "--", "no-such-program", code=2)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_a_rank_that_becomes_slow_under_torchrun_is_named_with_its_step(paceline: Command, pytorch: Path) -> None:
+    torchrun = str(environment_python(pytorch).parent / "torchrun")
+    ranks = [torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "110", "slow"]
+    text = paceline("watch", "--name", "ddp", "--", *ranks)
+    assert "rank 1 trained 110 steps" in text
+    assert "1. rank 1 holds up the others, mostly in outside of the phases, since step " in text
+    cause = paceline.json("explain", "ddp")["observed"][0]["causes"][0]
+    assert (cause["kind"], cause["rank"], cause["pattern"]) == ("slow_rank", 1, "persistent")
+    assert abs(cause["since"] - 60) <= 2
+    (case,) = paceline.json("show", "ddp")["cases"]
+    assert (case["ranks"], case["timed_steps"]) == (2, 101)
+    for verb in (
+        ["explain", "ddp"],
+        ["report", "ddp"],
+        ["predict", "--from", "ddp", "--cluster", "local", "--devices", "1,2"],
+    ):
+        paceline(*verb)

@@ -1,0 +1,160 @@
+"""Verdicts on generated steps with known causes: what is named, since when, at what cost, and what is not named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.explain.watched import FEWEST_STEPS, Judgement, StepCause, judge_steps
+from paceline.measurements.trace.observed import ObservedStep
+from paceline.report.terminal.watched import judgement_document, judgement_lines
+
+USUAL = {"io": 0.001, "forward": 0.03, "backward": 0.06, "update": 0.004}
+EXCHANGE = 0.006
+Plant = Callable[[int, int], dict[str, float]]
+"""By rank and step, the seconds added to each phase."""
+
+
+def train(
+    plant: Plant = lambda rank, step: {}, *, ranks: int = 2, steps: int = 200, noise: float = 0.03, seed: int = 0
+) -> list[ObservedStep]:
+    """Synchronous steps: every rank waits for the slowest one in the exchange."""
+    chance = np.random.default_rng(seed)
+    found = []
+    for step in range(steps):
+        own = []
+        for rank in range(ranks):
+            added = plant(rank, step)
+            own.append(
+                {name: s * (1 + noise * chance.standard_normal()) + added.get(name, 0.0) for name, s in USUAL.items()}
+            )
+            own[-1]["other"] = 0.001 + added.get("other", 0.0)
+        slowest = max(sum(phases.values()) for phases in own)
+        for rank, phases in enumerate(own):
+            wait = EXCHANGE + slowest - sum(phases.values())
+            known = {name: value for name, value in phases.items() if name != "other"}
+            found.append(ObservedStep(rank, step, 0.1 * step, slowest + EXCHANGE, {**known, "aggregate": wait}))
+    return found
+
+
+def first(judgement: Judgement) -> StepCause:
+    assert judgement.causes, judgement
+    return judgement.causes[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_calm_run_has_no_cause(ranks: int, seed: int) -> None:
+    judgement = judge_steps(train(ranks=ranks, seed=seed))
+    assert judgement.causes == ()
+    assert judgement.num_steps == 200
+    assert sum(judgement.shares.values()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("phase", ["forward", "backward", "update", "io", "other"])
+def test_a_rank_that_becomes_slow_is_named_with_its_step_and_phase(phase: str, seed: int) -> None:
+    judgement = judge_steps(train(lambda rank, step: {phase: 0.03} if rank == 1 and step >= 100 else {}, seed=seed))
+    cause = first(judgement)
+    assert (cause.kind, cause.rank, cause.phase, cause.until) == ("slow_rank", 1, phase, None)
+    assert cause.since is not None
+    assert abs(cause.since - 100) <= 1
+    assert cause.pattern == "persistent"
+    assert cause.share.value == pytest.approx(0.5 * 0.03 / judgement.step_s, rel=0.15)
+    assert cause.share.low <= cause.share.value <= cause.share.high
+    assert len(judgement.causes) == 1
+
+
+def test_a_rank_that_is_always_slow_is_persistent_from_the_beginning() -> None:
+    cause = first(judge_steps(train(lambda rank, step: {"backward": 0.02} if rank == 3 else {}, ranks=4)))
+    assert (cause.kind, cause.rank, cause.phase, cause.since, cause.until) == ("slow_rank", 3, "backward", None, None)
+
+
+def test_a_rank_that_recovers_is_transient() -> None:
+    cause = first(judge_steps(train(lambda rank, step: {"forward": 0.05} if rank == 0 and 60 <= step < 120 else {})))
+    assert (cause.rank, cause.pattern) == (0, "transient")
+    assert cause.since is not None
+    assert cause.until is not None
+    assert abs(cause.since - 60) <= 1
+    assert abs(cause.until - 119) <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_input_stall_in_every_tenth_step_is_found_with_its_period(seed: int) -> None:
+    judgement = judge_steps(train(lambda rank, step: {"io": 0.2} if step % 10 == 0 else {}, seed=seed))
+    cause = first(judgement)
+    assert (cause.kind, cause.phase, cause.rank, cause.every) == ("stalls", "io", None, 10)
+    assert cause.share.value == pytest.approx(0.02 / judgement.step_s, rel=0.1)
+    assert cause.pattern == "transient"
+    assert len(judgement.causes) == 1
+
+
+def test_stalls_of_one_rank_name_it() -> None:
+    often = (11, 19, 31, 46, 59, 77, 90, 101, 118, 139, 150, 167, 188)
+    cause = first(judge_steps(train(lambda rank, step: {"update": 0.3} if rank == 1 and step in often else {})))
+    assert (cause.kind, cause.phase, cause.rank, cause.every, cause.count) == ("stalls", "update", 1, None, 13)
+    assert cause.since == 11
+
+
+def test_three_long_steps_may_be_chance() -> None:
+    assert judge_steps(train(lambda rank, step: {"forward": 0.3} if step in (31, 77, 150) else {})).causes == ()
+
+
+def test_all_ranks_slower_from_a_step_on() -> None:
+    cause = first(judge_steps(train(lambda rank, step: {"backward": 0.03} if step >= 80 else {})))
+    assert (cause.kind, cause.phase, cause.rank) == ("slowdown", "backward", None)
+    assert cause.since is not None
+    assert abs(cause.since - 80) <= 1
+
+
+def test_one_rank_alone_becomes_slower() -> None:
+    cause = first(judge_steps(train(lambda rank, step: {"forward": 0.02} if step >= 120 else {}, ranks=1)))
+    assert (cause.kind, cause.phase, cause.rank) == ("slowdown", "forward", 0)
+
+
+@pytest.mark.parametrize(("phase", "kind"), [("io", "io"), ("other", "other")])
+def test_what_every_step_waits_for(phase: str, kind: str) -> None:
+    judgement = judge_steps(train(lambda rank, step: {phase: 0.04}))
+    assert first(judgement).kind == kind
+    assert first(judgement).share.value == pytest.approx(0.041 / judgement.step_s, rel=0.1)
+
+
+def test_an_exchange_that_is_not_waiting_is_a_cause_of_its_own() -> None:
+    slow = [
+        replace(step, seconds=step.seconds + 0.05, phases={**step.phases, "aggregate": 0.05 + step.phases["aggregate"]})
+        for step in train()
+    ]
+    assert first(judge_steps(slow)).kind == "aggregate"
+
+
+def test_garbage_collection_counts_from_three_percent() -> None:
+    assert first(judge_steps(train(), collecting=0.05)).kind == "collections"
+    assert judge_steps(train(), collecting=0.02).causes == ()
+
+
+def test_too_few_steps_have_no_verdict_and_say_so() -> None:
+    judgement = judge_steps(train(lambda rank, step: {"io": 0.5}, steps=FEWEST_STEPS - 1))
+    assert judgement.causes == ()
+    assert "too few" in judgement.why_not
+    assert any("too few" in line for line in judgement_lines(judgement, "run"))
+    assert not judge_steps(train(steps=FEWEST_STEPS)).why_not
+    assert judge_steps([]).num_steps == 0
+
+
+def test_steps_that_a_rank_lacks_are_left_out() -> None:
+    steps = [step for step in train() if not (step.rank == 1 and step.step >= 150)]
+    assert judge_steps(steps).num_steps == 150
+
+
+def test_the_words_name_rank_step_cost_and_advice() -> None:
+    judgement = judge_steps(train(lambda rank, step: {"backward": 0.03} if rank == 1 and step >= 100 else {}))
+    text = "\n".join(judgement_lines(judgement, "mine-1"))
+    assert "rank 1 holds up the others, mostly in backward, since step 100 (persistent)" in text
+    assert "of every day" in text
+    assert "do: look at" in text
+    document = judgement_document(judgement, "mine-1", "")
+    assert document["causes"][0]["since"] == 100
+    assert judgement_document(None, "", "why") == {"campaign": None, "note": "why"}
