@@ -19,8 +19,9 @@ help:
 	@echo "make benchmarks       run every benchmark and write docs/benchmarks.md (hours, root);"
 	@echo "                      QUICK=1: each in its shortest form, ten minutes; ONLY=utilisation,equal: some"
 	@echo "make mutants          change the code in 200 small ways and count those that tests notice: at least 85 %;"
-	@echo "                      ONLY=cost COUNT=30 SEED=7: some"
-	@echo "make docs             write docs/reference anew from the code"
+	@echo "                      ONLY=cost COUNT=30 SEED=7: some; PROCESSES=20: code that only PyTorch processes reach"
+	@echo "make docs             write docs/reference anew from the code, and build the site of docs/ in results/site"
+	@echo "make evaluations      predict and measure the published evaluations, and write docs/evaluations; QUICK=1: predict"
 	@echo "make lock             pin dependencies anew"
 	@echo "One test: $(BIN)/pytest tests/unit/test_units.py -k seconds; a deselected one: add -m full"
 
@@ -89,13 +90,28 @@ benchmarks: setup
 
 # Mutations of cost, model, measurements, runtime and explain, each in a copy of the tree.
 mutants: setup
-	$(BIN)/python tools/mutants.py $(if $(ONLY),--only $(ONLY)) $(if $(COUNT),--count $(COUNT)) --seed $(SEED) --workers $(WORKERS)
+	$(BIN)/python tools/mutants.py $(if $(ONLY),--only $(ONLY)) $(if $(COUNT),--count $(COUNT)) $(if $(PROCESSES),--processes $(PROCESSES)) --seed $(SEED)
 
-docs: setup
+SITE_ENV := $(VENV)/site
+
+$(SITE_ENV)/.ready: requirements/docs.txt | $(SETUP)
+	$(PYTHON) -m venv $(SITE_ENV)
+	$(SITE_ENV)/bin/$(PIP) -r requirements/docs.txt
+	@touch $@
+
+# Strict: a link to a page or heading that does not exist is an error.
+docs: setup $(SITE_ENV)/.ready
 	$(BIN)/python tools/reference.py
+	$(SITE_ENV)/bin/mkdocs build --strict --quiet
+
+evaluations: setup
+	for name in $$(cd examples/evaluations && ls *.toml); do \
+	  $(BIN)/paceline evaluate $${name%.toml} $(if $(QUICK),--predict-only) --page docs/evaluations/$${name%.toml}.md || exit 1; done
 
 lock: setup
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --output-file requirements/core.txt pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe --output-file requirements/docs.txt requirements/docs.in
 
-.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks mutants docs lock
+.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks mutants docs \
+  evaluations lock

@@ -1,11 +1,14 @@
-"""Change the code in one small way, run the tests that reach the changed function, and print changes that no test saw.
+"""Change the code in one small way, run the quick tests that reach the changed function, print what no test saw.
 
 python tools/mutants.py                                     40 mutations in each package
 python tools/mutants.py --only cost --count 30 --seed 7     the mutations of an earlier run
+python tools/mutants.py --processes 20                      mutations that only real processes of PyTorch reach
 
 Each mutation is applied to a copy of the tree. Which tests reach which function is recorded once for every test file
-and kept in results/mutants. A mutation that no test could see because it changes nothing is listed with its reason in
-tools/equivalent_mutants.txt and not drawn. The exit code is 1 if fewer than 85 % of a package's mutations are caught.
+and kept in results/mutants, beside the verdicts: a run that was stopped goes on where it was, and a verdict holds as
+long as the mutated file and its tests are the same. A mutation that no test could see because it changes nothing is
+listed with its reason in tools/equivalent_mutants.txt and not drawn. The exit code is 1 if fewer than 85 % are caught
+in a package.
 """
 
 from __future__ import annotations
@@ -13,60 +16,70 @@ from __future__ import annotations
 import argparse
 import compileall
 import importlib.util
+import json
 import os
 import random
 import shutil
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 
 from mutation_sites import Mutation, mutations_of
-from mutation_tests import PACKAGES, Reach, Server, reaches
+from mutation_tests import PACKAGES, Reach, Server, Verdict, digest, reaches
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/paceline")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+VERDICTS = ROOT / "results" / "mutants" / "verdicts.jsonl"
 LEAST = 0.85
 PROCESSES = {
     "runtime/auto/": "test_auto.py",
     "runtime/capture.py": "test_capture.py",
-    "runtime/checkpoint.py": "test_faults.py",
+    "runtime/counting.py": "test_capture.py",
+    "runtime/checkpoint.py": "test_checkpoint.py",
     "runtime/large/": "test_large.py",
     "runtime/launch.py": "test_measured.py",
     "runtime/measured.py": "test_measured.py",
     "runtime/members/": "test_faults.py",
     "runtime/syncer/": "test_syncer.py",
+    "runtime/keras_binding.py": "test_keras.py",
+    "runtime/group/mpi.py": "test_mpi.py",
+    "runtime/group/gloo_sockets.py": "test_gloo_sockets.py",
     "runtime/": "test_exactness.py",
 }
 """Tests with real processes of PyTorch, for functions that no test in the same process reaches; the first that fits."""
-SECONDS = 20.0
+SECONDS = 4.0
 """Tests of one mutation: the quickest that together take this long."""
+LIMIT = 12.0
+"""Seconds that a file of tests with processes takes, roughly: its time limit follows from it."""
+
+Tests = list[tuple[str, float]]
 
 
 def main() -> int:
     """Draw mutations, run their tests, print the table; 1 if too few are caught."""
     options = _options()
+    os.nice(10)
     reach = reaches(ROOT, options.only, options.collect)
     if options.collect is not None:
         return 0
-    print(f"seed {options.seed}: {options.count} mutations per package", flush=True)
     started = time.monotonic()
-    drawn = [one for package in options.only for one in _draw(package, options.count, options.seed)]
-    caught = _verdicts(drawn, reach, options.workers)
-    survivors = [one for one, seen in zip(drawn, caught, strict=True) if not seen]
-    return _table(drawn, survivors, options, time.monotonic() - started)
+    drawn = _drawn(options, reach)
+    print(f"seed {options.seed}: {len(drawn)} mutations", flush=True)
+    verdicts = _verdicts(drawn)
+    return _table(drawn, verdicts, options.seed, time.monotonic() - started)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PACKAGES), metavar="PACKAGES")
-    parser.add_argument("--count", type=int, default=40, help="mutations of each package")
+    parser.add_argument("--count", type=int, default=40, help="mutations of each package, of what quick tests reach")
+    parser.add_argument("--processes", type=int, metavar="COUNT", help="instead: of what only PyTorch processes reach")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--collect", nargs="*", metavar="TEST_FILE", help="record again which tests reach what, and end"
     )
@@ -77,53 +90,78 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _draw(package: str, count: int, seed: int) -> list[Mutation]:
+def _drawn(options: argparse.Namespace, reach: Reach) -> list[tuple[Mutation, Tests]]:
+    """Mutations with their tests: of each package, or those of the runtime that only processes reach."""
+    if options.processes:
+        unreached = (one for one in _shuffled("runtime", options.seed) if one.function and not _quick_tests(one, reach))
+        return [(one, _process_tests(one)) for one in islice(unreached, options.processes)]
+    found: list[tuple[Mutation, Tests]] = []
+    for package in options.only:
+        pairs = ((one, _quick_tests(one, reach)) for one in _shuffled(package, options.seed))
+        found += islice((pair for pair in pairs if pair[1] or package != "runtime"), options.count)
+    return found
+
+
+def _shuffled(package: str, seed: int) -> Iterator[Mutation]:
     """Mutations of one package, each function about as likely as its size, none listed as equivalent."""
     listed = {line.split("  # ")[0] for line in EQUIVALENT.read_text(encoding="utf-8").splitlines()}
     paths = sorted((ROOT / SOURCE / package).rglob("*.py"))
     found = [one for path in paths for one in mutations_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))]
     random.Random(f"{package}{seed}").shuffle(found)
-    return [one for one in found if one.key not in listed][:count]
+    return (one for one in found if one.compiles() and one.key not in listed)
 
 
-def _verdicts(drawn: list[Mutation], reach: Reach, workers: int) -> list[bool]:
-    """Whether each mutation is caught; every worker has its own copy of the tree."""
-    free: SimpleQueue[Server] = SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(workers) as pool:
-        for index in range(workers):
-            free.put(Server(_copy(Path(folder) / str(index))))
-        _check_unchanged(drawn, free, reach)
-
-        def judge(mutation: Mutation) -> bool:
-            server = free.get()
-            try:
-                return _caught(mutation, server, reach)
-            finally:
-                (server.tree / mutation.path).write_text(mutation.before, encoding="utf-8")
-                free.put(server)
-
-        found = list(pool.map(judge, drawn))
-        for _ in range(workers):
-            free.get().stop()
-    return found
+def _quick_tests(mutation: Mutation, reach: Reach) -> Tests:
+    return reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
 
 
-def _check_unchanged(drawn: list[Mutation], free: SimpleQueue[Server], reach: Reach) -> None:
-    """Without a mutation the tests pass; else every mutation would look caught."""
-    server = free.get()
-    free.put(server)
-    tests = {test for one in drawn for test, _ in _tests_of(one, reach)[:2] if "::" in test}
-    if server.fails(sorted(tests), limit=1800):
-        sys.exit(f"tests fail without a mutation: {(server.tree / 'mutant.log').read_text()[-2000:]}")
-
-
-def _tests_of(mutation: Mutation, reach: Reach) -> list[tuple[str, float]]:
+def _process_tests(mutation: Mutation) -> Tests:
     file = mutation.path.relative_to(SOURCE).as_posix()
-    found = reach.tests_of(file, mutation.function, SECONDS)
-    if found or not file.startswith("runtime/"):
-        return found
     test = next(test for start, test in PROCESSES.items() if file.startswith(start))
-    return [(f"tests/integration/runtime/{test}", 60.0)]
+    return [(f"tests/integration/runtime/{test}", LIMIT)]
+
+
+def _verdicts(drawn: list[tuple[Mutation, Tests]]) -> list[str]:
+    """What became of each mutation: known from before, or tested now."""
+    known = _known()
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, VERDICTS.open("a", encoding="utf-8") as file:
+        server = Server(_copy(Path(folder) / "tree"))
+        _check_unchanged([tests for one, tests in drawn if _identity(one, tests) not in known], server)
+        for number, (mutation, tests) in enumerate(drawn, 1):
+            identity = _identity(mutation, tests)
+            if identity not in known:
+                known[identity] = _verdict(mutation, server, tests)
+                print(json.dumps({"mutation": identity, "verdict": known[identity]}), file=file, flush=True)
+            verdicts.append(known[identity])
+            if known[identity] not in Verdict.SEEN:
+                _tell(mutation, known[identity], tests)
+            if number % 10 == 0:
+                seen = sum(one in Verdict.SEEN for one in verdicts)
+                print(f"{number} of {len(drawn)}: {seen} caught", flush=True)
+        server.stop()
+    return verdicts
+
+
+def _known() -> dict[str, str]:
+    if not VERDICTS.exists():
+        return {}
+    lines = [json.loads(line) for line in VERDICTS.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return {line["mutation"]: line["verdict"] for line in lines}
+
+
+def _identity(mutation: Mutation, tests: Tests) -> str:
+    """Names the mutated file and the content of its tests."""
+    files = sorted({test.split("::")[0] for test, _ in tests})
+    contents = [mutation.after.encode(), *((ROOT / file).read_bytes() for file in files)]
+    return digest("".join(digest(content) for content in contents).encode())
+
+
+def _check_unchanged(tests: list[Tests], server: Server) -> None:
+    """Without a mutation the tests pass; else every mutation would look caught. Compiles the tests on the way."""
+    names = sorted({test for some in tests for test, _ in some})
+    if names and server.verdict(names, limit=1800, warm=True) != Verdict.SURVIVED:
+        sys.exit(f"tests fail without a mutation: {server.log.read_text()[-2000:]}")
 
 
 def _copy(tree: Path) -> Path:
@@ -135,36 +173,35 @@ def _copy(tree: Path) -> Path:
     return tree
 
 
-def _caught(mutation: Mutation, server: Server, reach: Reach) -> bool:
-    tests = _tests_of(mutation, reach)
+def _verdict(mutation: Mutation, server: Server, tests: Tests) -> str:
     if not tests:
-        _tell(mutation, "no test reaches it")
-        return False
+        return Verdict.UNREACHED
     target = server.tree / mutation.path
     target.write_text(mutation.after, encoding="utf-8")
     Path(importlib.util.cache_from_source(str(target))).unlink(missing_ok=True)
-    seen = server.fails([test for test, _ in tests], limit=60 + 6 * sum(seconds for _, seconds in tests))
-    if not seen:
-        _tell(mutation, f"{len(tests)} tests pass")
-    return seen
+    try:
+        return server.verdict([test for test, _ in tests], limit=30 + 8 * sum(seconds for _, seconds in tests))
+    finally:
+        target.write_text(mutation.before, encoding="utf-8")
 
 
-def _tell(mutation: Mutation, why: str) -> None:
+def _tell(mutation: Mutation, verdict: str, tests: Tests) -> None:
     where = f"{mutation.path}:{mutation.line} {mutation.function or '(module)'}"
-    print(f"survived ({why}): {where} ({mutation.kind})\n{mutation.diff()}\n", flush=True)
+    print(f"{verdict} ({len(tests)} tests): {where} ({mutation.kind})\n{mutation.diff()}\n", flush=True)
 
 
-def _table(drawn: list[Mutation], survivors: list[Mutation], options: argparse.Namespace, seconds: float) -> int:
-    counts, lost = defaultdict(int), defaultdict(int)
-    for one in drawn:
-        counts[one.path.parts[2]] += 1
-    for one in survivors:
-        lost[one.path.parts[2]] += 1
-    print(f"\npackage        caught   of  share   (seed {options.seed}, {seconds / 60:.0f} min)")
-    shares = {name: 1 - lost[name] / counts[name] for name in counts}
-    for name, share in shares.items():
-        print(f"{name:14} {counts[name] - lost[name]:6} {counts[name]:4} {share:6.0%}")
-    return 0 if all(share >= LEAST for share in shares.values()) else 1
+def _table(drawn: list[tuple[Mutation, Tests]], verdicts: list[str], seed: int, seconds: float) -> int:
+    counts: dict[str, Counter[str]] = {}
+    for (mutation, _), verdict in zip(drawn, verdicts, strict=True):
+        counts.setdefault(mutation.path.parts[2], Counter())[verdict] += 1
+    print(f"\nseed {seed}, {seconds / 60:.0f} min\n")
+    print("| package | mutations | caught | of these by the time limit | share |\n|---|---|---|---|---|")
+    shares = []
+    for name, count in counts.items():
+        seen = sum(count[verdict] for verdict in Verdict.SEEN)
+        shares.append(seen / count.total())
+        print(f"| {name} | {count.total()} | {seen} | {count[Verdict.LATE]} | {shares[-1]:.0%} |")
+    return 0 if all(share >= LEAST for share in shares) else 1
 
 
 if __name__ == "__main__":

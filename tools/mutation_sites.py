@@ -46,6 +46,14 @@ class Mutation:
         lines = unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
         return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
+    def compiles(self) -> bool:
+        """Whether the changed file is Python."""
+        try:
+            compile(self.after, "mutant", "exec")
+        except SyntaxError:
+            return False
+        return True
+
     @property
     def key(self) -> str:
         """Names the mutation wherever its lines have moved to."""
@@ -81,18 +89,10 @@ def mutations_of(path: Path, source: str) -> list[Mutation]:
     for node in _mutable(ast.parse(source)):
         for kind, changed in _changes(node):
             text = _replaced(source, node, changed)
-            if text != source and _compiles(text):
+            if text != source:
                 line: int = node.lineno  # type: ignore[attr-defined]
                 found.append(Mutation(path, function_at(functions, line), line, kind, source, text))
     return sorted(found, key=lambda mutation: (mutation.line, mutation.after))
-
-
-def _compiles(text: str) -> bool:
-    try:
-        compile(text, "mutant", "exec")
-    except SyntaxError:
-        return False
-    return True
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:

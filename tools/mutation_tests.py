@@ -1,6 +1,7 @@
 """Which tests reach which function, recorded by coverage.py once per test file; and a quick run of some tests.
 
 A server process imports the libraries once and forks for every run, since importing them takes longer than most tests.
+A file of tests that takes longer than `LONGEST` under coverage is no quick one and is left out.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mutation_sites import function_at, functions_of
 
-__all__ = ["PACKAGES", "Reach", "Server", "reaches"]
+__all__ = ["PACKAGES", "Reach", "Server", "Verdict", "digest", "reaches"]
 
 PACKAGES = ("cost", "model", "measurements", "runtime", "explain")
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
-LIBRARIES = ("click", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parquet", "pydantic", "pytest",
+LIBRARIES = ("click", "coverage", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parquet", "pydantic", "pytest",
              "rich.console", "scipy.optimize", "scipy.stats", "tomli_w")  # fmt: skip
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
            "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
 """The warning would be that libraries are imported already."""
-FAILED = (1, 2, 4, -signal.SIGKILL)
-"""A test failed, a module of tests could not be imported, or the time was over."""
+NONE_LEFT = 5
+FAILED = (1, 2, 4)
+"""A test failed, or a module of tests could not be imported."""
+LATE = -signal.SIGKILL
+LONGEST = 150.0
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -55,7 +58,7 @@ class Reach:
 
 
 def reaches(root: Path, only: list[str], collect: list[str] | None = None) -> Reach:
-    """Read what was recorded; record test files that are new or changed, or those named."""
+    """Read what was recorded; record test files that are new or changed, or those named, each for itself."""
     folder = root / "results" / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
     files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path, only)]
@@ -63,8 +66,11 @@ def reaches(root: Path, only: list[str], collect: list[str] | None = None) -> Re
     stale = [path for path in files if _is_stale(path, records[path], root, collect or [])]
     if stale:
         print(f"recording which functions {len(stale)} test files reach", flush=True)
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda path: _collect(root, path, records[path]), stale))
+        server = Server(root)
+        for number, path in enumerate(stale, 1):
+            print(f"{number} of {len(stale)}: {path.relative_to(root)}", flush=True)
+            _collect(server, path, records[path])
+        server.stop()
     seconds: dict[str, float] = {}
     tests: dict[str, set[str]] = {}
     for record in records.values():
@@ -85,26 +91,43 @@ def _concerns(path: Path, packages: list[str]) -> bool:
 def _is_stale(path: Path, record: Path, root: Path, named: list[str]) -> bool:
     if not record.exists() or str(path.relative_to(root)) in named:
         return True
-    return bool(json.loads(record.read_text(encoding="utf-8"))["digest"] != _digest(path))
+    return bool(json.loads(record.read_text(encoding="utf-8"))["digest"] != digest(path.read_bytes()))
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest(content: bytes) -> str:
+    """Names a content."""
+    return hashlib.sha256(content).hexdigest()
 
 
-def _collect(root: Path, path: Path, record: Path) -> None:
-    log = record.with_suffix(".log")
-    argv = [sys.executable, __file__, "collect", str(path.relative_to(root)), str(record)]
-    with log.open("wb") as stream:
-        code = subprocess.run(
-            argv, cwd=root, env=_environment(root), stdout=stream, stderr=stream, check=False
-        ).returncode
-    if code != 0:
-        print(f"{path.relative_to(root)} does not pass as it is: its failing tests are left out ({log})", flush=True)
+def _collect(server: Server, path: Path, record: Path) -> None:
+    file = str(path.relative_to(server.tree))
+    record.unlink(missing_ok=True)
+    code = server.ask({"collect": file, "record": str(record), "log": str(record.with_suffix(".log"))}, LONGEST)
+    if code not in (0, NONE_LEFT):
+        why = "takes too long" if code == LATE else "does not pass as it is: its failing tests are left out"
+        print(f"{file} {why} ({record.with_suffix('.log')})", flush=True)
+    if not record.exists():
+        record.write_text(json.dumps({"digest": digest(path.read_bytes()), "tests": {}}), encoding="utf-8")
 
 
 def _environment(tree: Path) -> dict[str, str]:
     return {**os.environ, **THREADS, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+COMMANDS = {"paceline", "quick", "pytorch", "torch_python"}
+"""Fixtures that start the command line or PyTorch in another process, where nothing is recorded."""
+
+
+class _FewExamples:
+    """Pytest plugin: a few random examples reach what many reach, and catch a little less."""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        from hypothesis import settings
+
+        for test in {item.function for item in items}:
+            chosen = getattr(test, "_hypothesis_internal_use_settings", None)
+            if chosen is not None:
+                test._hypothesis_internal_use_settings = settings(chosen, max_examples=min(chosen.max_examples, 20))
 
 
 class _Recorder:
@@ -116,13 +139,7 @@ class _Recorder:
         self.failed: set[str] = set()
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """A few random examples reach what many reach."""
-        from hypothesis import settings
-
-        for test in {item.function for item in items}:
-            chosen = getattr(test, "_hypothesis_internal_use_settings", None)
-            if chosen is not None:
-                test._hypothesis_internal_use_settings = settings(chosen, max_examples=5)
+        items[:] = [item for item in items if not COMMANDS & set(getattr(item, "fixturenames", ()))]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._measured.switch_context(nodeid.split("[")[0])
@@ -143,7 +160,8 @@ def _record(file: str, record: str) -> int:
     measured = coverage.Coverage(data_file=None, source=[str(source)], config_file=False)
     measured.start()
     recorder = _Recorder(measured)
-    code = pytest.main([file, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[recorder])
+    options = [one for one in OPTIONS if one != "-x"]
+    code = pytest.main([file, *options], plugins=[recorder, _FewExamples()])
     measured.stop()
     data = measured.get_data()
     reached: dict[str, set[str]] = {test: set() for test in recorder.seconds if test not in recorder.failed}
@@ -158,8 +176,16 @@ def _record(file: str, record: str) -> int:
     tests = {
         test: {"seconds": recorder.seconds[test], "functions": sorted(functions)} for test, functions in reached.items()
     }
-    Path(record).write_text(json.dumps({"digest": _digest(Path(file)), "tests": tests}), encoding="utf-8")
+    content = {"digest": digest(Path(file).read_bytes()), "tests": tests}
+    Path(record).write_text(json.dumps(content), encoding="utf-8")
     return int(code)
+
+
+class Verdict:
+    """What became of a mutation."""
+
+    CAUGHT, LATE, SURVIVED, UNREACHED = "caught", "late", "survived", "unreached"
+    SEEN = (CAUGHT, LATE)
 
 
 class Server:
@@ -167,19 +193,24 @@ class Server:
 
     def __init__(self, tree: Path) -> None:
         self.tree = tree
+        self.log = tree / "mutant.log"
         argv, pipe = [sys.executable, __file__, "serve"], subprocess.PIPE
         self._process = subprocess.Popen(argv, cwd=tree, env=_environment(tree), stdin=pipe, stdout=pipe, text=True)
 
-    def fails(self, tests: list[str], *, limit: float) -> bool:
-        """Whether one of the tests fails, or all together take longer than the limit."""
+    def ask(self, request: dict[str, Any], limit: float) -> int:
+        """The exit code of pytest; `LATE` where it was killed at the limit."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"tests": tests, "limit": limit}) + "\n")
+        self._process.stdin.write(json.dumps({"log": str(self.log), **request, "limit": limit}) + "\n")
         self._process.stdin.flush()
-        code = json.loads(self._process.stdout.readline())
-        if code not in (0, *FAILED):
-            sys.exit(f"pytest ended with {code}: {(self.tree / 'mutant.log').read_text()[-2000:]}")
-        return code in FAILED
+        return int(json.loads(self._process.stdout.readline()))
+
+    def verdict(self, tests: list[str], *, limit: float, warm: bool = False) -> str:
+        """Whether one of the tests fails, or all together take longer than the limit; `warm` keeps compiled tests."""
+        code = self.ask({"tests": tests, "warm": warm}, limit)
+        if code not in (0, LATE, *FAILED):
+            sys.exit(f"pytest ended with {code}: {self.log.read_text()[-2000:]}")
+        return {0: Verdict.SURVIVED, LATE: Verdict.LATE}.get(code, Verdict.CAUGHT)
 
     def stop(self) -> None:
         """End the process."""
@@ -193,7 +224,7 @@ def _serve() -> int:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            code = _run(request["tests"])
+            code = _child(request)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -210,22 +241,25 @@ def _ended(child: int, until: float) -> int:
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return -signal.SIGKILL
+    return LATE
 
 
-def _run(tests: list[str]) -> int:
+def _child(request: dict[str, Any]) -> int:
     import pytest
 
     os.setsid()
-    with open("mutant.log", "wb") as log:
+    with open(request["log"], "wb") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
     try:
-        return int(pytest.main([*tests, *OPTIONS]))
+        if "collect" in request:
+            return _record(request["collect"], request["record"])
+        sys.dont_write_bytecode = not request["warm"]
+        return int(pytest.main([*request["tests"], *OPTIONS], plugins=[_FewExamples()]))
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 3
 
 
 if __name__ == "__main__":
-    sys.exit(_record(sys.argv[2], sys.argv[3]) if sys.argv[1] == "collect" else _serve())
+    sys.exit(_serve())

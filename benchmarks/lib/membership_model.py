@@ -34,11 +34,11 @@ class Limits:
     """How much may happen on the way to a state."""
 
     crashes: int = 1
-    faults: int = 2
+    faults: int = 1
     """Connections given up, leaders suspended, views reported as failed, greetings late or doubled."""
-    takeovers: int = 2
+    takeovers: int = 1
     """Times that a member begins to lead."""
-    views: int = 4
+    views: int = 3
     steps: int = 1
     """Steps in each view."""
 

@@ -6,11 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from paceline.files import atomic_directory, atomic_write, remove_abandoned
+from tests.power import Power, PowerCut
 
 
 def test_text_bytes_and_what_a_function_writes(tmp_path: Path) -> None:
@@ -42,6 +44,24 @@ def test_the_file_that_is_replaced_is_kept_where_asked(tmp_path: Path) -> None:
     assert not before.exists()
     atomic_write(path, "2", previous=before)
     assert (path.read_text(), before.read_text()) == ("2", "1")
+
+
+@pytest.mark.parametrize("newer_names", [True, False])
+@pytest.mark.parametrize("operations", [0, 1, 2, 3, None])
+def test_the_new_file_or_the_one_before_is_whole_whenever_the_power_goes_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: int | None, newer_names: bool
+) -> None:
+    path, before = tmp_path / "a", tmp_path / "a.before"
+    power = Power(tmp_path, monkeypatch)
+    for text in ("first", "second"):
+        atomic_write(path, text, previous=before)
+    power.left = operations
+    with nullcontext() if operations is None else pytest.raises(PowerCut):
+        atomic_write(path, "third", previous=before)
+    power.off(newer_names=newer_names)
+    left = [file.read_text() for file in (path, before) if file.exists()]
+    possible = [["third", "second"]] if operations is None else [["second", "first"], ["second"], ["third", "second"]]
+    assert left in possible
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "watch": "Run a training script as it is, and say where its time goes.",
     "cluster": "Start, stop and list virtual clusters; inspect real clusters.",
     "bench-collectives": "Measure all-reduce and other collectives over sizes and ranks.",
+    "import": "Import traces, logs, dumps and nccl-tests of other tools; analyse them as runs.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Test whether two groups of launches differ, and by how much.",
     "explain": "Explain the phases of a step, differences between cases, and possible gains.",
@@ -40,6 +41,7 @@ VERBS: dict[str, str] = {
     "simulate": "Simulate stragglers, failures, asynchrony and other jobs on the link.",
     "transformer": "Predict time and memory of a transformer with tensor, pipeline and data parallelism.",
     "calibrate": "Fit the model to stored runs and collective sweeps.",
+    "evaluate": "Repeat a published evaluation: predict it, measure its question here, write its page.",
     "validate": "Predict held-out published figures, and print the errors.",
 }
 """All verbs with one line of help; the module of a verb is `paceline.cli.<verb>`."""

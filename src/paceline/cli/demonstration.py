@@ -27,7 +27,7 @@ from paceline.report.words import file_name
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case, Study, expand
 
-__all__ = ["demonstrate"]
+__all__ = ["demonstrate", "measured_campaign"]
 
 STUDY = Path(catalog.__file__).parent / "studies" / "demo.toml"
 ELSEWHERE, COUNTS = "v100-10gbe-8x4", (4, 8, 16, 32)
@@ -39,7 +39,7 @@ def demonstrate(store: Path, *, as_json: bool) -> None:
     stored = Store(store)
     stored.clean()
     study, cases = load_cases(STUDY, catalog.shipped_catalog())
-    campaign = _measured(study, cases, stored, quiet=as_json)
+    campaign = measured_campaign(study, cases, stored, quiet=as_json)
     calibrated = calibrate_store(stored, campaign)
     (profile,) = calibrated.profiles.values()
     files = _written(calibrated, profile, store)
@@ -61,14 +61,16 @@ def demonstrate(store: Path, *, as_json: bool) -> None:
     say(f"The report: {page}")
 
 
-def _measured(study: Study, cases: tuple[Case, ...], stored: Store, *, quiet: bool) -> str:
-    """The campaign of a study's cases on this machine."""
+def measured_campaign(
+    study: Study, cases: tuple[Case, ...], stored: Store, *, quiet: bool, again: str = "paceline demo"
+) -> str:
+    """The campaign of a study's cases on this machine; `again` is the command that begins it anew."""
     with (
         Display(quiet=quiet) as display,
         measure(study, cases, stored, installing=display.installing) as measurement,
     ):
         display.checks(measurement.checks)
-        with display.interruptible("paceline demo"):
+        with display.interruptible(again):
             display.follow(measurement.events, study.protocol, cases)
     return measurement.campaign
 
@@ -112,7 +114,7 @@ def _checked(study: Study, calibrated: Calibrated, stored: Store, campaign: str,
     protocol = study.protocol.model_copy(update={"phases": False, "launches": 2, "max_launches": 2})
     again = study.model_copy(update={"name": f"{study.name}-check", "devices": (ranks,), "protocol": protocol})
     cases = expand(again, catalog.shipped_catalog())
-    return _Checked(curve, _rate(campaign_results(stored, _measured(again, cases, stored, quiet=quiet))))
+    return _Checked(curve, _rate(campaign_results(stored, measured_campaign(again, cases, stored, quiet=quiet))))
 
 
 def _rate(results: list[CaseResult]) -> float:

@@ -58,6 +58,8 @@ class Prediction:
     """Throughput per device, relative to one device."""
     terms: dict[str, float]
     """Seconds of each term; they sum to the step."""
+    speed_up: Estimate | None = None
+    """Throughput relative to one device; none where it was not drawn together with that of one device."""
     cost: float | None = None
     """Price of a million samples, in the currency of the devices' price per hour."""
     everyday: dict[str, Any] = field(default_factory=dict)

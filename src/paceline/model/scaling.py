@@ -171,6 +171,7 @@ def _prediction(question: Question, count: int, steps: dict[int, dict[str, Float
         step_s=estimate(float(step[0]), step),
         samples_per_s=estimate(samples / float(step[0]), samples / step),
         efficiency=float(single[0] / step[0]),
+        speed_up=estimate(count * float(single[0] / step[0]), count * single / step),
         terms={name: float(values[0]) for name, values in steps[count].items()},
         cost=None if hourly is None else hourly / 3600 * float(step[0]) / samples * 1e6,
     )

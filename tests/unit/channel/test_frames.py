@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import socket
 import threading
@@ -339,3 +340,18 @@ def test_json_within_the_bounds() -> None:
     deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
     assert load_plain(deepest) is not None
     assert load_plain('{"a": ["\\ud83d\\ude00", "ä", 1.5, null]}'.encode()) == {"a": ["😀", "ä", 1.5, None]}
+
+
+@pytest.mark.parametrize("secret", [SECRET, b"another secret"])
+def test_proofs_and_frames_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
+    compared: list[tuple[int, int]] = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or compare(a, b))
+    ours, theirs = log_in(Login(secret, "caller", "me"))
+    if secret != SECRET:
+        assert compared == [(32, 32)], "the caller's proof, and nothing is signed for a stranger"
+        return
+    assert compared == [(32, 32), (32, 32)], "the caller's proof, then the listener's"
+    ours.send(b'{"a":1}', b"data")
+    theirs.receive(timeout=5)
+    assert compared[2:] == [(16, 16), (16, 16)], "the head of a frame, then its body"

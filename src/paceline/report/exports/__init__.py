@@ -29,7 +29,7 @@ from paceline.report.tables import Table, make_table, results_table
 from paceline.report.words import file_name
 from paceline.units import format_share
 
-__all__ = ["EXPORTS", "Export", "export", "markdown_report", "write_page"]
+__all__ = ["EXPORTS", "Export", "export", "markdown_lines", "markdown_report", "plain_markdown", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ MOST_FINDINGS = 5
 
 def markdown_report(explanation: Explanation) -> str:
     """Summary, results, and the first findings."""
-    lines = [f"### {_plain(explanation.title or explanation.study)}", ""]
-    lines += [f"- {_plain(sentence)}" for sentence in explanation.summary]
+    lines = [f"### {plain_markdown(explanation.title or explanation.study)}", ""]
+    lines += [f"- {plain_markdown(sentence)}" for sentence in explanation.summary]
     results = results_table([case.evidence.result for case in explanation.good])
     rows = [
         (f"{finding.title} ({finding.case})", format_share(finding.gain.value), finding.change.what)
@@ -147,21 +147,22 @@ def markdown_report(explanation: Explanation) -> str:
     ]
     findings = make_table(["finding", ">predicted gain", "change"], rows)
     for table in (results, findings):
-        lines += ["", *_markdown_table(table)] if table.rows else []
+        lines += ["", *markdown_lines(table)] if table.rows else []
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(table: Table) -> list[str]:
+def markdown_lines(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
     align = "|".join("---:" if column.startswith(">") else "---" for column in table.columns)
     rows = [
         [column.lstrip(">") for column in table.columns],
-        *([_plain(cell.text) for cell in row] for row in table.rows),
+        *([plain_markdown(cell.text) for cell in row] for row in table.rows),
     ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [lines[0], f"|{align}|", *lines[1:]]
 
 
-def _plain(text: str) -> str:
+def plain_markdown(text: str) -> str:
     """Text with escaped tags, links, cell separators and line breaks."""
     one_line = " ".join(html.escape(text, quote=False).split())
     return re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", one_line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import stat
 import subprocess
@@ -97,3 +98,11 @@ def test_an_endpoint_is_believed_only_with_a_proof() -> None:
         (b"secret", "job 1", "\ud800 \ud800"),
     ):
         assert unseal_endpoint(secret, session, text) is None
+
+
+def test_the_proof_of_an_endpoint_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(len(b)) or compare(a, b))
+    assert unseal_endpoint(b"secret", "job", seal_endpoint(b"secret", "job", "10.0.0.1:4000")) == "10.0.0.1:4000"
+    assert compared == [64]

@@ -1,0 +1,144 @@
+"""Published evaluations of frameworks and clusters, as questions that anyone can repeat.
+
+An evaluation is data: clusters, predicted curves, plans, changes that might help, headlines as published, and a study
+that measures the same question here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from paceline import catalog
+from paceline.catalog.clusters.files import ClusterFile, resolved
+from paceline.errors import UnknownName
+from paceline.spec.cluster import Cluster
+from paceline.spec.fields import Count, Label, Name, Noun
+from paceline.spec.load import parse_noun, read_text
+from paceline.spec.study import Study
+
+__all__ = ["AskedCurve", "AskedPlan", "Direction", "Evaluation", "Headline", "evaluation", "evaluation_names"]
+
+FOLDER = Path(__file__).parent
+
+
+class AskedCurve(Noun):
+    """Throughput over numbers of devices, one curve for each framework."""
+
+    name: Label
+    network: Name
+    """Name in the catalog."""
+    cluster: Name
+    """One of the evaluation's own clusters, or of the catalog."""
+    frameworks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Frameworks, or framework/mode; the others are compared with the first."""
+    batch: Count
+    """Samples per device and step."""
+    devices: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Numbers of devices."""
+    precision: Name | None = None
+    """By default what the framework does on the device."""
+    input: Literal["resident", "copied", "files"] = "resident"
+    """Where a batch comes from."""
+
+
+class AskedPlan(Noun):
+    """The best strategy for a cluster of unequal devices."""
+
+    name: Label
+    network: Name
+    """Name in the catalog."""
+    cluster: Name
+    """One of the evaluation's own clusters, or of the catalog."""
+    global_batch: Count
+    """Samples of a step of all devices."""
+
+
+class Headline(Noun):
+    """A published figure, and the predicted one that belongs beside it."""
+
+    what: Name
+    """What was published, in words."""
+    published: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """The figure."""
+    quantity: Literal["speed-up", "samples/s"]
+    """Against one device, or of all devices."""
+    curve: Label
+    """The curve of the evaluation that predicts it."""
+    framework: Name
+    """One of the curve's frameworks."""
+    devices: Count
+    """One of the curve's numbers of devices."""
+    source: Name
+    """Where it was published."""
+
+
+class Direction(Noun):
+    """A change that might help, at a curve's largest number of devices."""
+
+    curve: Label
+    """The curve of the evaluation that it changes."""
+    framework: Name
+    """One of the curve's frameworks."""
+    changes: Annotated[dict[str, str], Field(min_length=1)]
+    """Changes as those of `paceline whatif --set`."""
+
+
+class Evaluation(Noun):
+    """The content of an evaluation file."""
+
+    name: Label
+    title: Name
+    question: Name
+    """What the published evaluation asked, in one or two sentences."""
+    published_by: Name
+    """The evaluation that asked first."""
+    assumes: tuple[Name, ...] = ()
+    """What the published description leaves open, and how it is answered here."""
+    cluster: tuple[ClusterFile, ...] = ()
+    """Each `[[cluster]]` of the file, with its hosts."""
+    curve: Annotated[tuple[AskedCurve, ...], Field(min_length=1)]
+    """Each `[[curve]]` of the file."""
+    plan: tuple[AskedPlan, ...] = ()
+    """Each `[[plan]]` of the file."""
+    published: tuple[Headline, ...] = ()
+    """Each `[[published]]` of the file."""
+    direction: tuple[Direction, ...] = ()
+    """Each `[[direction]]` of the file."""
+    study: Study | None = None
+    """What is measured on this machine."""
+
+    @model_validator(mode="after")
+    def _curves_exist(self) -> Evaluation:
+        curves = {curve.name: curve for curve in self.curve}
+        asking: list[Headline | Direction] = [*self.published, *self.direction]
+        for one in asking:
+            curve = curves.get(one.curve)
+            if curve is None:
+                raise ValueError(f"no curve is called {one.curve!r}: expected one of {', '.join(curves)}")
+            if one.framework not in curve.frameworks:
+                raise ValueError(f"the curve {one.curve} has no framework {one.framework!r}")
+        for headline in self.published:
+            if headline.devices not in curves[headline.curve].devices:
+                raise ValueError(f"the curve {headline.curve} has no point at {headline.devices} devices")
+        return self
+
+    def cluster_called(self, name: str) -> Cluster:
+        """One of the evaluation's own clusters, or of the catalog."""
+        own = next((one for one in self.cluster if one.name == name), None)
+        return catalog.cluster(name) if own is None else resolved(own, text="", file=self.name)
+
+
+def evaluation_names() -> tuple[str, ...]:
+    """Names of all evaluations of the catalog."""
+    return tuple(path.stem for path in sorted(FOLDER.glob("*.toml")))
+
+
+def evaluation(name: str) -> Evaluation:
+    """The evaluation of this name, or of the file at this path if it ends in .toml."""
+    if not name.endswith(".toml") and name not in evaluation_names():
+        raise UnknownName("evaluation", name, evaluation_names())
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    return parse_noun(read_text(path), Evaluation, str(path))

@@ -1,0 +1,162 @@
+"""An evaluation answered by the model: curves, plans, gains of changes, and published headlines beside predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import catalog
+from paceline.catalog.evaluations import AskedCurve, AskedPlan, Direction, Evaluation, Headline
+from paceline.model.changes import changed
+from paceline.model.plan.make import Plan, make_plan
+from paceline.model.prediction import Curve, Estimate, reasons
+from paceline.model.question import Question
+from paceline.model.scaling import predict_curve
+from paceline.spec.strategy import Strategy, precision_called
+
+__all__ = ["AnsweredCurve", "AnsweredDirection", "AnsweredHeadline", "EvaluationAnswer", "answer_evaluation"]
+
+
+@dataclass(frozen=True)
+class AnsweredCurve:
+    """A curve for each framework, and why each differs from the first."""
+
+    asked: AskedCurve
+    curves: dict[str, Curve]
+
+    def why(self, framework: str) -> list[str]:
+        """What a framework does otherwise than the first, and the terms of a step that change most."""
+        return reasons(self.curves[self.asked.frameworks[0]], self.curves[framework])
+
+
+@dataclass(frozen=True)
+class AnsweredHeadline:
+    """A published figure beside its prediction."""
+
+    headline: Headline
+    predicted: Estimate
+
+    @property
+    def error(self) -> float:
+        """The prediction against the published figure, as a share of it."""
+        return self.predicted.value / self.headline.published - 1
+
+    @property
+    def held(self) -> bool:
+        """Whether the published figure is inside the 90 % interval."""
+        low, high = self.predicted.interval_90
+        return low <= self.headline.published <= high
+
+
+@dataclass(frozen=True)
+class AnsweredDirection:
+    """What a change gains in throughput, as a share, at a number of devices."""
+
+    direction: Direction
+    devices: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class EvaluationAnswer:
+    """Everything that the model says of an evaluation."""
+
+    evaluation: Evaluation
+    curves: tuple[AnsweredCurve, ...]
+    plans: tuple[tuple[AskedPlan, Plan], ...]
+    headlines: tuple[AnsweredHeadline, ...]
+    directions: tuple[AnsweredDirection, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "name": self.evaluation.name,
+            "title": self.evaluation.title,
+            "curves": [
+                {"name": one.asked.name, "frameworks": {name: curve.as_dict() for name, curve in one.curves.items()}}
+                for one in self.curves
+            ],
+            "plans": [{"name": asked.name, **plan.as_dict()} for asked, plan in self.plans],
+            "published": [
+                {
+                    **one.headline.model_dump(),
+                    "predicted": one.predicted.value,
+                    "interval_90": list(one.predicted.interval_90),
+                    "error": one.error,
+                    "held": one.held,
+                }
+                for one in self.headlines
+            ],
+            "directions": [
+                {**one.direction.model_dump(), "devices": one.devices, "gain": one.gain} for one in self.directions
+            ],
+        }
+
+
+def answer_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lambda line: None) -> EvaluationAnswer:
+    """Predict every curve, plan and change of an evaluation; `tell` hears what comes next."""
+    curves = []
+    for number, asked in enumerate(evaluation.curve, 1):
+        tell(f"curve {number} of {len(evaluation.curve)}: {asked.network} on {asked.cluster}")
+        counts = tuple(asked.devices)
+        found = {name: predict_curve(_question(evaluation, asked, name), counts) for name in asked.frameworks}
+        curves.append(AnsweredCurve(asked, found))
+    plans = []
+    for number, wanted in enumerate(evaluation.plan, 1):
+        tell(f"plan {number} of {len(evaluation.plan)}: {wanted.network} on {wanted.cluster}")
+        plans.append((wanted, _planned(evaluation, wanted)))
+    if evaluation.direction:
+        tell(f"{len(evaluation.direction)} changes")
+    named = {one.asked.name: one for one in curves}
+    return EvaluationAnswer(
+        evaluation,
+        tuple(curves),
+        tuple(plans),
+        tuple(_headline(one, named[one.curve].curves[one.framework]) for one in evaluation.published),
+        tuple(_direction(evaluation, one, named[one.curve]) for one in evaluation.direction),
+    )
+
+
+def _question(
+    evaluation: Evaluation, asked: AskedCurve, framework: str, changes: Mapping[str, str] | None = None
+) -> Question:
+    given = {} if asked.precision is None else {"precision": precision_called(asked.precision)}
+    question = Question(
+        cluster=evaluation.cluster_called(asked.cluster),
+        framework=catalog.framework(framework),
+        batch=asked.batch,
+        network=catalog.network(asked.network),
+        profile=None,
+        strategy=Strategy().model_copy(update=given),
+        input=asked.input,
+    )
+    return changed(question, dict(changes or {}))
+
+
+def _planned(evaluation: Evaluation, asked: AskedPlan) -> Plan:
+    cluster = evaluation.cluster_called(asked.cluster)
+    question = Question(
+        cluster=cluster,
+        framework=catalog.framework("paceline"),
+        batch=max(1, asked.global_batch // cluster.num_devices),
+        network=catalog.network(asked.network),
+        profile=None,
+        strategy=Strategy(),
+    )
+    return make_plan(question, global_batch=asked.global_batch)
+
+
+def _headline(headline: Headline, curve: Curve) -> AnsweredHeadline:
+    point = next(one for one in curve.predictions if one.devices == headline.devices)
+    predicted = point.samples_per_s if headline.quantity == "samples/s" else point.speed_up
+    assert predicted is not None
+    return AnsweredHeadline(headline, predicted)
+
+
+def _direction(evaluation: Evaluation, direction: Direction, answered: AnsweredCurve) -> AnsweredDirection:
+    before = answered.curves[direction.framework].predictions[-1]
+    question = _question(evaluation, answered.asked, direction.framework, direction.changes)
+    (after,) = predict_curve(question, (before.devices,)).predictions
+    gain = after.samples_per_s.value / before.samples_per_s.value - 1
+    return AnsweredDirection(direction, before.devices, gain)

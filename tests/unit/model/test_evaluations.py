@@ -1,0 +1,165 @@
+"""Published evaluations: every one of the catalog is whole, and its answer is what single predictions say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline import api, catalog
+from paceline.catalog.evaluations import Evaluation, evaluation, evaluation_names
+from paceline.errors import SpecError, UnknownName
+from paceline.model.validation.evaluations import answer_evaluation
+from paceline.spec.load import parse_noun
+from paceline.spec.study import conflicts, expand
+from tests.conftest import Command
+
+SMALL = """
+name = "small"
+title = "A small one"
+question = "How fast?"
+published_by = "nobody"
+assumes = ["two hosts"]
+
+[[cluster]]
+name = "mine"
+[[cluster.host]]
+name = "node"
+count = 2
+devices = [{ name = "v100-pcie", count = 2 }]
+inside = "pcie3-x16"
+link = "10gbe"
+
+[[curve]]
+name = "c"
+network = "resnet20"
+cluster = "mine"
+frameworks = ["pytorch", "mxnet"]
+batch = 64
+devices = [1, 4]
+
+[[plan]]
+name = "p"
+network = "resnet20"
+cluster = "mine"
+global_batch = 256
+
+[[published]]
+what = "far too fast"
+published = 1e9
+quantity = "samples/s"
+curve = "c"
+framework = "mxnet"
+devices = 4
+source = "made up"
+
+[[published]]
+what = "linear"
+published = 4.0
+quantity = "speed-up"
+curve = "c"
+framework = "pytorch"
+devices = 4
+source = "made up"
+
+[[direction]]
+curve = "c"
+framework = "mxnet"
+changes = { "link.bandwidth" = "100 Gb/s" }
+"""
+
+
+def small() -> Evaluation:
+    return parse_noun(SMALL, Evaluation, "small.toml")
+
+
+@pytest.mark.parametrize("name", evaluation_names())
+def test_every_evaluation_of_the_catalog_is_whole(name: str) -> None:
+    asked = evaluation(name)
+    assert asked.name == name
+    for one in (*asked.curve, *asked.plan):
+        assert catalog.network(one.network)
+        assert asked.cluster_called(one.cluster).num_devices >= max(getattr(one, "devices", (1,)))
+    for curve in asked.curve:
+        assert all(catalog.framework(framework) for framework in curve.frameworks)
+    if asked.study is not None:
+        assert conflicts(asked.study, catalog.shipped_catalog()) == ()
+        assert expand(asked.study, catalog.shipped_catalog())
+
+
+def test_an_answer_is_what_predict_and_whatif_say() -> None:
+    asked = small()
+    answer = answer_evaluation(asked)
+    where = asked.cluster_called("mine")
+    for name, curve in answer.curves[0].curves.items():
+        alone = api.predict("resnet20", cluster=where, batch=64, devices=[1, 4], framework=name).curve
+        assert [p.samples_per_s for p in curve.predictions] == [p.samples_per_s for p in alone.predictions]
+    changes = {"link.bandwidth": "100 Gb/s"}
+    faster = api.predict("resnet20", cluster=where, batch=64, devices=4, framework="mxnet", changes=changes).curve
+    before = answer.curves[0].curves["mxnet"].predictions[-1].samples_per_s.value
+    assert answer.directions[0].gain == pytest.approx(faster.predictions[0].samples_per_s.value / before - 1)
+    assert answer.directions[0].gain > 0.01
+    plan = api.plan("resnet20", cluster=where, global_batch=256).plan
+    assert answer.plans[0][1].best.predicted_throughput == plan.best.predicted_throughput
+
+
+def test_headlines_are_compared_with_their_own_curve() -> None:
+    answer = answer_evaluation(small())
+    rate, speed_up = answer.headlines
+    last = answer.curves[0].curves["mxnet"].predictions[-1]
+    assert rate.predicted == last.samples_per_s
+    assert rate.error == pytest.approx(last.samples_per_s.value / 1e9 - 1)
+    assert not rate.held
+    point = answer.curves[0].curves["pytorch"].predictions[-1]
+    assert speed_up.predicted.value == pytest.approx(4 * point.efficiency)
+    low, high = speed_up.predicted.interval_90
+    assert low < speed_up.predicted.value < high
+    assert speed_up.held == (low <= 4.0 <= high)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('curve = "c"', 'curve = "d"', "no curve is called 'd'"),
+        ('framework = "mxnet"', 'framework = "jax"', "has no framework 'jax'"),
+        ("devices = 4", "devices = 3", "no point at 3 devices"),
+    ],
+)
+def test_what_names_nothing_is_refused(old: str, new: str, expected: str) -> None:
+    with pytest.raises(SpecError, match=expected):
+        parse_noun(SMALL.replace(old, new), Evaluation, "small.toml")
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="five-frameworks-cifar"):
+        evaluation("five-framework-cifar")
+
+
+def test_the_command_shows_and_writes_the_answer(paceline: Command, tmp_path: Path) -> None:
+    file, page = tmp_path / "small.toml", tmp_path / "page.md"
+    file.write_text(SMALL, encoding="utf-8")
+    text = paceline("evaluate", str(file), "--predict-only", "--page", str(page))
+    for words in (
+        "far too fast",
+        "outside",
+        "speed-up at 4",
+        "baseline: DDP",
+        "link.bandwidth=100 Gb/s",
+        "assumed: two",
+    ):
+        assert words in text
+    written = page.read_text(encoding="utf-8")
+    assert f"paceline evaluate {file} --predict-only" in written
+    assert "| far too fast |" in written
+
+
+def test_the_command_measures_its_study_and_answers_in_json(quick: Command, tmp_path: Path) -> None:
+    file, page = tmp_path / "small.toml", tmp_path / "page.md"
+    study = '[study]\nname = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [4]\n'
+    file.write_text(f"{SMALL}\n{study}[study.protocol]\nlaunches = 1\nmax_launches = 1\n", encoding="utf-8")
+    found = quick.json("evaluate", str(file), "--page", str(page))
+    assert found["schema"] == "paceline.evaluate/1"
+    assert found["published"][0]["held"] is False
+    assert len(found["measured"]["cases"]) == 1
+    assert "## Measured on this machine" in page.read_text(encoding="utf-8")
+    assert list(quick.json("evaluate")["evaluations"]) == list(evaluation_names())

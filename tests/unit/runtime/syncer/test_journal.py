@@ -1,0 +1,65 @@
+"""What a shard has answered is still there when the power goes off, on a real file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.runtime.protocol import messages
+from paceline.runtime.syncer.journal import FileDisk, Journal
+from paceline.runtime.syncer.packing import pack_numbers
+from paceline.runtime.syncer.rounds import RoundPolicy, ShardState
+from paceline.runtime.syncer.shard import SyncerShard
+from tests.power import Power
+
+BOTH = pytest.mark.parametrize("newer_names", [True, False])
+
+
+@BOTH
+def test_every_record_is_on_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
+) -> None:
+    power, path = Power(tmp_path, monkeypatch), tmp_path / "journal"
+    journal = Journal(FileDisk(path))
+    for number in range(3):
+        journal.append({"n": number}, {"x": np.full(4, number)})
+    power.off(newer_names=newer_names)
+    again = Journal(FileDisk(path))
+    assert (again.facts, again.arrays["x"].tolist()) == ({"n": 2}, [2] * 4)
+
+
+@BOTH
+def test_a_journal_that_is_written_anew_is_on_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
+) -> None:
+    power, path = Power(tmp_path, monkeypatch), tmp_path / "journal"
+    journal = Journal(FileDisk(path))
+    for number in range(20):
+        journal.append({"n": number}, {"x": np.full(20_000, number, dtype=np.float32)})
+    assert path.stat().st_size < 1_000_000, "written anew"
+    power.off(newer_names=newer_names)
+    assert Journal(FileDisk(path)).facts == {"n": 19}
+
+
+@BOTH
+def test_progress_that_was_acknowledged_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
+) -> None:
+    power = Power(tmp_path, monkeypatch)
+    shard = served(tmp_path)
+    data = pack_numbers(np.zeros(3, dtype=np.float32), "none")
+    shard._reply(messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
+    lease = shard._reply(messages.LeaseRequest("a", 1, 1, 9, None)).lease
+    used = pack_numbers(np.ones(3, dtype=np.float32), "none")
+    shard._reply(messages.Push("a", 1, 1, 0, lease.end - lease.begin, "none", used))
+    power.off(newer_names=newer_names)
+    theta = served(tmp_path)._shard.theta
+    assert theta is not None
+    assert theta.tolist() == [-1.0, -1.0, -1.0], "what moved by 1 has been applied once"
+
+
+def served(folder: Path) -> SyncerShard:
+    state = ShardState(RoundPolicy(groups=1))
+    return SyncerShard(state, groups=1, heartbeat_timeout=10.0, journal=Journal(FileDisk(folder / "journal")))
