@@ -130,7 +130,7 @@ def question_about(
         raise InputError("no batch given", hint="batch=64: samples per device and step")
     where = _cluster(cluster)
     return Question(
-        cluster=_with_rates(where) if where.name == "local" and given is None else where,
+        cluster=_with_rates(where) if given is None else where,
         framework=catalog.framework(framework),
         batch=samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
@@ -169,7 +169,7 @@ def _cluster(cluster: Cluster | File) -> Cluster:
 
 
 def _with_rates(cluster: Cluster) -> Cluster:
-    """The cluster with the rates of this machine's processor, measured in a second."""
+    """The cluster with the rates of this machine's processor where it names `host-cpu`, measured in a second."""
     from paceline.bench.machine import with_rates
 
     hosts = tuple(

@@ -15,6 +15,7 @@ __all__ = [
     "DEVICE",
     "EMULATION",
     "EVENTS",
+    "GLOBAL_BATCH",
     "GROUP",
     "GROUP_SHARE",
     "HERE",
@@ -34,6 +35,7 @@ __all__ = [
     "SECRET",
     "SECRET_FILE",
     "SIZE",
+    "SPLIT",
     "STORE",
     "SYNCER",
     "SYNCER_SECRET",
@@ -165,6 +167,14 @@ train`. Read by: training processes."""
 GROUP_SHARE = "PACELINE_GROUP_SHARE"
 """Share of all samples that the group processes. Default: `1.0`. Set by: `paceline train`. Read by: training
 processes."""
+
+GLOBAL_BATCH = "PACELINE_GLOBAL_BATCH"
+"""Samples of a step of all groups, in place of what the script says. Default: as the script says. Set by: `paceline
+train --plan`. Read by: training processes."""
+
+SPLIT = "PACELINE_SPLIT"
+"""Samples of each rank of the group in its first steps, comma-separated; measured costs take over. Default: equal
+shares. Set by: `paceline train --plan`. Read by: training processes."""
 
 LOCAL_STEPS = "PACELINE_LOCAL_STEPS"
 """Steps of a group between two exchanges with the syncer. Default: `1`. Set by: `paceline train`. Read by: training

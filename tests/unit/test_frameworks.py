@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.bench import verify
+from paceline.bench import environments, verify
 from paceline.bench.adapters import ADAPTERS, availability, environments_of
 from paceline.bench.environments import RECIPES
 from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
@@ -251,3 +252,19 @@ def test_the_list_has_every_framework_and_a_status(paceline: Command) -> None:
 def test_a_wrong_name_is_one_clear_error(paceline: Command) -> None:
     assert "did you mean 'tensorflow'" in paceline("frameworks", "install", "tensorflov", code=2)
     assert "no framework" in paceline("frameworks", "verify", "nothing", code=2)
+
+
+def test_modes_that_are_not_installed_are_skipped_and_named(
+    paceline: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert "not installed: paceline frameworks install" in (verify._refusal(case("horovod/pytorch")) or "")
+    (tmp_path / "environments").mkdir()
+    for name in environments_of("horovod/pytorch"):
+        environments._folder(environments.recipe_of(name)).mkdir()
+    assert verify._refusal(case("horovod/pytorch")) is None
+    assert "horovod/tensorflow" in (verify._refusal(case("horovod/tensorflow")) or "")
+    paceline.env["PACELINE_HOME"] = str(tmp_path)
+    error = paceline("frameworks", "verify", "mxnet", code=1)
+    assert "mxnet is not installed" in error
+    assert "paceline frameworks install mxnet" in error

@@ -22,7 +22,7 @@ from paceline.catalog.frameworks import framework_record, is_built_in, record_na
 from paceline.catalog.plugins import plugin_entries
 from paceline.errors import PluginError, Unsupported
 
-__all__ = ["ADAPTERS", "Availability", "adapter_of", "availability", "environments_of"]
+__all__ = ["ADAPTERS", "Availability", "adapter_of", "availability", "environments_of", "missing_environments"]
 
 BUILT_IN = "built in"
 
@@ -87,6 +87,11 @@ def environments_of(name: str) -> tuple[str, ...]:
     adapter = adapter_of(short)
     modes = [mode] if mode else list(framework_record(short).mode)
     return tuple(dict.fromkeys(adapter.environment(each) for each in modes))
+
+
+def missing_environments(name: str) -> list[str]:
+    """Environments that a framework, or one of its modes, needs and that are not installed."""
+    return [one for one in environments_of(name) if find_environment(one) is None]
 
 
 def _state(name: str) -> Availability:

@@ -71,16 +71,18 @@ def probe_seconds() -> float:
     return statistics.median(times)
 
 
+HOST_CPU = "host-cpu"
+"""Catalog name of the processor of whatever host it is; a cluster of such hosts is taken to be like this machine."""
 RATE_SIDE, RATE_BYTES, RATE_S = 768, 64 * 2**20, 0.3
 """Rows of the timed matrix product, bytes of the timed copy, and seconds for each."""
 
 
 def with_rates(device: Device) -> Device:
-    """A processor of this machine with the rates of all its cores, measured now; one that states its own stays."""
-    if device.kind != "cpu" or device.peak or device.emulation:
+    """`host-cpu` with the rates of all cores of this machine, measured now; a device that states its own stays."""
+    if device.name != HOST_CPU or device.peak or device.emulation:
         return device
     peak, bandwidth = _rates()
-    name = f"{device.name} ({peak / 1e9:.0f} GFLOP/s, {BANDWIDTH.format(bandwidth)}, measured now)"
+    name = f"{device.name} ({peak / 1e9:.0f} GFLOP/s, {BANDWIDTH.format(bandwidth)}, measured here now)"
     return device.model_copy(update={"name": name, "peak": {"float32": peak}, "memory_bandwidth": bandwidth})
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.adapters import adapter_of
+from paceline.bench.adapters import adapter_of, missing_environments
 from paceline.bench.collect import explain_failure
 from paceline.bench.frameworks.arrays import initial_tensors
 from paceline.bench.frameworks.family import network_family
@@ -131,6 +131,8 @@ def _refusal(case: Case) -> str | None:
     """Why there is no comparison; None if there is one."""
     if case.framework.split("/")[0] in UNKNOWN:
         return UNKNOWN[case.framework.split("/")[0]]
+    if missing_environments(case.framework):
+        return f"not installed: paceline frameworks install {case.framework}"
     refused = adapter_of(case.framework).refusal(case)
     if refused or case.ranks == 1:
         return refused

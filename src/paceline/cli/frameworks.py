@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from paceline.bench.adapters import availability, environments_of
+from paceline.bench.adapters import availability, environments_of, missing_environments
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_family, prove_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
@@ -91,7 +91,8 @@ def _install_one(name: str, display: Display, failures: list[EnvironmentFailed])
 def verify(names: tuple[str, ...], networks: tuple[str, ...], family: bool, as_json: bool) -> None:
     """Verify that frameworks compute equal logits, loss, gradients, and weights after three steps on 1 and 2 ranks.
 
-    Without names: every mode of every framework that is ready. Exits 1 if any comparison fails.
+    Without names: every mode of every framework that is ready. Modes whose environment is not installed are skipped.
+    Exits 1 if any comparison fails.
 
     \b
     Examples:
@@ -129,7 +130,10 @@ def _modes(names: tuple[str, ...]) -> list[str]:
     for name in names:
         full = framework(name)
         modes = framework_record(full.split("/")[0]).mode
-        full_names += [full] if "/" in name else [f"{name}/{mode}" for mode in modes]
+        asked = [full] if "/" in name else [f"{name}/{mode}" for mode in modes]
+        if all(missing_environments(one) for one in asked):
+            raise EnvironmentFailed(f"{name} is not installed", hint=f"paceline frameworks install {name}")
+        full_names += asked
     return full_names
 
 

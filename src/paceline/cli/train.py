@@ -12,6 +12,7 @@ from paceline.cli.options import json_option, place_options
 from paceline.errors import LaunchFailed
 from paceline.model.plan.file import read_plan
 from paceline.report.terminal import emit, say
+from paceline.report.terminal.predictions import show_reached
 from paceline.runtime.launch import TrainingRequest, run_training
 
 __all__ = ["command"]
@@ -28,11 +29,12 @@ __all__ = ["command"]
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
 )
 @click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the ranks, with torch.")
+@click.option("--env", "environment", help="Environment of the ranks, of `paceline frameworks`: pytorch, keras, ...")
 @place_options
 @json_option
 def command(
     script: Path, arguments: tuple[str, ...], name: str, ranks: int | None, plan_file: Path | None, restarts: int,
-    threads: int, python: Path | None, target: LaunchTarget, as_json: bool,
+    threads: int, python: Path | None, environment: str | None, target: LaunchTarget, as_json: bool,
 ) -> None:  # fmt: skip
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
 
@@ -40,10 +42,15 @@ def command(
     machine. The ranks authenticate with a secret made for this job. Training continues without a rank that fails; with
     --restarts the rank is restarted and rejoins. ARGUMENTS after the script go to the script.
 
+    With --plan the ranks start from the plan's groups, global batch and split, and at the end the predicted throughput
+    is shown beside the reached one. A plan for another cluster is refused.
+
     \b
     Examples:
       paceline train examples/training/train_digits.py --ranks 2
       paceline train train.py --ranks 2 --python env/bin/python
+      paceline train examples/training/train_keras.py --ranks 2 --env keras
+      paceline train train.py --cluster my-cluster.toml --plan plan.toml
       paceline train train.py --cluster my-cluster.toml --restarts 3 -- --epochs 5
       paceline train train.py --cluster my-cluster.toml --on virtual
       paceline train train.py --cluster my-cluster.toml --on slurm
@@ -58,9 +65,13 @@ def command(
         restarts=restarts,
         threads=threads,
         python=python,
+        environment=environment,
     )
     result = run_training(request, target, (lambda line: None) if as_json else say)
     if as_json:
-        emit({"ok": result.ok, "codes": result.codes, "restarts": result.restarts}, "train")
+        predicted = {"predicted_throughput": request.plan.predicted_throughput} if request.plan else {}
+        emit({"ok": result.ok, **vars(result), **predicted}, "train")
+    elif request.plan is not None:
+        show_reached(request.plan, result.reached)
     if not result.ok:
         raise LaunchFailed(f"the training did not come to its end: exit codes {result.codes}")

@@ -7,6 +7,7 @@ while training goes on; the loop goes on with the mode that it gets back.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from paceline import variables
 from paceline.errors import InputError
 from paceline.runtime.auto.pilot import NoPilot, Pilot
 from paceline.runtime.auto.regroup import (
@@ -27,7 +29,7 @@ from paceline.runtime.auto.regroup import (
 )
 from paceline.runtime.group.session import RankGroup
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.rendezvous import LaunchContext, launch_context, meet
+from paceline.runtime.members.rendezvous import LaunchContext, launch_context, meet, only_mpi_knows
 from paceline.runtime.samples import Position, advance, even_part, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
@@ -243,6 +245,10 @@ class Start:
     """The group and its syncer; None if all ranks are one group."""
     regroups: bool
     """Whether the ranks themselves decide how they train together."""
+    batch: int | None = None
+    """The global batch of a plan."""
+    split: tuple[int, ...] = ()
+    """Samples of each rank of the group in its first steps, as a plan has them."""
 
     def client(self, model: nn.Module, settings: Settings, *, global_batch: int) -> SyncerClient | None:
         """The group's side of the syncer, if there is one."""
@@ -260,12 +266,15 @@ def start_of(settings: Settings) -> Start:
     context, auto = _context(settings), settings.scheme == "auto"
     assignment = assignment_of(context) if auto else None
     where = assignment.membership(context.secret or b"") if assignment is not None else group_membership()
-    return Start(context, assignment, where, regroups=auto and (assignment is not None or where is None))
+    regroups = auto and (assignment is not None or where is None)
+    split = tuple(int(samples) for samples in os.environ.get(variables.SPLIT, "").split(",") if samples)
+    batch = int(os.environ[variables.GLOBAL_BATCH]) if variables.GLOBAL_BATCH in os.environ else None
+    return Start(context, assignment, where, regroups, batch, split)
 
 
 def _context(settings: Settings) -> LaunchContext:
     """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
-    if settings.transport != "mpi":
+    if settings.transport != "mpi" and not only_mpi_knows():
         return launch_context()
     from paceline.runtime.group.mpi import mpi_launch_context
 

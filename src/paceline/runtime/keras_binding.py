@@ -10,17 +10,21 @@ and Keras' own optimiser applies the sum. A shadow of the variables lets late ra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from paceline import variables
 from paceline.errors import InputError
+from paceline.runtime.members.rendezvous import launched_size
 from paceline.runtime.pace import Pace, join
 from paceline.runtime.settings import Settings
 from paceline.runtime.training import Batch
@@ -108,6 +112,7 @@ class KerasPace:
             predicted = self._model(inputs, training=True)
             loss = self._model.compute_loss(x=inputs, y=targets, y_pred=predicted)
         computed = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        _check_gradients(computed, self._model.trainable_variables)
         gradients = [_handed_over(gradient) for gradient in computed]
         self.pace.step(_Handover.apply(gradients, *self._shadow.values))
         return float(loss)
@@ -121,10 +126,45 @@ def join_keras(
         raise InputError(
             "the Keras model is not compiled and built", hint="call model.build(...) and model.compile(...)"
         )
+    _check_losses(model)
+    _check_batchnorm(model, several=launched_size() > 1 or variables.SYNCER in os.environ)
     shadow = _Shadow(model.trainable_variables)
     dataset = TensorDataset(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
     optimizer = _KerasOptimizer(model, shadow)
     return KerasPace(model, join(shadow, optimizer, dataset, global_batch=global_batch, settings=settings), shadow)
+
+
+def _check_losses(model: Any) -> None:
+    """One array of targets is for one output, and that output has a loss."""
+    if model.loss is None and not model.losses:
+        raise InputError("the Keras model has no loss", hint="model.compile(optimizer, loss=...)")
+    names = list(getattr(model, "output_names", ()))
+    if len(names) > 1:
+        raise InputError(
+            f"the Keras model has {len(names)} outputs ({', '.join(names)}), join_keras() has targets for one",
+            hint="train a model of one output: keras.Model(model.inputs, model.outputs[0])",
+        )
+
+
+def _check_batchnorm(model: Any, *, several: bool) -> None:
+    """Refuse layers whose results, and whose moving averages, would differ between ranks."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    trained = [layer.name for layer in layers if layer.trainable]
+    if several and trained:
+        raise InputError(
+            f"batch normalization ({', '.join(trained)}) normalises over each rank's share: results would depend on "
+            "the split, and moving averages would differ between ranks",
+            hint="keras.layers.GroupNormalization or LayerNormalization, or freeze these layers (trainable = False)",
+        )
+
+
+def _check_gradients(gradients: Sequence[Any], trained: Sequence[Any]) -> None:
+    unused = [variable.path for variable, found in zip(trained, gradients, strict=True) if found is None]
+    if unused:
+        raise InputError(
+            f"the loss does not depend on {', '.join(unused[:5])}, which would get no gradient",
+            hint="freeze layers that the loss does not use (trainable = False), or give their output a loss",
+        )
 
 
 def _follow(model: Any, shadow: _Shadow) -> None:

@@ -5,43 +5,24 @@ A job has a folder for its secret's lifetime: logs of all ranks, and the roster 
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 import os
 import secrets
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import variables
-from paceline.bench.environments import environment_python, prepare, worker_path
-from paceline.bench.sites.site import Process, Rendezvous, Site
+from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile
-from paceline.runtime.syncer.journal import DAMAGED, SHARD_RESTARTS
+from paceline.runtime.job.following import JobResult, follow_ranks
+from paceline.runtime.job.interpreter import check_imports, find_interpreter
 from paceline.spec.cluster import Cluster, Placed, place
 
-__all__ = [
-    "Grouping",
-    "JobResult",
-    "TrainingJob",
-    "TrainingRequest",
-    "check_imports",
-    "follow_ranks",
-    "num_ports",
-    "processes_of",
-    "reduced",
-    "run_training",
-]
-
-POLL_S = 0.1
-"""Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
+__all__ = ["Grouping", "TrainingJob", "TrainingRequest", "num_ports", "processes_of", "reduced", "run_training"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +52,8 @@ class TrainingRequest:
     threads: int = 1
     python: Path | None = None
     """Interpreter of the ranks; by default this one if it has torch, else that of the pytorch environment."""
+    environment: str | None = None
+    """Environment of Paceline whose interpreter the ranks use, in place of `python`."""
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -92,6 +75,14 @@ class TrainingRequest:
             quorum=self.plan.quorum,
         )
 
+    @property
+    def split(self) -> tuple[int, ...] | None:
+        """The plan's samples of each rank that takes part."""
+        if self.plan is None:
+            return None
+        samples = {member.rank: member.samples for group in self.plan.group for member in group.members}
+        return tuple(samples[rank] for rank in self.chosen)
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -107,28 +98,20 @@ class TrainingJob:
     threads: int = 1
     path: Path | None = None
     """Directory to import Paceline from, where the interpreter does not have it installed."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that the interpreter needs."""
     grouping: Grouping | None = None
     """None: all ranks are one group."""
+    split: tuple[int, ...] | None = None
+    """Samples of each rank in a step, as a plan has them."""
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """How a job ended."""
-
-    codes: dict[str, int]
-    """Last exit code of each rank."""
-    restarts: int
-
-    @property
-    def ok(self) -> bool:
-        """Whether training finished: at least one rank finished, and none ended with an error of its own."""
-        return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
 
 
 def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> JobResult:
     """Run a script on the devices that take part, and show what its ranks print."""
     cluster, chosen, grouping = request.cluster, request.chosen, request.grouping
+    if request.plan is not None:
+        _check_plan(request.plan, cluster)
     if max(chosen) >= cluster.num_devices:
         raise InputError(
             f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
@@ -143,19 +126,21 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
         make_launcher(target) as launcher,
         launcher.open(used, used.num_devices, num_ports=num_ports(grouping)) as site,
     ):
-        python, path = _interpreter(request, show)
+        interpreter = find_interpreter(request.python, request.environment, show)
         if target.on in ("local", "virtual"):
-            check_imports(request.script, python)
+            check_imports(request.script, interpreter.python)
         job = TrainingJob(
             script=request.script,
             arguments=request.arguments,
-            python=python,
+            python=interpreter.python,
             folder=Path(folder),
             placement=place(used, used.num_devices),
             rendezvous=site.rendezvous,
             threads=request.threads,
-            path=path,
+            path=interpreter.path,
+            env=interpreter.env,
             grouping=grouping,
+            split=request.split,
         )
         # Agents on hosts see by this file whether they share this folder.
         (job.folder / "job.json").write_text("{}", encoding="utf-8")
@@ -166,47 +151,20 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
     raise AssertionError("a watched job always ends")
 
 
-def _interpreter(request: TrainingRequest, show: Callable[[str], None]) -> tuple[Path, Path | None]:
-    """The interpreter of the ranks, and where it finds Paceline if it is not installed there."""
-    if request.python is not None:
-        if not os.access(request.python, os.X_OK):
-            raise InputError(f"{request.python} is not an interpreter", hint="--python PATH, such as env/bin/python")
-        return request.python.absolute(), worker_path()
-    if importlib.util.find_spec("torch") is not None:
-        return Path(sys.executable), None
-    return environment_python(prepare("pytorch", show)), worker_path()
-
-
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
-"""Names under which pip knows packages that are imported by another name."""
-FIND = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
-
-
-def check_imports(script: Path, python: Path) -> None:
-    """Refuse a script whose imports its interpreter does not have, and say what installs them."""
-    names = sorted(_imports(script) - set(sys.stdlib_module_names) - {"paceline"})
-    if not names:
-        return
-    env = {**os.environ, "PYTHONPATH": str(script.resolve().parent)}
-    found = subprocess.run([str(python), "-c", FIND, *names], capture_output=True, text=True, env=env, check=False)
-    missing = found.stdout.split() if found.returncode == 0 else []
-    if missing:
-        packages = " ".join(DISTRIBUTIONS.get(name, name) for name in missing)
-        raise InputError(
-            f"{script} imports {', '.join(missing)}, which {python} does not have",
-            hint=f"{python} -m pip install {packages}; or --python PATH of an interpreter that has them, and torch",
-        )
-
-
-def _imports(script: Path) -> set[str]:
-    """Packages that the script imports when it begins; none if it cannot be read, which its ranks will say."""
-    try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        return set()
-    names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    return {name.split(".")[0] for name in names}
+def _check_plan(plan: PlanFile, cluster: Cluster) -> None:
+    """Refuse a plan that was made for another cluster."""
+    hint = f"--cluster {plan.cluster} (or its file), or plan again: paceline plan --cluster {cluster.name} ..."
+    if plan.cluster != cluster.name:
+        raise InputError(f"the plan is for cluster {plan.cluster!r}, asked is {cluster.name!r}", hint=hint)
+    devices = [placed.device.name for placed in place(cluster, cluster.num_devices)]
+    for member in (member for group in plan.group for member in group.members):
+        found = devices[member.rank] if member.rank < len(devices) else "no device"
+        # A measured processor has its rates behind its name.
+        if member.device != found and not member.device.startswith(f"{found} ("):
+            raise InputError(
+                f"rank {member.rank} of the plan is {member.device!r}, in cluster {cluster.name!r} it is {found!r}",
+                hint=hint,
+            )
 
 
 def processes_of(job: TrainingJob) -> list[Process]:
@@ -298,7 +256,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
         "OMP_NUM_THREADS": str(job.threads),
         **_waiting(job, placed),
     }
-    env |= _path(job)
+    env |= _path(job) | job.env | _planned(job, placed.rank)
     if job.grouping is not None:
         env |= _group_env(job, job.grouping, placed.rank)
     if placed.device.emulation is not None:
@@ -306,6 +264,19 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
         emulation["speed"] /= job.rendezvous.dilation
         env[variables.EMULATION] = json.dumps(emulation)
     return env
+
+
+def _planned(job: TrainingJob, rank: int) -> dict[str, str]:
+    """The plan's global batch, and its split of the rank's group to start from."""
+    if job.split is None:
+        return {}
+    every = tuple(range(len(job.split)))
+    groups = job.grouping.groups if job.grouping is not None else (every,)
+    mine = next(group for group in groups if rank in group)
+    return {
+        variables.GLOBAL_BATCH: str(sum(job.split)),
+        variables.SPLIT: ",".join(str(job.split[other]) for other in mine),
+    }
 
 
 def reduced(cluster: Cluster, chosen: Sequence[int]) -> Cluster:
@@ -323,64 +294,3 @@ def reduced(cluster: Cluster, chosen: Sequence[int]) -> Cluster:
 def num_ports(grouping: Grouping | None) -> int:
     """Ports that a job needs: one for rank 0, then one for each group's first rank, then one for each shard."""
     return 1 + (2 * len(grouping.groups) if grouping is not None else 0)
-
-
-def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
-    """Start the ranks and yield their lines as they come; the last value says how the job ended.
-
-    A rank that is killed is started again while restarts are left; it joins the others where they are.
-    """
-    together = site.start(processes)
-    launches = {process.name: together for process in processes}
-    followed = {process.name: _Tail(process.log) for process in processes}
-    used = 0
-    revived = dict.fromkeys((process.name for process in processes if process.rank is None), 0)
-    while True:
-        codes = {name: launch.poll()[name] for name, launch in launches.items()}
-        training = any(codes[process.name] is None for process in processes if process.rank is not None)
-        for process in processes:
-            yield from (f"[{process.name}] {line}" for line in followed[process.name].lines())
-            allowed = used < restarts if process.rank is not None else revived[process.name] < SHARD_RESTARTS
-            if training and _comes_back(process, codes[process.name], allowed):
-                if process.rank is None:
-                    revived[process.name] += 1
-                used += process.rank is not None
-                yield f"[{process.name}] ended with {codes[process.name]}; started again"
-                launches[process.name] = site.start([_late(process)])
-                codes[process.name] = None
-        if not training:
-            codes_of_ranks = {
-                p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None
-            }
-            yield JobResult(codes_of_ranks, used)
-            return
-        time.sleep(POLL_S)
-
-
-def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
-    """Restart a shard unless its journal is damaged, a rank if it was killed, while restarts are left."""
-    if code is None or not allowed:
-        return False
-    return code != DAMAGED if process.rank is None else code < 0
-
-
-def _late(process: Process) -> Process:
-    """A restarted rank, which finds the others by the roster."""
-    return replace(process, env={**process.env, variables.LATE: "1"})
-
-
-class _Tail:
-    """The new whole lines of a growing file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def lines(self) -> list[str]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset, os.SEEK_SET)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode("utf-8", errors="replace").splitlines()

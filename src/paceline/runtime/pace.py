@@ -5,6 +5,7 @@
             loss = loss_fn(model(batch.inputs), batch.targets)
             pace.step(loss)
 
+`pace.step(loss)` is `pace.backward(loss)` and `pace.update()`; between them gradients are those of the whole step.
 A rank with n of the step's N samples weighs its gradients by n / N, so their sum is the gradient of the mean loss over
 all N, whatever the split. If the group changes in mid-step, the step is not committed and its samples are used again.
 """
@@ -12,9 +13,11 @@ all N, whatever the split. If the group changes in mid-step, the step is not com
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +33,16 @@ from paceline.runtime.group.session import RankGroup
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
-from paceline.runtime.samples import Attempt, Position, StepRecord, chunked, epoch_order, share_of
+from paceline.runtime.samples import (
+    REACHED,
+    Attempt,
+    Position,
+    StepRecord,
+    chunked,
+    epoch_order,
+    reached_rate,
+    share_of,
+)
 from paceline.runtime.settings import Settings
 from paceline.runtime.training import Batch, Samples, Training, load
 
@@ -42,13 +54,16 @@ log = logging.getLogger("paceline.runtime")
 
 def join(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     dataset: Samples,
     *,
     global_batch: int,
     settings: Settings | None = None,
 ) -> Pace:
-    """Take part in the training of a model with all ranks that were launched; alone it is a plain loop."""
+    """Take part in the training of a model with all ranks that were launched; alone it is a plain loop.
+
+    Several optimizers are stepped together.
+    """
     if global_batch < 1:
         raise InputError(f"global_batch is {global_batch}, expected at least 1")
     if len(dataset) < 1:
@@ -62,14 +77,17 @@ class Pace:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         dataset: Samples,
         *,
         global_batch: int,
         settings: Settings,
     ) -> None:
-        self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._holder, start = WireHolder(), start_of(settings)
+        if start.batch is not None and start.batch != global_batch:
+            log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
+        self._planned, global_batch = start.batch is not None, start.batch or global_batch
+        self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
         self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
@@ -80,6 +98,7 @@ class Pace:
             num_samples=len(dataset),
             global_batch=client.batch if client else global_batch,
             also=(client,) if client else (),
+            split=start.split,
         )
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
         self._training.resume()
@@ -88,6 +107,12 @@ class Pace:
         job = GroupContext(self._group, self._pilot, len(dataset), global_batch, start.context.roster, Limits())
         self._mode: GroupMode = SyncedGroups(job, client) if client else OneGroup(job)
         self._attempt: Attempt | None = None
+        self._again = False
+        """Whether the batch that the loop has comes again, because the group has changed."""
+        self._short = False
+        """Whether the loop calls `step`, so that a rank without samples can update by itself."""
+        self._unsettled: float | None = None
+        """Seconds of a committed step whose consequences are still to come."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
 
@@ -98,6 +123,9 @@ class Pace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self._unsettled is not None:
+            # The loop was left by `break`: what was due after its last step.
+            self._training.save_if_due(self.rank, self._group.session.balance.plain())
         self._mode.leave()
 
     @property
@@ -178,21 +206,65 @@ class Pace:
                 break
             self._enter(view)
         self._training.save_last(self.rank)
+        rate, steps = reached_rate(self.records)
+        if self._planned and self.rank == 0 and steps:
+            sys.stdout.write(REACHED.format(rate=rate, steps=steps) + "\n")
+            sys.stdout.flush()
 
-    def step(self, loss: Tensor) -> None:
-        """Backward pass, exchange and update; a chunk that is not the last of its step only adds gradients."""
+    def step(self, loss: Tensor) -> bool:
+        """The short form of `backward` and `update`; whether a step was committed."""
+        self._short = True
+        self._backward_once(loss)
+        return self._update_once(None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass and exchange: afterwards gradients are those of the whole step's mean loss, on every rank.
+
+        Where a rank takes its share in several passes, gradients appear after the last of them.
+        """
+        self._short = False
+        self._backward_once(loss)
+
+    def update(self, scaler: torch.amp.GradScaler | None = None) -> bool:
+        """Step the optimizers, by a `GradScaler` if the loss was scaled; whether a step was committed.
+
+        It was not if this was not the last pass of the rank's share, or if the group has changed and the samples come
+        again: step schedules and moving averages of the model only if it was.
+        """
+        self._short = False
+        return self._update_once(scaler)
+
+    def _backward_once(self, loss: Tensor) -> None:
         attempt = self._attempt
-        if attempt is None or attempt.done >= len(attempt.chunks):
-            raise InputError("step() was called without a batch", hint="call it once for each batch of batches()")
-        chunk = attempt.chunks[attempt.done]
+        if attempt is None or attempt.done > attempt.updates or attempt.done >= len(attempt.chunks):
+            raise InputError(
+                "backward() was called without a batch, or twice for one",
+                hint="call it once for each batch of batches(), followed by update(); add several losses up",
+            )
         attempt.done += 1
-        last = attempt.done == len(attempt.chunks)
         try:
-            self._backward(loss, attempt, chunk, last=last)
-            if last:
-                self._commit(attempt)
+            self._backward(loss, attempt)
         except Broken as error:
             self._recover(error)
+
+    def _update_once(self, scaler: torch.amp.GradScaler | None) -> bool:
+        attempt, committed = self._attempt, False
+        if attempt is not None:
+            if attempt.done <= attempt.updates:
+                raise InputError("update() was called without backward()", hint="call both once for each batch")
+            attempt.updates += 1
+            try:
+                if attempt.done == len(attempt.chunks):
+                    self._commit(attempt, scaler)
+                    committed = True
+            except Broken as error:
+                self._recover(error)
+        elif not self._again:
+            raise InputError("update() was called without a batch", hint="call it once for each batch of batches()")
+        if scaler is not None and not committed:
+            # What it noted of gradients that no step used must not count for those that come.
+            scaler.update(scaler.get_scale())
+        return committed
 
     def _try_step(self) -> Iterator[Batch]:
         """The chunks of this rank's share; none if it has no share, or until the group has changed."""
@@ -207,16 +279,29 @@ class Pace:
         if self._mode.finished():
             return
         attempt = self._attempt = self._next_attempt()
-        if not attempt.chunks:
+        self._again = False
+        if attempt.chunks or not self._short:
+            yield from self._passes(attempt)
+        else:
             self._step_without_samples(attempt)
-            return
+        self._settle()
+
+    def _passes(self, attempt: Attempt) -> Iterator[Batch]:
+        """The batches of a step; a rank without samples gets some that do not count, as it has to update as well."""
+        attempt.chunks = attempt.chunks or [np.zeros(0, dtype=np.int64)]
         for number, chunk in enumerate(attempt.chunks, start=1):
             self._group.member.working(self.position.step + 1)
-            yield load(self._dataset, chunk, device=self._training.device, collate=self.settings.collate)
+            shown = chunk if len(chunk) else np.arange(min(2, len(self._dataset)))
+            batch = load(self._dataset, shown, device=self._training.device, collate=self.settings.collate)
+            yield replace(batch, indices=chunk)
             if self._attempt is not attempt:
                 return
-            if attempt.done != number:
-                raise InputError("a batch was not followed by step()", hint="call pace.step(loss) once for each batch")
+            if (attempt.done, attempt.updates) != (number, number):
+                raise InputError(
+                    "a batch was not followed by backward() and update()",
+                    hint="call pace.step(loss), or pace.backward(loss) and pace.update(), once for each batch; to "
+                    "accumulate gradients raise global_batch and say Settings(chunk=...)",
+                )
 
     def _next_attempt(self) -> Attempt:
         size, session, position = self._mode.next_size(), self._group.session, self.position
@@ -225,59 +310,87 @@ class Pace:
         mine = share_of(order, position, shares, session.rank)
         return Attempt(size, shares, chunked(mine, self.settings.chunk), began=self._group.last_end)
 
-    def _backward(self, loss: Tensor, attempt: Attempt, chunk: np.ndarray, *, last: bool) -> None:
+    def _backward(self, loss: Tensor, attempt: Attempt) -> None:
         if self._holder.broken is not None:
             raise self._holder.broken
         session, mean = self._group.session, self.settings.reduction == "mean"
-        mine = attempt.shares[session.rank]
-        weight = mine / attempt.size if mean else 1.0
+        chunk, mine = attempt.chunks[attempt.done - 1], attempt.shares[session.rank]
+        weight = mine / attempt.size if mean or not mine else 1.0
         if mean and len(attempt.chunks) > 1:
             loss = loss * (len(chunk) / mine)
         if self._synced:
             # Layers that sum over the ranks in the backward pass need gradients that are weighted already.
             loss, weight = loss * weight, 1.0
+        last = attempt.done == len(attempt.chunks)
         if last:
+            self._training.check_trained()
             session.begin(weight, step_began=attempt.began)
-        loss.backward()
+        self._training.bring_back()
+        if len(chunk):
+            loss.backward()
+        if last:
+            self._exchange(attempt)
+        else:
+            self._training.set_aside()
 
     def _step_without_samples(self, attempt: Attempt) -> None:
         try:
             self._group.session.begin(0.0, step_began=attempt.began)
-            self._commit(attempt)
+            self._exchange(attempt)
+            self._commit(attempt, None)
         except Broken as error:
             self._recover(error)
 
-    def _commit(self, attempt: Attempt) -> None:
+    def _exchange(self, attempt: Attempt) -> None:
+        """Finish the exchange of gradients."""
         self._training.drain()
         self._group.member.waiting()
-        compute = time.perf_counter() - attempt.began
-        session = self._group.session
-        session.exchange(attempt.shares, compute)
+        attempt.compute = time.perf_counter() - attempt.began
+        self._group.session.exchange(attempt.shares, attempt.compute)
+        self._group.member.working(self.position.step + 1)
+
+    def _commit(self, attempt: Attempt, scaler: torch.amp.GradScaler | None) -> None:
         # After the exchange and before the update: a process that was suspended in between may hold the sum of a step
         # that the others have tried again without it.
         if self._group.member.doubtful:
             raise Broken("this process may have been declared failed while it waited")
-        self._training.update()
+        self._training.update(scaler)
         self._mode.commit(attempt.size)
+        session = self._group.session
         view = session.view
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
-        # From here the step is committed: what breaks below is not a reason to try it again.
         self._attempt = None
         end = time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
-        record = StepRecord(self.position.step, session.view.number, attempt.size, attempt.shares, seconds, compute)
-        self.records.append(record)
-        session.after_commit()
-        # Twice, and kept in between: the first may change the groups, and the second, which may break, is of the new.
-        self._mode = self._mode.prepare(seconds)
-        self._mode = self._mode.prepare()
-        self._training.save_if_due(session.rank, session.balance.plain())
-        self._group.member.working(self.position.step)
+        done = (attempt.size, attempt.shares, seconds, attempt.compute, end)
+        self.records.append(StepRecord(self.position.step, view.number, *done))
+        self._unsettled = seconds
+
+    def _settle(self) -> None:
+        """What follows a committed step, when schedules and averages of the user's loop have followed it too.
+
+        The step stays committed: what breaks here is not a reason to try it again.
+        """
+        if self._unsettled is None:
+            return
+        seconds, self._unsettled = self._unsettled, None
+        session = self._group.session
+        self._group.member.waiting()
+        try:
+            session.after_commit()
+            # Twice, and kept in between: the first may change the groups, and the second, which may break, is of the
+            # new.
+            self._mode = self._mode.prepare(seconds)
+            self._mode = self._mode.prepare()
+            self._training.save_if_due(session.rank, session.balance.plain())
+            self._group.member.working(self.position.step)
+        except Broken as error:
+            self._recover(error)
 
     def _recover(self, error: Broken) -> None:
         log.info("step %d is tried again: %s", self.position.step + 1, str(error).splitlines()[0][:160])
-        self._attempt = None
-        self._training.optimizer.zero_grad(set_to_none=True)
+        self._attempt, self._again = None, True
+        self._training.discard_gradients()
         self._group.recover(error)
         self._mode.entered()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 __all__ = [
+    "REACHED",
     "Attempt",
     "Position",
     "StepRecord",
@@ -20,9 +21,13 @@ __all__ = [
     "chunked",
     "epoch_order",
     "even_part",
+    "reached_rate",
     "share_of",
     "step_size",
 ]
+
+REACHED = "paceline: reached {rate:.2f} samples/s in the last {steps} steps"
+"""What the first rank of each group prints at the end of a planned training; `paceline train` reads it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,16 @@ class StepRecord:
     """From the end of the step before to the end of this one."""
     measured_compute: float
     """Until this rank's gradients were computed."""
+    ended: float
+    """When, by time.perf_counter()."""
+
+
+def reached_rate(records: Sequence[StepRecord]) -> tuple[float, int]:
+    """Samples per second of the later half of steps, in which the split has settled, and how many these are."""
+    later = list(records)[len(records) // 2 :]
+    if len(later) < 2:
+        return 0.0, 0
+    return sum(record.samples for record in later[1:]) / (later[-1].ended - later[0].ended), len(later) - 1
 
 
 @dataclass
@@ -92,6 +107,11 @@ class Attempt:
     chunks: list[np.ndarray]
     began: float
     done: int = 0
+    """Chunks whose backward pass was run."""
+    updates: int = 0
+    """Chunks for which the loop has called for the update."""
+    compute: float = 0.0
+    """Seconds until this rank's gradients were computed."""
 
 
 def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import secrets
 from collections.abc import Callable, Sequence, Sized
@@ -31,17 +32,21 @@ class Training:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         settings: Settings,
         *,
         num_samples: int,
         global_batch: int,
         also: tuple[Stateful, ...] = (),
+        split: tuple[int, ...] = (),
     ) -> None:
         self.global_batch = global_batch
         """Samples of a full step of this group."""
+        self.split = split
+        """Samples of each rank to start from, as a plan has them; empty: equal shares."""
         self._also = (*settings.also, *also)
-        self.model, self.optimizer, self.settings = model, optimizer, settings
+        self.model, self.settings = model, settings
+        self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
@@ -55,9 +60,16 @@ class Training:
         """Checkpoints in a row that could not be written."""
         self._again = -1
         """The step after which the last of them is tried again: 1, 2, 4, ... steps later."""
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._all = dict(model.named_parameters())
+        self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
+        """Those that are trained; which ones is decided when the rank joins."""
+        self._partial: list[Tensor | None] = []
+        """Gradients of the passes before, of a share that is taken in several."""
         if not self.parameters:
             raise InputError("the model has no parameter that is trained")
+        _check_sparse(model)
+        for each in self.optimizers:
+            _check_closure(each)
         self.device = self.parameters[0].device
 
     @property
@@ -113,12 +125,52 @@ class Training:
                 hint="all ranks need the same dataset and seed; move the checkpoint away to start anew",
             )
 
-    def update(self) -> None:
-        """Apply the exchanged gradients."""
+    def update(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Apply the exchanged gradients; equal on all ranks, so that a scaler skips a step on all or on none."""
         if self.settings.clip is not None:
+            if scaler is not None:
+                raise InputError(
+                    "Settings(clip=...) would clip scaled gradients",
+                    hint="scaler.unscale_(optimizer) and clip_grad_norm_ between backward() and update()",
+                )
             nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        self.discard_gradients()
+
+    def discard_gradients(self) -> None:
+        """No gradient is left, neither of this pass nor of those before."""
+        self._partial = []
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def set_aside(self) -> None:
+        """Keep gradients of a part of the share where the user's loop does not clip, scale or clear them."""
+        self._partial = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def bring_back(self) -> None:
+        """Go on from the gradients of the passes before."""
+        if self._partial:
+            for parameter, kept in zip(self.parameters, self._partial, strict=True):
+                if kept is not None:
+                    parameter.grad = kept if parameter.grad is None else kept.add_(parameter.grad)
+        self._partial = []
+
+    def check_trained(self) -> None:
+        """Refuse parameters that were frozen or released since the rank joined: others would not know of it."""
+        trained = [parameter for parameter in self._all.values() if parameter.requires_grad]
+        if len(trained) == len(self.parameters):
+            return
+        known = {id(parameter) for parameter in self.parameters}
+        names = [name for name, one in self._all.items() if one.requires_grad != (id(one) in known)]
+        raise InputError(
+            f"{', '.join(names[:5])}: frozen or released after join()",
+            hint="set requires_grad before join(); to change it, leave the loop and join() again",
+        )
 
     def drain(self) -> None:
         """Wait for the device, so that its time is measured and not the time of asking it."""
@@ -174,10 +226,30 @@ class Training:
             self._unsaved = 0
 
     def _parts(self) -> tuple[Stateful, ...]:
-        return (self.model, self.optimizer, *self._also)
+        return (self.model, *self.optimizers, *self._also)
 
     def _state(self) -> list[dict[str, Any]]:
         return [dict(part.state_dict()) for part in self._parts()]
+
+
+def _check_sparse(model: nn.Module) -> None:
+    """Refuse layers with sparse gradients, which ranks cannot sum in buckets."""
+    sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
+    if sparse:
+        raise InputError(
+            f"layers with sparse gradients: {', '.join(sparse)}; ranks sum dense gradients only",
+            hint="nn.Embedding(..., sparse=False)",
+        )
+
+
+def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse optimizers that evaluate the loss several times for one step."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"{type(optimizer).__name__} calls a closure several times for one step, which a shared step cannot",
+            hint="use an optimizer whose step() needs no closure",
+        )
 
 
 class Samples(Sized, Protocol):

@@ -66,3 +66,38 @@ def test_the_keras_example_trains_under_torchrun() -> None:
     accuracy = float(result.stdout.split("accuracy ")[1].split()[0])
     assert accuracy > 0.9
     assert "after 96 steps on 2 ranks" in result.stdout
+
+
+REFUSED = """
+import keras
+import numpy as np
+from paceline.errors import InputError
+from paceline.runtime.keras_binding import join_keras
+
+data = np.zeros((8, 4), "float32"), np.zeros((8, 2), "float32")
+inputs = keras.Input((4,))
+hidden = keras.layers.Dense(3)(inputs)
+out = keras.layers.Dense(2)(hidden)
+models = {
+    "no loss": (keras.Model(inputs, out), {}),
+    "outputs": (keras.Model(inputs, [out, hidden]), {"loss": ["mse", None]}),
+    "norm": (keras.Model(inputs, keras.layers.BatchNormalization()(out)), {"loss": "mse"}),
+}
+for model, given in models.values():
+    model.compile("sgd", **given)
+    try:
+        join_keras(model, data, global_batch=4)
+    except InputError as error:
+        print(error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.full  # needs the TensorFlow environment
+def test_models_that_cannot_be_shared_are_refused_with_a_reason() -> None:
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), "WORLD_SIZE": "2", "KERAS_BACKEND": "tensorflow"}
+    argv = [str(environment_python(prepare("keras"))), "-c", REFUSED]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = ["the Keras model has no loss", "the Keras model has 2 outputs", "batch normalization (batch_normal"]
+    for line, words in zip(done.stdout.splitlines(), expected, strict=True):
+        assert line.startswith(words)

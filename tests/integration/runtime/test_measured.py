@@ -96,3 +96,49 @@ def test_the_examples_train(paceline: Command, pytorch: Path) -> None:
     assert "after 4 steps" in text
     text = paceline("train", str(folder / "train_cifar.py"), "--ranks", "2", "--", "--epochs", "1", "--samples", "128")
     assert "after 2 steps" in text
+
+
+PLAN = """
+network = "script"
+cluster = "unequal"
+global_batch = 40
+kind = "synchronous"
+local_steps = 1
+quorum = 1
+predicted_step_s = 0.1
+predicted_throughput = 400.0
+predicted_utilisation = 1.0
+staleness = 0.0
+efficiency = 1.0
+reason = "written by a test"
+[[group]]
+members = [{ rank = 0, device = "fast", samples = 30 }, { rank = 1, device = "slow", samples = 10 }]
+"""
+
+
+def test_training_takes_batch_and_split_of_a_plan_and_checks_it(
+    paceline: Command, pytorch: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "unequal.toml").write_text(CLUSTER)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "from paceline.runtime import Settings, join\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "with join(model, optimizer, TensorDataset(torch.randn(80, 4)), global_batch=8) as pace:\n"
+        "    for batch in pace.batches(steps=8):\n"
+        "        pace.step(model(batch.inputs).square().mean())\n"
+        "    print('first shares', pace.records[0].shares, 'of', pace.global_batch)\n"
+    )
+    asked = ("train", str(script), "--cluster", str(tmp_path / "unequal.toml"), "--plan", str(tmp_path / "plan.toml"))
+    text = paceline(*asked)
+    assert text.count("first shares (30, 10) of 40") == 2
+    assert "predicted 400.0 samples/s" in text
+    assert "the plan's global batch of 40 takes the place of 8" in text
+    found = float(text.split("reached ")[-1].split(":")[0].replace(",", ""))
+    assert found > 0
+    error = paceline(*asked[:3], "local", *asked[4:], code=2)
+    assert "the plan is for cluster 'unequal', asked is 'local'" in error

@@ -46,3 +46,22 @@ def test_unequal_shares_over_mpi_give_the_gradients_of_one_process(
     found = [json.loads((tmp_path / f"mpi-{rank}.json").read_text()) for rank in range(2)]
     assert found[0]["hash"] == found[1]["hash"]
     assert np.abs(np.array(found[0]["parameters"]) - np.array(alone["parameters"])).max() < 1e-12
+
+
+def test_without_an_address_ranks_of_mpirun_meet_over_mpi(
+    torch_python: Path, mpi4py: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "PACELINE_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    run(torch_python, mpi4py, {"shares": [23, 7]}, f"{tmp_path}/meet-{{rank}}.json")
+    found = [json.loads((tmp_path / f"meet-{rank}.json").read_text()) for rank in range(2)]
+    assert found[0]["hash"] == found[1]["hash"], "the start differs between ranks, so equal means that they met"
+
+
+def test_two_processes_of_another_mpi_do_not_train_alone(torch_python: Path, mpi4py: Path, tmp_path: Path) -> None:
+    """What MPICH's mpirun says to a process whose mpi4py was built for Open MPI."""
+    argv = [str(torch_python), str(WORKER), "gradients", json.dumps({"transport": "mpi"}), str(tmp_path / "alone.json")]
+    env = {**os.environ, "PYTHONPATH": f"{worker_path()}:{mpi4py}", "PMI_SIZE": "2", "PMI_RANK": "1"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "mpirun has started 2 processes, of which mpi4py sees 1" in done.stderr

@@ -20,7 +20,7 @@ from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.strategy import Strategy
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 
 FAST = Link(name="fast", bandwidth=1e10, latency=1e-5)
 SLOW = Link(name="slow", bandwidth=12.5e6, latency=1e-4)
@@ -284,3 +284,16 @@ def test_a_plan_in_text_has_a_baseline_a_legend_and_loads(paceline: Command) -> 
                           "link.bandwidth=100Gb/s")  # fmt: skip
     assert found["baseline"]["gain_interval_90"][0] <= found["baseline"]["gain"]
     assert sum(load["count"] * load["samples"] for load in found["loads"]) == 256
+
+
+@pytest.mark.parametrize("name", ["local", "unequal-cpus.toml", "inspected"])
+def test_the_rates_of_this_machines_processor_are_measured(paceline: Command, tmp_path: Path, name: str) -> None:
+    cluster = str(ROOT / "examples" / "clusters" / name) if name.endswith(".toml") else name
+    if name == "inspected":
+        cluster = str(tmp_path / "mine.toml")
+        paceline("cluster", "inspect", "--out", cluster)
+    made = paceline.json("plan", "--network", "lenet", "--cluster", cluster, "--global-batch", "40")
+    shares = [member["samples"] for group in made["candidates"][0]["groups"] for member in group]
+    assert sum(shares) == 40
+    if name == "unequal-cpus.toml":
+        assert shares[0] > 2 * sum(shares[1:]), "a processor throttled to a quarter takes at most that of the other"

@@ -150,3 +150,10 @@ def test_many_hosts_are_tried_in_a_grid_of_sizes() -> None:
     assert sizes == {1, *range(2, 49, 2)}
     few = {len(one.groups[0]) for one in ranked_candidates(devices[:24], 96, size=1e6) if len(one.groups) == 1}
     assert few == set(range(1, 25))
+
+
+@pytest.mark.parametrize(("hosts", "batch"), [(8, 100), (3, 128), (7, 8), (5, 5), (3, 2)])
+def test_every_candidate_has_every_sample_of_the_batch(hosts: int, batch: int) -> None:
+    devices = [device(str(host)) for host in range(hosts) for _ in range(2)]
+    ranked = ranked_candidates(devices, batch, size=1e6)
+    assert {sum(map(sum, one.shares)) for one in ranked} == {batch}

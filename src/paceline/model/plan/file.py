@@ -64,6 +64,13 @@ class PlanFile(Noun):
             raise ValueError("group must name a rank only once; a plan may leave ranks out")
         return self
 
+    @model_validator(mode="after")
+    def _whole_batch(self) -> PlanFile:
+        total = sum(member.samples for group in self.group for member in group.members)
+        if total != self.global_batch:
+            raise ValueError(f"samples of all members sum to {total}, global_batch is {self.global_batch}")
+        return self
+
 
 def read_plan(path: Path) -> PlanFile:
     """The plan of a file."""

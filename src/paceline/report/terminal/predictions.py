@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paceline.model.plan.bucket_size import BucketAnswer
+from paceline.model.plan.file import PlanFile
 from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.model.simulate.scenario import Simulated
@@ -14,7 +15,7 @@ from paceline.report.terminal import print_rows, say
 from paceline.report.words import common_label, dominant_words
 from paceline.units import BYTES, SECONDS, format_share
 
-__all__ = ["show_buckets", "show_changed", "show_checked", "show_curves", "show_plan", "show_simulated"]
+__all__ = ["show_buckets", "show_changed", "show_checked", "show_curves", "show_plan", "show_reached", "show_simulated"]
 
 WIDTH = 56
 SHOWN_LOADS = 16
@@ -193,7 +194,7 @@ def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) ->
     return lines
 
 
-def show_simulated(label: str, runs: Sequence[Simulated]) -> None:
+def show_simulated(label: str, runs: Sequence[Simulated], precision: str) -> None:
     """Steps as predicted and as simulated, and where the time goes."""
     asynchronous = any(run.staleness is not None for run in runs)
     columns = [">devices", ">predicted step", ">simulated step", ">samples/s", ">lost"]
@@ -207,7 +208,7 @@ def show_simulated(label: str, runs: Sequence[Simulated]) -> None:
     shown = {name for run in runs for name in run.shares}
     say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
     shares = ", ".join(f"{name} {format_share(share)}" for name, share in runs[-1].shares.items())
-    say(f"at {runs[-1].devices} devices: {shares}")
+    say(f"at {runs[-1].devices} devices: {shares}", f"precision: {precision}")
 
 
 def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
@@ -301,9 +302,25 @@ def show_checked(curve: Curve, measured: float) -> None:
     """A prediction beside what was measured after it was made."""
     prediction = curve.predictions[-1]
     predicted, (low, high) = prediction.samples_per_s.value, prediction.samples_per_s.interval_90
-    held = "the measurement is inside" if low <= measured <= high else "the measurement is OUTSIDE"
     say(
         f"The prediction, checked by running it ({curve.notes[-1] if curve.notes else f'{prediction.devices} ranks'}):",
-        f"predicted {predicted:,.1f} samples/s (90 %: {low:,.1f} to {high:,.1f}), measured {measured:,.1f}: "
-        f"error {100 * (predicted / measured - 1):+.1f} %, {held} the interval",
+        _checked(predicted, (low, high), measured, verb="measured"),
+    )
+
+
+def show_reached(plan: PlanFile, reached: float | None) -> None:
+    """A plan beside what training with it came to."""
+    if reached is None:
+        say("the plan was not checked: the training had too few steps, or did not come to its end")
+        return
+    interval = plan.interval_90 or (plan.predicted_throughput, plan.predicted_throughput)
+    say(f"the plan, checked by training: {_checked(plan.predicted_throughput, interval, reached, verb='reached')}")
+
+
+def _checked(predicted: float, interval: tuple[float, float], measured: float, *, verb: str) -> str:
+    low, high = interval
+    held = "the measurement is inside" if low <= measured <= high else "the measurement is OUTSIDE"
+    return (
+        f"predicted {predicted:,.1f} samples/s (90 %: {low:,.1f} to {high:,.1f}), {verb} {measured:,.1f}: "
+        f"error {100 * (predicted / measured - 1):+.1f} %, {held} the interval"
     )

@@ -169,9 +169,17 @@ class Balance:
     """The split of one view's batches."""
 
     def __init__(
-        self, ids: Sequence[str], *, chunks: Sequence[int | None], least: int = 0, fixed: bool = False
+        self,
+        ids: Sequence[str],
+        *,
+        chunks: Sequence[int | None],
+        least: int = 0,
+        fixed: bool = False,
+        split: Sequence[int] = (),
     ) -> None:
+        """`split`: samples of each rank until costs are known; equal shares if it is not of these ranks."""
         self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
+        self._first = [float(n) for n in split] if len(split) == len(ids) and any(split) else [1.0] * len(ids)
         self._estimates = {name: CostEstimate() for name in self._ids}
         self._shares: dict[int, tuple[int, ...]] = {}
         self._idle = dict.fromkeys(self._ids, 0)
@@ -181,7 +189,8 @@ class Balance:
     def shares(self, total: int) -> tuple[int, ...]:
         """Samples of each rank in a step of `total`."""
         if self._fixed or not any(estimate.known for estimate in self._estimates.values()):
-            return proportional_split([1.0] * len(self._ids), total)
+            least = [self._least] * len(self._ids) if total >= self._least * len(self._ids) else []
+            return proportional_split(self._first, total, least=least)
         if total not in self._shares:
             self._shares[total] = split_batch(self._distinct_costs(total), total).samples
         return self._with_a_trial(self._shares[total])

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline import variables
 from paceline.errors import InputError, Unsupported
 from paceline.runtime.group.wire import Broken, Wire
-from paceline.runtime.members.rendezvous import LaunchContext
+from paceline.runtime.members.rendezvous import LaunchContext, mpi_size
 
 __all__ = ["MpiWire", "mpi_launch_context"]
 
@@ -36,7 +36,9 @@ def _mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise Unsupported(
-            f"transport='mpi' needs mpi4py and an MPI library: {error}", hint="pip install mpi4py, on every host"
+            f"ranks that meet or exchange over MPI need mpi4py and an MPI library: {error}",
+            hint="pip install mpi4py, on every host; or without transport='mpi' set MASTER_ADDR, MASTER_PORT and "
+            f"{variables.SECRET}",
         ) from error
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise Unsupported("this MPI was built without threads", hint="use one with MPI_THREAD_SERIALIZED or better")
@@ -47,6 +49,7 @@ def mpi_launch_context() -> LaunchContext:
     """This process among those of its mpirun; rank 0 sends all the rendezvous and the secret."""
     mpi = _mpi()
     world, greeting = mpi.COMM_WORLD, bytearray(GREETING)
+    _check_world(world.Get_size(), mpi.Get_library_version())
     one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == world.Get_size()
     if world.Get_rank() == 0:
         address = "127.0.0.1" if one_host else _own_address()
@@ -57,6 +60,17 @@ def mpi_launch_context() -> LaunchContext:
     world.Bcast(greeting, root=0)
     address, port, secret = bytes(greeting).rstrip(b"\0").decode().split()
     return LaunchContext(world.Get_rank(), world.Get_size(), address, int(port), secret.encode())
+
+
+def _check_world(size: int, library: str) -> None:
+    """Refuse to train alone, or with some, where mpirun has started more."""
+    if size >= mpi_size():
+        return
+    raise Unsupported(
+        f"mpirun has started {mpi_size()} processes, of which mpi4py sees {size}: it was built for another MPI than "
+        f"this mpirun's ({library.splitlines()[0].strip(chr(0))[:80]})",
+        hint="use the mpirun of that MPI, or build mpi4py for this one: pip install --no-binary mpi4py mpi4py",
+    )
 
 
 def _own_address() -> str:

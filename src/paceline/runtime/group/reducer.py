@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.cost.buckets import bucket_members, fill_buckets
+from paceline.errors import InputError
 from paceline.runtime.group.wire import Wire
 
 __all__ = ["Reducer"]
@@ -40,6 +41,11 @@ class _Bucket:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
+            elif parameter.grad.is_sparse:
+                raise InputError(
+                    f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient; ranks sum dense ones only",
+                    hint="make its layer with sparse=False",
+                )
             else:
                 torch.mul(parameter.grad, weight, out=view)
 
@@ -58,6 +64,7 @@ class Reducer:
         self._wire, self._prompt = wire, prompt
         self._weight = 0.0
         self._armed = False
+        self._unused: list[int] = []
         self._began = 0.0
         self.ready_seconds = [0.0] * len(self._parameters)
         """When each gradient was last ready, since the step began."""
@@ -84,15 +91,19 @@ class Reducer:
         pure = [part for bucket in buckets for part in self._by_type(bucket)]
         *early, last = [[self._parameters[index] for index in bucket] for bucket in pure]
         ranks = self._wire.size
-        along = ranks if self._prompt and last[0].dtype in (torch.float32, torch.float64) else 0
+        # A number of each rank, and how many ranks have not used some parameter.
+        along = ranks + 1 if self._prompt and last[0].dtype in (torch.float32, torch.float64) else 0
         self._buckets = [*map(_Bucket, early), _Bucket(last, more=along)]
-        self._notes = self._buckets[-1].buffer[-ranks:] if along else torch.zeros(ranks, dtype=torch.float64)
+        self._notes = self._buckets[-1].buffer[-along:] if along else torch.zeros(ranks + 1, dtype=torch.float64)
         self._apart = not along
         self._bucket_of = {index: bucket for bucket, part in zip(self._buckets, pure, strict=True) for index in part}
         self.layout = [list(part) for part in pure]
 
     def begin(self, weight: float, *, step_began: float, note: float) -> None:
-        """The next backward pass is the last of this step: exchange its gradients, weighted, and a number."""
+        """The next backward pass is the last of this step: exchange its gradients, weighted, and a number.
+
+        A weight of 0 is that of a rank without samples.
+        """
         self._weight, self._armed, self._began = weight, True, step_began
         self._notes.zero_()
         self._notes[self._wire.rank] = note
@@ -103,11 +114,14 @@ class Reducer:
     def flush(self) -> None:
         """Send what the backward pass did not touch."""
         self._armed = False
+        self._unused = [index for index, parameter in enumerate(self._parameters) if parameter.grad is None]
+        if self._unused and self._weight:
+            self._notes[-1] = 1.0
         while self._next < len(self._buckets):
             self._send()
 
     def finish(self) -> None:
-        """Wait for all buckets; every parameter's gradient is then the weighted sum."""
+        """Wait for all buckets; every parameter's gradient is then the weighted sum, or none if no rank used it."""
         for bucket in self._buckets:
             assert bucket.wait is not None
             bucket.wait()
@@ -115,10 +129,21 @@ class Reducer:
                 parameter.grad = view
         if self._apart:
             self._wait_for_notes()
+        if float(self._notes[-1]) > 0:
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """As in one process, a parameter that took no part in the step has no gradient, and no decay."""
+        used = torch.ones(len(self._parameters))
+        used[self._unused] = 0.0
+        self._wire.all_reduce(used)()
+        for parameter, users in zip(self._parameters, used.tolist(), strict=True):
+            if not users:
+                parameter.grad = None
 
     def noted(self) -> list[float]:
         """The number of each rank that came with this step's gradients."""
-        return self._notes.tolist()
+        return self._notes[:-1].tolist()
 
     def close(self) -> None:
         """Take the hooks off the model."""

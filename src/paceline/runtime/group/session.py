@@ -183,7 +183,7 @@ class GroupSession:
         chunks = [limit or None for limit in limits.tolist()]
         ids = [peer.id for peer in self.peers]
         fixed = not self._training.settings.balance
-        balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed)
+        balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed, split=self._training.split)
         balance.assume(source["costs"])
         return balance
 

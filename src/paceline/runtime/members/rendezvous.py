@@ -2,7 +2,8 @@
 
 PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
 torchrun                           its store carries rank 0's endpoint, with a proof by the job's secret
-mpirun, srun                       ranks from their variables; MASTER_ADDR and MASTER_PORT are the rendezvous
+MASTER_ADDR, MASTER_PORT           the rendezvous under mpirun and srun, whose variables have the ranks
+mpirun without them                MPI itself carries rank 0's endpoint and the secret: `group/mpi.py`
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from paceline.runtime.members.member import Member
 from paceline.runtime.members.secret import given_secret, local_secret, seal_endpoint, unseal_endpoint
 from paceline.runtime.members.view import Peer, Timeouts
 
-__all__ = ["LaunchContext", "launch_context", "meet"]
+__all__ = ["LaunchContext", "launch_context", "launched_size", "meet", "mpi_size", "only_mpi_knows"]
 
 FORGED_TIMEOUT = 10.0
 """Seconds to wait for the true endpoint in place of one without a proof."""
 RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-SIZES = (variables.SIZE, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Processes that Open MPI's mpirun, or that of MPICH and its relatives, has started."""
+SIZES = (variables.SIZE, "WORLD_SIZE", *MPI_SIZES, "SLURM_NTASKS")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class LaunchContext:
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
     """What the launcher says; a process without a launcher is alone."""
     rank = int(next((env[name] for name in RANKS if name in env), "0"))
-    size = int(next((env[name] for name in SIZES if name in env), "1"))
+    size = launched_size(env)
     roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
     secret = given_secret(env)
     if variables.JOIN in env:
@@ -76,6 +79,22 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
         return LaunchContext(rank, size, *meeting, secret, roster=roster)
     session = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')[:80]} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return LaunchContext(rank, size, *meeting, secret or local_secret(env), session, torchrun=True, roster=roster)
+
+
+def launched_size(env: Mapping[str, str] = os.environ) -> int:
+    """Processes of this group that the launcher has started."""
+    return int(next((env[name] for name in SIZES if name in env), "1"))
+
+
+def mpi_size(env: Mapping[str, str] = os.environ) -> int:
+    """Processes that mpirun has started, by its own count; 1 without mpirun."""
+    return max(int(env.get(name, "1")) for name in MPI_SIZES)
+
+
+def only_mpi_knows(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether mpirun has started several processes and no variable says where they meet."""
+    told = variables.JOIN in env or ("MASTER_ADDR" in env and "MASTER_PORT" in env)
+    return not told and mpi_size(env) > 1
 
 
 def meet(start: LaunchContext, timeouts: Timeouts) -> Member:

@@ -192,3 +192,13 @@ def test_limits_of_a_rank_are_kept() -> None:
     balance.assume({"x": [0.0, 0.001], "y": [0.02, 0.001]})
     assert [(cost.chunk, cost.least) for cost in balance.costs()] == [(None, 2), (4, 2)]
     assert balance.shares(20) == (18, 2)
+
+
+def test_a_split_of_a_plan_holds_until_costs_are_known() -> None:
+    balance = Balance(["x", "y"], chunks=[None, None], split=[30, 10])
+    assert balance.shares(80) == (60, 20)
+    balance.learn((60, 20), (0.6, 0.2))
+    assert balance.shares(80) == (40, 40), "both take as long for a sample"
+    assert Balance(["x", "y"], chunks=[None, None], split=[30, 10], fixed=True).shares(4) == (3, 1)
+    assert Balance(["x", "y", "z"], chunks=[None] * 3, split=[30, 10]).shares(9) == (3, 3, 3), "of other ranks"
+    assert Balance(["x", "y"], chunks=[None, None], split=[30, 0], least=1).shares(8) == (7, 1)

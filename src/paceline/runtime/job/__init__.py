@@ -1,0 +1,1 @@
+"""A training job from outside: the interpreter of its ranks, and how they are followed."""

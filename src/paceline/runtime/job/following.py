@@ -1,0 +1,113 @@
+"""What a job's processes do: their lines as they come, restarts, and how the job ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline import variables
+from paceline.bench.sites.site import Process, Site
+from paceline.runtime.samples import REACHED
+from paceline.runtime.syncer.journal import DAMAGED, SHARD_RESTARTS
+
+__all__ = ["JobResult", "follow_ranks"]
+
+POLL_S = 0.1
+"""Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
+_REACHED = re.compile(re.escape(REACHED).replace(r"\{rate:\.2f\}", r"(\d+\.\d+)").replace(r"\{steps\}", r"\d+"))
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended."""
+
+    codes: dict[str, int]
+    """Last exit code of each rank."""
+    restarts: int
+    reached: float | None = None
+    """Samples per second of all groups together, where a plan had it measured."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether training finished: at least one rank finished, and none ended with an error of its own."""
+        return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
+
+
+def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
+    """Start the ranks and yield their lines as they come; the last value says how the job ended.
+
+    A rank that is killed is started again while restarts are left; it joins the others where they are.
+    """
+    together = site.start(processes)
+    launches = {process.name: together for process in processes}
+    followed = {process.name: _Tail(process.log) for process in processes}
+    used = 0
+    revived = dict.fromkeys((process.name for process in processes if process.rank is None), 0)
+    reported: set[str] = set()
+    reached: dict[str, float] = {}
+    while True:
+        codes = {name: launch.poll()[name] for name, launch in launches.items()}
+        training = any(codes[process.name] is None for process in processes if process.rank is not None)
+        for process in processes:
+            lines = followed[process.name].lines()
+            yield from (f"[{process.name}] {line}" for line in lines)
+            reached.update((process.name, float(found[1])) for line in lines if (found := _REACHED.search(line)))
+            allowed = used < restarts if process.rank is not None else revived[process.name] < SHARD_RESTARTS
+            if training and _comes_back(process, codes[process.name], allowed):
+                if process.rank is None:
+                    revived[process.name] += 1
+                used += process.rank is not None
+                yield f"[{process.name}] ended with {codes[process.name]}; started again"
+                launches[process.name] = site.start([_late(process)])
+                codes[process.name] = None
+            elif codes[process.name] and process.name not in reported:
+                reported.add(process.name)
+                yield f"[{process.name}] {_ending(process, codes[process.name] or 0, training=training)}"
+        if not training:
+            codes_of_ranks = {
+                p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None
+            }
+            yield JobResult(codes_of_ranks, used, sum(reached.values()) or None)
+            return
+        time.sleep(POLL_S)
+
+
+def _ending(process: Process, code: int, *, training: bool) -> str:
+    """How a process died that is not started again."""
+    names = {int(known): known.name for known in signal.Signals}
+    how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"failed with exit code {code}"
+    return f"{how}; training goes on without it" if training and process.rank is not None else how
+
+
+def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
+    """Restart a shard unless its journal is damaged, a rank if it was killed, while restarts are left."""
+    if code is None or not allowed:
+        return False
+    return code != DAMAGED if process.rank is None else code < 0
+
+
+def _late(process: Process) -> Process:
+    """A restarted rank, which finds the others by the roster."""
+    return replace(process, env={**process.env, variables.LATE: "1"})
+
+
+class _Tail:
+    """The new whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset, os.SEEK_SET)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode("utf-8", errors="replace").splitlines()
