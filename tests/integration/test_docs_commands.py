@@ -40,6 +40,7 @@ MARKED = {
     r"points\.csv|questions": "files of its page: tests/unit/model/test_how_to.py",
     r"^(run|show|explain|report|export|query|compare|calibrate|demo)\b": "stored runs: the test of the demo below",
     r"^frameworks (install|verify|remove)|frameworks\.toml": "downloads: make test-frameworks",
+    r"^import": "files of other tools: tests/unit/imports",
     r"^train examples": "scikit-learn: the test of the example below",
 }
 

@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "watch": "Run a training script as it is, and say where its time goes.",
     "cluster": "Start, stop and list virtual clusters; inspect real clusters.",
     "bench-collectives": "Measure all-reduce and other collectives over sizes and ranks.",
+    "import": "Import traces, logs, dumps and nccl-tests of other tools; analyse them as runs.",
     "show": "Print throughput, scaling and phases of stored runs.",
     "compare": "Test whether two groups of launches differ, and by how much.",
     "explain": "Explain the phases of a step, differences between cases, and possible gains.",

@@ -5,18 +5,17 @@ Times are microseconds with fractions; `args` keeps the exact values, so that re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InputError, Problem
-from paceline.files import read_regular
+from paceline.errors import Problem
 from paceline.measurements.run import PHASES, Span
+from paceline.measurements.trace.stream import EventStream, open_trace
 from paceline.spec.lines import line_of, locate_json
-from paceline.spec.load import parse_json, refuse_rows
+from paceline.spec.load import refuse_rows
 
-__all__ = ["load_document", "load_events", "read_chrome", "spans_from_events", "to_chrome"]
+__all__ = ["checked_events", "load_events", "read_chrome", "spans_from_events", "to_chrome"]
 
 
 def to_chrome(spans: Iterable[Span], *, title: str = "", first_rank: int = 0) -> dict[str, Any]:
@@ -56,12 +55,12 @@ def _event(span: Span, first_rank: int) -> dict[str, Any]:
 
 def read_chrome(path: Path) -> tuple[Span, ...]:
     """The spans of a trace that `to_chrome` wrote."""
-    return spans_from_events(load_events(path))
+    return tuple(spans_from_events(load_events(path)))
 
 
-def spans_from_events(events: Iterable[dict[str, Any]]) -> tuple[Span, ...]:
+def spans_from_events(events: Iterable[dict[str, Any]]) -> Iterator[Span]:
     """Complete events as spans; times from `args` where they are exact, else from the event."""
-    return tuple(_span(event) for event in events if event.get("ph") == "X")
+    return (_span(event) for event in events if event.get("ph") == "X")
 
 
 def _span(event: dict[str, Any]) -> Span:
@@ -79,46 +78,40 @@ def _span(event: dict[str, Any]) -> Span:
 
 
 def load_events(path: Path, *, ranks: bool = True) -> list[dict[str, Any]]:
-    """The events of a trace file, checked: a document, a list, or a list without its end.
+    """The events of a trace file, checked: a document, a list, or a list without its end."""
+    return list(checked_events(EventStream(path), ranks=ranks))
+
+
+def checked_events(stream: EventStream, *, ranks: bool = True) -> Iterator[dict[str, Any]]:
+    """The events of a trace one at a time; at its end the first problems of all events are one error.
 
     With `ranks`, the process of an event is the number of a rank; some tools write words there.
     """
-    document = load_document(path)
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise InputError(f"{path} holds no trace events", hint="expected a list, or an object with `traceEvents`")
-    under: tuple[str, ...] = ("traceEvents",) if isinstance(document, dict) else ()
-    found = [(*under, index, *place, given, expected) for index, event in enumerate(events) if isinstance(event, dict)
-             for place, given, expected in _wrong(event, ranks=ranks)]  # fmt: skip
+    found: list[tuple[Any, ...]] = []
+    for index, event in enumerate(stream):
+        if not isinstance(event, dict):
+            continue
+        under: tuple[Any, ...] = ("traceEvents", index) if stream.is_document else (index,)
+        wrong = [(*under, *place, given, expected) for place, given, expected in _wrong(event, ranks=ranks)]
+        if not wrong:
+            yield event
+        found += wrong
+        if len(found) >= MOST_PROBLEMS:
+            break
     if found:
-        places = locate_json(_text(path))
-        refuse_rows(str(path), [_problem(item, str(path), places) for item in found[:20]])
-    return [event for event in events if isinstance(event, dict)]
+        places = _places(stream.path)
+        refuse_rows(str(stream.path), [_problem(item, str(stream.path), places) for item in found[:MOST_PROBLEMS]])
 
 
-def load_document(path: Path) -> Any:
-    """The JSON data of a trace."""
-    text = _text(path).strip()
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return _repaired(text, path)
+def _places(path: Path) -> dict[Any, int]:
+    """The lines of a small trace; of a large one, the numbers of the events have to do."""
+    with open_trace(path) as file:
+        text = file.read(LOCATED + 1)
+    return locate_json(text.decode("utf-8", errors="replace")) if len(text) <= LOCATED else {}
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_regular(path, most=MAX_BYTES, follow=True).decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: {reason}", hint="give the path of a trace") from None
-
-
-def _repaired(text: str, path: Path) -> Any:
-    """Parse a list without its end, such as a timeline whose program still runs."""
-    return parse_json(text.rstrip().rstrip(",") + "]", str(path))
-
-
-MAX_BYTES = 2**30
+MOST_PROBLEMS = 20
+LOCATED = 2 << 20
 MOST = 1e18
 Rule = tuple[str, Callable[[Any], bool], str]
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 
 from paceline.errors import InputError, PacelineError, UnknownName
-from paceline.files import read_regular
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chakra import read_chakra
-from paceline.measurements.trace.chrome import load_document, load_events, read_chrome
+from paceline.measurements.trace.chrome import read_chrome
 from paceline.measurements.trace.horovod import read_horovod
 from paceline.measurements.trace.kineto import read_kineto
+from paceline.measurements.trace.stream import AGAIN, BROKEN, EventStream, open_trace
 
-__all__ = ["TRACE_READERS", "busy_seconds", "read_trace"]
+__all__ = ["TRACE_READERS", "busy_seconds", "format_of", "read_trace"]
+
+SNIFFED = 1000
+"""Events that tell the tool which wrote a trace."""
 
 TRACE_READERS: dict[str, Callable[[Path], tuple[Span, ...]]] = {
     "chakra": read_chakra,
@@ -29,7 +33,7 @@ what `torch.profiler` exports."""
 
 def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # noqa: A002
     """The spans of a trace; its content tells the format if none is named."""
-    name = format or _format_of(path)
+    name = format or format_of(path)
     if name not in TRACE_READERS:
         raise UnknownName("trace format", name, TRACE_READERS)
     try:
@@ -54,24 +58,21 @@ def _sound(span: Span) -> bool:
     )  # fmt: skip
 
 
-def _format_of(path: Path) -> str:
+def format_of(path: Path) -> str:
     """JSON is told apart by what only one tool writes; anything else is taken for Chakra's binary format."""
-    try:
-        begin = read_regular(path, most=64, follow=True).lstrip()
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: {getattr(error, 'strerror', None) or error}", hint="give the path of a trace"
-        ) from None
+    with open_trace(path) as file:
+        try:
+            begin = file.read(64).lstrip()
+        except BROKEN as error:
+            raise InputError(f"{path} is truncated or damaged: {error}", hint=AGAIN) from None
     if not begin.startswith((b"{", b"[")):
         return "chakra"
-    events = load_events(path, ranks=False)
-    if any(event.get("ph") in ("B", "E") for event in events):
+    stream = EventStream(path)
+    first = [event for event in islice(stream, SNIFFED) if isinstance(event, dict)]
+    if any(event.get("ph") in ("B", "E") for event in first):
         return "horovod"
-    return "kineto" if begin.startswith(b"{") and _by_profiler(path) else "chrome"
-
-
-def _by_profiler(path: Path) -> bool:
-    return bool({"distributedInfo", "schemaVersion", "deviceProperties"} & set(load_document(path)))
+    by_profiler = {"distributedInfo", "schemaVersion", "deviceProperties"} & set(stream.head)
+    return "kineto" if by_profiler or any(event.get("cat") in ("cpu_op", "kernel") for event in first) else "chrome"
 
 
 def busy_seconds(spans: Iterable[Span]) -> dict[int, dict[str, float]]:

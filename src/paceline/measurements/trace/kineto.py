@@ -12,9 +12,10 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.measurements.run import Span
-from paceline.measurements.trace.chrome import load_document, load_events
+from paceline.measurements.trace.chrome import checked_events
+from paceline.measurements.trace.stream import EventStream
 
-__all__ = ["phase_of", "read_kineto", "to_kineto"]
+__all__ = ["STEP", "info_of", "phase_of", "read_kineto", "size_of", "to_kineto"]
 
 STEP = "ProfilerStep#"
 _WORDS = (
@@ -24,6 +25,11 @@ _WORDS = (
     ("update", ("Optimizer.step", "Optimizer.zero_grad", "aten::_foreach")),
     ("backward", ("autograd::", "Backward", "AccumulateGrad")),
 )
+WIDTHS = {
+    "double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+"""Bytes of an element by the profiler's name of its kind; others are taken for four."""
 _KEPT = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "python_function")
 
 
@@ -35,24 +41,40 @@ def phase_of(name: str) -> str:
 
 def read_kineto(path: Path) -> tuple[Span, ...]:
     """Operators of a profile as spans, in seconds since its first event; steps are the profiler's step marks."""
-    events = [event for event in load_events(path, ranks=False) if event.get("ph") == "X" and event.get("cat") in _KEPT]
+    stream = EventStream(path)
+    events = [event for event in checked_events(stream, ranks=False) if _is_kept(event)]
+    rank = info_of(stream).get("rank", 0)
     if not events:
         return ()
     origin = min(float(event["ts"]) for event in events)
     marks = sorted((e for e in events if str(e["name"]).startswith(STEP)), key=lambda event: float(event["ts"]))
     steps = [(float(mark["ts"]), float(mark["ts"]) + float(mark.get("dur", 0.0))) for mark in marks]
-    rank = _rank(path)
     kept = [event for event in events if not str(event["name"]).startswith(STEP)]
     return tuple(_span(event, rank, origin, _step(float(event["ts"]), steps)) for event in kept)
 
 
-def _rank(path: Path) -> int:
-    document = load_document(path)
-    info = document.get("distributedInfo") if isinstance(document, dict) else None
-    rank = info.get("rank", 0) if isinstance(info, dict) else 0
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < 2**31:
-        raise InputError(f"{path}: distributedInfo.rank: got {rank!r}, expected the number of a rank")
-    return rank
+def _is_kept(event: dict[str, Any]) -> bool:
+    return event.get("ph") == "X" and event.get("cat") in _KEPT
+
+
+def info_of(stream: EventStream) -> dict[str, int]:
+    """`rank` and `world_size` of the job, as far as a trace that was read to its end says them."""
+    info = stream.head.get("distributedInfo")
+    given = info if isinstance(info, dict) else {}
+    for name, least in (("rank", 0), ("world_size", 1)):
+        value = given.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+            expected = "the number of a rank" if name == "rank" else "a number of ranks"
+            raise InputError(f"{stream.path}: distributedInfo.{name}: got {str(value)[:80]!r}, expected {expected}")
+    return {name: given[name] for name in ("rank", "world_size") if name in given}
+
+
+def size_of(given: dict[str, Any]) -> int | None:
+    """Bytes of an exchange: what Paceline wrote, else elements times the size of their kind."""
+    size = given.get("size_bytes")
+    if size is None and isinstance(given.get("In msg nelems"), int | float):
+        size = given["In msg nelems"] * WIDTHS.get(str(given.get("dtype", "")).lower(), 4)
+    return int(size) if isinstance(size, int | float) else None
 
 
 def _step(at: float, steps: list[tuple[float, float]]) -> int:
@@ -61,7 +83,6 @@ def _step(at: float, steps: list[tuple[float, float]]) -> int:
 
 def _span(event: dict[str, Any], rank: int, origin: float, step: int) -> Span:
     given = event.get("args") or {}
-    size = given.get("size_bytes", given.get("In msg nelems"))
     return Span(
         rank=rank,
         step=int(given.get("paceline_step", step)),
@@ -69,7 +90,7 @@ def _span(event: dict[str, Any], rank: int, origin: float, step: int) -> Span:
         name=str(event["name"]),
         start_s=float(given.get("paceline_start_s", (float(event["ts"]) - origin) / 1e6)),
         seconds=float(given.get("paceline_seconds", float(event.get("dur", 0.0)) / 1e6)),
-        size_bytes=int(size) if isinstance(size, int | float) else None,
+        size_bytes=size_of(given),
         source="kineto",
     )
 

@@ -1,0 +1,175 @@
+"""Operations of a job with pipeline stages: a table with a row per operation, as the straggler study of OSDI'25 has.
+
+Columns: dp_rank, stage, rank, step, optype, start_ts and duration in seconds; seq_id, mb_id (micro-batch) and gmc
+(model chunk) where they are known. Parquet or CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from paceline.errors import InputError
+from paceline.measurements.run import Span
+
+__all__ = ["Operations", "looks_like_operations", "phase_of_kind", "read_operations"]
+
+NUMBERS = ("dp_rank", "stage", "rank", "step")
+TIMES = ("start_ts", "duration")
+OPTIONAL = ("seq_id", "mb_id", "gmc")
+MOST = 20_000_000
+HINT = f"expected the columns {', '.join((*NUMBERS, 'optype', *TIMES))}, times in seconds"
+PHASE_WORDS = (("aggregate", ("send", "recv", "all-", "scatter", "clip")), ("forward", ("forward",)),
+               ("backward", ("backward",)))  # fmt: skip
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Every operation of a job: columns of equal length."""
+
+    path: str
+    dp_rank: Ints
+    stage: Ints
+    rank: Ints
+    step: Ints
+    kind: NDArray[np.str_]
+    start: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    sequence: Ints
+    micro_batch: Ints
+    """-1 where an operation belongs to no micro-batch."""
+    chunk: Ints
+    """Model chunk, counted through the whole model; -1 where there is none."""
+
+    @property
+    def end(self) -> NDArray[np.float64]:
+        """When each operation ended."""
+        return self.start + self.seconds
+
+    def step_seconds(self) -> dict[int, float]:
+        """Measured time of each step: from its first operation to its last, over all ranks."""
+        found = {}
+        for step in np.unique(self.step):
+            chosen = self.step == step
+            found[int(step)] = float(self.end[chosen].max() - self.start[chosen].min())
+        return found
+
+    def spans(self) -> Iterator[Span]:
+        """The operations as spans, one step after the other; each names its stage, micro-batch and model chunk."""
+        ranks = {rank: place for place, rank in enumerate(np.unique(self.rank).tolist())}
+        shift = 0.0
+        for number, (step, seconds) in enumerate(self.step_seconds().items()):
+            chosen = np.flatnonzero(self.step == step)
+            first = float(self.start[chosen].min())
+            for index in chosen.tolist():
+                kind = str(self.kind[index])
+                begin = shift + float(self.start[index]) - first
+                yield Span(ranks[int(self.rank[index])], number, phase_of_kind(kind), self._name(index, kind), begin,
+                           float(self.seconds[index]), None, "operations")  # fmt: skip
+            shift += 1.001 * seconds
+
+    def _name(self, index: int, kind: str) -> str:
+        parts = [kind, f"stage {self.stage[index]}"]
+        parts += [f"micro-batch {self.micro_batch[index]}"] if self.micro_batch[index] >= 0 else []
+        parts += [f"chunk {self.chunk[index]}"] if self.chunk[index] >= 0 else []
+        return " ".join(parts)
+
+
+def phase_of_kind(kind: str) -> str:
+    """The phase of an operation, by its name; what is no pass and no exchange belongs to the update."""
+    return next((phase for phase, words in PHASE_WORDS if any(word in kind for word in words)), "update")
+
+
+def looks_like_operations(path: Path) -> bool:
+    """Whether a file is Parquet, or CSV with our columns."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4096)
+    except OSError:
+        return False
+    return begin[:4] == b"PAR1" or (b"optype" in begin.split(b"\n")[0] and b"," in begin)
+
+
+def read_operations(path: Path) -> Operations:
+    """The operations in a file; every wrong column is one clear error."""
+    table = _table(path)
+    missing = [name for name in (*NUMBERS, "optype", *TIMES) if name not in table.column_names]
+    if missing:
+        raise InputError(f"{path} lacks the columns {', '.join(missing)}", hint=HINT)
+    if not 0 < table.num_rows <= MOST:
+        raise InputError(f"{path} has {table.num_rows:,} operations, expected 1 to {MOST:,}", hint=HINT)
+    whole = {name: _whole(table, name, path) for name in NUMBERS}
+    others = {name: _whole(table, name, path, least=-1) if name in table.column_names
+              else np.full(table.num_rows, -1) for name in OPTIONAL}  # fmt: skip
+    start, seconds = (_seconds(table, name, path) for name in TIMES)
+    wrong = np.flatnonzero(seconds < 0)
+    if wrong.size:
+        raise InputError(
+            f"{path}: duration: row {wrong[0]} lasts {seconds[wrong[0]]:g} s, expected 0 or more", hint=HINT
+        )
+    kinds = pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str)
+    found = Operations(str(path), **whole, kind=kinds, start=start, seconds=seconds, sequence=others["seq_id"],
+                       micro_batch=others["mb_id"], chunk=others["gmc"])  # fmt: skip
+    return _split_pairs(found)
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        with path.open("rb") as file:
+            packed = file.read(4) == b"PAR1"
+        return pq.ParquetFile(path).read(use_threads=False) if packed else pyarrow.csv.read_csv(path)
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise InputError(f"{path} is not a readable table: {reason}", hint=HINT) from None
+
+
+def _whole(table: pa.Table, name: str, path: Path, least: int = 0) -> Ints:
+    column = table[name]
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise InputError(f"{path}: {name}: got {column.type} with {column.null_count} missing, expected whole numbers",
+                         hint=HINT)  # fmt: skip
+    values: Ints = column.to_numpy().astype(np.int64)
+    if values.min() < least or values.max() >= 2**31:
+        raise InputError(f"{path}: {name}: got {values.min()} to {values.max()}, expected {least} or more", hint=HINT)
+    return values
+
+
+def _seconds(table: pa.Table, name: str, path: Path) -> NDArray[np.float64]:
+    column = table[name]
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)) or column.null_count:
+        raise InputError(
+            f"{path}: {name}: got {column.type} with {column.null_count} missing, expected numbers", hint=HINT
+        )
+    values: NDArray[np.float64] = column.to_numpy().astype(np.float64)
+    if not np.isfinite(values).all() or np.abs(values).max() > 1e12:
+        raise InputError(f"{path}: {name}: a value is not finite", hint=HINT)
+    return values
+
+
+PAIRS = {
+    "forward-send-backward-recv": ("forward-send", "backward-recv"),
+    "backward-send-forward-recv": ("backward-send", "forward-recv"),
+}
+
+
+def _split_pairs(found: Operations) -> Operations:
+    """A send and a receive that were recorded as one operation, as two that last equally long."""
+    paired = np.isin(found.kind, list(PAIRS))
+    if not paired.any():
+        return found
+    rows = np.concatenate([np.arange(found.kind.size), np.flatnonzero(paired)])
+    kind = found.kind.astype(object)
+    firsts = [PAIRS[one][0] if one in PAIRS else one for one in kind]
+    seconds = [PAIRS[one][1] for one in kind[paired]]
+    columns = {name: value[rows] for name, value in vars(found).items() if name not in ("path", "kind")}
+    return Operations(path=found.path, kind=np.array([*firsts, *seconds]), **columns)

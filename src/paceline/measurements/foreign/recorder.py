@@ -1,0 +1,228 @@
+"""PyTorch's flight recorder: the last collectives of every rank, from a pickle (nothing is executed) or from JSON.
+
+A dump has `entries` (one per collective: group, sequence number, name, state), and `pg_config` with the ranks of each
+process group. The ranks that lack a collective which others have entered are the ranks that the others wait for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.files import read_regular
+
+__all__ = ["Dump", "Hang", "find_hangs", "looks_like_dump", "read_dump"]
+
+MOST_BYTES = 1 << 28
+COMPLETED = "completed"
+"""The state of a collective that ended; gloo leaves `scheduled` and says `retired`."""
+LISTS = {"build_intlist", "build_tensorlist", "build_doublelist", "build_boollist"}
+"""Lists as the C++ writer of dumps may name them."""
+SETTING = (
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make every rank write a dump "
+    "(TORCH_NCCL_DEBUG_INFO_TEMP_FILE=PREFIX)"
+)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One entry of a dump."""
+
+    group: str
+    number: int
+    name: str
+    state: str
+    sizes: tuple[Any, ...]
+    created_ns: int
+    place: str
+    """Where the program called it: function, file and line; empty if the dump has no stacks."""
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What one rank recorded."""
+
+    rank: int
+    collectives: tuple[Collective, ...]
+    groups: dict[str, tuple[int, ...]]
+    """Ranks of each process group, as far as the dump says."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A collective that some ranks of a group entered and that did not complete."""
+
+    group: str
+    number: int
+    name: str
+    waiting: tuple[int, ...]
+    """Ranks that entered it and did not leave it."""
+    missing: tuple[int, ...]
+    """Ranks of the group that never called it."""
+    other: dict[int, str]
+    """Ranks that called another collective under this number, and which."""
+    no_dump: tuple[int, ...]
+    """Ranks of the group without a dump."""
+    culprits: tuple[int, ...]
+    """Ranks that the others wait for, and that wait in no other collective themselves."""
+    last: dict[int, str]
+    """The last collective of each missing rank."""
+    place: str
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles numbers, text, lists, tuples and tables; every class or function is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch.jit._pickle" and name in LISTS:
+            return list
+        raise pickle.UnpicklingError(f"it would import {module[:60]}.{name[:60]}, which was not executed")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to objects outside the file")
+
+
+def looks_like_dump(path: Path) -> bool:
+    """Whether a file begins as a pickle, or as JSON that has entries of a flight recorder."""
+    try:
+        begin = read_regular(path, most=1 << 16, follow=True)
+    except OSError:
+        return False
+    if begin[:1] == b"\x80" and begin[1:2] in b"\x02\x03\x04\x05":
+        return True
+    return begin.lstrip()[:1] == b"{" and b'"entries"' in begin and b'"traceEvents"' not in begin
+
+
+def read_dump(path: Path, *, fallback_rank: int = 0) -> Dump:
+    """The dump of one rank; its rank is in the document or at the end of the file's name."""
+    try:
+        content = read_regular(path, most=MOST_BYTES + 1, follow=True)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}", hint=SETTING) from None
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{path} has more than {MOST_BYTES >> 20} MiB", hint="a smaller TORCH_NCCL_TRACE_BUFFER_SIZE")
+    document = _parsed(path, content)
+    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
+        raise InputError(f"{path} is no dump of a flight recorder: it has no list of `entries`", hint=SETTING)
+    named = re.search(r"(\d{1,6})(?:\.\w+)?$", path.name)
+    rank = document.get("rank", int(named.group(1)) if named else fallback_rank)
+    if not _is_count(rank):
+        raise InputError(f"{path}: rank: got a {type(rank).__name__}, expected the number of a rank")
+    entries = tuple(_collective(entry, path, number) for number, entry in enumerate(document["entries"]))
+    return Dump(rank, entries, _groups(document.get("pg_config")))
+
+
+def _parsed(path: Path, content: bytes) -> Any:
+    try:
+        if content.lstrip()[:1] == b"{":
+            return json.loads(content)
+        return _Plain(io.BytesIO(content)).load()
+    except RecursionError:
+        raise InputError(f"{path} is too deeply nested for a dump of a flight recorder", hint=SETTING) from None
+    except MemoryError:
+        raise InputError(f"{path} is damaged: it asks for more memory than there is", hint=SETTING) from None
+    except Exception as error:  # noqa: BLE001 - a damaged pickle fails in many ways
+        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise InputError(f"{path} is no sound dump of a flight recorder: {reason}", hint=SETTING) from None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _collective(entry: Any, path: Path, number: int) -> Collective:
+    given = entry if isinstance(entry, dict) else {}
+    sequence = given.get("collective_seq_id", given.get("seq_id"))
+    if not _is_count(sequence) or not isinstance(given.get("profiling_name"), str):
+        raise InputError(f"{path}: entries[{number}]: expected a table with `collective_seq_id` and `profiling_name`",
+                         hint=SETTING)  # fmt: skip
+    group = given.get("process_group", given.get("pg_id", 0))
+    names = [str(part) for part in group[:2]] if isinstance(group, list | tuple) else [str(group)[:80]]
+    sizes, created = given.get("input_sizes"), given.get("time_created_ns")
+    return Collective(
+        group=names[-1] if len(names) > 1 and names[-1] not in ("", "undefined") else names[0] if names else "0",
+        number=int(sequence or 0) if not given.get("is_p2p") else -1,
+        name=given["profiling_name"][:80],
+        state=COMPLETED if given.get("retired") is True else str(given.get("state", ""))[:40],
+        sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
+        created_ns=created if isinstance(created, int) and 0 <= created < 2**63 else 0,
+        place=_place(given.get("frames")),
+    )
+
+
+def _is_flat(sizes: Sequence[Any]) -> bool:
+    return all(isinstance(size, list | tuple) and all(isinstance(n, int) for n in size[:9]) for size in sizes[:4])
+
+
+def _place(frames: Any) -> str:
+    """The first frame that is not of PyTorch."""
+    for frame in frames[:64] if isinstance(frames, list) else ():
+        if isinstance(frame, dict) and isinstance(frame.get("filename"), str) and "/torch/" not in frame["filename"]:
+            return f"{str(frame.get('name', ''))[:60]} ({frame['filename'][-80:]}:{str(frame.get('line', ''))[:9]})"
+    return ""
+
+
+def _groups(config: Any) -> dict[str, tuple[int, ...]]:
+    groups: dict[str, tuple[int, ...]] = {}
+    for number, entry in config.items() if isinstance(config, dict) else ():
+        given = entry if isinstance(entry, dict) else {}
+        ranks = given.get("ranks")
+        listed = [int(n) for n in re.findall(r"\d{1,7}", ranks)] if isinstance(ranks, str) else ranks
+        if isinstance(listed, list | tuple) and all(_is_count(rank) for rank in listed):
+            named = [given[key] for key in ("name", "desc") if isinstance(given.get(key), str)]
+            groups |= {key: tuple(listed) for key in (str(number)[:80], *named)}
+    return groups
+
+
+def find_hangs(dumps: Iterable[Dump]) -> tuple[Hang, ...]:
+    """The first collective of each group that did not complete everywhere; those that block the others come first."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    tables: dict[str, dict[int, dict[int, Collective]]] = defaultdict(lambda: defaultdict(dict))
+    for rank, dump in by_rank.items():
+        for entry in dump.collectives:
+            if entry.number >= 0:
+                tables[entry.group][rank][entry.number] = entry
+    members = {group: ranks for dump in by_rank.values() for group, ranks in dump.groups.items()}
+    everybody = tuple(sorted(by_rank))
+    hangs = [_hang(group, table, members.get(group) or everybody, by_rank) for group, table in tables.items()]
+    found = [hang for hang in hangs if hang is not None]
+    waiting = {rank for hang in found for rank in hang.waiting}
+    named = [_with_culprits(hang, waiting) for hang in found]
+    return tuple(sorted(named, key=lambda hang: (not hang.culprits, hang.group, hang.number)))
+
+
+def _hang(
+    group: str, table: dict[int, dict[int, Collective]], ranks: tuple[int, ...], dumps: dict[int, Dump]
+) -> Hang | None:
+    reached = {rank: max(table[rank], default=-1) if rank in table else -1 for rank in ranks if rank in dumps}
+    oldest = max((min(entries) for entries in table.values() if entries), default=0)
+    for number in range(oldest, max(reached.values(), default=-1) + 1):
+        entries = {rank: table[rank][number] for rank in reached if rank in table and number in table[rank]}
+        names = [entry.name for entry in entries.values()]
+        usual = max(sorted(set(names)), key=names.count)
+        other = {rank: entry.name for rank, entry in entries.items() if entry.name != usual}
+        missing = tuple(rank for rank in reached if reached[rank] < number)
+        waiting = tuple(rank for rank, entry in entries.items() if entry.state != COMPLETED and rank not in other)
+        if waiting and (missing or other or len(waiting) == len(entries)):
+            last = {rank: _last(table[rank][reached[rank]]) if reached[rank] >= 0 else "" for rank in missing}
+            absent = tuple(rank for rank in ranks if rank not in dumps)
+            return Hang(group, number, usual, waiting, missing, other, absent, (), last, entries[waiting[0]].place)
+    return None
+
+
+def _last(entry: Collective) -> str:
+    where = f", called in {entry.place}" if entry.place else ""
+    return f"{entry.name} {entry.number} ({entry.state}){where}"
+
+
+def _with_culprits(hang: Hang, waiting: set[int]) -> Hang:
+    culprits = tuple(rank for rank in (*hang.missing, *hang.other, *hang.no_dump) if rank not in waiting)
+    return Hang(**{**vars(hang), "culprits": culprits})

@@ -1,0 +1,169 @@
+"""The traces of all ranks of a job: one file or many, checked together, with the steps that all ranks have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import InputError, UnknownName
+from paceline.measurements.run import Span
+from paceline.measurements.trace.chrome import checked_events, spans_from_events
+from paceline.measurements.trace.formats import TRACE_READERS, format_of, read_trace
+from paceline.measurements.trace.profiled import scan_kineto
+from paceline.measurements.trace.rank_trace import RankTrace, StepShares, check_clock, gather_spans, shares_of
+from paceline.measurements.trace.stream import EventStream
+
+__all__ = ["TracedJob", "read_job", "traced_job"]
+
+IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})", flags=re.I)
+EVERY_RANK = (
+    "export a trace on every rank: on_trace_ready=lambda prof: prof.export_chrome_trace(f'trace-rank{rank}.json'), and "
+    "name all files; --partial imports the ranks that are there"
+)
+MOST_PIECES = 2000
+"""Stored spans of one rank, phase by phase, in one step; the shortest are left out beyond."""
+
+
+@dataclass(frozen=True)
+class TracedJob:
+    """The ranks of one job and the steps that all of them recorded."""
+
+    format: str
+    traces: tuple[RankTrace, ...]
+    steps: tuple[int, ...]
+    shares: tuple[StepShares, ...]
+    """Rank by rank, step by step."""
+    notes: tuple[str, ...]
+
+    @property
+    def starts(self) -> dict[int, float]:
+        """When the first common step of each rank began, on the rank's clock."""
+        return {trace.rank: trace.steps[self.steps[0]][0] for trace in self.traces}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that were recorded."""
+        return tuple(trace.rank for trace in self.traces)
+
+    def spans(self) -> tuple[Span, ...]:
+        """The exposed phases of every step, and the exchanges, from the start of their step."""
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        pieces = [span for one in self.shares for span in _pieces(one, places[one.rank], self.format)]
+        return (*pieces, *(span for trace in self.traces for span in _exchanges(trace, places[trace.rank], self.steps)))
+
+
+def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool = False) -> TracedJob:  # noqa: A002
+    """Read the traces of a job; whatever makes the comparison of its ranks impossible is an error."""
+    if format is not None and format not in TRACE_READERS:
+        raise UnknownName("trace format", format, TRACE_READERS)
+    kinds = {format or format_of(path) for path in paths}
+    if len(kinds) > 1:
+        raise InputError(f"the files are traces of different tools: {', '.join(sorted(kinds))}",
+                         hint="import the traces of one run at a time")  # fmt: skip
+    (kind,) = kinds
+    traces = tuple(sorted((t for n, path in enumerate(paths) for t in _scan(path, kind, n)), key=lambda t: t.rank))
+    if not traces:
+        raise InputError(f"{paths[0]} holds no spans", hint="record at least two steps")
+    return traced_job(kind, traces, (*_check_ranks(traces, partial=partial), *_closed(traces)))
+
+
+def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()) -> TracedJob:
+    """The job of these ranks, with the shares of all steps that they have in common."""
+    steps = _common_steps(traces)
+    shares = tuple(one for trace in traces for one in shares_of(trace, steps))
+    return TracedJob(kind, tuple(traces), steps, shares, tuple(notes))
+
+
+def _scan(path: Path, kind: str, number: int) -> tuple[RankTrace, ...]:
+    named = IN_NAME.findall(path.name)
+    rank = int(named[-1]) if named else number
+    if kind == "kineto":
+        return (scan_kineto(path, fallback_rank=rank),)
+    if kind == "chrome":
+        found = gather_spans(str(path), spans_from_events(checked_events(EventStream(path))), kind)
+    else:
+        spans = read_trace(path, kind)
+        placed = _repeated(spans, rank) if kind == "horovod" else spans
+        found = gather_spans(str(path), placed, kind)
+    for trace in found:
+        _check_steps(trace)
+    return found
+
+
+def _repeated(spans: Iterable[Span], rank: int) -> Iterator[Span]:
+    """Spans of a timeline without steps: a step is what lies between two exchanges of the same tensor."""
+    seen: dict[str, int] = {}
+    for span in spans:
+        seen[span.name] = seen.get(span.name, -1) + 1
+        yield replace(span, rank=rank, step=span.step or seen[span.name])
+
+
+def _check_steps(trace: RankTrace) -> None:
+    if len(trace.steps) < 2:
+        raise InputError(
+            f"{trace.path}: rank {trace.rank} has {len(trace.steps)} step",
+            hint="record several steps: events need `args.step` (as `paceline export --to chrome` writes them), or "
+            "ProfilerStep marks: torch.profiler.schedule(wait=1, warmup=1, active=5) and `prof.step()`",
+        )
+    check_clock(trace.path, trace.steps)
+
+
+def _check_ranks(traces: Sequence[RankTrace], *, partial: bool) -> list[str]:
+    """Notes on the ranks; ranks that are there twice or not at all are an error."""
+    ranks = [trace.rank for trace in traces]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        files = ", ".join(trace.path for trace in traces if trace.rank == twice[0])
+        raise InputError(f"rank {twice[0]} has two traces: {files}",
+                         hint="one file for each rank; start the profiler after `init_process_group`, so that each "
+                         "trace says its rank (distributedInfo)")  # fmt: skip
+    worlds = {trace.world for trace in traces if trace.world is not None}
+    if len(worlds) > 1:
+        raise InputError(f"the traces belong to jobs of {' and '.join(map(str, sorted(worlds)))} ranks",
+                         hint="import the traces of one run at a time")  # fmt: skip
+    world = max([*worlds, max(ranks) + 1])
+    if worlds and max(ranks) >= min(worlds):
+        raise InputError(f"rank {max(ranks)} of a job of {min(worlds)} ranks", hint="import the traces of one run")
+    missing = sorted(set(range(world)) - set(ranks))
+    if not missing:
+        return []
+    named = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+    if not partial:
+        raise InputError(f"traces of {len(missing)} of {world} ranks are missing: {named}", hint=EVERY_RANK)
+    return [f"{len(missing)} of {world} ranks are missing ({named}): a slow one among them would not be seen"]
+
+
+def _closed(traces: Sequence[RankTrace]) -> list[str]:
+    closed = max(trace.closed_s for trace in traces)
+    return [f"gaps of {closed:.3g} s in all were closed to bound memory"] if closed else []
+
+
+def _common_steps(traces: Sequence[RankTrace]) -> tuple[int, ...]:
+    common = sorted(set.intersection(*(set(trace.steps) for trace in traces)))
+    if len(common) < 2:
+        hint = "profile the same steps on every rank: the same torch.profiler.schedule(...)"
+        raise InputError(f"the {len(traces)} ranks have {len(common)} steps in common", hint=hint)
+    return tuple(common)
+
+
+def _pieces(one: StepShares, rank: int, source: str) -> list[Span]:
+    """The exposed phases of a step as spans; exchanges are stored as they are."""
+    pieces = [piece for piece in one.pieces if piece[0] != "aggregate"]
+    longest = sorted(sorted(pieces, key=lambda piece: piece[1] - piece[2])[:MOST_PIECES], key=lambda piece: piece[1])
+    return [Span(rank, one.step, phase, phase, begin - one.start_s, end - begin, None, source)
+            for phase, begin, end in longest]  # fmt: skip
+
+
+def _exchanges(trace: RankTrace, rank: int, steps: Sequence[int]) -> Iterator[Span]:
+    bounds = [(*trace.steps[step], step) for step in steps]
+    place = 0
+    for span in sorted(trace.exchanges, key=lambda span: span.start_s):
+        while place < len(bounds) and bounds[place][1] <= span.start_s:
+            place += 1
+        if place == len(bounds):
+            return
+        begin, _, step = bounds[place]
+        if begin <= span.start_s:
+            yield replace(span, rank=rank, step=step, start_s=span.start_s - begin)

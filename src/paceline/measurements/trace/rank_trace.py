@@ -1,0 +1,138 @@
+"""The trace of one rank: what its phases cover, its steps, its exchanges; gathered in bounded memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from paceline.errors import InputError
+from paceline.measurements.run import PHASES, Span
+from paceline.measurements.trace.intervals import Cover, Division, Gathering, divide
+
+__all__ = ["RankTrace", "StepShares", "check_clock", "gather_spans", "shares_of"]
+
+COMPUTE = ("update", "backward", "forward")
+ON_HOST = ("update", "backward", "io", "h2d", "forward", "aggregate")
+"""Who owns a time that several phases cover: operators of the host lie inside the annotations of update and input."""
+ON_DEVICE = ("update", "backward", "forward", "aggregate", "h2d", "io")
+"""The same for kernels: whatever the device computes hides copies and the host's reading of the next batch."""
+MOST_EXCHANGES = 100_000
+"""Exchanges that are kept one by one."""
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank of a trace; times are seconds on its own clock."""
+
+    path: str
+    rank: int
+    world: int | None
+    """Ranks of the job, if the trace says."""
+    steps: Mapping[int, tuple[float, float]]
+    """Start and end by number of the step."""
+    covers: Mapping[str, Cover]
+    """The time that each phase covers, exchanges as `aggregate`."""
+    exchanges: tuple[Span, ...] = ()
+    source: str = "kineto"
+    on_device: bool = False
+    """Whether phases are kernels of a device, not operators of the host."""
+    closed_s: float = 0.0
+    """Length of short gaps that were closed to bound memory."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Who owns a time that several phases cover."""
+        order = ON_DEVICE if self.on_device else ON_HOST
+        return (*order, *sorted(set(self.covers) - set(order)))
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """Where one step of one rank went; exposed phases and idle time sum to the step."""
+
+    rank: int
+    step: int
+    start_s: float
+    seconds: float
+    exposed: dict[str, float]
+    """Seconds by phase; `aggregate` is exchange that nothing hides."""
+    communication_s: float
+    """All exchange, hidden and exposed."""
+    pieces: tuple[tuple[str, float, float], ...]
+
+    @property
+    def compute_s(self) -> float:
+        """Forward, backward and update."""
+        return sum(self.exposed.get(phase, 0.0) for phase in COMPUTE)
+
+    @property
+    def exposed_s(self) -> float:
+        """Exchange that nothing hides."""
+        return self.exposed.get("aggregate", 0.0)
+
+    @property
+    def overlap_s(self) -> float:
+        """Exchange while something else of the rank was busy."""
+        return max(0.0, self.communication_s - self.exposed_s)
+
+    @property
+    def idle_s(self) -> float:
+        """Time in which nothing was recorded."""
+        return max(0.0, self.seconds - sum(self.exposed.values()))
+
+
+def shares_of(trace: RankTrace, steps: Iterable[int]) -> tuple[StepShares, ...]:
+    """The shares of these steps of a rank."""
+    return tuple(_shares(trace, step) for step in steps)
+
+
+def _shares(trace: RankTrace, step: int) -> StepShares:
+    begin, end = trace.steps[step]
+    division: Division = divide(trace.covers, trace.order, begin, end)
+    exchange = trace.covers.get("aggregate")
+    communication = exchange.within(begin, end).seconds if exchange is not None else 0.0
+    return StepShares(trace.rank, step, begin, end - begin, division.seconds, communication, division.pieces)
+
+
+def gather_spans(path: str, spans: Iterable[Span], source: str) -> tuple[RankTrace, ...]:
+    """Spans that know their rank, step and phase, by rank; a step lasts from its first span to its last."""
+    covers: dict[int, dict[str, Gathering]] = defaultdict(lambda: defaultdict(Gathering))
+    steps: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
+    exchanges: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        end = span.start_s + span.seconds
+        covers[span.rank][span.phase if span.phase in PHASES else "other"].add(span.start_s, end)
+        first, last = steps[span.rank].get(span.step, (span.start_s, end))
+        steps[span.rank][span.step] = (min(first, span.start_s), max(last, end))
+        if span.phase == "aggregate" and len(exchanges[span.rank]) < MOST_EXCHANGES:
+            exchanges[span.rank].append(span)
+    return tuple(
+        RankTrace(
+            path=path,
+            rank=rank,
+            world=None,
+            steps=steps[rank],
+            covers={phase: parts.cover() for phase, parts in covers[rank].items()},
+            exchanges=tuple(exchanges[rank]),
+            source=source,
+            closed_s=sum(parts.closed_s for parts in covers[rank].values()),
+        )
+        for rank in sorted(covers)
+    )
+
+
+def check_clock(path: str, steps: Mapping[int, tuple[float, float]]) -> None:
+    """Refuse steps that lie before or far behind the step before them: the clock was set while the trace was taken."""
+    ordered = sorted(steps.items())
+    usual = median(end - begin for begin, end in steps.values()) if steps else 0.0
+    for (number, (_, end)), (later, (begin, _)) in pairwise(ordered):
+        jump = begin - end
+        if jump < -(0.001 + 0.01 * usual) or (later == number + 1 and jump > 1.0 + 3 * usual):
+            raise InputError(
+                f"{path}: the clock jumps by {jump:+.3f} s between step {number} and step {later}",
+                hint="steps follow each other on one clock: record again without setting the clock (NTP slews, "
+                "`chronyd -x`), and call `prof.step()` once per iteration in one thread",
+            )

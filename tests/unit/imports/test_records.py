@@ -1,0 +1,195 @@
+"""Flight recorder dumps, nccl-tests and training logs: who hangs, what a link reaches, how long a step takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.catalog.links import link
+from paceline.cli import program
+from paceline.errors import InputError
+from paceline.measurements.foreign.logs import read_log
+from paceline.measurements.foreign.nccl_tests import read_nccl_tests
+from paceline.measurements.foreign.recorder import Hang, find_hangs, read_dump
+from paceline.measurements.store import Store
+from paceline.model.calibrate import stored_sweeps
+from paceline.model.calibration import read_calibration
+from paceline.model.links import calibrate_tests, judge_link
+from tests.unit.imports.generated import HF_BAR, LIGHTNING, MEGATRON, NCCL_TEXT, TITAN, dump, entry
+
+
+def hangs(folder: Path, dumps: dict[int, dict[str, Any]]) -> tuple[Hang, ...]:
+    """Written half as pickles, half as JSON, and read back."""
+    for rank, document in dumps.items():
+        path = folder / f"nccl_trace_rank_{rank}"
+        path.write_bytes(pickle.dumps(document, protocol=2) if rank % 2 else json.dumps(document).encode())
+    return find_hangs(read_dump(path) for path in sorted(folder.iterdir()))
+
+
+def test_the_rank_that_lacks_a_collective_is_named(tmp_path: Path) -> None:
+    reached = [entry(1), entry(2), entry(3, state="started")]
+    (hang,) = hangs(tmp_path, {0: dump(reached), 1: dump([entry(1), entry(2)]), 2: dump(reached)})
+    assert (hang.number, hang.name, hang.waiting, hang.missing, hang.culprits) == (
+        3,
+        "nccl:all_reduce",
+        (0, 2),
+        (1,),
+        (1,),
+    )
+    assert "nccl:all_reduce 2 (completed)" in hang.last[1]
+    assert "train (/home/me/train.py:88)" in hang.last[1]
+
+
+def test_a_rank_that_waits_elsewhere_is_not_the_cause(tmp_path: Path) -> None:
+    """Rank 1 lacks the collective of group 0 because it waits for rank 2 in group 1."""
+    groups = {"0": "[0, 1]", "1": "[1, 2]"}
+    found = hangs(tmp_path, {
+        0: dump([entry(1), entry(2, state="started")], groups),
+        1: dump([entry(1), entry(1, state="started", group="1")], groups),
+        2: dump([], groups),
+    })  # fmt: skip
+    assert [(hang.group, hang.missing, hang.culprits) for hang in found] == [("1", (2,), (2,)), ("0", (1,), ())]
+
+
+def test_different_collectives_under_one_number_and_missing_dumps(tmp_path: Path) -> None:
+    other = entry(2, "nccl:broadcast", "started")
+    found = hangs(tmp_path, {0: dump([entry(1), entry(2, state="started")]), 1: dump([entry(1), other])})
+    assert [(hang.waiting, hang.other, hang.no_dump, hang.culprits) for hang in found] == [
+        ((0,), {1: "nccl:broadcast"}, (2,), (1, 2))
+    ]
+
+
+def test_a_collective_that_all_entered_accuses_nobody_and_a_finished_job_has_no_hang(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    stuck = dump([entry(1), entry(2, state="started")])
+    (hang,) = hangs(tmp_path / "a", {0: stuck, 1: stuck, 2: stuck})
+    assert (hang.missing, hang.culprits, len(hang.waiting)) == ((), (), 3)
+    done = dump([{**entry(1, state="scheduled"), "retired": True}, entry(2)])
+    assert hangs(tmp_path / "b", {0: done, 1: done, 2: done}) == ()
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_malicious_pickle_executes_nothing(tmp_path: Path) -> None:
+    path, trace = tmp_path / "dump_0", tmp_path / "executed"
+    path.write_bytes(pickle.dumps({"entries": [Malicious(trace)]}))
+    with pytest.raises(InputError, match=r"would import (posix|os)\.system, which was not executed"):
+        read_dump(path)
+    assert not trace.exists()
+
+
+def test_nccl_tests_are_read_as_text_and_as_json(tmp_path: Path) -> None:
+    text = tmp_path / "out.txt"
+    text.write_text(NCCL_TEXT)
+    found = read_nccl_tests(text)
+    assert (found.operation, found.ranks, found.hosts, found.device) == (
+        "all_reduce", 2, ("host-a",), "NVIDIA H100 80GB HBM3")  # fmt: skip
+    assert [(row.size_bytes, round(row.seconds, 9)) for row in found.sizes][-1] == (1073741824, 2700e-6)
+    assert found.peak == pytest.approx(397.68e9)
+    rows = [
+        {"size": r.size_bytes, "out_of_place": {"time": 1e6 * r.seconds, "bus_bw": r.bus_bandwidth / 1e9}}
+        for r in found.sizes
+    ]
+    devices = [{"hostname": "host-a", "device_info": "NVIDIA H100 80GB HBM3"}] * 2
+    path = tmp_path / "all_reduce.json"
+    path.write_text(json.dumps({"config": {"nthreads": 1, "ngpus": 1, "devices": devices}, "results": rows}))
+    other = read_nccl_tests(path)
+    assert (other.operation, other.ranks, other.hosts) == (found.operation, 2, ("host-a",))
+    assert [row.seconds for row in other.sizes] == pytest.approx([row.seconds for row in found.sizes])
+
+
+@pytest.mark.parametrize(("name", "status"), [("nvlink4", "PASS"), ("nvlink5", "FAIL")])
+def test_a_link_passes_or_fails_by_its_stated_bandwidth(tmp_path: Path, name: str, status: str) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(NCCL_TEXT)
+    verdict = judge_link(read_nccl_tests(path), link(name))
+    assert verdict.status == status
+    assert verdict.share == pytest.approx(397.68e9 / link(name).bandwidth)
+    done = CliRunner().invoke(
+        program, ["calibrate", "--nccl-tests", str(path), "--link", name, "--output", str(tmp_path / "c.json")]
+    )
+    assert status in done.output
+    assert (done.exit_code == 0) == (status == "PASS")
+    (fit,) = read_calibration(tmp_path / "c.json").collectives
+    assert (fit.operation, fit.ranks, fit.largest) == ("all_reduce", 2, 1073741824)
+
+
+def test_small_messages_decide_nothing_and_wrong_elements_fail(tmp_path: Path) -> None:
+    lines = [line for line in NCCL_TEXT.splitlines() if "268435456" not in line and "1073741824  " not in line]
+    path = tmp_path / "out.txt"
+    path.write_text("\n".join(lines))
+    assert judge_link(read_nccl_tests(path), link("nvlink4")).status == "UNDECIDED"
+    path.write_text(NCCL_TEXT.replace("397.68      0", "397.68      7"))
+    verdict = judge_link(read_nccl_tests(path), link("nvlink4"))
+    assert (verdict.status, "7 elements" in verdict.advice) == ("FAIL", True)
+
+
+def test_imported_nccl_tests_are_sweeps_of_their_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(NCCL_TEXT)
+    done = CliRunner().invoke(
+        program, ["import", str(path), "--cluster", "dgx-h100", "--store", str(tmp_path / "s"), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["tests"][0]["operation"] == "all_reduce"
+    (fit,) = stored_sweeps(Store(tmp_path / "s"), "dgx-h100")
+    (same,) = calibrate_tests([path], None)[0].collectives
+    assert fit == same
+
+
+def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
+    with pytest.raises(InputError, match="does not name its collective"):
+        read_nccl_tests(path)
+    assert read_nccl_tests(path, "all_gather").operation == "all_gather"
+
+
+@pytest.mark.parametrize(("text", "form", "seconds", "ranks"), [
+    (TITAN, "torchtitan", [4.0, 2.0, 2.0], 1),
+    (MEGATRON, "megatron", [1.1476, 1.0], 16),
+    (HF_BAR, "hf-trainer", [2.0, 1.5, 0.4], 1),
+    (LIGHTNING, "lightning", [2.0, 0.25], 1),
+])  # fmt: skip
+def test_logs_of_known_programs(tmp_path: Path, text: str, form: str, seconds: list[float], ranks: int) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("starting\n" + text)
+    log = read_log(path)
+    assert (log.form, log.ranks) == (form, ranks)
+    assert [step.seconds for step in log.steps] == pytest.approx(seconds)
+    done = CliRunner().invoke(program, ["import", str(path), "--name", "mine", "--store", str(tmp_path / "s")])
+    assert done.exit_code == 0, done.output
+    assert f"{len(seconds)} timed steps of {form}" in done.output
+    (run,) = Store(tmp_path / "s").read_all(study="mine")
+    assert (run.launcher, run.facts["source"]) == ("import", form)
+
+
+def test_figures_of_a_log_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(TITAN)
+    log = read_log(path)
+    assert [step.step for step in log.steps] == [1, 2, 3]
+    assert [step.tokens_per_s for step in log.steps] == [4096.0, 8192.0, 8192.0]
+    assert [step.mfu for step in log.steps] == pytest.approx([0.0004, 0.1027, 0.1031])
+    assert log.sequence == 2048
+    path.write_text(MEGATRON)
+    assert [(step.samples, step.tflops) for step in read_log(path).steps] == [(64, 210.5), (64, 210.5)]
+
+
+def test_seconds_from_the_times_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(TITAN.replace("sequence length", "something"))
+    assert [step.seconds for step in read_log(path).steps] == [2.0, 2.0]
