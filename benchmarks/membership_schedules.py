@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lib.membership import Violation
+from lib.lineage import Violation
 from lib.membership_faults import anybody_goes_on, run_schedule
 from lib.result import Figure, parser_of, publish
 
@@ -51,12 +51,13 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others count on from it")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--plant", choices=("majority",), help="a bug that has to be found")
     args = parser.parse_args()
     began, last = time.monotonic(), args.seed + args.schedules
     begins = range(args.seed, last, BLOCK)
     ends = [min(begin + BLOCK, last) for begin in begins]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(args.processes) as pool:
         blocks = list(pool.map(run_block, begins, ends, [args.plant is not None] * len(ends)))
     happened = sum((block for block, _ in blocks), Counter[str]())
     wrong = sorted(item for _, found in blocks for item in found)

@@ -37,6 +37,8 @@ class Failed(Exception):
 class Process(Protocol):
     """What is asked of a process."""
 
+    pid: int
+
     def kill(self) -> None:
         """SIGKILL."""
         ...
@@ -54,6 +56,7 @@ class Forked:
     """A process that somebody else started."""
 
     def __init__(self, number: int) -> None:
+        self.pid = number
         self._file = os.pidfd_open(number)
 
     def kill(self) -> None:
@@ -103,6 +106,8 @@ class Job:
         self.processes: dict[str, Process] = {}
         self.names = [str(rank) for rank in range(size)]
         """Of all ranks that there ever were."""
+        self.spared: set[str] = set()
+        """Ranks to which nothing happens."""
         self._lines: dict[str, Lines] = {}
         self.stopped = float("inf")
         """When the ranks were told to end; they do so one after the other, so what they do then does not count."""

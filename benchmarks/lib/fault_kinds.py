@@ -212,7 +212,7 @@ KINDS: dict[str, Callable[[Any, random.Random], Cost]] = {
 def _chosen(job: Job, generator: random.Random, count: int) -> list[str]:
     """Some ranks, after a random while; the leader as often as any."""
     time.sleep(generator.uniform(0.3, 0.8))
-    return [str(rank) for rank in generator.sample(range(job.size), count)]
+    return generator.sample([name for name in job.names[: job.size] if name not in job.spared], count)
 
 
 def _after_kill(job: Job, generator: random.Random, victims: list[str], at: float) -> Cost:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lib.lineage import History, Lineage
 from paceline.runtime.members.view import Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.following import Ask, Following, Search, outranks
@@ -24,17 +25,11 @@ from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Pro
 from paceline.runtime.protocol.quorum import may_go_on
 from paceline.runtime.protocol.states import MemberState
 
-__all__ = ["TIMES", "Process", "Violation", "World"]
+__all__ = ["TIMES", "Process", "World"]
 
 TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=8.0, settle=0.1, partition=1e9)
 """Coarser heartbeats than a job's in proportion, so that a schedule has few events besides those that matter."""
 TICK, STEP, RETRY, TIMEOUT, LOOK_AROUND, STALL = 0.7, 1.0, 0.2, 1.5, 3.0, 4.0
-History = tuple[tuple[int, str], ...]
-"""The view in which each committed step was committed."""
-
-
-class Violation(Exception):
-    """What must never happen."""
 
 
 class World:
@@ -51,11 +46,7 @@ class World:
         self.processes: list[Process] = []
         self._at: dict[tuple[str, int], Process] = {}
         self.roster: list[tuple[str, int]] = []
-        self.settled: dict[int, tuple[int, str]] = {}
-        """The view of each step that all members of a view have committed or taken over."""
-        self._committed: dict[tuple[int, tuple[int, str]], set[str]] = {}
-        self._entered: dict[tuple[int, str], set[str]] = {}
-        self._newest = 0
+        self.lineage = Lineage()
         for rank in range(size):
             self.start(rank, first=size if rank == 0 else None)
 
@@ -97,30 +88,6 @@ class World:
         copies = self.random.choice((0, 2)) if self.random.random() < self.loss else 1
         for _ in range(copies):
             self.after(self.delay(), lambda: call() if self.reaches(one, other) else None)
-
-    def committed(self, process: Process, view: View, history: History) -> None:
-        """A member committed a step; when all members of the view have, the step is settled."""
-        who = self._committed.setdefault((len(history), history[-1]), set())
-        who.add(process.peer.id)
-        if len(who) == view.size:
-            self._settle(history, view.number)
-
-    def entered(self, process: Process, view: View, history: History) -> None:
-        """A member took over the common state; when all members of the view have, its steps are settled."""
-        who = self._entered.setdefault((view.number, view.leader.id), set())
-        who.add(process.peer.id)
-        if len(who) == view.size:
-            self._settle(history, view.number)
-
-    def _settle(self, history: History, view: int) -> None:
-        for step, name in enumerate(history, 1):
-            if self.settled.setdefault(step, name) != name:
-                raise Violation(f"step {step} was committed in view {self.settled[step]} and in view {name}")
-        if view >= self._newest and len(history) < len(self.settled):
-            raise Violation(f"view {view} goes on from step {len(history)}, {len(self.settled)} were committed")
-        if set(self.settled) != set(range(1, len(self.settled) + 1)):
-            raise Violation(f"samples were left out: steps {sorted(self.settled)}")
-        self._newest = max(self._newest, view)
 
 
 @dataclass
@@ -462,11 +429,11 @@ class Process:
             self.history = next(item for item in arrived["enter"].values() if item is not None)
             self._mark_view = self.history[-1][0] if self.history else 0
             self._phase = "training"
-            self.world.entered(self, view, self.history)
+            self.world.lineage.entered(self.peer.id, view, self.history)
         elif not self.core.asleep(self.world.now):
             self.history = (*self.history, (view.number, view.leader.id))
             self._mark_view = view.number
-            self.world.committed(self, view, self.history)
+            self.world.lineage.committed(self.peer.id, view, self.history)
         else:
             return
         self.world.after(STEP, lambda: self.soon(self._step))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from lib.membership import Violation, World
+from lib.lineage import Violation
+from lib.membership import World
 from paceline.runtime.members.view import Ballot
 from paceline.runtime.protocol.leading import Rule
 from paceline.runtime.protocol.quorum import Memory, may_go_on, votes_needed
@@ -36,12 +37,12 @@ def run_schedule(seed: int, *, rule: Rule = may_go_on) -> dict[str, int]:
     for process in world.processes:
         if process.paused:
             process.resume()
-    before = len(world.settled)
+    before = len(world.lineage.settled)
     while world.now < HEALED and _stuck(world, before):
         world.run(world.now + 2.0)
     if why := _stuck(world, before):
         raise Violation(why)
-    return {**kinds, "settled": len(world.settled)}
+    return {**kinds, "settled": len(world.lineage.settled)}
 
 
 def _strike(world: World, kind: str, chance: random.Random) -> None:
@@ -70,7 +71,7 @@ def _stuck(world: World, before: int) -> str:
     alive = [process for process in world.processes if process.alive]
     if not may_go_on({process.peer.id: process.core.ballots for process in alive}, Memory()):
         return ""
-    if len(world.settled) <= before:
+    if len(world.lineage.settled) <= before:
         return f"nobody has gone on after step {before}, though a majority is connected"
     outside = [process.peer.id for process in alive if not process.in_view]
     return f"{', '.join(outside)} did not come back, though all are connected" if outside else ""

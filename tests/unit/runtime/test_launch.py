@@ -26,6 +26,7 @@ from paceline.runtime.launch import (
     run_training,
 )
 from paceline.runtime.samples import REACHED
+from paceline.runtime.syncer.journal import DAMAGED
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 
 
@@ -179,3 +180,24 @@ def test_the_death_of_a_rank_is_reported_and_rates_of_groups_add_up(tmp_path: Pa
     assert result.codes == {"rank 0": 0, "rank 1": 0, "rank 2": -9, "rank 3": 3}
     assert result.reached == 25.0
     assert not result.ok
+
+
+@pytest.mark.parametrize(("code", "starts"), [(1, 4), (-9, 4), (DAMAGED, 1)])
+def test_a_shard_that_ends_again_and_again_is_started_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, starts: int
+) -> None:
+    monkeypatch.setattr("paceline.runtime.job.following.SHARD_RESTARTS", 3)
+    monkeypatch.setattr("paceline.runtime.job.following.POLL_S", 0.02)
+    count = tmp_path / "count"
+    end = "kill -9 $$" if code < 0 else f"exit {code}"
+    # The rank trains on for a while after the last start that is due: one more would be seen.
+    until = f"until [ $(wc -l < {count} || echo 0) -ge {starts} ]; do sleep 0.02; done; sleep 0.5"
+    processes = [
+        Process("shard 0", 0, ("sh", "-c", f"echo start >> {count}; {end}"), {}, tmp_path / "shard.log"),
+        Process("rank 0", 0, ("sh", "-c", until), {}, tmp_path / "rank.log", rank=0),
+    ]
+    with LocalLauncher().open(cluster(1), 1) as site:
+        *said, result = follow_ranks(site, processes)
+    assert count.read_text().splitlines() == ["start"] * starts
+    assert sum("started again" in str(line) for line in said) == starts - 1
+    assert result == JobResult({"rank 0": 0}, 0)

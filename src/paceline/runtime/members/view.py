@@ -99,7 +99,7 @@ class View:
     alike: bool
     """Whether all ranks hold that state already."""
     fresh: bool
-    """Whether no view was established before."""
+    """Whether none of its members was in a view before."""
 
     def succession(self, own: str, *, absent: bool) -> list[Peer]:
         """Who may lead next, in the order on which all members have to agree; the lost leader comes last.
@@ -124,7 +124,7 @@ class Ballot:
     established: bool = False
     """Whether the member knows that all others received the view as well, as it has exchanged tensors with them."""
     fresh: bool = False
-    """Whether no view was established before, so that there is no common state that could be lost."""
+    """Whether none of its members was in a view before, so that there is no common state that could be lost."""
 
     @property
     def name(self) -> tuple[int, str]:

@@ -91,6 +91,8 @@ class Following:
         self.rank = 0
         """In the view."""
         self.ballots: tuple[Ballot, ...] = ()
+        self._since: int | None = None
+        """The first view of those that this member was in without a gap since it follows its leader."""
         self.ready: messages.Ready | None = None
         """The last report, while no view has answered it: whoever leads next has to hear it again."""
         self.interrupted = False
@@ -130,6 +132,7 @@ class Following:
         self.machine.on(messages.Welcome)
         self.last_heard = self.ticked = now
         self._slept, self.successor, self.dismissed, self.resigned = False, None, False, False
+        self._since = None
 
     def hear(self, message: messages.Message, now: float) -> None:
         """The leader sent a message."""
@@ -155,9 +158,10 @@ class Following:
         """The connection to the leader ended, or this process ended it; the leader, if it may have died."""
         self.machine.on(Event.DISCONNECTED)
         self.interrupted = True
-        if self.view is None or self.dismissed or silent:
+        # A leader that died before it formed a view with this member may have gone on without it.
+        if self.view is None or self._since is None or self.dismissed or silent:
             return None
-        self.memory.lost(self.view.leader.id, farewell=False)
+        self.memory.lost(self.view.leader.id, self._since)
         return self.view.leader
 
     def asleep(self, now: float) -> bool:
@@ -199,11 +203,26 @@ class Following:
         # Whoever slept is in the group again, even if nobody had noticed and there was no leader to find anew.
         self.ticked, self._slept = now, False
         ballot = Ballot(view.number, view.leader.id, view.size, view.peers, fresh=view.fresh)
-        last = self.ballots[-1] if self.ballots else None
-        if last is not None and not last.established and last.complete and last.peers == view.peers:
-            self.ballots = self.ballots[:-1]  # an attempt with the same members asks for the same votes
+        if self._since is None or view.number > self.seen + 1:  # between them the leader may have left this member out
+            self._since = view.number
+        if self._is_asked_twice(ballot):
+            self.ballots = self.ballots[:-1]
         self.view, self.rank, self.ready, self.interrupted = view, rank, None, False
         self.ballots = (*self.ballots, ballot)
+
+    def _is_asked_twice(self, ballot: Ballot) -> bool:
+        """Whether the last attempt asks for no other votes than this one, or than the one before it.
+
+        The same members are asked. After a gap the older attempt asks for more: who died since may have gone on before.
+        """
+        alike = [
+            (item.size, item.peers, item.fresh, item.established) == (ballot.size, ballot.peers, ballot.fresh, False)
+            for item in self.ballots[-2:]
+        ]
+        if not ballot.complete or not any(alike[-1:]):
+            return False
+        without_gap = self._since is not None and self._since <= self.ballots[-1].number
+        return without_gap or alike == [True, True]
 
     def _finished_at(self, step: int) -> bool:
         return self.ready is not None and self.ready.finished and self.ready.report.step == step

@@ -66,6 +66,8 @@ class Follower:
     seen: int
     """Number of the last view that it knows."""
     last_heard: float
+    since: int | None = None
+    """The first view of those that it was in without a gap since it follows."""
     report: Report | None = None
     """Set while the follower is ready for the next view."""
     finished: bool = False
@@ -193,8 +195,8 @@ class Leading:
 
     def _lose(self, id: str, now: float, *, farewell: bool) -> None:  # noqa: A002
         follower = self._forget(id)
-        self._memory.lost(id, farewell=farewell)
         if not farewell:
+            self._memory.lost(id, follower.since)
             self._out.append(Probe(follower.peer))
         if id in self._members:
             self._end_view(Event.MEMBER_FAILED, f"{id} is gone", now)
@@ -285,7 +287,9 @@ class Leading:
         self.machine.on(Event.FORMED)
         peers = tuple(follower.peer for follower in ready)
         self._members, self._probed = {peer.id for peer in peers}, {}
-        fresh = not any(ballot.established for follower in ready for ballot in follower.ballots)
+        for follower in self.followers.values():
+            follower.since = (follower.since or self.number) if follower.peer.id in self._members else None
+        fresh = not any(follower.ballots for follower in ready)
         view = View(self.number, self.followers[self._own].peer, len(peers), peers, *_most_advanced(ready), fresh)
         brief = replace(view, peers=peers[:HELD])
         log.info(

@@ -7,16 +7,18 @@ the last established view that any of them knows and in every attempt after it,
     more than half of the view's members, or half of them with its first rank, or
     all absent members dead, of which those that may have gone on before they died are no such part themselves,
 
-and one of them must hold the common state, if there is one.
+and one of them must hold the common state, or have been there before there was one.
 
 Two parts that both have the first share a member, which has one leader at a time. Attempts count because a view that
 only some members received may have become established on others (dynamic voting with attempts; Yeger Lotem, Keidar and
-Dolev 1997). A member is known to have died in its last view if its connection ended without a farewell and its port
-refuses connections at once; one that was merely not heard of may have formed another view before it died.
+Dolev 1997). A member is known to have died in a view if it followed the same leader as we from that view on, its
+connection ended without a farewell, and its port refuses connections at once. One that was merely not heard of, or that
+came back after the view, may have formed another view before it died.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,28 +31,30 @@ __all__ = ["Memory", "absent_peers", "may_go_on", "votes_needed"]
 class Memory:
     """What a process keeps while leaders come and go: the end of others, by their ids, and what it formed itself."""
 
-    vanished: set[str] = field(default_factory=set)
-    """Their connection ended without a farewell, and they did not answer since."""
+    vanished: dict[str, int] = field(default_factory=dict)
+    """Their connection ended without a farewell, and they did not answer since; from which view on until then they
+    had gone on with us only."""
     dead: set[str] = field(default_factory=set)
     """Their port refuses connections."""
     formed: int = 0
     """Number of the last view that this process formed: no two of its views have one number."""
 
-    def lost(self, id: str, *, farewell: bool) -> None:  # noqa: A002
-        """The connection to a peer ended."""
-        if not farewell:
-            self.vanished.add(id)
+    def lost(self, id: str, since: int | None) -> None:  # noqa: A002
+        """The connection to a peer ended without a farewell; `since`: the first view of those that it was in with us
+        without a gap, None if it was in none since it came."""
+        if since is not None:
+            self.vanished[id] = since
 
     def judged(self, id: str, *, dead: bool) -> None:  # noqa: A002
         """A lost peer was called: it is dead, or it may be alive and may have been alive for longer than we know."""
         if dead:
             self.dead.add(id)
         else:
-            self.vanished.discard(id)
+            self.vanished.pop(id, None)
 
     def back(self, id: str) -> None:  # noqa: A002
         """The peer follows, so it is alive."""
-        self.vanished.discard(id)
+        self.vanished.pop(id, None)
         self.dead.discard(id)
 
 
@@ -76,8 +80,9 @@ def votes_needed(ballots: Mapping[str, Sequence[Ballot]]) -> list[tuple[Ballot, 
 def may_go_on(ballots: Mapping[str, Sequence[Ballot]], memory: Memory) -> bool:
     """Whether the members that cast these ballots may form a view; nobody without any vote may."""
     needed = votes_needed(ballots)
-    # A late joiner that never took over the common state cannot go on when all that held it are dead.
-    held = any(ballot.established for ballot, _ in needed) or all(ballot.fresh for ballot, _ in needed)
+    # A late joiner that never took over the common state cannot go on when all that held it are dead. Whoever was in
+    # the first view of the job and in no established one knows that nothing was committed in any view that it was in.
+    held = any(ballot.established or ballot.fresh for ballot, _ in needed)
     return bool(needed) and held and all(_decides(ballot, holders, ballots, memory) for ballot, holders in needed)
 
 
@@ -95,7 +100,8 @@ def _decides(ballot: Ballot, holders: set[str], present: Collection[str], memory
     away = set(ids) - here
     if not ballot.complete or not away <= memory.dead:
         return False
-    return not _is_decisive(away - memory.vanished, ballot)
+    with_us = {id for id in away if memory.vanished.get(id, math.inf) <= ballot.number}  # noqa: A001
+    return not _is_decisive(away - with_us, ballot)
 
 
 def _is_decisive(part: Collection[str], ballot: Ballot) -> bool:

@@ -211,7 +211,7 @@ class StateMachine(Generic[S]):
 
     def __init__(self, table: Mapping[tuple[S, Cause], S], state: S) -> None:
         self._table, self.state = table, state
-        self._final = {after for after in table.values() if not any(before is after for before, _ in table)}
+        self._final = set(table.values()) - {before for before, _ in table}
         # Threads that hear messages and threads that end this process's part change the state at the same time: without
         # the lock, a message that was read before the end could overwrite the final state.
         self._lock = threading.Lock()

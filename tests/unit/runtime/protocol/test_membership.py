@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.members.view import Ballot, Peer, Report, Timeouts
+from paceline.runtime.members.view import Ballot, Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.following import Following
 from paceline.runtime.protocol.leading import Action, Leading, Probe, Send
 from paceline.runtime.protocol.quorum import Memory, may_go_on
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-from lib.membership import Violation
+from lib.lineage import Violation
 from lib.membership_faults import anybody_goes_on, run_schedule
 
 TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=5.0, settle=0.1, hang=10.0, step=30.0)
@@ -33,25 +33,17 @@ def cast(present: str, *ballots: Ballot) -> dict[str, tuple[Ballot, ...]]:
     return {name: tuple(b for b in ballots if any(p.id == name for p in b.peers)) for name in present}
 
 
-OPEN_VIOLATIONS = (1543,)
-"""Schedules that lose committed steps, not mended yet; the next test says when one is."""
-
-
-@pytest.mark.parametrize("seed", OPEN_VIOLATIONS)
-def test_open_violations_are_still_open(seed: int) -> None:
-    with pytest.raises(Violation, match="were committed"):
-        run_schedule(seed)
-
-
 @pytest.mark.parametrize("begin", [0, pytest.param(300, marks=pytest.mark.full)])
 def test_no_schedule_forks_loses_or_stands_still(begin: int) -> None:
     for seed in range(begin, 300 if begin == 0 else 4000):
-        if seed in OPEN_VIOLATIONS:
-            continue
         try:
             run_schedule(seed)
         except Violation as error:
             pytest.fail(f"seed {seed}: {error}")
+
+
+def test_a_leader_that_went_on_alone_before_it_came_back_and_died_is_not_gone_on_without() -> None:
+    run_schedule(1543)
 
 
 def test_without_the_majority_rule_a_fork_is_found_soon() -> None:
@@ -78,12 +70,14 @@ def test_a_majority_or_the_half_with_the_first_rank_goes_on(members: str, presen
 
 def test_one_goes_on_when_the_others_died_in_the_view_but_not_when_they_are_silent_or_may_have_gone_on() -> None:
     alone = cast("b", ballot(4, "ab"))
-    assert may_go_on(alone, Memory(vanished={"a"}, dead={"a"}))
-    assert not may_go_on(alone, Memory(vanished={"a"})), "silent"
+    assert may_go_on(alone, Memory(vanished={"a": 4}, dead={"a"}))
+    assert not may_go_on(alone, Memory(vanished={"a": 4})), "silent"
     assert not may_go_on(alone, Memory(dead={"a"})), "it may have formed a view before it died"
     last = cast("b", ballot(4, "abc"))
-    assert may_go_on(last, Memory(vanished={"a"}, dead={"a", "c"})), "c alone could not have gone on"
+    assert may_go_on(last, Memory(vanished={"a": 4}, dead={"a", "c"})), "c alone could not have gone on"
     assert not may_go_on(last, Memory(dead={"a", "c"})), "a and c together could"
+    later = Memory(vanished={"a": 5}, dead={"a"})
+    assert not may_go_on(alone, later), "it may have gone on alone before the view in which it died"
 
 
 def test_an_attempt_that_others_may_have_established_needs_a_majority_too() -> None:
@@ -95,9 +89,11 @@ def test_an_attempt_that_others_may_have_established_needs_a_majority_too() -> N
 
 def test_a_late_joiner_does_not_begin_anew_when_all_that_held_the_state_are_dead() -> None:
     late = {"b": (ballot(3, "ab", established=False),)}
-    dead = Memory(vanished={"a"}, dead={"a"})
+    dead = Memory(vanished={"a": 1}, dead={"a"})
     assert not may_go_on(late, dead)
-    assert may_go_on({"b": (ballot(1, "ab", established=False, fresh=True),)}, dead), "nothing was committed yet"
+    first = ballot(1, "ab", established=False, fresh=True)
+    assert may_go_on({"b": (first,)}, dead), "nothing was committed yet"
+    assert may_go_on({"b": (first, ballot(2, "ab", established=False))}, dead), "nor with b's part in the second"
 
 
 def led(*names: str, first: int | None) -> tuple[Leading, list[Action]]:
@@ -123,6 +119,70 @@ def formed(*names: str) -> Leading:
         leading.hear(name, ready(0), 0.1)
     assert sent(leading.tick(0.2), messages.ViewFormed) == list(names)
     return leading
+
+
+def view_formed(number: int, names: str) -> messages.ViewFormed:
+    peers = tuple(peer(name) for name in names)
+    return messages.ViewFormed(View(number, peers[0], len(names), peers, 0, True, False), names.index("b"))
+
+
+@pytest.mark.parametrize(
+    ("views", "since"),
+    [((), None), ((4,), 4), ((4, 5), 4), ((4, 6), 6)],
+    ids=["no view yet", "one view", "two views", "a view in between was formed without it"],
+)
+def test_a_lost_leader_died_in_the_views_since_the_last_gap(views: tuple[int, ...], since: int | None) -> None:
+    core = Following(peer("b"), TIMES, 0.0)
+    core.welcomed(0.0)
+    core.hear(view_formed(3, "ab"), 0.0)
+    core.lost(silent=True)
+    core.welcomed(1.0)
+    for number in views:
+        core.hear(view_formed(number, "ab"), 1.0)
+        core.hear(messages.Halt(number, "changed"), 1.0)
+    assert core.lost(silent=False) == (peer("a") if since else None)
+    assert core.memory.vanished == ({"a": since} if since else {})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [((3, 4), [4]), ((3, 5), [3, 5]), ((3, 5, 7), [3, 7]), ((3, 5, 6), [3, 6])],
+    ids=["at once", "after a gap", "after two gaps", "after a gap, then at once"],
+)
+def test_an_attempt_with_the_same_members_replaces_the_one_before_unless_there_was_a_gap(
+    numbers: tuple[int, ...], kept: list[int]
+) -> None:
+    core = Following(peer("b"), TIMES, 0.0)
+    core.welcomed(0.0)
+    core.hear(view_formed(2, "abc"), 0.0)
+    core.establish(2)
+    for number in numbers:
+        core.hear(messages.Halt(number, "changed"), 0.0)
+        core.hear(view_formed(number, "ab"), 0.0)
+    assert [item.number for item in core.ballots] == [2, *kept]
+
+
+def test_a_view_is_fresh_if_nobody_in_it_was_in_a_view_before() -> None:
+    leading, _ = led("a", "b", first=2)
+    for view, fresh in ((0, True), (1, False)):
+        for name in "ab":
+            leading.hear(name, ready(view), view + 0.1)
+        actions = [action for action in leading.tick(view + 0.5) if isinstance(action, Send)]
+        assert {a.message.view.fresh for a in actions if isinstance(a.message, messages.ViewFormed)} == {fresh}
+        leading.hear("a", messages.ViewFailed(view + 1, "trouble"), view + 0.6)
+
+
+def test_a_lost_follower_died_in_the_views_since_it_came_or_was_left_out() -> None:
+    leading = formed("a", "b", "c")
+    leading.join(peer("d"), messages.Hello(peer("d"), 0, ()), 1.0)
+    leading.hear("c", messages.Heartbeat(7, 31.0), 1.0)
+    for name, view in (("a", 1), ("b", 1), ("d", 0)):
+        leading.hear(name, ready(view), 1.0)
+    assert sent(leading.tick(1.5) + leading.tick(1.7), messages.ViewFormed) == ["a", "b", "d"]
+    for name in "bcd":
+        leading.lose(name, 2.0, farewell=False)
+    assert leading.judged("b", dead=True) == []
+    assert leading._memory.vanished == {"b": 1, "d": 2}, "c was left out of view 2"
 
 
 def test_a_ready_of_the_view_before_does_not_count_for_the_next() -> None:
