@@ -11,12 +11,13 @@ again, to the figures of seven other campaigns, and with each campaign left out.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
-from lib.device_figures import Fitted, Judged, fitted_figures, judged_figures, network_of
+from lib.device_figures import Fitted, Judged, fitted_figures, judged_figures, kepler_figures, network_of
 from lib.result import Figure, parser_of, publish
 
 from paceline import catalog
@@ -112,6 +113,17 @@ def fitted(figures: Sequence[Fitted], rounds: int = 3) -> Reach:
     return reach
 
 
+def kepler_reach() -> tuple[float, float]:
+    """The reach of K80: one share for layers that multiply, and one for memory, of least mean absolute log error."""
+    figures, tried = kepler_figures(), TRIED[::2]
+
+    def away(compute: float, memory: float) -> float:
+        reach = {**dict.fromkeys(START, compute), "elementwise": memory}
+        return sum(abs(log_ratio(one, reach)) for one in figures)
+
+    return min(itertools.product(tried, tried), key=lambda pair: away(*pair))
+
+
 def fit() -> None:
     """The reach of all campaigns, and what each campaign looks like from the others."""
     figures = fitted_figures()
@@ -123,6 +135,7 @@ def fit() -> None:
         others = fitted([one for one in figures if one.campaign != campaign], rounds=2)
         left_out += [log_ratio(one, others) for one in figures if one.campaign == campaign]
     print(f"the same, each campaign left out: {np.std(left_out):.3f}")
+    print(f"K80, of compute and of memory bandwidth: {kepler_reach()}")
 
 
 def main() -> int:

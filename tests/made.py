@@ -62,6 +62,8 @@ class Made:
     """How much longer forward and backward take in a pass without the rest of the step."""
     exchanges: tuple[tuple[float, float], ...] = ()
     """Start and seconds of traced exchanges, after the start of the step."""
+    catalog_cluster: str = ""
+    """A cluster of the catalog to run on, rather than devices of unknown rates."""
 
 
 def write(
@@ -98,7 +100,9 @@ def write(
 def _case(made: Made) -> Case:
     return Case(
         network=shipped_catalog().network(made.network),
-        cluster=cluster(max(4, made.ranks), one_host=made.one_host),
+        cluster=shipped_catalog().cluster(made.catalog_cluster)
+        if made.catalog_cluster
+        else cluster(max(4, made.ranks), one_host=made.one_host),
         framework=made.framework,
         strategy=Strategy.model_validate(made.strategy),
         ranks=made.ranks,

@@ -12,7 +12,7 @@ from paceline.catalog.published import published
 from paceline.model.measured.names import normal
 from paceline.spec.network import Network
 
-__all__ = ["Fitted", "Judged", "fitted_figures", "judged_figures", "network_of"]
+__all__ = ["Fitted", "Judged", "fitted_figures", "judged_figures", "kepler_figures", "network_of"]
 
 SIZES = {
     "gpt-125m": Size(50368, 2048, 768, 12, 12),
@@ -82,6 +82,14 @@ def fitted_figures() -> list[Fitted]:
         for key, point in _points(campaign):
             groups.setdefault((campaign, *key), []).append(point)
     return [Fitted(*key, points=tuple(points)) for key, points in groups.items()]
+
+
+def kepler_figures() -> list[Fitted]:
+    """The figures of one K80 that its reach is fitted to; they are of another campaign than those that judge it."""
+    groups: dict[str, list[tuple[int, float]]] = {}
+    for network, batch, rate in published("devices")["kepler"]["rows"]:
+        groups.setdefault(network, []).append((batch, rate))
+    return [Fitted("mxnet-1.2", name, 0, "k80", "float32", tuple(points)) for name, points in groups.items()]
 
 
 def _points(campaign: str) -> Iterator[tuple[tuple[str, int, str, str], tuple[int, float]]]:

@@ -1,5 +1,7 @@
 """Steps of one model, watched and bare in turn; prints the median seconds of both, by turn.
 
+Seconds of the processor come first, those on the wall second.
+
 python benchmarks/lib/watch_worker.py MODEL EVERY TURNS STEPS
 """
 
@@ -72,13 +74,19 @@ def _turn(step: Callable[[], None], recorder: Recorder, model: nn.Module, optimi
         watched.append(_seconds(step))
         hooks.remove()
         bare.append(_seconds(step))
-    return [statistics.median(watched), statistics.median(bare)]
+    pairs = zip(_medians(watched), _medians(bare), strict=True)
+    return [seconds for pair in pairs for seconds in pair]
 
 
-def _seconds(step: Callable[[], None]) -> float:
-    begin = time.perf_counter()
+def _medians(times: list[tuple[float, float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def _seconds(step: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of the processor, and on the wall."""
+    begin, of_processor = time.perf_counter(), time.process_time()
     step()
-    return time.perf_counter() - begin
+    return time.process_time() - of_processor, time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from paceline.bench.environments import environment_python
 from paceline.measurements.results import campaign_results
 from paceline.measurements.store import Store
 from paceline.measurements.tables import read_spans
-from paceline.runtime.watch.recorder import TRACED_STEPS
+from paceline.runtime.watch.job import read_records
+from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS, Recorder, guarded
 from tests.conftest import Command
 
 SCRIPT = str(Path(__file__).parent / "watched_script.py")
@@ -56,6 +57,65 @@ def test_a_command_without_steps_is_left_alone_and_said(paceline: Command) -> No
     assert "cannot run no-such-program" in paceline("watch", "--", "no-such-program", code=2)
 
 
+def test_a_recorder_times_phases_inside_each_other(tmp_path: Path) -> None:
+    recorder, clock = Recorder(str(tmp_path)), iter([float(n) for n in range(100)])
+    recorder.now = lambda: next(clock)
+    recorder.boundary()
+    recorder.begin("update")  # a closure: the optimiser calls forward and backward
+    recorder.begin("forward")
+    recorder.begin("aggregate")
+    recorder.end("aggregate")
+    recorder.end("forward")
+    recorder.begin("backward")  # one second of loss before it
+    recorder.begin("io")  # left open by an exception
+    recorder.end("backward", moved=0.5, to="aggregate")
+    recorder.end("update")
+    recorder.boundary()
+    recorder.close()
+    (record,) = read_records(tmp_path)
+    step, _, seconds, *phases = record["rows"][0]
+    named = dict(zip(ORDER, phases, strict=True))
+    assert step == 1
+    assert named == {"io": 0, "h2d": 0, "forward": 3, "backward": 1.5, "aggregate": 1.5, "update": 2}
+    assert seconds == 10
+    assert record["ended"]
+
+
+def test_an_error_of_the_recorder_is_not_one_of_the_training(tmp_path: Path) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.recorder, self.calls = Recorder(str(tmp_path)), 0
+
+        @guarded
+        def fails(self) -> None:
+            self.calls += 1
+            raise KeyError("phase")
+
+    owner = Owner()
+    owner.fails()
+    owner.fails()
+    assert owner.calls == 1
+    assert not owner.recorder.alive
+    assert owner.recorder.error == "KeyError: 'phase'"
+    owner.recorder.close()
+    assert read_records(tmp_path) == []
+
+
+def test_a_sample_of_steps_is_the_same_on_every_rank_and_of_the_size_asked(tmp_path: Path) -> None:
+    taken = []
+    for _ in range(2):
+        recorder = Recorder(str(tmp_path), 20)
+        watched = []
+        for step in range(4000):
+            recorder.boundary()
+            watched += [step] if recorder.watching else []
+        recorder.close()
+        taken.append(watched[len(TRACED_STEPS) * 3 :])
+    assert taken[0] == taken[1]
+    assert 150 <= len(taken[0]) <= 250
+    assert {step % 10 for step in taken[0]} == set(range(10)), "a regular sample misses what is regular"
+
+
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_rank_that_becomes_slow_under_torchrun_is_named_with_its_step(paceline: Command, pytorch: Path) -> None:
@@ -63,7 +123,7 @@ def test_a_rank_that_becomes_slow_under_torchrun_is_named_with_its_step(paceline
     ranks = [torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "110", "slow"]
     text = paceline("watch", "--name", "ddp", "--", *ranks)
     assert "rank 1 trained 110 steps" in text
-    assert "1. rank 1 holds up the others, mostly in outside of the phases, since step " in text
+    assert "1. rank 1 holds up the others, mostly outside of the phases, since step " in text
     cause = paceline.json("explain", "ddp")["observed"][0]["causes"][0]
     assert (cause["kind"], cause["rank"], cause["pattern"]) == ("slow_rank", 1, "persistent")
     assert abs(cause["since"] - 60) <= 2

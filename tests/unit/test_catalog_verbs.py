@@ -42,6 +42,7 @@ def test_catalog_lists_and_shows():
     assert "v100-sxm2" in run("catalog")
     assert "NVIDIA Tesla V100 data sheet" in run("catalog", "v100-sxm2")
     assert "2 x k80" in run("catalog", "mixed-lab")
+    assert re.search(r"source: .*; 21\.9\d* USD/h in \d{4}-\d\d", run("catalog", "p4d.24xlarge").replace("\n", " "))
     assert "25 MiB" in run("catalog", "pytorch")
     assert "strong2" in run("catalog", str(EXAMPLES / "clusters" / "unequal.toml"))
     assert "dgx-1" not in run("catalog", "links")

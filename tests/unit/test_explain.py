@@ -172,14 +172,29 @@ def test_a_refuted_advice_is_no_advice(tmp_path):
     explanation = explain(tmp_path, Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0}))
     trials = plan_trials(explanation, 1, lambda case: None)
     key = trials.confirmations[0].key
-    refuted = with_measured(explanation, trials, {key: ([100.0, 101.0, 99.0], [93.0, 92.0, 94.0])})
+    before = {0: 100.0, 1: 101.0, 2: 99.0}
+    refuted = with_measured(explanation, trials, {key: (before, {0: 93.0, 1: 92.0, 2: 94.0})})
     assert [finding.verdict for finding in refuted.refuted] == ["refuted"]
     assert refuted.refuted[0].measured_gain.value == pytest.approx(1 - 100 / 93)
     assert refuted.refuted[0] not in refuted.findings
     assert "What would help most: strategy.overlap" not in " ".join(refuted.summary)
-    confirmed = with_measured(explanation, trials, {key: ([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])})
+    confirmed = with_measured(explanation, trials, {key: (before, {0: 120.0, 1: 121.0, 2: 119.0})})
     assert confirmed.findings[0].verdict == "confirmed"
     assert "measured to save 16.7 %" in confirmed.summary[-1]
+
+
+def test_trials_are_compared_round_by_round(tmp_path):
+    explanation = explain(tmp_path, Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0}))
+    trials = plan_trials(explanation, 1, lambda case: None)
+    key = trials.confirmations[0].key
+    before = {0: 100.0, 1: 150.0, 2: 60.0}  # the machine's speed differs by round, the gain does not
+    gained = {place: 1.05 * rate for place, rate in before.items()}
+    (paired,) = (item for item in with_measured(explanation, trials, {key: (before, gained)}).findings if item.verdict)
+    assert paired.verdict == "confirmed"
+    assert (paired.measured_gain.low, paired.measured_gain.high) == pytest.approx((1 - 1 / 1.05,) * 2)
+    apart = {place + 3: rate for place, rate in gained.items()}
+    (alone,) = (item for item in with_measured(explanation, trials, {key: (before, apart)}).findings if item.verdict)
+    assert alone.measured_gain.low < 0 < alone.measured_gain.high
 
 
 def test_stored_trials_are_part_of_every_later_explanation(tmp_path):

@@ -48,8 +48,17 @@ def test_phases_come_back_as_they_were_observed(tmp_path: Path) -> None:
     assert result.throughput is not None
     assert result.throughput.value == pytest.approx(320)
     assert result.num_steps == 31
-    assert result.closes
     assert result.instrument_overhead == 0
+
+
+def test_time_outside_of_the_phases_is_measured_so_the_split_closes(tmp_path: Path) -> None:
+    store, given = Store(tmp_path), observed()
+    longer = replace(given, steps=[replace(step, seconds=step.seconds + 0.05) for step in given.steps])
+    (result,) = campaign_results(store, record(longer, store))
+    assert result.phases["other"] == pytest.approx(0.052)
+    assert result.closes
+    output = CliRunner().invoke(program, ["show", "mine", "--store", str(tmp_path)]).output
+    assert "do not close" not in output
 
 
 def test_the_steps_of_a_stored_run_are_those_that_were_recorded(tmp_path: Path) -> None:
@@ -95,6 +104,10 @@ def test_explain_says_the_verdict_on_the_steps(tmp_path: Path) -> None:
     assert (cause.kind, cause.rank, cause.phase, cause.since) == ("slow_rank", 1, "backward", None)
     output = CliRunner().invoke(program, ["explain", "mine", "--store", str(tmp_path)]).output
     assert "rank 1 holds up the others, mostly in backward, from the beginning (persistent)" in output
+    (result,) = campaign_results(Store(tmp_path), Store(tmp_path).read_campaigns()[0]["campaign"])
+    assert judgement.shares == pytest.approx(result.shares), "the verdict and `show` say the same"
+    assert result.step_s is not None
+    assert judgement.step_s == pytest.approx(result.step_s.value)
     document = json.loads(CliRunner().invoke(program, ["explain", "mine", "--json", "--store", str(tmp_path)]).output)
     assert document["observed"][0]["causes"][0]["rank"] == 1
 

@@ -4,20 +4,24 @@ import csv
 import html
 import json
 import re
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 
 import paceline
+from paceline import catalog
 from paceline.explain.cases.step import scaled_step
 from paceline.explain.explanation import explain_campaign
-from paceline.report.documents import explanation_document
+from paceline.measurements.results import usage_of_group
+from paceline.measurements.tables import throughputs_where
+from paceline.report.documents import explanation_document, results_document
 from paceline.report.exports import EXPORTS, export, markdown_report
 from paceline.report.figures import log_ticks
 from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html.page import render_page
 from paceline.report.tables import gap_table
-from paceline.report.terminal.campaign import explanation_lines
+from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name
 from tests.made import Made, write
 
@@ -44,6 +48,47 @@ def test_the_page_is_whole_small_and_alone(explained):
     assert not re.search(r"(src|href)=\"(?!#)", outside)
     for sentence in explanation.summary:
         assert html.escape(sentence) in page
+
+
+def test_tokens_and_use_of_the_peak_are_columns_where_they_are_known(tmp_path, capsys):
+    text = Made(ranks=2, network="gpt2", batch=8, forward=0.3, backward=0.6, catalog_cluster="dgx-a100")
+    store = write(tmp_path / "results", [text, Made(ranks=1)])
+    show_results(store, "made-1")
+    shown = capsys.readouterr().out
+    found, plain = sorted(results_document(store, "made-1")["cases"], key=lambda one: one["network"])
+    rate = found["samples_per_s"]["value"]
+    share = 6 * catalog.network("gpt2").macs * rate / (2 * 19.5e12)  # PyTorch multiplies matrices in float32
+    assert found["tokens_per_s"] == pytest.approx(1024 * rate)
+    assert found["mfu"] == pytest.approx(share)
+    assert 0 < share < 1
+    assert "tokens/s" in shown
+    assert f"{1024 * rate:,.0f}" in shown
+    assert f"{100 * share:.1f} %" in shown
+    assert "MFU above 100 %" not in shown
+    assert plain["mfu"] is None
+    assert plain["images_per_s"] == plain["samples_per_s"]["value"]
+
+
+def test_more_than_the_peak_is_explained_and_unknown_peaks_are_left_out(tmp_path, capsys):
+    fast = Made(ranks=2, network="gpt2", batch=8, forward=0.003, backward=0.006, catalog_cluster="dgx-a100")
+    show_results(write(tmp_path / "fast", [fast]), "made-1")
+    shown = capsys.readouterr().out
+    assert "% !" in shown
+    assert "MFU above 100 %" in shown
+    show_results(write(tmp_path / "unknown", CASES), "made-1")
+    shown = capsys.readouterr().out
+    assert "MFU" not in shown
+    assert "tokens/s" not in shown
+
+
+def test_compare_says_tokens_and_use_of_the_peak_of_both_sides(tmp_path):
+    made = Made(ranks=2, network="gpt2", batch=8, forward=0.3, backward=0.6, catalog_cluster="dgx-a100")
+    store = write(tmp_path / "results", [made, replace(made, ranks=4), replace(made, batch=4)])
+    two, four = (usage_of_group(throughputs_where(store, f"ranks={ranks},batch=8")) for ranks in (2, 4))
+    assert (two.unit, four.unit) == ("tokens", "tokens")
+    assert four.per_s == pytest.approx(2 * two.per_s)
+    assert four.mfu == pytest.approx(two.mfu)
+    assert usage_of_group(throughputs_where(store, "study=made")) is None, "2 and 4 ranks have no common rate"
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -9,6 +9,7 @@ import click
 
 from paceline.cli.options import Finite, json_option, plot_option, store_option
 from paceline.errors import InputError
+from paceline.measurements.results import usage_of_group
 from paceline.measurements.store import Store
 from paceline.measurements.summary import compare, gate_code
 from paceline.measurements.tables import throughputs_where
@@ -61,13 +62,15 @@ def command(
             raise InputError(f"no successful launch matches {text!r}", hint=hint)
     (ours, our_rounds), (theirs, their_rounds) = ((group.samples_per_s, group.rounds) for group in groups)
     result = compare(ours, theirs, confidence=confidence, rounds=(our_rounds, their_rounds))
+    usages = [usage_of_group(group) for group in groups]
     if plot is not None:
         write_launches(plot, (ours, theirs), (sample, base), result)
     code = None if least is None else gate_code(result, least)
     if as_json:
-        emit({**comparison_document(result, sample, base), "fail_below": least, "exit_code": code or 0}, "compare")
+        document = comparison_document(result, sample, base, usages)
+        emit({**document, "fail_below": least, "exit_code": code or 0}, "compare")
     else:
-        show_launch_comparison(result, sample, base, confidence)
+        show_launch_comparison(result, (sample, base), confidence, usages)
         say(*gate_lines(code, least))
     if code:
         sys.exit(code)

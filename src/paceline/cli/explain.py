@@ -69,6 +69,6 @@ def _confirmed(explanation: Explanation, store: Store, most: int, *, quiet: bool
             measure(study, trial.cases, store, target=target, installing=display.installing) as measurement,
         ):
             display.follow(measurement.events, study.protocol, trial.cases)
-        launches = {item.first.case_id: item.throughputs for item in load_launches(store, measurement.campaign)}
-        rates[trial.key] = (launches.get(trial.before.id, ()), launches.get(trial.after.id, ()))
+        launches = {item.first.case_id: item.by_round for item in load_launches(store, measurement.campaign)}
+        rates[trial.key] = (launches.get(trial.before.id, {}), launches.get(trial.after.id, {}))
     return with_measured(explanation, trials, rates)

@@ -11,6 +11,7 @@ from paceline import api
 from paceline.cli.options import Finite, counts_of, json_option, options, plot_option
 from paceline.cli.questions import asked_of, calibration_of, question_options, seconds_of
 from paceline.model.changes import changed, parse_changes
+from paceline.model.question import precision_of
 from paceline.model.simulate.scenario import Trouble, simulate_question
 from paceline.report.plots import check_plot, write_simulated
 from paceline.report.terminal import emit
@@ -69,6 +70,7 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
         write_simulated(plot, runs, question.label)
     if as_json:
         plain = [run.as_dict() for run in runs]
-        emit({"question": question.label, "trouble": vars(trouble), "runs": plain}, "simulate")
+        document = {"question": question.label, "precision": precision_of(question), "trouble": vars(trouble)}
+        emit({**document, "runs": plain}, "simulate")
     else:
-        show_simulated(question.label, runs)
+        show_simulated(question.label, runs, precision_of(question))

@@ -1,7 +1,7 @@
 """Confirm causes by runs that change only one of them: what to run, and the explanation with what it measured.
 
 Both are data. Whoever measures takes the confirmations of `plan_trials`, and hands the samples per second of both
-cases' launches to `with_measured`.
+cases' launches to `with_measured`. Both cases are launched in every round, and compared round by round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.explain.findings.finding import Finding, Trial, ranked
 from paceline.explain.gap import Bar, Gap, difference
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
-from paceline.measurements.summary import Interval, speedup_interval
+from paceline.measurements.summary import FEWEST_LAUNCHES, Interval, amount_interval, speedup_interval
 from paceline.spec.network import Network
 from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
@@ -30,8 +30,8 @@ __all__ = ["Confirmation", "Trials", "plan_trials", "with_measured", "with_store
 PROTOCOL = Protocol(launches=3, max_launches=3, warmup=5, steps=30, launch_budget=5.0, phases=False)
 Refusal = Callable[[Case], str | None]
 """Why a framework cannot run a case; None if it can."""
-Rates = tuple[Sequence[float], Sequence[float]]
-"""Samples per second of the launches of the case as it was, and of the changed one."""
+Rates = tuple[Mapping[int, float], Mapping[int, float]]
+"""Samples per second by round: of the launches of the case as it was, and of the changed one."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def with_stored(explanation: Explanation, store: Store) -> Explanation:
     if not stored:
         return explanation
     launches = [load_launches(store, str(document["campaign"])) for document in stored]
-    rates = [{item.first.case_id: item.throughputs for item in campaign} for campaign in launches]
+    rates = [{item.first.case_id: item.by_round for item in campaign} for campaign in launches]
     trials = plan_trials(explanation, len(explanation.findings), lambda case: None)
     measured = {item.key: _stored_rates(item, rates) for item in trials.confirmations}
     known = {key: pair for key, pair in measured.items() if pair}
@@ -188,7 +188,7 @@ def with_stored(explanation: Explanation, store: Store) -> Explanation:
     return with_measured(explanation, Trials(findings, bars), known)
 
 
-def _stored_rates(wanted: Confirmation, campaigns: Sequence[Mapping[str, Sequence[float]]]) -> Rates | None:
+def _stored_rates(wanted: Confirmation, campaigns: Sequence[Mapping[str, Mapping[int, float]]]) -> Rates | None:
     """Samples per second of the launches of both cases, of the newest campaign that has both."""
     ids = [case.id for case in wanted.cases]
     both = [campaign for campaign in campaigns if all(campaign.get(name) for name in ids)]
@@ -214,10 +214,10 @@ def with_measured(explanation: Explanation, trials: Trials, rates: Mapping[str, 
     return replace(explanation, findings=left, gaps=tuple(gaps), refuted=refuted)
 
 
-def _tried_finding(finding: Finding, before: Sequence[float], after: Sequence[float]) -> Finding:
+def _tried_finding(finding: Finding, before: Mapping[int, float], after: Mapping[int, float]) -> Finding:
     if not before or not after:
         return finding
-    ratio = speedup_interval(before, after)
+    ratio = speedup_interval(list(before.values()), list(after.values()), rounds=(list(before), list(after)))
     return replace(finding, measured_gain=Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low))
 
 
@@ -231,6 +231,15 @@ def _tried_bar(bar: Bar, trial: BarTrial, rates: Mapping[str, Rates]) -> Bar:
     if not before or not after:
         return replace(bar, tried=f"{tried}: the trial failed")
     samples = wanted.before.batch * wanted.before.ranks
-    steps = [[samples / rate for rate in launches] for launches in (before, after)]
+    steps = [{place: samples / rate for place, rate in launches.items()} for launches in (before, after)]
     having, lacking = steps if trial.side == "slower" else reversed(steps)
-    return replace(bar, measured_s=difference(having, lacking, median(having) - median(lacking)), tried=tried)
+    return replace(bar, measured_s=_apart(having, lacking), tried=tried)
+
+
+def _apart(having: Mapping[int, float], lacking: Mapping[int, float]) -> Interval:
+    """Seconds that one side takes longer: by the differences of common rounds, or of all launches if few are common."""
+    common = [having[place] - lacking[place] for place in having if place in lacking]
+    if len(common) >= FEWEST_LAUNCHES:
+        return amount_interval(common)
+    ours, theirs = list(having.values()), list(lacking.values())
+    return difference(ours, theirs, median(ours) - median(theirs))

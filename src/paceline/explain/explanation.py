@@ -20,7 +20,6 @@ from paceline.explain.summary import Evidenced, summarise
 from paceline.explain.watched import Judgement, judge_run
 from paceline.measurements.ranking import Ranking, rank_launches
 from paceline.measurements.store import Store
-from paceline.measurements.trace.observed import OBSERVED_BY
 
 __all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 
@@ -112,7 +111,7 @@ def explain_campaign(store: Store, campaign: str) -> Explanation:
         rankings=rank_launches(item.launches for item in evidence),
         left_out=tuple(str(damage) for damage in store.damaged.values()),
         judgements=tuple(judge_run(store.load(run.id)) for case in evidence for run in case.launches.counted
-                         if run.launcher in OBSERVED_BY),
+                         if run.is_observed),
     )  # fmt: skip
 
 

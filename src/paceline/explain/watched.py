@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.measurements.run import PHASES, Step
+from paceline.measurements.run import PASS_PHASES, PHASES, Step
 from paceline.measurements.store import StoredRun
-from paceline.measurements.summary import Interval, amount_interval
+from paceline.measurements.summary import Interval, amount_interval, phases_of
 from paceline.measurements.tablefiles import STEPS
 from paceline.measurements.trace.observed import ObservedStep, observed_steps
 
@@ -37,6 +37,8 @@ NOISES = 8.0
 """A stall is this many robust standard deviations above the median, a change of level this many standard errors."""
 RARE = 0.34
 """A larger share of long steps is a level, not stalls."""
+FEWEST_STALLS = 3
+"""Fewer long steps may be chance."""
 SPREAD = 3
 """Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
 SHORTEST = 8
@@ -67,11 +69,14 @@ class StepCause:
     """Distance of its steps, if that is regular."""
     count: int = 0
     """Number of steps in which it acts."""
+    num_steps: int = 0
+    """Number of steps of the run."""
 
     @property
     def pattern(self) -> Literal["persistent", "transient"]:
-        """Whether it acts in every step until the end."""
-        return "persistent" if self.kind != "stalls" and self.until is None else "transient"
+        """Whether it acts until the end, in most steps."""
+        often = self.kind != "stalls" or self.count > self.num_steps / 2
+        return "persistent" if often and self.until is None else "transient"
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,11 @@ class Judgement:
     """Steps that every rank has."""
     num_ranks: int
     step_s: float
-    """Mean step."""
+    """Median step, as long as its slowest rank."""
     shares: dict[str, float]
-    """Mean share of each phase and of `other`, over ranks; what ranks wait for each other is `waiting`."""
+    """Share of each phase and of `other` of the median step, as in the results of a study."""
+    waiting: float
+    """Share of the time that ranks wait for each other, the mean of all."""
     causes: tuple[StepCause, ...]
     why_not: str = ""
     """Why there is no verdict."""
@@ -114,13 +121,13 @@ def judge_steps(steps: Sequence[ObservedStep], *, collecting: float = 0.0) -> Ju
     num_ranks, num_steps = series.seconds.shape
     if num_steps < FEWEST_STEPS:
         why = f"{num_steps} timed steps are too few for a verdict: at least {FEWEST_STEPS} are needed"
-        return Judgement(num_steps, num_ranks, series.step_s if num_steps else 0.0, {}, (), why)
+        return Judgement(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
     stalls, calm = _stalls(series)
     lags = [lag for rank in range(num_ranks) for lag in _lags(calm, rank)] if num_ranks > 1 else []
     causes = [*stalls, *lags, *_slowdowns(calm), *_steady(calm), *_collections(collecting)]
     shown = [cause for cause in causes if cause.share.value >= NOTICEABLE and cause.share.low >= NOTICEABLE / 2]
     ranked = tuple(sorted(shown, key=lambda cause: -cause.share.value))
-    return Judgement(num_steps, num_ranks, series.step_s, _shares(series), ranked)
+    return Judgement(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
 
 
 def judge_run(stored: StoredRun) -> Judgement:
@@ -145,16 +152,28 @@ def _series(steps: Sequence[ObservedStep]) -> _Series:
     return _Series(np.array(common, dtype=np.int64), seconds, phases)
 
 
+def _typical(series: _Series) -> float:
+    return float(np.median(series.seconds.max(axis=0)))
+
+
 def _shares(series: _Series) -> dict[str, float]:
-    total = float(series.seconds.mean())
-    shares = {name: float(values.mean()) / total for name, values in series.phases.items()}
-    waiting = float((series.phases["aggregate"] - series.phases["aggregate"].min(axis=0)).mean()) / total
-    return {**shares, "aggregate": shares["aggregate"] - waiting, "waiting": waiting}
+    """By the rule of `measurements.results`: medians of passes, each step as long as its slowest rank."""
+    passes, reached = {"clean": _typical(series)}, np.zeros_like(series.seconds)
+    for name, phase in PASS_PHASES:
+        reached = reached + series.phases[phase]
+        passes[name] = float(np.median(reached.max(axis=0)))
+    passes["whole"] = passes["clean"]
+    return {name: seconds / passes["clean"] for name, seconds in phases_of(passes).items()}
+
+
+def _waiting(series: _Series) -> float:
+    exchange = series.phases["aggregate"]
+    return float((exchange - exchange.min(axis=0)).mean() / series.seconds.mean())
 
 
 def _share(seconds: Floats, step_s: float) -> Interval:
     """The mean of an amount by step as a share of the step, with the interval over consecutive parts of the run."""
-    parts = [float(part.mean()) / step_s for part in np.array_split(seconds, BATCHES)]
+    parts = [float(part.mean()) / step_s for part in np.array_split(seconds, min(BATCHES, len(seconds)))]
     found, mean = amount_interval(parts), float(seconds.mean()) / step_s
     return Interval(mean, min(found.low, mean), max(found.high, mean))
 
@@ -174,15 +193,22 @@ def _stalls(series: _Series) -> tuple[list[StepCause], _Series]:
         is_long &= is_long.mean(axis=1, keepdims=True) <= RARE
         is_long &= ~_lasting(is_long)
         calm[phase] = np.where(is_long, usual, values)
-        places = np.flatnonzero(is_long.any(axis=0))
-        if len(places) >= 3:
-            causes.append(_stall(series, phase, np.where(is_long, values - usual, 0.0), places))
+        causes += _stalls_of(series, phase, np.where(is_long, values - usual, 0.0))
     removed: Floats = np.sum([series.phases[name] - calm[name] for name in calm], axis=0)
     irregular = [cause for cause in causes if cause.every is None]
     if len(irregular) >= SPREAD:
         regular = [cause for cause in causes if cause.every is not None]
-        causes = [*regular, _stall(series, "any", removed, np.flatnonzero(removed.any(axis=0)))]
+        causes = [*regular, _stall(series, "any", _without(removed, regular, series.steps), None)]
     return causes, _Series(series.steps, series.seconds - removed, calm)
+
+
+def _without(excess: Floats, regular: Sequence[StepCause], steps: NDArray[np.int64]) -> Floats:
+    """The excess of steps without a regular stall."""
+    taken = np.zeros(len(steps), dtype=bool)
+    for cause in regular:
+        taken |= (steps - (cause.since or 0)) % (cause.every or 1) == 0
+    rest: Floats = np.where(taken, 0.0, excess)
+    return rest
 
 
 def _lasting(is_long: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -195,20 +221,44 @@ def _lasting(is_long: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return lasting
 
 
-def _stall(series: _Series, phase: str, excess: Floats, places: NDArray[np.int64]) -> StepCause:
+def _stalls_of(series: _Series, phase: str, excess: Floats) -> list[StepCause]:
+    """Regular stalls, and the others."""
+    cost = excess.max(axis=0)
+    every, first = _period(series.steps, cost)
+    causes = []
+    if every:
+        regular = (series.steps - first) % every == 0
+        causes.append(_stall(series, phase, np.where(regular, excess, 0.0), every))
+        excess = np.where(regular, 0.0, excess)
+    if np.count_nonzero(excess.any(axis=0)) >= FEWEST_STALLS:
+        causes.append(_stall(series, phase, excess, None))
+    return causes
+
+
+def _period(steps: NDArray[np.int64], cost: Floats) -> tuple[int, int]:
+    """Distance and place of regular stalls: most steps at this distance stall, and have most of the cost; or zero."""
+    longest = int(steps[-1] - steps[0]) // FEWEST_STALLS if cost.any() else 0
+    for every in range(2, longest + 1):
+        places = steps % every
+        by_place = np.bincount(places, weights=cost, minlength=every)
+        place = int(by_place.argmax())
+        stalled = cost[places == place] > 0
+        if by_place[place] >= 0.6 * cost.sum() and stalled.mean() >= 0.8 and len(stalled) >= FEWEST_STALLS:
+            return every, place
+    return 0, 0
+
+
+def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> StepCause:
     """A stall costs what the longest rank adds; it is one rank's if that rank has nearly all of it."""
     cost = excess.max(axis=0)
-    by_rank = excess.sum(axis=1) / max(float(excess.sum()), 1e-12)
+    places = np.flatnonzero(cost)
+    by_rank = excess.sum(axis=1) / float(excess.sum())
     rank = int(by_rank.argmax()) if len(by_rank) > 1 and by_rank.max() > 0.9 else None
-    gaps = np.diff(series.steps[places])
-    every = int(np.median(gaps))
-    regular = len(gaps) >= 2 and every > 1 and float(np.mean(gaps == every)) >= 0.8
-    share = _share(cost, series.step_s)
-    if regular:  # parts of the run differ by the place of the period alone
-        height = cost[places].mean() / every / series.step_s
-        share = Interval(float(height), 0.9 * float(height), 1.1 * float(height))
-    first = int(series.steps[places[0]])
-    return StepCause("stalls", phase, rank, share, first, None, every if regular else None, len(places))
+    share, first = _share(cost, series.step_s), int(series.steps[places[0]])
+    if every:  # parts of the run differ by the place of the period alone
+        heights = amount_interval(list(cost[places] / every / series.step_s))
+        share = Interval(share.value, min(heights.low, share.value), max(heights.high, share.value))
+    return StepCause("stalls", phase, rank, share, first, None, every, len(places), len(cost))
 
 
 # Levels: what lasts.

@@ -2,26 +2,105 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from paceline.errors import InputError, UnknownName
+from pydantic import ValidationError
+
+from paceline import catalog
+from paceline.catalog.frameworks import Policy, resolve
+from paceline.cost.usage import input_unit, peak_share
+from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.run import Run, counted
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval, split_closes
-from paceline.measurements.tables import PassTime, pass_times
+from paceline.measurements.tables import LaunchRates, PassTime, pass_times
+from paceline.spec.cluster import Cluster, place
+from paceline.spec.network import Network
+from paceline.spec.strategy import Strategy
 
 __all__ = [
     "CaseResult",
     "Launches",
+    "Usage",
     "campaign_results",
+    "cluster_of",
     "find_campaign",
     "load_launches",
     "median_phases",
+    "policy_of",
     "results_of",
+    "strategy_of",
+    "usage_of",
+    "usage_of_group",
 ]
+
+
+def strategy_of(run: Run) -> Strategy:
+    """The strategy of the run's case."""
+    return Strategy.model_validate_json(json.dumps(run.case.get("strategy", {})))
+
+
+def policy_of(run: Run) -> Policy | None:
+    """The policy of the framework under the run's strategy; None if the framework is not in the catalog."""
+    try:
+        return resolve(run.framework, strategy_of(run))
+    except (UnknownName, ValidationError):
+        return None
+
+
+def cluster_of(run: Run) -> Cluster | None:
+    """The cluster of the run's case."""
+    try:
+        return Cluster.model_validate_json(json.dumps(run.case.get("cluster", {})))
+    except ValidationError:
+        return None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A throughput as people count it."""
+
+    unit: str
+    """`tokens`, `images`, or `samples` of a network that the catalog does not have."""
+    per_s: float
+    mfu: float | None
+    """Share of the devices' peak that the network's own multiply-adds need; None where a peak is not known."""
+
+
+def usage_of(run: Run, rate: float) -> Usage:
+    """Tokens or images per second of this many samples per second of a run, and the share of its devices' peak."""
+    network = _network_of(run)
+    unit, each = input_unit(network)
+    return Usage(unit, rate * each, _mfu(run, network, rate))
+
+
+def usage_of_group(group: LaunchRates) -> Usage | None:
+    """The same of the median of launches; None if they are not of one network on the same devices."""
+    alike = {(run.network, run.cluster, run.ranks, run.framework, run.strategy) for run in group.runs}
+    return usage_of(group.runs[0], median(group.samples_per_s)) if len(alike) == 1 else None
+
+
+def _network_of(run: Run) -> Network | None:
+    """The catalog's network of the run, if it is still the same."""
+    if run.network not in catalog.network_names():
+        return None
+    found, asked = catalog.network(run.network), run.case.get("network")
+    return found if isinstance(asked, dict) and asked.get("digest") == found.digest else None
+
+
+def _mfu(run: Run, network: Network | None, rate: float) -> float | None:
+    cluster, policy = cluster_of(run), policy_of(run)
+    if network is None or cluster is None or policy is None or cluster.num_devices < run.ranks:
+        return None
+    devices = [item.device for item in place(cluster, run.ranks, spread=run.case.get("placement") == "spread")]
+    try:
+        return peak_share(network, devices, rate, policy.precision)
+    except Unsupported:
+        return None
 
 
 @dataclass(frozen=True)
@@ -48,6 +127,11 @@ class Launches:
     def rounds(self) -> tuple[int, ...]:
         """The round of each launch that counts: a round of a campaign launches every case once."""
         return tuple(run.launch for run in self.counted)
+
+    @property
+    def by_round(self) -> dict[int, float]:
+        """Samples per second of each launch that counts, by its round."""
+        return dict(zip(self.rounds, self.throughputs, strict=True))
 
 
 @dataclass(frozen=True)
@@ -76,11 +160,13 @@ class CaseResult:
     """Relative slowdown of the step in the instrumented pass."""
     native: dict[str, float]
     """Seconds according to the framework's own timers, for comparison."""
+    usage: Usage | None = None
+    """The throughput in tokens or images, and as a share of the peak; None if every launch failed."""
 
     @property
     def closes(self) -> bool:
-        """Whether the phases can be trusted: they sum to the step without a large remainder."""
-        return split_closes(self.phases)
+        """Whether the phases can be trusted: they sum to the step without a large remainder, or it was measured."""
+        return self.run.is_observed or split_closes(self.phases)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -151,6 +237,7 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
     speedup = _speedup(item, base, confidence) if good and base else None
     base_ranks = base.first.ranks if base else None
     efficiency = speedup.value * base_ranks / item.first.ranks if speedup and base_ranks else None
+    throughput = median_interval(item.throughputs, confidence=confidence, pilot=pilot) if good else None
     return CaseResult(
         run=next(iter(item.counted), item.first),
         num_launches=len(item.runs),
@@ -158,7 +245,7 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         num_drifted=sum(run.drifted for run in item.runs if run.outcome == "ok"),
         num_counted=len(item.counted),
         num_steps=item.num_steps,
-        throughput=median_interval(item.throughputs, confidence=confidence, pilot=pilot) if good else None,
+        throughput=throughput,
         step_s=median_interval(item.steps, confidence=confidence, pilot=pilot) if good else None,
         speedup=speedup,
         base_ranks=base_ranks,
@@ -166,6 +253,7 @@ def _result(item: Launches, base: Launches | None, confidence: float) -> CaseRes
         phases=median_phases(item.passes),
         instrument_overhead=_overhead(item.passes),
         native=_median_timers(item.counted),
+        usage=usage_of(item.first, throughput.value) if throughput else None,
     )
 
 

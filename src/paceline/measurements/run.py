@@ -17,6 +17,7 @@ from paceline.spec.study import case_label
 
 __all__ = [
     "DRIFT_LIMIT",
+    "OBSERVED_BY",
     "PASS_PHASES",
     "PHASES",
     "RENAMED",
@@ -43,6 +44,9 @@ DRIFT_LIMIT: float = Protocol.model_fields["width"].default
 
 FEWEST_STEADY = 3
 """Launches that must remain when those that drifted are left out."""
+
+OBSERVED_BY = ("watch", "import")
+"""The launchers of runs that no study measured, see `trace.observed`."""
 
 PHASES = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The phases of a step, in order."""
@@ -197,6 +201,11 @@ class Run(Noun):
     def drifted(self) -> bool:
         """Whether the machine's own speed was unusual; `counted` says what becomes of such a launch."""
         return self.drift is not None and abs(self.drift) > self.drift_limit
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether steps were seen from outside, so that `other` was measured too, and each rank's work apart."""
+        return self.launcher in OBSERVED_BY
 
     @property
     def label(self) -> str:

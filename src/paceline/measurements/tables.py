@@ -79,6 +79,7 @@ class LaunchRates:
     samples_per_s: list[float]
     rounds: list[tuple[str, int]]
     """Campaign and number of the launch: a round launches every case once."""
+    runs: list[Run]
 
 
 def pass_times(store: Store, runs: Sequence[str]) -> list[PassTime]:
@@ -124,7 +125,7 @@ def throughputs_where(store: Store, conditions: str) -> LaunchRates:
         if run.id in rates:
             cases[run.campaign, run.case_id].append(run)
     chosen = [run for runs in cases.values() for run in counted(runs)]
-    return LaunchRates([rates[run.id] for run in chosen], [(run.campaign, run.launch) for run in chosen])
+    return LaunchRates([rates[run.id] for run in chosen], [(run.campaign, run.launch) for run in chosen], chosen)
 
 
 def _condition(text: str) -> tuple[str, str]:

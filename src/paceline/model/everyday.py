@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import catalog
 from paceline.cost.precision import numerics_on
-from paceline.cost.roofline import ideal_seconds
+from paceline.cost.usage import input_unit, peak_share
 from paceline.errors import InputError
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.question import Question
 from paceline.spec.cluster import Device, place
 from paceline.spec.network import Network
 
-__all__ = ["PlannedRun", "everyday_curve", "everyday_of", "input_unit", "job_of"]
+__all__ = ["PlannedRun", "everyday_curve", "everyday_of", "job_of"]
 
 _PRICE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([A-Za-z]{3}|[$€£])(?:/h)?)?\s*")
 _SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
@@ -49,13 +48,6 @@ def job_of(samples: int | None, epochs: float, price: str | None) -> PlannedRun:
     return PlannedRun(samples, epochs, (float(match.group(1)), _SIGNS.get(sign, sign.upper())))
 
 
-def input_unit(network: Network | None) -> tuple[str, int]:
-    """What a sample consists of, and how many: a text of 1,024 tokens, or one image."""
-    if network is None:
-        return "samples", 1
-    return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])
-
-
 def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
     """The curve with everyday units at every number of devices."""
     return replace(curve, predictions=tuple(_with_units(one, question, job) for one in curve.predictions))
@@ -64,7 +56,9 @@ def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
 def _with_units(prediction: Prediction, question: Question, job: PlannedRun) -> Prediction:
     devices = [rank.device for rank in place(question.cluster, prediction.devices)]
     rate = prediction.samples_per_s
-    return replace(prediction, everyday=everyday_of(question, devices, (rate.value, *rate.interval_90), job))
+    known = everyday_of(question, devices, (rate.value, *rate.interval_90), job)
+    hourly = known.get("price_per_h")
+    return replace(prediction, everyday=known, cost=hourly and hourly / 3600 / rate.value * 1e6)
 
 
 def everyday_of(
@@ -110,17 +104,10 @@ def _network(question: Question) -> Network | None:
 
 
 def _mfu(question: Question, network: Network | None, devices: Sequence[Device], rate: float) -> float | None:
-    """Share of the peak of all devices that the network's own multiply-adds need, three passes of two operations."""
-    if network is None or any(device.emulation is not None for device in devices):
-        return None
+    """Share of the peak of all devices that the network's own multiply-adds need."""
     precision = catalog.resolve(question.framework, question.strategy).precision
-    alike = Counter(map(id, devices))
-    kinds = {id(device): device for device in devices}
-    ideal = {key: ideal_seconds(network, device, numerics_on(device, precision)) for key, device in kinds.items()}
-    if not all(ideal.values()):
-        return None
-    share = rate / sum(alike[key] / seconds for key, seconds in ideal.items() if seconds)
-    if share > 1:
+    share = peak_share(network, devices, rate, precision)
+    if network is not None and share is not None and share > 1:
         raise InputError(
             f"{rate:,.1f} samples/s of {network.name} are {share:.0%} of the peak of {len(devices)} x "
             f"{devices[0].name} ({numerics_on(devices[0], precision).meaning}), which no device can do",

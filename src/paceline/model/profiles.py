@@ -17,7 +17,6 @@ from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
 from paceline.measurements.summary import split_closes
-from paceline.measurements.trace.observed import OBSERVED_BY
 from paceline.spec.cluster import Cluster, place
 
 __all__ = ["Row", "alone", "profile_from", "profile_of"]
@@ -38,11 +37,6 @@ def profile_of(store: Store, launches: Launches) -> Profile:
 def alone(run: Run) -> bool:
     """Whether no rank of the run exchanges anything with another, so that its times are those of one device."""
     return run.ranks == 1 or run.case["strategy"].get("aggregation") == "none"
-
-
-def _is_observed(run: Run) -> bool:
-    """Whether each rank's own work was timed apart from its waiting, in a step of any number of ranks."""
-    return run.launcher in OBSERVED_BY
 
 
 def _crowd(run: Run) -> int:
@@ -70,7 +64,7 @@ def _one_rank(store: Store, launches: Launches, runs: list[str]) -> Launches:
 def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profile:
     """The profile of spans that are read already: phase, name, median seconds and start, bytes of each."""
     run = launches.first
-    if not alone(run) and not _is_observed(run):
+    if not alone(run) and not run.is_observed:
         raise Unsupported(
             f"{run.id} ran on {run.ranks} ranks, a profile needs one",
             hint='run the case with devices = [1], or with aggregation = "none"',
@@ -82,7 +76,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         )
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
     clean = median(launches.steps)
-    update = max(0.0, clean - passes["compute"] if not _is_observed(run) else _own_update(passes, clean))
+    update = max(0.0, clean - passes["compute"] if not run.is_observed else _own_update(passes, clean))
     layers, ready = _layers(rows, passes["forward"], passes["compute"] - passes["forward"])
     return Profile(
         network=run.network,
@@ -118,7 +112,7 @@ def _host(run: Run) -> ProfiledHost | None:
 
 def _doubt(launches: Launches) -> str:
     """What whoever uses the profile must know of it."""
-    closes = split_closes(median_phases(launches.passes))
+    closes = launches.first.is_observed or split_closes(median_phases(launches.passes))
     return "" if closes else "; their phases do not close within 5 % of the step: not to be trusted"
 
 

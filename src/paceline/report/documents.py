@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.measurements.ranking import Ranking
-from paceline.measurements.results import CaseResult, campaign_results
+from paceline.measurements.results import CaseResult, Usage, campaign_results
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, Interval
@@ -69,6 +69,7 @@ def _result(result: CaseResult) -> Document:
         "counted": result.num_counted,
         "timed_steps": result.num_steps,
         "samples_per_s": _interval(result.throughput),
+        **_usage(result.usage),
         "step_s": _interval(result.step_s),
         "speedup": _interval(result.speedup),
         "base_ranks": result.base_ranks,
@@ -86,14 +87,23 @@ def _result(result: CaseResult) -> Document:
     }
 
 
+def _usage(usage: Usage | None) -> Document:
+    """Tokens or images per second, and the share of the peak."""
+    if usage is None:
+        return {"mfu": None}
+    return {**({} if usage.unit == "samples" else {f"{usage.unit}_per_s": usage.per_s}), "mfu": usage.mfu}
+
+
 def _interval(interval: Interval | None) -> Document | None:
     """An interval as JSON data; an infinite bound is null."""
     plain: Document | None = plain_data(asdict(interval)) if interval else None
     return plain
 
 
-def comparison_document(result: Comparison, sample: str, base: str) -> Document:
-    """Two groups of launches compared."""
+def comparison_document(
+    result: Comparison, sample: str, base: str, usages: Sequence[Usage | None] = (None, None)
+) -> Document:
+    """Two groups of launches compared; `usages` are their throughputs as people count them."""
     return {
         "sample": sample,
         "base": base,
@@ -102,6 +112,7 @@ def comparison_document(result: Comparison, sample: str, base: str) -> Document:
         "launches": list(result.launches),
         "pairs": result.num_pairs,
         "verdict": result.verdict,
+        "usage": [_usage(usage) for usage in usages],
     }
 
 

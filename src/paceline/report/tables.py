@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.measurements.ranking import Ranking
 from paceline.measurements.results import CaseResult
 from paceline.measurements.run import PHASES, Run
-from paceline.report.words import percent_half, span_ms, tried_words
+from paceline.report.words import mfu_words, percent_half, span_ms, tried_words
 from paceline.units import BYTES, SECONDS, format_share
 
 if TYPE_CHECKING:  # Importing the model would make every table slow to start.
@@ -85,12 +85,33 @@ def _seconds(value: float | None) -> Cell:
 def results_table(results: Sequence[CaseResult], *, title: str = "", machine: bool = False) -> Table:
     """One row per case that has a result: throughput, step, speed-up with its base, efficiency, launches.
 
-    With `machine` also threads and peak memory of a rank.
+    Tokens/s and MFU where a network reads tokens and where a device's peak is known; with `machine` also threads and
+    peak memory of a rank.
     """
-    columns = ["case", ">samples/s", ">95 %", ">step", ">speed-up", ">efficiency", ">launches"]
     good = [result for result in results if result.throughput]
-    rows = [[*_result_row(result), *(_machine_cells(result) if machine else [])] for result in good]
+    units, head = _usage_columns(good), ["case", ">samples/s", ">95 %"]
+    columns = [*head, *units, ">step", ">speed-up", ">efficiency", ">launches"]
+    rows = [
+        [*(row := _result_row(result))[: len(head)], *_usage_cells(result, units), *row[len(head) :],
+         *(_machine_cells(result) if machine else [])]
+        for result in good
+    ]  # fmt: skip
     return make_table([*columns, *([">threads", ">memory"] if machine else [])], rows, title=title)
+
+
+def _usage_columns(results: Sequence[CaseResult]) -> list[str]:
+    """Units that say more than samples per second: tokens, and the share of the peak."""
+    found = [result.usage for result in results if result.usage]
+    tokens, mfu = any(one.unit == "tokens" for one in found), any(one.mfu is not None for one in found)
+    return [*([">tokens/s"] if tokens else []), *([">MFU"] if mfu else [])]
+
+
+def _usage_cells(result: CaseResult, columns: Sequence[str]) -> list[Cell]:
+    usage = result.usage
+    tokens = Cell(f"{usage.per_s:,.0f}", usage.per_s) if usage and usage.unit == "tokens" else Cell("")
+    mfu = Cell(mfu_words(usage.mfu), usage.mfu) if usage and usage.mfu is not None else Cell("")
+    known = {">tokens/s": tokens, ">MFU": mfu}
+    return [known[name] for name in columns]
 
 
 def _machine_cells(result: CaseResult) -> list[Cell]:

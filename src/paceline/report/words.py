@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.cost.host import shared_words
+from paceline.measurements.results import Usage
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval
 from paceline.units import format_share
@@ -24,7 +25,9 @@ __all__ = [
     "file_name",
     "gain_words",
     "host_words",
+    "mfu_words",
     "noise_words",
+    "over_peak_words",
     "percent_half",
     "predicted_words",
     "refuted_words",
@@ -41,6 +44,21 @@ MOST_OTHERS = 5
 def percent_half(interval: Interval | None) -> str:
     """Half of an interval in percent; one launch has none."""
     return f"± {100 * interval.half:.1f} %" if interval and math.isfinite(interval.half) else "one launch"
+
+
+def mfu_words(share: float) -> str:
+    """Share of the peak; above it with a mark, which `over_peak_words` explains."""
+    return f"{100 * share:.1f} %{' !' if share > 1 else ''}"
+
+
+def over_peak_words(usages: Iterable[Usage | None]) -> list[str]:
+    """What a use of more than the peak means; nothing if there is none."""
+    if not any(usage and usage.mfu is not None and usage.mfu > 1 for usage in usages):
+        return []
+    return [
+        "Note: an MFU above 100 % (!) is more than the named devices can do in the strategy's precision: another "
+        "device, a lower precision (TF32, amp), or fewer samples than counted."
+    ]
 
 
 def span_ms(interval: Interval | None, form: str = ".2f") -> str:

@@ -3,8 +3,9 @@
 import pytest
 
 from paceline import api, catalog
+from paceline.cost.usage import input_unit
 from paceline.errors import InputError
-from paceline.model.everyday import everyday_of, input_unit, job_of
+from paceline.model.everyday import everyday_of, job_of
 from paceline.model.question import Question
 
 P4D = catalog.cluster("p4d.24xlarge")
@@ -55,6 +56,13 @@ def test_prices_name_their_currency(written, meant):
 def test_wrong_jobs_are_refused(wrong):
     with pytest.raises(InputError):
         job_of(*wrong)
+
+
+def test_a_price_of_ones_own_is_the_price_of_everything():
+    one = api.predict("resnet50", cluster="dgx-1", batch=64, devices=8, price="1.80 EUR/h").curve.predictions[0]
+    assert one.cost == pytest.approx(8 * 1.8 / 3600 / one.samples_per_s.value * 1e6)
+    usual = api.predict("resnet50", cluster="dgx-1", batch=64, devices=8).curve.predictions[0]
+    assert usual.cost == pytest.approx(usual.everyday["price_per_h"] / 3600 / usual.samples_per_s.value * 1e6)
 
 
 def test_predictions_carry_the_units():

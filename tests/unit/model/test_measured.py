@@ -6,6 +6,8 @@ import pytest
 from paceline.errors import InputError, Unsupported
 from paceline.model.measured.discrepancy import PRIOR, WIDEST, Doubt, fit_discrepancy, interval
 from paceline.model.measured.extrapolate import extrapolate_series
+from paceline.model.measured.fit import NUM_DRAWS
+from paceline.model.measured.forecast import posteriors
 from paceline.model.measured.forms import closed_forms, power_law, straight_line
 from paceline.model.measured.names import link_kind, parameters_of, strategy_kind
 from paceline.model.measured.points import read_points
@@ -237,6 +239,32 @@ def test_a_last_point_that_is_faster_per_device_does_not_hide_what_was_lost_befo
     rising = {1: 100.0, 2: 220.0, 3: 350.0}
     (series,) = read_points(write(tmp_path, [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in rising.items()]))
     assert closed_forms(series, 8.0, 64.0, 0)[0] == series.log_seconds[-1]
+
+
+def test_a_series_that_jumps_is_fitted_as_a_noisy_one(tmp_path):
+    """Points that no curve meets speak for more noise; points on a curve for less than most series have."""
+    population = shipped_population()
+    shares = []
+    for jump in (1.0, 0.85):
+        rates = [(n, 250 * n * (jump if n in (2, 8) else 1.0) / (1 + 0.002 * n)) for n in (1, 2, 4, 8, 16, 32)]
+        (series,) = read_points(write(tmp_path, [f"N,DDP,D,NVLink,64,{n},64,{v},\n" for n, v in rates]))
+        (fitted,) = posteriors([series], population)
+        assert [sum(each) for each in fitted.shares] == pytest.approx([1.0, 1.0])
+        assert all(len(each) == pytest.approx(NUM_DRAWS, rel=0.03) for each in fitted.draws)
+        shares.append(np.array(fitted.shares))
+    assert (shares[0][:, 0] > population.noise[0]).all()
+    assert (shares[1][:, 2] > 0.9).all()
+
+
+@pytest.mark.parametrize(("network", "rate"), [("BERT-Base", 40_000), ("ResNet-50", 1e9)])
+def test_a_rate_that_no_device_has_says_nothing_about_the_link(tmp_path, network, rate):
+    """Tokens per second under a batch of texts: the step looks 100 times too short for its exchange."""
+    rows = [f"{network},DDP,V100,100Gb IB,8,{n},64,{rate * n},\n" for n in (1, 2, 4, 8)]
+    (curve,) = predict(write(tmp_path, rows), at=(16,))
+    assert curve.predictions[0].efficiency > 0.7
+    unnamed = [row.replace(network, "N") for row in rows]
+    (same,) = predict(write(tmp_path, unnamed), at=(16,))
+    assert np.log(curve.predictions[0].efficiency / same.predictions[0].efficiency) == pytest.approx(0, abs=0.1)
 
 
 def test_bounds_stay_finite_whatever_spread_is_stated():

@@ -31,6 +31,9 @@ def test_predict_from_measured_points(paceline, tmp_path):
     found = paceline.json("predict", "--measured", str(path), "--at", "16,32")
     assert [one["devices"] for one in found["predictions"]] == [16, 32]
     assert 2000 < found["predictions"][0]["samples_per_s"] < 4048
+    assert found["curves"][0]["precision"] == "that of the measured points, which do not state it"
+    told = paceline("predict", "--measured", str(path), "--at", "16", "--fact", "precision=fp32")
+    assert "precision: that of the measured points, fp32" in told
 
 
 def test_frameworks_are_compared_with_reasons_and_drawn(paceline, tmp_path):

@@ -70,11 +70,13 @@ class Breakdown:
     """Source of `hidden`: traced exchanges, the framework's own timers, or the model."""
     ranks: tuple[RankPhases, ...]
     layers: tuple[TracedLayer, ...]
+    is_observed: bool = False
+    """Whether the remainder was measured, too."""
 
     @property
     def closes(self) -> bool:
-        """Whether the parts can be trusted: they sum to the step without a large remainder."""
-        return split_closes({part.name: part.seconds for part in self.parts})
+        """Whether the parts can be trusted: they sum to the step without a large remainder, or it was measured."""
+        return self.is_observed or split_closes({part.name: part.seconds for part in self.parts})
 
     def part(self, name: str) -> Part:
         """The part of this name."""
@@ -109,6 +111,7 @@ def break_down(evidence: CaseEvidence) -> Breakdown | None:
         hidden_source=hidden_source,
         ranks=ranks,
         layers=layers_of(evidence),
+        is_observed=evidence.run.is_observed,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +10,16 @@ from statistics import median
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from pydantic import ValidationError
-
-from paceline.catalog.frameworks import Policy, resolve
-from paceline.errors import UnknownName
-from paceline.measurements.results import CaseResult, Launches, load_launches, results_of
+from paceline.catalog.frameworks import Policy
+from paceline.measurements.results import (
+    CaseResult,
+    Launches,
+    cluster_of,
+    load_launches,
+    policy_of,
+    results_of,
+    strategy_of,
+)
 from paceline.measurements.run import Run, Span
 from paceline.measurements.store import Store
 from paceline.measurements.tables import RankPass, rank_passes, read_spans
@@ -51,23 +55,17 @@ class CaseEvidence:
     @cached_property
     def policy(self) -> Policy | None:
         """The policy of the framework under this strategy; None if the framework is not in the catalog."""
-        try:
-            return resolve(self.run.framework, self.strategy)
-        except (UnknownName, ValidationError):
-            return None
+        return policy_of(self.run)
 
     @property
     def strategy(self) -> Strategy:
         """The strategy of the case."""
-        return Strategy.model_validate_json(json.dumps(self.run.case.get("strategy", {})))
+        return strategy_of(self.run)
 
     @cached_property
     def cluster(self) -> Cluster | None:
         """The cluster of the case."""
-        try:
-            return Cluster.model_validate_json(json.dumps(self.run.case.get("cluster", {})))
-        except ValidationError:
-            return None
+        return cluster_of(self.run)
 
     @cached_property
     def placed(self) -> tuple[Placed, ...]:

@@ -27,10 +27,8 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.fields import LABEL_WORDS, Label
 from paceline.spec.strategy import Strategy
 
-__all__ = ["OBSERVED_BY", "Observed", "ObservedStep", "exposed_steps", "observed_steps", "record"]
+__all__ = ["Observed", "ObservedStep", "exposed_steps", "observed_steps", "record"]
 
-OBSERVED_BY = ("watch", "import")
-"""The launchers of observed runs."""
 UNKNOWN_MACHINE = Machine(
     host="unknown", cpu="unknown", cores=1, memory_bytes=0, os="unknown", kernel="unknown", python="unknown",
     paceline=paceline.__version__,
@@ -66,7 +64,7 @@ class Observed:
     ranks: int
     steps: Sequence[ObservedStep]
     launcher: str
-    """One of `OBSERVED_BY`."""
+    """One of `run.OBSERVED_BY`."""
     network: str = "model"
     framework: str = "pytorch/ddp"
     batch: int = 1

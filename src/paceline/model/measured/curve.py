@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUM_PARAMETERS", "PARAMETERS", "seconds", "terms"]
+__all__ = ["NUM_PARAMETERS", "PARAMETERS", "log_seconds_and_slope", "seconds", "terms"]
 
 Floats = NDArray[np.float64]
 
@@ -55,6 +55,25 @@ def terms(u: Floats, devices: Floats, hosts: Floats, overlap: Floats) -> dict[st
         "slowdown": scale * np.where(overlap > 0, SLOW * total, 0.0),
         "waiting": scale * np.exp(jitter) * np.sqrt(2 * np.log(np.maximum(devices, 1.0))),
     }
+
+
+def log_seconds_and_slope(u: Floats, devices: Floats, hosts: Floats, overlap: Floats) -> tuple[Floats, Floats]:
+    """The logarithm of T, and its derivative by every parameter (..., n, 8)."""
+    scale, fixed, local, growth, network, network_growth, jitter, per_host = (
+        u[..., k : k + 1] for k in range(NUM_PARAMETERS)
+    )
+    inside, crossed = np.log(np.maximum(devices / hosts, 1.0) / 4), np.log(np.maximum(hosts, 2) / 2)
+    many = (hosts > 1) * 2 * (devices - 1) / devices
+    total = many * np.exp(network + network_growth * crossed)
+    behind = (1 - SLOW) / (1 + np.exp(np.clip((WINDOW - total) / SOFTNESS, -500, 500))) + SLOW
+    exposed = np.where(overlap > 0, (1 - SLOW) * _behind_window(total) + SLOW * total, total)
+    between = np.where(overlap > 0, behind, 1.0) * total
+    ring = 2 * (1 - np.exp(-inside) / 4) * np.exp(local + growth * inside)
+    once, each = np.exp(fixed) * (devices > 1), np.exp(per_host) * np.maximum(hosts - 1, 0.0)
+    waiting = np.exp(jitter) * np.sqrt(2 * np.log(np.maximum(devices, 1.0)))
+    whole = 1 + once + ring + exposed + each + waiting
+    parts = (whole, once, ring, ring * inside, between, between * crossed, waiting, each)
+    return np.asarray(scale + np.log(whole)), np.stack(parts, axis=-1) / whole[..., None]
 
 
 def _behind_window(total: Floats) -> Floats:

@@ -101,6 +101,7 @@ def _curve(
         advice="; ".join(one.text for one in ranked) or "every asked count was measured",
         basis=_basis(series, kept[-1], [_distance(one, series, population, force=force) for one in far]),
         detail={"network": series.network, "strategy": series.how, "device": series.device, "link": series.link,
+                "precision": f"that of the measured points, {series.precision or 'which do not state it'}",
                 "measure_next": [one.as_dict() for one in ranked]},
     )  # fmt: skip
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.model.measured.curve import NUM_PARAMETERS, seconds
+from paceline.model.measured.curve import NUM_PARAMETERS, log_seconds_and_slope, seconds
 from paceline.model.measured.points import Series
 
 __all__ = ["NOISE", "Packed", "draw", "log_evidence", "maximise", "pack"]
@@ -17,7 +18,8 @@ Floats = NDArray[np.float64]
 
 NOISE = 0.012
 """Relative standard deviation of one published point about a perfect model."""
-STEP = 1e-5
+NOISES = (0.007, 0.02, 0.06)
+"""What it may be in one series: a quiet machine, a usual one, one of single runs on shared links."""
 LONGEST = 1.5
 NUM_PROPOSED = 2000
 NUM_DRAWS = 500
@@ -36,15 +38,15 @@ class Packed:
     overlap: Floats
 
 
-def pack(series: Sequence[Series], overlap: Sequence[float]) -> Packed:
-    """Series side by side."""
+def pack(series: Sequence[Series], overlap: Sequence[float], noise: Sequence[float] = ()) -> Packed:
+    """Series side by side, each with the noise of its points; the usual one if none is given."""
     shape = (len(series), max(one.num_points for one in series))
     devices, hosts, logs, weight = np.ones(shape), np.ones(shape), np.zeros(shape), np.zeros(shape)
-    for row, one in enumerate(series):
+    for row, (one, away) in enumerate(zip(series, noise or [NOISE] * len(series), strict=True)):
         count = one.num_points
         devices[row, :count], hosts[row, :count] = one.devices, one.hosts
         logs[row, :count] = one.log_seconds
-        weight[row, :count] = 1 / np.hypot(NOISE, np.minimum(one.spread, 0.2))
+        weight[row, :count] = 1 / np.hypot(away, np.minimum(one.spread, 0.2))
     return Packed(devices, hosts, logs, weight, np.asarray(overlap, dtype=np.float64)[:, None])
 
 
@@ -52,30 +54,33 @@ def maximise(packed: Packed, mean: Floats, precision: Floats, *, start: Floats |
     """Most probable parameters of every series and their covariance about it."""
     u = _guess(packed, mean) if start is None else start.copy()
     damping = np.full(len(u), 1e-2)
-    residual, loss = _loss(packed, u, mean, precision)
+    residual, slope = _residual_and_slope(packed, u)
+    loss = _loss(residual, u - mean, precision)
     eye = np.eye(NUM_PARAMETERS)
-    hessian = np.broadcast_to(eye, (len(u), NUM_PARAMETERS, NUM_PARAMETERS))
     for _ in range(60 if start is None else 15):
-        slope = _slope(packed, u)
         hessian = np.einsum("mni,mnj->mij", slope, slope) + precision
         gradient = np.einsum("mni,mn->mi", slope, residual) + np.einsum("mij,mj->mi", precision, u - mean)
         damped = hessian + damping[:, None, None] * np.einsum("mii->mi", hessian)[:, :, None] * eye
         step = np.linalg.solve(damped, -gradient[..., None])[..., 0]
         tried = u + np.clip(step, -LONGEST, LONGEST)
-        new_residual, new_loss = _loss(packed, tried, mean, precision)
+        new_residual, new_slope = _residual_and_slope(packed, tried)
+        new_loss = _loss(new_residual, tried - mean, precision)
         better = new_loss < loss
-        u = np.where(better[:, None], tried, u)
-        residual, loss = np.where(better[:, None], new_residual, residual), np.where(better, new_loss, loss)
+        u, loss = np.where(better[:, None], tried, u), np.where(better, new_loss, loss)
+        residual = np.where(better[:, None], new_residual, residual)
+        slope = np.where(better[:, None, None], new_slope, slope)
         damping = np.clip(np.where(better, damping * 0.4, damping * 4), 1e-8, 1e6)
         if float(np.max(np.abs(step) * better[:, None])) < 1e-6 and better.any():
             break
+    hessian = np.einsum("mni,mnj->mij", slope, slope) + precision
     return u, np.asarray(np.linalg.inv(hessian), dtype=np.float64)
 
 
 def log_evidence(packed: Packed, prior: tuple[Floats, Floats], best: tuple[Floats, Floats]) -> Floats:
     """How probable the points of each series are under the model, up to a constant (Laplace's method)."""
-    loss = _loss(packed, best[0], *prior)[1]
-    return np.asarray(0.5 * np.linalg.slogdet(best[1])[1] - loss)
+    loss = _loss(_residual_and_slope(packed, best[0])[0], best[0] - prior[0], prior[1])
+    scales = np.log(packed.weight, out=np.zeros_like(packed.weight), where=packed.weight > 0).sum(1)
+    return np.asarray(0.5 * np.linalg.slogdet(best[1])[1] - loss + scales)
 
 
 def _guess(packed: Packed, mean: Floats) -> Floats:
@@ -85,44 +90,45 @@ def _guess(packed: Packed, mean: Floats) -> Floats:
     return u
 
 
-def _loss(packed: Packed, u: Floats, mean: Floats, precision: Floats) -> tuple[Floats, Floats]:
-    fitted = np.log(seconds(u, packed.devices, packed.hosts, packed.overlap))
-    residual = (fitted - packed.log_seconds) * packed.weight
-    away = u - mean
-    return residual, 0.5 * np.square(residual).sum(1) + 0.5 * np.einsum("mi,mij,mj->m", away, precision, away)
+def _residual_and_slope(packed: Packed, u: Floats) -> tuple[Floats, Floats]:
+    """Weighted residual of each point, and its derivative by each parameter."""
+    fitted, slope = log_seconds_and_slope(u, packed.devices, packed.hosts, packed.overlap)
+    return (fitted - packed.log_seconds) * packed.weight, slope * packed.weight[:, :, None]
 
 
-def _slope(packed: Packed, u: Floats) -> Floats:
-    """Derivative of each weighted residual by each parameter."""
-    base = np.log(seconds(u, packed.devices, packed.hosts, packed.overlap))
-    eye = STEP * np.eye(NUM_PARAMETERS)
-    columns = [
-        (np.log(seconds(u + eye[k], packed.devices, packed.hosts, packed.overlap)) - base) / STEP
-        for k in range(NUM_PARAMETERS)
-    ]
-    return np.stack(columns, axis=-1) * packed.weight[:, :, None]
+def _loss(residual: Floats, away: Floats, precision: Floats) -> Floats:
+    return np.asarray(0.5 * np.square(residual).sum(1) + 0.5 * np.einsum("mi,mij,mj->m", away, precision, away))
 
 
-def draw(packed: Packed, row: int, prior: tuple[Floats, Floats], best: tuple[Floats, Floats], *, seed: int) -> Floats:
-    """Draws of the parameters of one series from its posterior.
+def draw(
+    packed: Packed, row: int, prior: tuple[Floats, Floats], best: tuple[Floats, Floats], *, share: float = 1.0
+) -> Floats:
+    """Draws of the parameters of one series from its posterior; this share of the usual number.
 
     Proposed from the Gaussian about the most probable ones, then resampled by how probable they really are: a sum of
     positive terms is skewed, and a Gaussian alone would draw curves that miss the measured points.
     """
     (mean, precision), (u, covariance) = prior, best
-    root = np.linalg.cholesky(covariance[row] + 1e-12 * np.eye(NUM_PARAMETERS))
-    normal = np.random.default_rng(seed).standard_normal((NUM_PROPOSED, NUM_PARAMETERS))
-    drawn = u[row] + normal @ root.T
-    fitted = np.log(seconds(drawn, packed.devices[row], packed.hosts[row], packed.overlap[row]))
-    residual = (fitted - packed.log_seconds[row]) * packed.weight[row]
+    normal, far = (part[: max(1, round(share * NUM_PROPOSED))] for part in _proposals())
+    drawn = u[row] + normal @ np.linalg.cholesky(covariance[row] + 1e-12 * np.eye(NUM_PARAMETERS)).T
+    given = packed.weight[row] > 0
+    fitted = np.log(seconds(drawn, packed.devices[row, given], packed.hosts[row, given], packed.overlap[row]))
+    residual = (fitted - packed.log_seconds[row, given]) * packed.weight[row, given]
     away = drawn - mean[row]
-    inside = np.square(residual).sum(1) + np.einsum("mi,ij,mj->m", away, precision[row], away)
-    kept: Floats = drawn[_resampled(0.5 * (np.square(normal).sum(1) - inside))]
+    inside = np.square(residual).sum(1) + np.einsum("mi,mi->m", away @ precision[row], away)
+    kept: Floats = drawn[_resampled(0.5 * (far - inside), max(1, round(share * NUM_DRAWS)))]
     return kept
 
 
-def _resampled(log_weights: Floats) -> NDArray[np.int64]:
+@cache
+def _proposals() -> tuple[Floats, Floats]:
+    """Standard normal proposals, and the squared length of each."""
+    normal = np.random.default_rng(0).standard_normal((NUM_PROPOSED, NUM_PARAMETERS))
+    return normal, np.square(normal).sum(1)
+
+
+def _resampled(log_weights: Floats, count: int) -> NDArray[np.int64]:
     """Indices drawn in proportion to their weights, evenly spaced, so that equal input gives equal output."""
     weights = np.cumsum(np.exp(log_weights - log_weights.max()))
-    places = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS * weights[-1]
+    places = (np.arange(count) + 0.5) / count * weights[-1]
     return np.asarray(np.searchsorted(weights, places), dtype=np.int64)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import Doubt
-from paceline.model.measured.fit import Packed, draw, log_evidence, maximise, pack
+from paceline.model.measured.fit import NOISES, Packed, draw, log_evidence, maximise, pack
 from paceline.model.measured.forms import BATCH, WEIGHTS, closed_forms, situation_of
 from paceline.model.measured.names import strategy_kind
 from paceline.model.measured.points import Series
@@ -29,6 +29,8 @@ LABEL_TRUST = 0.8
 """How often a label that says whether aggregation is overlapped is right."""
 MOST_EVIDENCE = 3.0
 """Largest logarithm of odds that a few points may shift."""
+LEAST_SHARE = 1e-2
+"""Of a noise that is worth draws; the prior has no smaller one."""
 HINDCAST_WIDTH = 0.1
 """A form that missed the last point by this much counts 1/e of one that met it."""
 
@@ -39,8 +41,10 @@ class Posterior:
 
     series: Series
     packed: Packed
-    rows: tuple[int, int]
-    """Places in `packed` of the curve that does not overlap, and of the one that does."""
+    rows: tuple[tuple[int, ...], tuple[int, ...]]
+    """Places in `packed` of the curve that does not overlap, and of the one that does, at each noise."""
+    shares: tuple[tuple[float, ...], tuple[float, ...]]
+    """Probability of each noise."""
     prior: tuple[Floats, Floats]
     best: tuple[Floats, Floats]
     overlapped: float
@@ -49,7 +53,16 @@ class Posterior:
     @cached_property
     def draws(self) -> tuple[Floats, Floats]:
         """Draws of the parameters of both curves."""
-        first, second = (draw(self.packed, row, self.prior, self.best, seed=0) for row in self.rows)
+        first, second = (
+            np.concatenate(
+                [
+                    draw(self.packed, row, self.prior, self.best, share=share)
+                    for row, share in zip(rows, shares, strict=True)
+                    if share > LEAST_SHARE
+                ]
+            )
+            for rows, shares in zip(self.rows, self.shares, strict=True)
+        )
         return first, second
 
     @cached_property
@@ -90,18 +103,26 @@ class Forecast:
 
 
 def posteriors(series: Sequence[Series], population: Population) -> list[Posterior]:
-    """Fits of all series at once, each with and without overlap."""
+    """Fits of all series at once, each with and without overlap, at the noise that its points speak for."""
     both, flags = [*series, *series], [0.0] * len(series) + [1.0] * len(series)
-    packed, prior = pack(both, flags), prior_of(population, both, flags)
+    times = len(NOISES)
+    packed = pack(both * times, flags * times, [noise for noise in NOISES for _ in both])
+    mean, precision = prior_of(population, both, flags)
+    prior = (np.tile(mean, (times, 1)), np.tile(precision, (times, 1, 1)))
     best = maximise(packed, *prior)
-    evidence = log_evidence(packed, prior, best)
+    evidence = log_evidence(packed, prior, best).reshape(times, 2, len(series)).swapaxes(0, 1)
+    evidence = evidence + np.log(np.maximum(population.noise, LEAST_SHARE))[:, None]
+    whole = np.logaddexp.reduce(evidence, axis=1)
+    shares = np.exp(evidence - whole[:, None])
+    rows = np.arange(evidence.size).reshape(times, 2, len(series)).swapaxes(0, 1)
     fits = []
-    for row, one in enumerate(series):
+    for place, one in enumerate(series):
         known = strategy_kind(one.how).overlap
         share = 0.5 if known is None else LABEL_TRUST if known else 1 - LABEL_TRUST
-        shift = np.clip(evidence[row + len(series)] - evidence[row], -MOST_EVIDENCE, MOST_EVIDENCE)
+        shift = np.clip(whole[1, place] - whole[0, place], -MOST_EVIDENCE, MOST_EVIDENCE)
         odds = np.log(share / (1 - share)) + shift
-        fits.append(Posterior(one, packed, (row, row + len(series)), prior, best, float(1 / (1 + np.exp(-odds)))))
+        places, of = rows[:, :, place].tolist(), shares[:, :, place].tolist()
+        fits.append(Posterior(one, packed, places, of, prior, best, float(1 / (1 + np.exp(-odds)))))
     return fits
 
 

@@ -74,6 +74,8 @@ class Series:
     """The same at other batches per device: their points take part in the fit."""
     assumed: tuple[str, ...] = ()
     """What the file does not say, and what stands for it."""
+    precision: str = ""
+    """As written; empty where the file does not say it."""
 
     @property
     def num_points(self) -> int:
@@ -244,6 +246,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
         batches=np.array([float(group[0]["batch_per_device"] or math.nan) for group in groups]),
         campaign=str(rows[0].get("campaign") or ""),
         assumed=tuple(assumed),
+        precision=text["precision"],
     )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from paceline.model.measured.curve import NUM_PARAMETERS
 from paceline.model.measured.discrepancy import COEFFICIENTS, PRIOR
-from paceline.model.measured.fit import maximise, pack
+from paceline.model.measured.fit import NOISES, log_evidence, maximise, pack
 from paceline.model.measured.forms import SITUATIONS
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
@@ -43,8 +43,15 @@ PRIOR_SERIES = 10.0
 """Series that the starting covariance is worth."""
 RIDGE = np.array([0.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
 ROUNDS = 8
+NOISE_ROUNDS = 50
 FILE = Path(__file__).parent / "population.toml"
 TEXT = ("bert", "gpt", "transformer", "lstm", "gnmt")
+TEXT_LENGTH = 128
+"""Tokens of a short text."""
+MOST_FLOPS = 2e15
+"""More than one device does: such a rate counts tokens, or is a slip in units, and says nothing of a step's length."""
+MOST_SPEED = 5.0
+"""Of the logarithm of a device's speed: published series reach 4.7."""
 
 
 def _start() -> tuple[Floats, Floats]:
@@ -67,6 +74,8 @@ class Population:
     """Coefficients of the scale of errors, one row per situation."""
     supported: Floats = field(default_factory=lambda: np.full(len(PRIOR), 4.0))
     """Doublings beyond the largest measured count up to which intervals held on campaigns that were left out."""
+    noise: Floats = field(default_factory=lambda: np.full(len(NOISES), 1 / len(NOISES)))
+    """Share of series whose points have each of NOISES."""
 
 
 def overlap_of(series: Series) -> float:
@@ -85,14 +94,15 @@ def _features(series: Series, overlap: float) -> Floats:
     servers, kernel = float(kind.servers), float(link.through_kernel)
     parameters = parameters_of(series.network)
     rate = float(series.samples_per_s[0] / series.devices[0])
-    inside = between = speed = 0.0
-    if parameters and series.batch:
+    inside = between = speed = short = 0.0
+    text = any(word in normal(series.network) for word in TEXT)
+    if parameters and series.batch and 6 * parameters * rate * (TEXT_LENGTH if text else 1) < MOST_FLOPS:
         compute = series.batch / rate
         inside = math.log(parameters * 4 / 10e9 / compute) + 3.5
         between = math.log(2 * parameters * 4 / (link.bandwidth or 3e9) / compute) + 2.0
-    short = -math.log(series.batch / rate / 0.3) if parameters and series.batch else 0.0
-    if not any(word in normal(series.network) for word in TEXT):
-        speed = math.log(rate / 300.0)
+        short = -math.log(compute / 0.3)
+    if not text:
+        speed = min(math.log(rate / 300.0), MOST_SPEED)
     both = servers * kernel
     plain = [1.0, 0, 0, 0, 0, 0, 0]
     return np.array(
@@ -138,7 +148,22 @@ def learn(series: Sequence[Series]) -> Population:
         mean, precision = prior_of(population, series, overlap)
         start, spread = maximise(packed, mean, precision, start=start)
         population = _improved(population, series, (features, start, spread))
-    return population
+    return replace(population, noise=_noise_shares(population, series))
+
+
+def _noise_shares(population: Population, series: Sequence[Series]) -> Floats:
+    """How many of the series have each noise, by the evidence of their points (expectation-maximisation)."""
+    times = len(NOISES)
+    overlap = [overlap_of(one) for one in series] * times
+    packed = pack([*series] * times, overlap, [noise for noise in NOISES for _ in series])
+    prior = prior_of(population, [*series] * times, overlap)
+    evidence = log_evidence(packed, prior, maximise(packed, *prior)).reshape(times, len(series))
+    likely = np.exp(evidence - evidence.max(axis=0))
+    shares = population.noise
+    for _ in range(NOISE_ROUNDS):
+        held = shares[:, None] * likely
+        shares = (held / held.sum(axis=0)).mean(axis=1)
+    return shares
 
 
 def _improved(population: Population, series: Sequence[Series], fitted: tuple[Floats, Floats, Floats]) -> Population:
@@ -210,6 +235,7 @@ def shipped_population() -> Population:
         counts={name: np.array(entry["count"]) for name, entry in data["link"].items()},
         discrepancy=np.array([data["discrepancy"][name] for name in SITUATIONS]),
         supported=np.array([float(data["supported_doublings"][name]) for name in SITUATIONS]),
+        noise=np.array(data["noise"]),
     )
 
 
@@ -220,6 +246,7 @@ def write_population(population: Population, path: Path = FILE) -> None:
         "supported_doublings": dict(zip(SITUATIONS, population.supported.astype(int).tolist(), strict=True)),
         "coefficients": list(COEFFICIENTS),
         "discrepancy": dict(zip(SITUATIONS, np.round(population.discrepancy, 5).tolist(), strict=True)),
+        "noise": np.round(population.noise, 4).tolist(),
         "weights": np.round(population.weights, 5).tolist(),
         "covariance": np.round(population.covariance, 6).tolist(),
         "link": {

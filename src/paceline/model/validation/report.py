@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline import catalog
-from paceline.errors import InputError, Unsupported
+from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.model.compute import roofline
 from paceline.model.measured.forms import BATCH, SITUATIONS
 from paceline.model.measured.names import normal
@@ -149,7 +149,7 @@ def _gpt_row(name: str, judged: Judged) -> Row:
 
 
 def _roofline_row(series: Sequence[Series]) -> Row:
-    """One device in float32, from catalog figures alone, against the smallest point of every series."""
+    """One device without mixed precision, from catalog figures alone, against the smallest point of every series."""
     ratios: dict[str, float] = {}
     for one in series:
         rate = _roofline_rate(one)
@@ -176,7 +176,17 @@ def _roofline_rate(series: Series) -> float | None:
     ):
         return None
     try:
-        work = roofline(catalog.network(network), catalog.device(device), int(series.batch))
+        work = roofline(
+            catalog.network(network), catalog.device(device), int(series.batch), precision=_default_precision(series)
+        )
     except Unsupported:
         return None
     return series.batch / (work.compute + work.update)
+
+
+def _default_precision(series: Series) -> str:
+    """What the framework of a series does where nothing else is asked: "fp32" on A100 is TF32 in most frameworks."""
+    try:
+        return catalog.policy(catalog.framework(series.how.split()[0].lower())).precision
+    except UnknownName:
+        return "float32"

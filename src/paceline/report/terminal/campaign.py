@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.measurements.results import CaseResult, campaign_results
+from paceline.measurements.results import CaseResult, Usage, campaign_results
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
@@ -15,7 +15,9 @@ from paceline.report.terminal.watched import judgement_lines
 from paceline.report.words import (
     gain_words,
     host_words,
+    mfu_words,
     noise_words,
+    over_peak_words,
     predicted_words,
     refuted_words,
     span_ms,
@@ -53,6 +55,7 @@ def show_results(store: Store, campaign: str) -> None:
 
 
 def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
+    yield from over_peak_words(result.usage for result in results)
     yield from (f"\nHost: {words}" for words in filter(None, [host_words([result.run for result in results])]))
     fewest = min((result.num_counted for result in results if result.throughput), default=ENOUGH_LAUNCHES)
     if fewest < ENOUGH_LAUNCHES:
@@ -86,8 +89,11 @@ def show_cases(study: str, cases: Sequence[Case], duration: Duration) -> None:
     say(f"\nTakes about {times[0]} ({least} launches){several}; rests on {duration.basis}.")
 
 
-def show_launch_comparison(result: Comparison, sample: str, base: str, confidence: float) -> None:
-    """Ratio of throughputs with its interval, t test, verdict."""
+def show_launch_comparison(
+    result: Comparison, names: tuple[str, str], confidence: float, usages: Sequence[Usage | None] = ()
+) -> None:
+    """Ratio of throughputs with its interval, t test, verdict; tokens or images and MFU of both where known."""
+    sample, base = names
     ratio, percent = result.ratio, f"{100 * confidence:g} %"
     counts = f"{result.launches[0]} and {result.launches[1]} launches"
     test = f"t test on {result.num_pairs} rounds" if result.num_pairs else "Welch's t test"
@@ -99,7 +105,14 @@ def show_launch_comparison(result: Comparison, sample: str, base: str, confidenc
         else f"  throughput ratio {ratio.value:.3f}, one launch: no interval",
         f"  {test} p = {result.p_value:.3g} with {counts}" if known else f"  {counts}",
         f"  {result.verdict}",
+        *(f"  {name}: {_usage_words(usage)}" for name, usage in zip(names, usages, strict=False) if usage),
+        *over_peak_words(usages),
     )
+
+
+def _usage_words(usage: Usage) -> str:
+    mfu = "" if usage.mfu is None else f", MFU {mfu_words(usage.mfu)}"
+    return f"{usage.per_s:,.1f} {usage.unit}/s{mfu}"
 
 
 def gate_lines(code: int | None, least: float | None) -> list[str]:

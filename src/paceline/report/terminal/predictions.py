@@ -194,7 +194,7 @@ def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) ->
     return lines
 
 
-def show_simulated(label: str, runs: Sequence[Simulated]) -> None:
+def show_simulated(label: str, runs: Sequence[Simulated], precision: str) -> None:
     """Steps as predicted and as simulated, and where the time goes."""
     asynchronous = any(run.staleness is not None for run in runs)
     columns = [">devices", ">predicted step", ">simulated step", ">samples/s", ">lost"]
@@ -208,7 +208,7 @@ def show_simulated(label: str, runs: Sequence[Simulated]) -> None:
     shown = {name for run in runs for name in run.shares}
     say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
     shares = ", ".join(f"{name} {format_share(share)}" for name, share in runs[-1].shares.items())
-    say(f"at {runs[-1].devices} devices: {shares}")
+    say(f"at {runs[-1].devices} devices: {shares}", f"precision: {precision}")
 
 
 def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:

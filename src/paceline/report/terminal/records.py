@@ -45,6 +45,7 @@ def show_catalog_entry(entry: dict[str, Any]) -> None:
         print_rows(title, ("figure", ">value", "source", "note"), rows)
     elif "hosts" in entry:
         print_rows(title, ("host", "devices", "inside", "link", ">ports"), [_host(host) for host in entry["hosts"]])
+        say(*(f"source: {source}" for source in [entry.get("source")] if source))
     else:
         modes = entry["mode"].items()
         given = [(mode, *item) for mode, policy in modes for item in policy.items() if item[1] not in (None, "")]

@@ -17,7 +17,6 @@ PHASE_WORDS = {
     "io": "input",
     "h2d": "copies to the device",
     "aggregate": "exposed exchange",
-    "waiting": "waiting for other ranks",
     "other": "outside of the phases",
     "any": "any phase",
 }
@@ -47,9 +46,9 @@ def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
         yield f"  {judgement.why_not}"
         return
     parts = sorted(judgement.shares.items(), key=lambda item: -item[1])
-    yield "  " + ", ".join(
-        f"{PHASE_WORDS.get(name, name)} {format_share(share)}" for name, share in parts if share > 0.001
-    )
+    waiting = f"; ranks wait for each other {format_share(judgement.waiting)} of the time" * (judgement.waiting > 0.01)
+    words = [f"{PHASE_WORDS.get(name, name)} {format_share(share)}" for name, share in parts if share > 0.001]
+    yield f"  a typical step: {', '.join(words)}{waiting}"
     if not judgement.causes:
         yield "  Nothing is shown to lengthen the steps."
     for number, cause in enumerate(judgement.causes, start=1):
@@ -61,13 +60,14 @@ def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
 def title_of(cause: StepCause) -> str:
     """Who, where, since when, for how long."""
     who = "" if cause.rank is None else f"rank {cause.rank} "
-    where = PHASE_WORDS.get(cause.phase, cause.phase)
+    named = PHASE_WORDS.get(cause.phase, cause.phase)
+    where = named if cause.phase == "other" else f"in {named}"
     if cause.kind == "stalls":
-        how = f"every {cause.every} steps" if cause.every else f"in {cause.count} steps"
-        return f"{who or 'the step '}stalls in {where} {how}, first in step {cause.since} (transient)"
+        how = f"every {cause.every} steps" if cause.every else f"in {cause.count} of {cause.num_steps} steps"
+        return f"{who or 'the step '}stalls {where} {how}, first in step {cause.since} ({cause.pattern})"
     words = {
-        "slow_rank": f"{who}holds up the others, mostly in {where}",
-        "slowdown": f"{who or 'every rank '}became slower, mostly in {where}",
+        "slow_rank": f"{who}holds up the others, mostly {where}",
+        "slowdown": f"{who or 'every rank '}became slower, mostly {where}",
         "io": "the step waits for its batch",
         "aggregate": "the step waits for the exchange of gradients",
         "other": "the step spends time outside of its phases",
@@ -106,5 +106,5 @@ def judgement_document(judgement: Judgement | None, campaign: str, note: str) ->
     ]  # fmt: skip
     return {
         "campaign": campaign, "ranks": judgement.num_ranks, "steps": judgement.num_steps, "step_s": judgement.step_s,
-        "shares": judgement.shares, "causes": causes, "note": judgement.why_not,
+        "shares": judgement.shares, "waiting": judgement.waiting, "causes": causes, "note": judgement.why_not,
     }  # fmt: skip

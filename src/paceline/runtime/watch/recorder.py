@@ -66,7 +66,7 @@ class Recorder:
         self._thread = threading.get_ident()
         self._open: list[list[Any]] = []
         self._seconds = dict.fromkeys(ORDER, 0.0)
-        self._after: tuple[str, float] = ("", 0.0)
+        self._after = ("", 0.0, 0)
         self._begin: float | None = None
         self._origin = 0.0
         self._wall = 0.0
@@ -78,8 +78,10 @@ class Recorder:
         """A phase begins."""
         if self.watching and threading.get_ident() == self._thread:
             now = self.now()
-            if phase == "backward" and self._after[0] == "forward" and not self._open:
+            if phase == "backward" and self._after[0] == "forward" and self._after[2] == len(self._open):
                 self._seconds["forward"] += now - self._after[1]  # the loss
+                if self._open:
+                    self._open[-1][2] += now - self._after[1]
             self._open.append([phase, now, 0.0])
 
     def end(self, phase: str, moved: float = 0.0, to: str = "") -> None:
@@ -99,7 +101,7 @@ class Recorder:
         self._seconds[phase] += max(0.0, spent - inner - moved)
         if to:
             self._seconds[to] += moved
-        self._after = (phase, now)
+        self._after = (phase, now, len(self._open))
 
     def boundary(self) -> None:
         """An update ended, and with it the step."""
@@ -112,7 +114,7 @@ class Recorder:
             self._batches = [*self._batches[-99:], self.samples]
         self._open.clear()
         self._seconds = dict.fromkeys(ORDER, 0.0)
-        self._after, self.samples = ("", 0.0), 0
+        self._after, self.samples = ("", 0.0, 0), 0
         self.step += 1
         self.watching = self._sampled(self.step)
         if now - self._flushed > FLUSH_S:

@@ -1,0 +1,37 @@
+"""A throughput as people count it: tokens or images, and the share of the devices' peak (MFU).
+
+    MFU = rate * sum over layers of 6 multiply-adds / peak        three passes of two operations, all devices
+
+The multiply-adds are the network's own: what is computed twice to save memory does not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from paceline.cost.precision import numerics_on
+from paceline.cost.roofline import ideal_seconds
+from paceline.spec.cluster import Device
+from paceline.spec.network import Network
+
+__all__ = ["input_unit", "peak_share"]
+
+
+def input_unit(network: Network | None) -> tuple[str, int]:
+    """What a sample consists of, and how many: a text of 1,024 tokens, or one image."""
+    if network is None:
+        return "samples", 1
+    return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])
+
+
+def peak_share(network: Network | None, devices: Sequence[Device], rate: float, precision: str) -> float | None:
+    """Share of the devices' peak that this many samples per second need; None where a peak is not known."""
+    if network is None or any(device.emulation is not None for device in devices):
+        return None
+    alike = Counter(map(id, devices))
+    kinds = {id(device): device for device in devices}
+    ideal = {key: ideal_seconds(network, device, numerics_on(device, precision)) for key, device in kinds.items()}
+    if not ideal or not all(ideal.values()):
+        return None
+    return rate / sum(alike[key] / seconds for key, seconds in ideal.items() if seconds)
