@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -269,6 +269,10 @@ class Batch:
     """None where a sample is not a pair."""
     indices: np.ndarray
     """Which samples of the dataset these are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Inputs and targets, as a loader gives them."""
+        return iter((self.inputs, self.targets))
 
 
 def load(

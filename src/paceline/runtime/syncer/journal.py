@@ -60,6 +60,8 @@ class FileDisk:
 
     def __init__(self, path: Path) -> None:
         self.name, self._path = str(path), path
+        self._entered = False
+        """Whether the folder's entry of the file is on disk."""
 
     def read(self) -> bytes:
         """The whole file."""
@@ -71,9 +73,11 @@ class FileDisk:
             file.write(data)
 
     def synchronise(self) -> None:
-        """Of the file and of its entry in the folder."""
+        """Of the file and, the first time, of its entry in the folder."""
         sync(self._path)
-        sync(self._path.parent)
+        if not self._entered:
+            sync(self._path.parent)
+            self._entered = True
 
     def replace(self, data: bytes) -> None:
         """Write the file anew, under another name until it is complete."""
