@@ -109,8 +109,8 @@ evaluations: setup
 	  $(BIN)/paceline evaluate $${name%.toml} $(if $(QUICK),--predict-only) --page docs/evaluations/$${name%.toml}.md || exit 1; done
 
 lock: setup
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --output-file requirements/core.txt pyproject.toml
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe --output-file requirements/docs.txt requirements/docs.in
 
 .PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks mutants docs \

@@ -5,10 +5,10 @@ python tools/mutants.py --only cost --count 30 --seed 7     the mutations of an 
 python tools/mutants.py --processes 20                      mutations that only real processes of PyTorch reach
 
 Each mutation is applied to a copy of the tree. Which tests reach which function is recorded once for every test file
-and kept in results/mutants, beside the verdicts: a run that was stopped goes on where it was, and a verdict holds as
-long as the mutated file and its tests are the same. A mutation that no test could see because it changes nothing is
-listed with its reason in tools/equivalent_mutants.txt and not drawn. The exit code is 1 if fewer than 85 % are caught
-in a package.
+and kept in results/mutants, beside the verdicts: a run that was stopped goes on where it was; what was caught is not
+tried again while its file is the same, and what survived is tried again with other tests. A mutation that no test
+could see because it changes nothing is listed with its reason in tools/equivalent_mutants.txt and not drawn. The exit
+code is 1 if fewer than 85 % are caught in a package.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PROCESSES = {
     "runtime/": "test_exactness.py",
 }
 """Tests with real processes of PyTorch, for functions that no test in the same process reaches; the first that fits."""
-SECONDS = 4.0
+SECONDS = 15.0
 """Tests of one mutation: the quickest that together take this long."""
 LIMIT = 12.0
 """Seconds that a file of tests with processes takes, roughly: its time limit follows from it."""
@@ -127,15 +127,16 @@ def _verdicts(drawn: list[tuple[Mutation, Tests]]) -> list[str]:
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, VERDICTS.open("a", encoding="utf-8") as file:
         server = Server(_copy(Path(folder) / "tree"))
-        _check_unchanged([tests for one, tests in drawn if _identity(one, tests) not in known], server)
+        _check_unchanged([tests for one, tests in drawn if _of_before(known, one, tests) is None], server)
         for number, (mutation, tests) in enumerate(drawn, 1):
-            identity = _identity(mutation, tests)
-            if identity not in known:
-                known[identity] = _verdict(mutation, server, tests)
-                print(json.dumps({"mutation": identity, "verdict": known[identity]}), file=file, flush=True)
-            verdicts.append(known[identity])
-            if known[identity] not in Verdict.SEEN:
-                _tell(mutation, known[identity], tests)
+            verdict = _of_before(known, mutation, tests)
+            if verdict is None:
+                verdict = _verdict(mutation, server, tests)
+                line = {"mutation": _identity(mutation), "tests": _content(tests), "verdict": verdict}
+                print(json.dumps(line), file=file, flush=True)
+            verdicts.append(verdict)
+            if verdict not in Verdict.SEEN:
+                _tell(mutation, verdict, tests)
             if number % 10 == 0:
                 seen = sum(one in Verdict.SEEN for one in verdicts)
                 print(f"{number} of {len(drawn)}: {seen} caught", flush=True)
@@ -143,18 +144,28 @@ def _verdicts(drawn: list[tuple[Mutation, Tests]]) -> list[str]:
     return verdicts
 
 
-def _known() -> dict[str, str]:
+def _known() -> dict[str, dict[str, str]]:
     if not VERDICTS.exists():
         return {}
     lines = [json.loads(line) for line in VERDICTS.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    return {line["mutation"]: line["verdict"] for line in lines}
+    return {line["mutation"]: line for line in lines}
 
 
-def _identity(mutation: Mutation, tests: Tests) -> str:
-    """Names the mutated file and the content of its tests."""
+def _of_before(known: dict[str, dict[str, str]], mutation: Mutation, tests: Tests) -> str | None:
+    """The verdict of an earlier run: a survivor is tried again when its tests are others."""
+    found = known.get(_identity(mutation))
+    if found is None or (found["verdict"] not in Verdict.SEEN and found["tests"] != _content(tests)):
+        return None
+    return found["verdict"]
+
+
+def _identity(mutation: Mutation) -> str:
+    return digest(mutation.after.encode())
+
+
+def _content(tests: Tests) -> str:
     files = sorted({test.split("::")[0] for test, _ in tests})
-    contents = [mutation.after.encode(), *((ROOT / file).read_bytes() for file in files)]
-    return digest("".join(digest(content) for content in contents).encode())
+    return digest("".join([*(test for test, _ in tests), *(digest((ROOT / f).read_bytes()) for f in files)]).encode())
 
 
 def _check_unchanged(tests: list[Tests], server: Server) -> None:

@@ -358,7 +358,8 @@ class Process:
         self.world.after(LOOK_AROUND, self._look_around)
         if self.leads and not self.paused:
             listed = [item.peer for item in map(self.world.at, self.world.roster) if item is not None]
-            for peer in {*self._known.values(), *listed} - {self.peer}:
+            # In one order: a seed repeats its schedule in every process, whatever its hashes are.
+            for peer in sorted({*self._known.values(), *listed} - {self.peer}, key=lambda peer: peer.id):
                 self.world.throw(self.peer, peer, lambda peer=peer: self._query(peer))
 
     def _query(self, peer: Peer) -> None:

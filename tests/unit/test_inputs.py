@@ -141,14 +141,15 @@ def test_any_end_of_line_is_read(tmp_path: Path, end: str) -> None:
 
 def test_a_plan_names_no_rank_twice(tmp_path: Path) -> None:
     fields = {"network": "x", "cluster": "c", "kind": "group", "reason": "r"}
-    numbers = dict.fromkeys(("global_batch", "local_steps", "quorum"), 1)
+    numbers = dict.fromkeys(("local_steps", "quorum"), 1)
     measured = ("predicted_step_s", "predicted_throughput", "predicted_utilisation", "staleness", "efficiency")
     floats = dict.fromkeys(measured, 1.0)
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in {**fields, **numbers, **floats}.items())
     member = '{{rank = {}, device = "d", samples = 1}}'
     for ranks, sound in (((0, 1), True), ((0, 0), False), ((1,), True), ((-1, 0), False)):
         members = ", ".join(member.format(rank) for rank in ranks)
-        (tmp_path / "plan.toml").write_text(f"{text}[[group]]\nmembers = [{members}]\n")
+        whole = f"global_batch = {len(ranks)}\n{text}[[group]]\nmembers = [{members}]\n"
+        (tmp_path / "plan.toml").write_text(whole)
         if sound:
             assert len(read_plan(tmp_path / "plan.toml").group) == 1
         else:

@@ -162,6 +162,11 @@ def _in_order(groups: list[list[int]], after: list[list[int]], where: str) -> li
     return [groups[number] for number in ordered]
 
 
+def _toward(direction: str, side: str) -> int:
+    """Whether the peer of a transfer is at the next chunk of the model or at the one before."""
+    return 1 if (direction == "forward") == (side == "send") else -1
+
+
 class _Step:
     """The dependencies of one step, rank by rank."""
 
@@ -218,13 +223,14 @@ class _Step:
     def _match(self, kind: str, streams: dict[str, list[int]]) -> None:
         """Receives before, sends after the computation with the same number, and both with their peer."""
         direction, side = kind.split("-")
-        computes = [row for row in streams["compute"] if self.kind[row] == f"{direction}-compute"]
         transfers = streams.get(kind, [])
-        skipped = 1 if side == "recv" and len(transfers) == len(computes) - 1 else 0
-        for number, row in enumerate(transfers):
-            if number + skipped >= len(computes):
-                break
-            compute = computes[number + skipped]
+        computes = [row for row in streams["compute"] if self.kind[row] == f"{direction}-compute"]
+        beside = [row for row in computes if self._has_peer(row, direction, side)]
+        if len(transfers) == len(beside):
+            computes = beside
+        elif side == "recv" and len(transfers) == len(computes) - 1:  # the first receive, from nobody, is left out
+            computes = computes[1:]
+        for row, compute in zip(transfers, computes, strict=False):
             if side == "send":
                 self.after[row].append(compute)
             else:
@@ -233,13 +239,16 @@ class _Step:
                 self.after[row] += [] if one is None else [one]
             self._join(row, direction, side, compute)
 
+    def _has_peer(self, compute: int, direction: str, side: str) -> bool:
+        """Whether there is a chunk beside that of a computation; the ends of the model have nobody on one side."""
+        chunk = self.chunk[compute] if self.chunk[compute] >= 0 else self.stage[compute]
+        return bool(0 <= chunk + _toward(direction, side) <= self.last_chunk)
+
     def _join(self, row: int, direction: str, side: str, compute: int) -> None:
-        """Note a transfer under its sender; the first and last chunk of the model have nobody beside them."""
-        forth = 1 if (direction == "forward") == (side == "send") else -1
-        chunk = self.chunk[compute] if self.chunk[compute] >= 0 else self.stage[row]
-        if 0 <= chunk + forth <= self.last_chunk:
-            stages = self.last_stage + 1
-            sender = self.stage[row] if side == "send" else (self.stage[row] + forth) % stages
+        """Note a transfer under its sender, if it has a peer: some profilers record receives from nobody."""
+        if self._has_peer(compute, direction, side):
+            beside = (self.stage[row] + _toward(direction, side)) % (self.last_stage + 1)
+            sender = self.stage[row] if side == "send" else beside
             self._transfers[self.dp[row], direction, sender][side].append(row)
 
     def exchanges(self) -> list[list[int]]:

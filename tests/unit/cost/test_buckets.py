@@ -58,6 +58,12 @@ def test_no_partition_ends_earlier(items: list[tuple[int, float]], alpha: float,
     assert exchange_end(greedy, sizes, ready, link) >= best - 1e-12
 
 
+@pytest.mark.parametrize(("startup", "last"), [(0.4, [0, 1]), (0.6, [1])])
+def test_mgwfbp_merges_where_waiting_costs_less_than_a_start(startup: float, last: list[int]) -> None:
+    assert mgwfbp_buckets([1, 1], [0.0, 0.5], startup=startup, per_byte=0.2) == last
+    assert mgwfbp_buckets([1, 1], [0.0, 0.9], startup=startup, per_byte=0.2) == [0, 1], "this one would have ended"
+
+
 def test_an_expensive_message_makes_one_bucket() -> None:
     assert schedule([10] * 5, [0.1 * i for i in range(5)], LinkCost(10.0, 1e-9)) == [[0, 1, 2, 3, 4]]
 

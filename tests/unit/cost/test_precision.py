@@ -4,7 +4,7 @@ import pytest
 
 from paceline import api, catalog
 from paceline.cost.memory import memory_of
-from paceline.cost.precision import FLOAT32, Numerics, numerics_on
+from paceline.cost.precision import FLOAT32, Numerics, numerics_on, precision_line
 from paceline.cost.roofline import device_times
 from paceline.errors import UnknownName, Unsupported
 from paceline.spec.strategy import Strategy, precision_called
@@ -81,3 +81,11 @@ def test_a_plan_in_half_precision_is_faster():
     )
     assert mixed.best.predicted_throughput > 2 * usual.best.predicted_throughput
     assert mixed.as_dict()["precision"].startswith("amp: float16")
+
+
+def test_one_device_with_tf32_is_enough_to_name_it():
+    mixed, without = (
+        precision_line(None, "tf32_convolutions", framework="pytorch", devices=some) for some in ([A100, V100], [V100])
+    )
+    assert "is TF32 for convolutions only" in mixed
+    assert without == "float32: the default of pytorch on devices without TF32"

@@ -13,7 +13,7 @@ from paceline.cost.roofline import device_times, measured_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, Emulation, LayerClass
 from paceline.spec.layers import Flatten, Linear, Relu
-from paceline.spec.network import ImageInput, Network
+from paceline.spec.network import ImageInput, Network, layer_costs
 
 NETWORK = Network(
     name="n",
@@ -94,3 +94,25 @@ def test_matrix_units_reach_another_share_than_vector_units() -> None:
 
 def test_devices_without_published_figures_have_wider_intervals() -> None:
     assert reach_spread(catalog.device("a100-80gb")) < reach_spread(catalog.device("rtx-3090")) == 0.4
+
+
+def test_what_a_layer_keeps_between_is_written_and_read() -> None:
+    gpt = catalog.network("gpt2")
+    device = Device(name="d", peak={"float32": 1e24}, memory_bandwidth=1e8, launch_overhead=0.0)
+    forward = device_times(gpt, device).at(1)[0]
+    kept = [(seconds, cost) for seconds, cost in zip(forward, layer_costs(gpt), strict=True) if cost.kept_elements]
+    assert kept
+    for seconds, cost in kept:
+        moved = cost.input_elements + cost.output_elements + 2 * cost.kept_elements + cost.parameters
+        assert seconds == pytest.approx(4 * moved / (1e8 * reach_of(device)["elementwise"]))
+
+
+@pytest.mark.parametrize(
+    ("own", "stated_for", "at_16"), [(4, 8, 4.0), (4, None, 4.0), (None, 8, 2.0), (None, None, 1.0)]
+)
+def test_stated_times_are_of_their_own_batch_or_of_the_case_s(
+    own: int | None, stated_for: int | None, at_16: float
+) -> None:
+    device = DEVICE.model_copy(update={"emulation": Emulation(forward=1.0, batch=own)})
+    forward, backward = device_times(NETWORK, device, stated_for=stated_for).at(16)
+    assert (forward.sum(), backward.sum()) == (pytest.approx(at_16), pytest.approx(2 * at_16))

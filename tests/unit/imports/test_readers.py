@@ -173,6 +173,21 @@ def test_a_timeline_of_horovod_has_a_step_for_each_exchange_of_a_tensor(tmp_path
     assert [round(one.seconds, 6) for one in job.shares] == [0.015, 0.015, 0.015]
 
 
+def test_events_of_another_tool_have_the_phases_that_their_names_tell(tmp_path: Path) -> None:
+    kinds = (("forward-compute", 0, 30), ("backward-compute", 30, 80), ("grads-reduce-scatter", 60, 95), ("gc", 95, 97))
+    events = [
+        {**event(kind, 1e5 * step + 1e3 * begin, 1e5 * step + 1e3 * end, kind, step=step), "pid": 0}
+        for step in range(2)
+        for kind, begin, end in kinds
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(events))
+    (one, _) = read_job([path]).shares
+    shown = {phase: round(1e3 * seconds, 3) for phase, seconds in one.exposed.items()}
+    assert shown == {"forward": 30.0, "backward": 50.0, "aggregate": 15.0, "other": 2.0}
+    assert round(1e3 * one.overlap_s, 3) == 20.0
+
+
 def test_ranks_are_read_from_names_where_the_trace_does_not_say_them(tmp_path: Path) -> None:
     for rank in (0, 1):
         document = kineto(rank)

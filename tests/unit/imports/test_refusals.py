@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Files, str]] = {
     "two tools": ({"a.json": SOUND, "b.json": b'[{"ph": "B", "name": "A", "ts": 1, "pid": 1}]'}, "different tools"),
     "events of an unknown tool": ({"t.json": json.dumps([{"ph": "X", "name": "a", "ts": 1, "dur": 2}] * 3).encode()},
                                   "rank 0 has 1 step.*ProfilerStep"),
+    "events without phases": ({"t.json": json.dumps([{**event("a", 9 * s, 9 * s + 2, "b", step=s), "pid": 0}
+                                                     for s in range(3)]).encode()}, "no event of rank 0 belongs"),
     "malicious pickle": ({"dump_0": pickle.dumps(Harmful())}, "would import builtins.eval, which was not executed"),
     "truncated pickle": ({"dump_0": pickle.dumps(dump([entry(1)]))[:-20]}, "no sound dump"),
     "pickle of something else": ({"dump_0": pickle.dumps([1, 2])}, "no list of `entries`"),

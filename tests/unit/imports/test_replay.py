@@ -131,6 +131,53 @@ def test_a_collective_begins_when_its_last_rank_arrives(tmp_path: Path) -> None:
     assert next(iter(answer.by_rank)) == "1"
 
 
+@pytest.mark.parametrize("recorded", ["all", "real"])
+def test_model_chunks_follow_each_other_through_the_stages(tmp_path: Path, recorded: str) -> None:
+    """Four chunks on two stages, two micro-batches one after the other; the third chunk takes 30 ms longer.
+
+    A profiler records transfers to and from nobody at the ends of the model, or only real ones.
+    """
+    rows, clock = [], 0.0
+    for direction, chunks in (("forward", (0, 1, 2, 3)), ("backward", (3, 2, 1, 0))):
+        for batch in (0, 1):
+            for chunk in chunks:
+                end = clock + F + (0.03 if chunk == 2 else 0.0)
+                given = (chunk % 2, f"{direction}-compute", chunk, clock, end, batch, chunk)
+                rows.append(given)
+                first, last = chunk == chunks[0], chunk == chunks[-1]
+                rows += (
+                    [(chunk % 2, f"{direction}-recv", 0, clock, clock, -1, -1)]
+                    if recorded == "all" or not first
+                    else []
+                )
+                rows += [(chunk % 2, f"{direction}-send", 0, end, end, -1, -1)] if recorded == "all" or not last else []
+                clock = end
+    table = {name: [row[place] for row in rows] for place, name in enumerate(
+        ("stage", "optype", "seq_id", "start_ts", "end", "mb_id", "gmc"))}  # fmt: skip
+    table["duration"] = [end - start for start, end in zip(table["start_ts"], table.pop("end"), strict=True)]
+    constant = {"dp_rank": 0, "step": 0}
+    full = {**table, **{name: [value] * len(rows) for name, value in constant.items()}, "rank": table["stage"]}
+    pq.write_table(pa.table(full), tmp_path / "p.parquet")
+    answer = replay(read_operations(tmp_path / "p.parquet"))
+    assert answer.measured_s == pytest.approx(16 * F + 4 * 0.03)
+    assert answer.replayed_s == pytest.approx(_chunked(F, 0.03))
+    assert answer.ideal_s == pytest.approx(_chunked(F + 0.03 / 4, 0.0))
+    assert next(iter(answer.by_stage)) == "0"
+
+
+def _chunked(seconds: float, more: float) -> float:
+    """Two stages with chunks 0 and 2, 1 and 3: each in its recorded order, each chunk after the one before it."""
+    done: dict[tuple[str, int, int], float] = {}
+    free = [0.0, 0.0]
+    for direction, chunks in (("forward", (0, 1, 2, 3)), ("backward", (3, 2, 1, 0))):
+        for batch in (0, 1):
+            for place, chunk in enumerate(chunks):
+                before = done.get((direction, batch, chunks[place - 1]), 0.0) if place else 0.0
+                free[chunk % 2] = max(free[chunk % 2], before) + seconds + (more if chunk == 2 else 0.0)
+                done[direction, batch, chunk] = free[chunk % 2]
+    return max(free)
+
+
 def test_operations_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
     """Two stages that each receive from the other before they send."""
     rows = []

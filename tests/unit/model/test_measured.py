@@ -332,3 +332,15 @@ def test_facts_stand_for_missing_columns(tmp_path):
     path.write_text("gpus,img/s,link\n1,100,10gbe\n4,380,10gbe\n")
     with pytest.raises(InputError, match="states link"):
         read_points(path, {"link": "25gbe"})
+
+
+def test_the_batch_goes_on_as_the_points_do(tmp_path):
+    def series(batches):
+        rows = [f"N,DDP,D,NVLink,8,{n},{batch},{100 * n},\n" for n, batch in batches.items()]
+        return read_points(write(tmp_path, rows))[0]
+
+    fixed = series({1: 512, 2: 256, 4: 128.5})
+    assert fixed.batch_at(8) == pytest.approx(514 / 8), "the last total, divided"
+    assert series({1: 64, 2: 64, 4: 64}).batch_at(8) == 64
+    assert series({1: 64, 2: 64, 4: 32}).batch_at(8) == 32
+    assert fixed.batch_at(8, global_batch=1024) == 128

@@ -57,6 +57,13 @@ def test_overlap_hides_what_backward_covers() -> None:
     assert terms(overlap=True)["aggregate"] == pytest.approx(2.2)
 
 
+def test_the_first_layers_first_lets_the_next_forward_begin() -> None:
+    large = replace(RANKS, works=(replace(WORK, gradients=np.array([9e6, 1e6])),))
+    reverse, priority = (terms(large, overlap=True, order=order)["aggregate"] for order in ("reverse", "priority"))
+    assert reverse == pytest.approx(6 + 9.2 + 1.2 - 10), "ready at 6, then both in turn; compute ends at 10"
+    assert priority < reverse
+
+
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import InputError
 from paceline.measurements.run import Span
+from paceline.measurements.trace.rank_trace import phase_by_words
 
 __all__ = ["Operations", "looks_like_operations", "phase_of_kind", "read_operations"]
 
@@ -27,9 +28,6 @@ TIMES = ("start_ts", "duration")
 OPTIONAL = ("seq_id", "mb_id", "gmc")
 MOST = 20_000_000
 HINT = f"expected the columns {', '.join((*NUMBERS, 'optype', *TIMES))}, times in seconds"
-PHASE_WORDS = (("aggregate", ("send", "recv", "all-", "scatter", "clip")), ("forward", ("forward",)),
-               ("backward", ("backward",)))  # fmt: skip
-
 Ints = NDArray[np.int64]
 
 
@@ -87,7 +85,7 @@ class Operations:
 
 def phase_of_kind(kind: str) -> str:
     """The phase of an operation, by its name; what is no pass and no exchange belongs to the update."""
-    return next((phase for phase, words in PHASE_WORDS if any(word in kind for word in words)), "update")
+    return phase_by_words(kind) or "update"
 
 
 def looks_like_operations(path: Path) -> bool:

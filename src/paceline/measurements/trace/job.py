@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import InputError, UnknownName
-from paceline.measurements.run import Span
+from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chrome import checked_events, spans_from_events
 from paceline.measurements.trace.formats import TRACE_READERS, format_of, read_trace
 from paceline.measurements.trace.profiled import scan_kineto
@@ -104,8 +104,13 @@ def _check_steps(trace: RankTrace) -> None:
     if len(trace.steps) < 2:
         raise InputError(
             f"{trace.path}: rank {trace.rank} has {len(trace.steps)} step",
-            hint="record several steps: events need `args.step` (as `paceline export --to chrome` writes them), or "
+            hint="record several steps: events need `args.step`, or "
             "ProfilerStep marks: torch.profiler.schedule(wait=1, warmup=1, active=5) and `prof.step()`",
+        )
+    if set(trace.covers) <= {"other"}:
+        raise InputError(
+            f"{trace.path}: no event of rank {trace.rank} belongs to a phase that we know",
+            hint=f"events need `args.phase`, one of {', '.join(PHASES)}; what torch.profiler exports needs nothing",
         )
     check_clock(trace.path, trace.steps)
 

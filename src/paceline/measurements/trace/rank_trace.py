@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -12,13 +12,20 @@ from paceline.errors import InputError
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.intervals import Cover, Division, Gathering, divide
 
-__all__ = ["RankTrace", "StepShares", "check_clock", "gather_spans", "shares_of"]
+__all__ = ["RankTrace", "StepShares", "check_clock", "gather_spans", "phase_by_words", "shares_of"]
 
 COMPUTE = ("update", "backward", "forward")
 ON_HOST = ("update", "backward", "io", "h2d", "forward", "aggregate")
 """Who owns a time that several phases cover: operators of the host lie inside the annotations of update and input."""
 ON_DEVICE = ("update", "backward", "forward", "aggregate", "h2d", "io")
 """The same for kernels: whatever the device computes hides copies and the host's reading of the next batch."""
+WORDS = (
+    ("aggregate", ("send", "recv", "all-", "all_", "allreduce", "scatter", "clip")),
+    ("forward", ("forward",)),
+    ("backward", ("backward",)),
+    ("update", ("optimizer", "update")),
+    ("io", ("dataloader", "data_loader")),
+)
 MOST_EXCHANGES = 100_000
 """Exchanges that are kept one by one."""
 
@@ -97,6 +104,12 @@ def _shares(trace: RankTrace, step: int) -> StepShares:
     return StepShares(trace.rank, step, begin, end - begin, division.seconds, communication, division.pieces)
 
 
+def phase_by_words(name: str) -> str | None:
+    """The phase that the name of an operation tells; None if it tells none."""
+    lowered = name.lower()
+    return next((phase for phase, words in WORDS if any(word in lowered for word in words)), None)
+
+
 def gather_spans(path: str, spans: Iterable[Span], source: str) -> tuple[RankTrace, ...]:
     """Spans that know their rank, step and phase, by rank; a step lasts from its first span to its last."""
     covers: dict[int, dict[str, Gathering]] = defaultdict(lambda: defaultdict(Gathering))
@@ -104,11 +117,12 @@ def gather_spans(path: str, spans: Iterable[Span], source: str) -> tuple[RankTra
     exchanges: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         end = span.start_s + span.seconds
-        covers[span.rank][span.phase if span.phase in PHASES else "other"].add(span.start_s, end)
+        phase = span.phase if span.phase in PHASES else phase_by_words(span.name) or "other"
+        covers[span.rank][phase].add(span.start_s, end)
         first, last = steps[span.rank].get(span.step, (span.start_s, end))
         steps[span.rank][span.step] = (min(first, span.start_s), max(last, end))
-        if span.phase == "aggregate" and len(exchanges[span.rank]) < MOST_EXCHANGES:
-            exchanges[span.rank].append(span)
+        if phase == "aggregate" and len(exchanges[span.rank]) < MOST_EXCHANGES:
+            exchanges[span.rank].append(replace(span, phase=phase))
     return tuple(
         RankTrace(
             path=path,
