@@ -231,7 +231,9 @@ def _stalls_of(series: _Series, phase: str, excess: Floats) -> list[StepCause]:
         causes.append(_stall(series, phase, np.where(regular, excess, 0.0), every))
         excess = np.where(regular, 0.0, excess)
     if np.count_nonzero(excess.any(axis=0)) >= FEWEST_STALLS:
-        causes.append(_stall(series, phase, excess, None))
+        gaps = np.diff(series.steps[np.flatnonzero(excess.any(axis=0))])
+        usual = int(np.median(gaps))  # an epoch may shift the place of a period
+        causes.append(_stall(series, phase, excess, usual if usual > 1 and np.mean(gaps == usual) >= 0.8 else None))
     return causes
 
 

@@ -130,6 +130,13 @@ def test_a_period_is_found_among_irregular_stalls(seed: int) -> None:
     assert first(judgement).since == 3
 
 
+def test_a_period_that_begins_anew_with_each_epoch_is_found() -> None:
+    judgement = judge_steps(
+        train(lambda rank, step: {"other": 0.2} if step % 125 % 10 == 0 else {}, ranks=1, steps=250)
+    )
+    assert (first(judgement).kind, first(judgement).every, first(judgement).count) == ("stalls", 10, 26)
+
+
 def test_stalls_of_most_steps_are_not_transient() -> None:
     struck = np.random.default_rng(0).choice(["forward", "backward", "update", "io", ""], 200, p=[0.18] * 4 + [0.28])
     judgement = judge_steps(train(lambda rank, step: {struck[step]: 0.2} if struck[step] else {}))
