@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from paceline.cli import program
-from paceline.measurements.integrity import DamagedData, write_sums
+from paceline.measurements.integrity import DamagedData, seal, unseal, write_sums
 from paceline.measurements.repair import inspect_store, repair_store
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
@@ -220,3 +220,25 @@ def test_a_damaged_run_keeps_its_number(store: Store) -> None:
 ])  # fmt: skip
 def test_an_infinite_answer_is_null_in_json(store: Store, query: str, value: object) -> None:
     assert json.loads(run(store, "query", query, "--json").stdout)["rows"] == [{"x": value}]
+
+
+def test_a_campaign_is_rebuilt_from_its_earliest_run_and_the_order_of_its_cases(store: Store) -> None:
+    path = store.campaigns / "made-1.json"
+    before = json.loads(path.read_text())
+    runs = [item for item in inspect_store(store).runs if item.campaign == "made-1"]
+    path.write_text("{")
+    repair_store(Store(store.root))
+    after = json.loads(path.read_text())
+    assert after["rebuilt"] is True
+    assert (after["campaign"], after["study"], after["text"]) == ("made-1", before["study"], "")
+    assert after["started_at"] == min(item.started_at for item in runs)
+    assert after["cases"] == list(dict.fromkeys(item.case_id for item in runs))
+    assert inspect_store(store).damaged == ()
+
+
+def test_a_checksum_is_that_of_the_content_in_any_order_of_its_keys() -> None:
+    sealed = json.loads(seal({"study": "a", "cases": ["x", "y"]}))
+    turned = dict(reversed(sealed.items()))
+    assert unseal(json.dumps(turned)) == unseal(json.dumps(sealed))
+    with pytest.raises(ValueError, match="checksum"):
+        unseal(json.dumps({**sealed, "cases": ["y", "x"]}))

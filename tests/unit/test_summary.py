@@ -10,7 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
-from paceline.measurements.summary import amount_interval, compare, median_interval, phases_of, speedup_interval
+from paceline.measurements.summary import (
+    Interval,
+    amount_interval,
+    compare,
+    median_interval,
+    phases_of,
+    speedup_interval,
+    split_closes,
+)
+
+
+def test_width_is_relative_to_the_value_and_half_is_half_of_it() -> None:
+    interval = Interval(50.0, 40.0, 65.0)
+    assert interval.width == 0.5
+    assert interval.half == 0.25
+    assert math.isinf(Interval(0.0, -1.0, 1.0).width)
+
+
+def test_a_split_closes_within_a_twentieth_of_the_step_on_either_side() -> None:
+    assert split_closes({})
+    assert split_closes({"forward": 95.0, "other": 5.0})
+    assert not split_closes({"forward": 94.0, "other": 6.0})
+    assert not split_closes({"forward": 106.0, "other": -6.0})
 
 
 def test_an_interval_of_launches_is_students_t_on_logarithms() -> None:

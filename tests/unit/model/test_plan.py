@@ -130,12 +130,12 @@ def test_a_device_of_which_too_little_is_known_is_refused_with_a_hint(given: Dev
         plan((given,))
 
 
-def test_a_thousand_unequal_devices_take_less_than_five_seconds() -> None:
+def test_a_thousand_unequal_devices_take_less_than_five_seconds_of_processor_time() -> None:
     kinds = [device(1 + n / 3) for n in range(11)]
     hosts = [tuple(kinds[(i * 7 + j) % 11] for j in range(8)) for i in range(125)]
-    begin = time.monotonic()
+    begin = time.process_time()
     made = plan(*hosts, batch=65536)
-    assert time.monotonic() - begin < 5.0
+    assert time.process_time() - begin < 5.0
     assert sum(map(sum, made.best.shares)) == 65536
 
 
