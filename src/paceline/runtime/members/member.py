@@ -98,6 +98,8 @@ class Member:
                 if self._machine.state is MemberState.MISSED:
                     log.warning("training was over before this process could take part in it")
                     raise TrainingOver
+                if self._machine.state is MemberState.LEFT:
+                    raise TrainingLost("this process has left the job", hint="join again to take part in it")
 
     def go_on(self) -> None:
         """There is more to train, even if all had finished before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -29,6 +30,7 @@ class Crew:
         self.roster = folder / "roster.json"
         self.members: dict[int, Member] = {}
         self.meet: tuple[str, int] | None = None
+        self.asking: list[threading.Thread] = []
 
     def add(self, rank: int, *, first: int | None = None, timeouts: Timeouts = QUICK) -> Member:
         server = socket.create_server(("127.0.0.1", 0))
@@ -57,10 +59,16 @@ class Crew:
     def waits(self, rank: int) -> bool:
         """Whether a member asks for the next view in vain, for longer than anything that it waits for takes."""
         found: list[View] = []
-        thread = threading.Thread(target=lambda: found.append(self.members[rank].next_view(Report(0))), daemon=True)
+        thread = threading.Thread(target=self._ask, args=(self.members[rank], found), daemon=True)
+        self.asking.append(thread)
         thread.start()
         thread.join(3 * QUICK.heartbeat_timeout)
         return not found
+
+    @staticmethod
+    def _ask(member: Member, found: list[View]) -> None:
+        with contextlib.suppress(TrainingLost):  # the test is over, and the member has left
+            found.append(member.next_view(Report(0)))
 
     def vanish(self, rank: int) -> None:
         """As if the process had been killed: every connection of it breaks."""
@@ -73,6 +81,9 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
     yield made
     for rank in list(made.members):
         made.vanish(rank)
+    for thread in made.asking:
+        thread.join(10)
+        assert not thread.is_alive(), "a member that has left still waits for a view"
 
 
 def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
@@ -319,3 +330,11 @@ def test_a_first_leader_that_was_suspended_before_the_first_view_leads_again(cre
     first._leader.resign()
     crew.add(1)
     assert len(crew.next_views(0, 1)[0].peers) == 2
+
+
+def test_a_member_that_has_left_is_told_so_when_it_asks_for_a_view(crew: Crew) -> None:
+    member = crew.add(0, first=1)
+    crew.next_views(0)
+    crew.vanish(0)
+    with pytest.raises(TrainingLost, match="has left"):
+        member.next_view(Report(0))
