@@ -103,8 +103,9 @@ class Member:
 
     def go_on(self) -> None:
         """There is more to train, even if all had finished before."""
-        if self._machine.state is MemberState.DONE:
-            self._machine.on(Event.RESUMED)
+        with self._changed:
+            resumed = self._core.resume()
+        if resumed:
             self._send(messages.Resume())
 
     def finish(self, report: Report) -> View | None:

@@ -147,6 +147,15 @@ class Following:
         elif isinstance(message, messages.Dismissal):
             self.dismissed = True
 
+    def resume(self) -> bool:
+        """There is more to train; False if training has not ended."""
+        if self.machine.state is not MemberState.DONE:
+            return False
+        # Forgotten first: a leader may repeat that all have finished, which would end the loop that begins now.
+        self.ready = None
+        self.machine.on(Event.RESUMED)
+        return True
+
     def establish(self, number: int) -> None:
         """All members of this view were heard of in it: what was formed before has no say any more."""
         ballot = next((item for item in self.ballots if item.number == number), None)

@@ -250,6 +250,19 @@ def test_the_end_of_a_loop_before_does_not_end_this_one() -> None:
     assert core.machine.state.value == "done"
 
 
+def test_what_is_said_again_of_the_loop_that_ended_does_not_end_the_one_that_follows() -> None:
+    core = Following(peer("a"), TIMES, 0.0)
+    core.welcomed(0.0)
+    core.report(Report(9), finished=True)
+    assert not core.resume()
+    core.hear(messages.TrainingDone(9), 0.1)
+    assert core.resume()
+    core.hear(messages.TrainingDone(9), 0.2)
+    assert core.machine.state.value == "following"
+    assert core.ready is None, "whoever leads next would take it for a report of the loop that follows"
+    assert not core.resume()
+
+
 @pytest.mark.parametrize("ranks", [16, 160, 1600])
 def test_a_view_costs_each_rank_the_same_bytes_however_many_there_are(ranks: int) -> None:
     from paceline.runtime.protocol.codec import encode_message
