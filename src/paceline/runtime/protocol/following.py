@@ -64,14 +64,17 @@ class Search:
     def answered(self, reply: messages.Message | None, now: float, *, leads: bool) -> None:
         """Take in an answer that is no welcome, or that there was none."""
         endpoint = self._order[self._index]
-        if self._awaited or (reply is None and self._asked == endpoint) or now > self._deadline:
+        pointed = (reply.address, reply.port) if isinstance(reply, messages.Redirect) else None
+        if pointed is not None and pointed == self._lost and now > self._deadline:
+            # A member that had the time to notice follows that leader still: the leader lives, and only we lost it.
+            self._lost, self._asked, self._deadline = None, pointed, now + self._patience
+        elif self._awaited or (reply is None and self._asked == endpoint) or now > self._deadline:
             self._awaited = False
             self._advance(now)
         elif isinstance(reply, messages.WaitForSuccessor) and reply.successor == self._own.id and not leads:
             self._awaited = self._may_lead
         else:
-            pointed = (reply.address, reply.port) if isinstance(reply, messages.Redirect) else endpoint
-            self._asked = pointed if pointed != self._lost else endpoint
+            self._asked = pointed if pointed is not None and pointed != self._lost else endpoint
 
     def _advance(self, now: float) -> None:
         self._index += 1

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.runtime.members.view import Ballot, Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.following import Following
+from paceline.runtime.protocol.following import Ask, Following, Search
 from paceline.runtime.protocol.leading import Action, Leading, Probe, Send
 from paceline.runtime.protocol.quorum import Memory, may_go_on
 
@@ -280,3 +280,16 @@ def test_a_view_costs_each_rank_the_same_bytes_however_many_there_are(ranks: int
     assert len(frames) == ranks
     assert max(frames[16:], default=0) < 3000
     assert sum(frames) < 5000 * ranks
+
+
+def test_a_leader_that_another_follows_for_longer_than_a_member_takes_to_notice_is_asked_itself() -> None:
+    gone, other, own = ("h", 1), ("h", 2), peer("c")
+    search = Search([other, gone], own, lost=gone, may_lead=True, until=(0.0, 2.0))
+    search.answered(messages.Redirect(*gone), 1.9, leads=False)
+    assert search.next(leads=False) == Ask(other), "it may not have noticed yet"
+    search.answered(messages.Redirect(*gone), 2.1, leads=False)
+    assert search.next(leads=False) == Ask(gone), "it follows still, so the leader lives"
+    search.answered(None, 3.0, leads=False)
+    assert search.next(leads=False) == Ask(other), "its leader may have ended just now"
+    search.answered(None, 3.1, leads=False)
+    assert search.next(leads=False) == Ask(gone), "the next in order"
