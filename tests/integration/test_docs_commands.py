@@ -41,6 +41,7 @@ MARKED = {
     r"^(run|show|explain|report|export|query|compare|calibrate|demo)\b": "stored runs: the test of the demo below",
     r"^frameworks (install|verify|remove)|frameworks\.toml": "downloads: make test-frameworks",
     r"^import": "files of other tools: tests/unit/imports",
+    r"^predict --from": "a watched run: tests/unit/test_observed.py",
     r"^train examples": "scikit-learn: the test of the example below",
 }
 
