@@ -199,8 +199,7 @@ class Member:
 
     def _send(self, message: messages.Message) -> None:
         """To the leader; if it is gone, whoever leads next asks anew."""
-        link = self._link
-        if link is not None:
+        if (link := self._link) is not None:
             link.send(message)
 
     def _send_heartbeats(self) -> None:
