@@ -113,5 +113,11 @@ def test_the_demo_runs_from_the_wheel_and_its_results_are_shown(unpacked: Path, 
     assert "The prediction, checked by running it" in told
     assert re.search(r"predicted [\d,.]+ samples/s \(90 %: .*\), measured [\d,.]+: error [+-][\d.]+ %", told)
     assert "The report: " in told
-    for command in ("show demo", "explain demo", "report demo", "export demo --to markdown", "query 'SELECT 1'"):
+    for command in (
+        "show demo",
+        "explain demo",
+        "report demo",
+        f"export demo --to markdown -o {tmp_path}/demo.md",
+        "query 'SELECT 1'",
+    ):
         paceline(*shlex.split(command))
