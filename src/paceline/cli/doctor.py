@@ -14,6 +14,7 @@ from paceline.bench.sites.target import LaunchTarget
 from paceline.cli.options import Finite, json_option, place_options, store_option
 from paceline.errors import InputError
 from paceline.model.links import LEAST_SHARE, judge_fabric
+from paceline.report.documents import checks_document
 from paceline.report.terminal import emit, say
 from paceline.report.terminal.imports import fabric_document, show_fabric
 from paceline.report.terminal.records import show_caches, show_checks
@@ -58,10 +59,7 @@ def command(
     checks, folders = diagnose(store, ranks=ranks, threads=threads), cache_folders()
     bad = any(check.status == "bad" for check in checks)
     if as_json:
-        machine = describe_machine().model_dump(mode="json", exclude={"checks"})
-        caches = [{**vars(folder), "path": str(folder.path)} for folder in folders]
-        plain = [check.model_dump(mode="json") for check in checks]
-        emit({"machine": machine, "ok": not bad, "checks": plain, "caches": caches}, "doctor")
+        emit(checks_document(describe_machine(), checks, folders), "doctor")
     else:
         show_checks(checks)
         say("")
@@ -75,10 +73,5 @@ def _test_hosts(
     """Test the links between hosts; the exit code."""
     probed = probe_target(target, where, link, program)
     verdict = judge_fabric(probed.test, probed.rates, probed.cluster if probed.known else None, least)
-    if as_json:
-        emit(fabric_document(verdict), "doctor")
-    else:
-        left = ",".join(host.name for host in probed.cluster.hosts if host.name not in verdict.exclude)
-        slurm = target.on.startswith("slurm")
-        show_fabric(verdict, f"--exclude={','.join(verdict.exclude)}" if slurm else f"--hosts {left}")
+    emit(fabric_document(verdict), "doctor") if as_json else show_fabric(verdict, slurm="slurm" in target.on)
     return 0 if verdict.status == "PASS" else 1

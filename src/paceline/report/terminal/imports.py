@@ -154,7 +154,7 @@ def link_document(verdicts: Sequence[LinkVerdict], output: Path) -> dict[str, An
     return {"output": str(output), "links": links}
 
 
-def show_fabric(verdict: FabricVerdict, exclusion: str) -> None:
+def show_fabric(verdict: FabricVerdict, *, slurm: bool) -> None:
     """The collective over all hosts, each host with its best partner, and which hosts to exclude."""
     whole = verdict.whole
     peak, stated = BANDWIDTH.format(whole.test.peak), BANDWIDTH.format(whole.stated)
@@ -165,6 +165,8 @@ def show_fabric(verdict: FabricVerdict, exclusion: str) -> None:
              format_share(h.share), format_share(h.least)) for h in verdict.hosts]  # fmt: skip
     columns = ("", "host", "best partner", ">bandwidth", ">stated", ">share", ">expected at least")
     print_rows("each host with its best partner, both directions at once", columns, rows)
+    left = ",".join(host.host for host in verdict.hosts if host.status == "PASS")
+    exclusion = f"--exclude={','.join(verdict.exclude)}" if slurm else f"--hosts {left}"
     say(*([verdict.advice] if verdict.advice else []), *([f"exclude: {exclusion}"] if verdict.exclude else []))
 
 
