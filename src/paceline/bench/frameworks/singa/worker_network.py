@@ -18,7 +18,13 @@ from paceline.bench.frameworks.graph import (
     run_layers,
     tensor_shapes,
 )
-from paceline.bench.frameworks.singa.worker_operators import BatchNorm, Concat, LocalResponseNorm, Pad, constant
+from paceline.bench.frameworks.singa.worker_operators import (
+    BatchNormOperator,
+    ConcatOperator,
+    PadOperator,
+    ResponseNormOperator,
+    constant,
+)
 
 __all__ = ["SingaNetwork", "open_bridge", "to_numpy"]
 
@@ -83,7 +89,7 @@ class SingaNetwork:
         shape, padding = self._shapes[layer["name"]][0], layer["padding"]
         if layer["ceil"] or (any(padding) and not largest):
             sides, padding = pool_padding(layer, shape), (0, 0)
-            x = Pad(sides, LOWEST if largest else 0.0)(x)[0] if any(map(any, sides)) else x
+            x = PadOperator(sides, LOWEST if largest else 0.0)(x)[0] if any(map(any, sides)) else x
         key = (layer["name"], x.shape[0])
         if key not in self._handles:
             self._handles[key] = singa_wrap.PoolingHandle(x.data, layer["kernel"], layer["stride"], padding, largest)
@@ -117,13 +123,13 @@ class SingaNetwork:
         return total
 
     def _batch_norm(self, layer: Plain, x: Any) -> Any:
-        return BatchNorm(layer["eps"])(x, self._own(layer, "weight"), self._own(layer, "bias"))[0]
+        return BatchNormOperator(layer["eps"])(x, self._own(layer, "weight"), self._own(layer, "bias"))[0]
 
     def _local_response_norm(self, layer: Plain, x: Any) -> Any:
-        return LocalResponseNorm(layer)(x)[0]
+        return ResponseNormOperator(layer)(x)[0]
 
     def _concat(self, _: Plain, *inputs: Any) -> Any:
-        return Concat()(*inputs)[0]
+        return ConcatOperator()(*inputs)[0]
 
     def _pad_shortcut(self, layer: Plain, x: Any) -> Any:
         """Every `stride`-th place, by a window of one, between channels of zeros."""
@@ -131,7 +137,7 @@ class SingaNetwork:
         x = self._pool({**window, "ceil": False}, x, largest=True)
         samples, channels, *place = x.shape
         zeros = constant((samples, (layer["channels"] - channels) // 2, *place), 0.0, self._device)
-        return Concat()(zeros, x, zeros)[0] if zeros.shape[1] else x
+        return ConcatOperator()(zeros, x, zeros)[0] if zeros.shape[1] else x
 
 
 _library = ctypes.CDLL(extension.__file__)

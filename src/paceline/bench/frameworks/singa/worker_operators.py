@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from singa import autograd, singa_wrap, tensor
 
-__all__ = ["BatchNorm", "Concat", "LocalResponseNorm", "Pad", "SoftmaxCrossEntropy", "constant"]
+__all__ = [
+    "BatchNormOperator",
+    "ConcatOperator",
+    "ResponseNormOperator",
+    "PadOperator",
+    "SoftmaxCrossEntropy",
+    "constant",
+]
 
 times = singa_wrap.__mul__
 
@@ -24,7 +31,7 @@ def constant(shape: tuple[int, ...], value: Any, device: Any) -> Any:
     return made
 
 
-class BatchNorm(autograd.Operator):
+class BatchNormOperator(autograd.Operator):
     """Every channel with mean 0 and variance 1 over the batch, then scaled and shifted."""
 
     def __init__(self, eps: float) -> None:
@@ -73,7 +80,7 @@ class BatchNorm(autograd.Operator):
         return singa_wrap.Reshape(matrix, [self._rows[0]])
 
 
-class LocalResponseNorm(autograd.Operator):
+class ResponseNormOperator(autograd.Operator):
     """x / (k + alpha / size * sum of the squares of neighbouring channels) ** beta.
 
     The sum is a convolution of 1 x 1 with a band of ones: `size // 2` channels before, the rest after.
@@ -108,7 +115,7 @@ class LocalResponseNorm(autograd.Operator):
         return singa_wrap.CpuConvForward(image, band, self._none, self._handle)
 
 
-class Concat(autograd.Operator):
+class ConcatOperator(autograd.Operator):
     """Channels of several inputs after each other; SINGA's own needs a list of tensors that its proxies cannot pass."""
 
     def forward(self, *inputs: Any) -> Any:
@@ -137,7 +144,7 @@ class Concat(autograd.Operator):
         return [(size, sum(sizes[:index])) for index, size in enumerate(sizes)]
 
 
-class Pad(autograd.Operator):
+class PadOperator(autograd.Operator):
     """A constant around images: columns by a product with a shifted identity, then rows as columns of the turned."""
 
     def __init__(self, sides: tuple[tuple[int, int], tuple[int, int]], value: float) -> None:
