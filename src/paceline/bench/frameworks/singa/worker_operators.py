@@ -15,8 +15,8 @@ from singa import autograd, singa_wrap, tensor
 __all__ = [
     "BatchNormOperator",
     "ConcatOperator",
-    "ResponseNormOperator",
     "PadOperator",
+    "ResponseNormOperator",
     "SoftmaxCrossEntropy",
     "constant",
 ]
