@@ -24,6 +24,7 @@ max_launches = 2
 warmup = 3
 steps = 10
 phase_steps = 4
+threads = 1
 timeout = "2 min"
 """
 
