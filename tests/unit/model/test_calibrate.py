@@ -7,8 +7,8 @@ import pytest
 
 from paceline import catalog
 from paceline.errors import Unsupported
-from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.results import load_launches
+from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.store import Store
 from paceline.model.calibrate import calibrate_store, stored_sweeps
 from paceline.model.profiles import profile_of
