@@ -96,7 +96,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
 
 
 def _halves(rows: list[Row], passes: dict[str, float]) -> tuple[float, float]:
-    """Seconds of forward and backward. Where other load made the forward pass longer than all of compute, spans decide."""
+    """Seconds of forward and backward; spans split compute where other load made the forward pass longer than it."""
     forward, compute = passes["forward"], passes["compute"]
     if forward < compute:
         return forward, compute - forward
