@@ -24,13 +24,13 @@ PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false
 
 def model_section(model: type[BaseModel]) -> list[str]:
     """A heading, the docstring of the model, and a table of its fields."""
-    meanings = _meanings(model)
+    meanings = meanings_of(model)
     rows = [_row(name, field, meanings.get(name, "")) for name, field in model.model_fields.items()]
     head = [f"## {model.__name__}", "", inspect.cleandoc(model.__doc__ or ""), ""]
     return [*head, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
 
 
-def _meanings(model: type[BaseModel]) -> dict[str, str]:
+def meanings_of(model: type[BaseModel]) -> dict[str, str]:
     """The string beneath each field. The models do not read their own source, since every command would wait for it."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
