@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.fields import meanings_of
 
 from paceline.catalog.clusters.files import ClusterFile
 from paceline.spec.load import models_of
 from paceline.spec.network import Network
 from paceline.spec.study import Study
-from tools.fields import meanings_of
 
 ROOT = Path(__file__).parents[2]
 PLAIN = {"name", "kind", "channels", "height", "width"}
