@@ -191,10 +191,8 @@ def make_plan(
     if words := cores_words(question, question.cluster.num_devices):
         notes.append(words)
     if global_batch is None:
-        notes.append(
-            f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices"
-            + ", assumed" * question.assumed
-        )
+        each = f"{question.batch} samples on each of {question.cluster.num_devices} devices{', assumed' * question.assumed}"
+        notes.append(f"global batch {batch}: {each}")
     pricer = _Pricer(question, batch, calibration, works, factors)
     ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)
     known = tuple(pricer.with_intervals(candidate) for candidate in ranked[:shown])
