@@ -191,8 +191,8 @@ def make_plan(
     if words := cores_words(question, question.cluster.num_devices):
         notes.append(words)
     if global_batch is None:
-        each = f"{question.batch} samples on each of {question.cluster.num_devices} devices{', assumed' * question.assumed}"
-        notes.append(f"global batch {batch}: {each}")
+        each, who = f"{question.batch} samples on each", f"{question.cluster.num_devices} devices"
+        notes.append(f"global batch {batch}: {each} of {who}{', assumed' * question.assumed}")
     pricer = _Pricer(question, batch, calibration, works, factors)
     ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)
     known = tuple(pricer.with_intervals(candidate) for candidate in ranked[:shown])
