@@ -21,7 +21,7 @@ from paceline.measurements.foreign.recorder import Hang, find_hangs, looks_like_
 from paceline.measurements.run import PHASES
 from paceline.measurements.store import Store
 from paceline.measurements.trace.formats import TRACE_READERS
-from paceline.measurements.trace.job import TracedJob, join_ranks, rank_in_name, read_job, traced_job
+from paceline.measurements.trace.job import TracedJob, join_traces, rank_in_name, read_job, traced_job
 from paceline.measurements.trace.observed import Observed, ObservedStep, record
 from paceline.measurements.trace.rank_trace import gather_spans
 from paceline.measurements.trace.stream import BROKEN, open_trace
@@ -183,7 +183,7 @@ def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None
         found = [
             trace for n, path in enumerate(paths) for trace in scan_nsight(path, fallback_rank=rank_in_name(path, n))
         ]
-        job = join_ranks(kind, found, partial=labels.partial)
+        job = join_traces(kind, found, partial=labels.partial)
     else:
         job = read_job(paths, format=kind, partial=labels.partial)
     steps = _observed_steps(job)

@@ -15,7 +15,7 @@ from paceline.measurements.trace.profiled import scan_kineto
 from paceline.measurements.trace.rank_trace import RankTrace, StepShares, check_clock, gather_spans, shares_of
 from paceline.measurements.trace.stream import EventStream
 
-__all__ = ["TracedJob", "join_ranks", "rank_in_name", "read_job", "traced_job"]
+__all__ = ["TracedJob", "join_traces", "rank_in_name", "read_job", "traced_job"]
 
 IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})", flags=re.I)
 EVERY_RANK = (
@@ -66,10 +66,10 @@ def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool 
     traces = [trace for number, path in enumerate(paths) for trace in _scan(path, kind, rank_in_name(path, number))]
     if not traces:
         raise InputError(f"{paths[0]} holds no spans", hint="record at least two steps")
-    return join_ranks(kind, traces, partial=partial)
+    return join_traces(kind, traces, partial=partial)
 
 
-def join_ranks(kind: str, traces: Sequence[RankTrace], *, partial: bool = False) -> TracedJob:
+def join_traces(kind: str, traces: Sequence[RankTrace], *, partial: bool = False) -> TracedJob:
     """The job of these ranks, unless some are missing or there twice."""
     ordered = sorted(traces, key=lambda trace: trace.rank)
     return traced_job(kind, ordered, (*_check_ranks(ordered, partial=partial), *_closed(ordered)))
