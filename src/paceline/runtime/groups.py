@@ -76,6 +76,8 @@ class OneGroup:
 
     synced = False
     """Whether there are other groups, with which this one exchanges through a syncer."""
+    staleness = 0
+    """Updates by other groups that the newest exchange did not know of."""
 
     def __init__(self, job: GroupContext) -> None:
         self._job = job
@@ -141,6 +143,11 @@ class SyncedGroups:
         self._listener: Listener | None = None
         """Where all groups are to meet as one, if this process opened it."""
         job.training.share_with((client,), global_batch=client.batch)
+
+    @property
+    def staleness(self) -> int:
+        """Updates by other groups that the newest exchange did not know of; as the rank that speaks counts them."""
+        return self._client.staleness
 
     def begin(self, limits: Limits) -> None:
         """Train until these limits are reached; epochs are what groups share."""

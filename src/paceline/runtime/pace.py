@@ -34,6 +34,7 @@ from paceline.runtime.group.session import RankGroup
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
+from paceline.runtime.observe.recorder import Recorder
 from paceline.runtime.samples import REACHED, Attempt, Position, StepRecord, reached_rate
 from paceline.runtime.settings import Settings
 from paceline.runtime.training import Training
@@ -101,6 +102,8 @@ class Pace:
         self._pilot = Pilot(global_batch) if start.regroups else NoPilot()
         job = GroupContext(self._group, self._pilot, source.num_samples, global_batch, start.context.roster, Limits())
         self._mode: GroupMode = SyncedGroups(job, client) if client else OneGroup(job)
+        group = start.where.group if start.where else "group"
+        self._recorder = Recorder(settings, group=group, rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._again = False
         """Whether the batch that the loop has comes again, because the group has changed."""
@@ -122,6 +125,7 @@ class Pace:
             # The loop was left by `break`: what was due after its last step.
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
         self._feed.close()
+        self._recorder.close()
         self._mode.leave()
 
     @property
@@ -337,6 +341,7 @@ class Pace:
         self._group.member.waiting()
         attempt.compute = time.perf_counter() - attempt.began
         self._group.session.exchange(attempt.shares, attempt.cost, attempt.loading)
+        attempt.exchange = time.perf_counter() - attempt.began - attempt.compute
         self._group.member.working(self.position.step + 1)
 
     def _commit(self, attempt: Attempt, scaler: torch.amp.GradScaler | None) -> None:
@@ -352,8 +357,11 @@ class Pace:
         self._attempt = None
         end = time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
-        done = (attempt.size, attempt.shares, seconds, attempt.compute, attempt.waited, end)
-        self.records.append(StepRecord(self.position.step, view.number, *done))
+        spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
+        self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))
+        self._recorder.step(
+            self.records[-1], rank=session.rank, epoch=self.position.epoch, staleness=self._mode.staleness
+        )
         self._unsettled = seconds
 
     def _settle(self) -> None:

@@ -88,6 +88,8 @@ class StepRecord:
     """Until this rank's gradients were computed."""
     measured_input: float
     """Seconds of them in which the rank stood still for samples."""
+    measured_exchange: float
+    """From then until the gradients of all ranks were there."""
     ended: float
     """When, by time.perf_counter()."""
 
@@ -118,6 +120,8 @@ class Attempt:
     """Seconds of them in which the rank stood still for samples."""
     loading: float = 0.0
     """Seconds that its loader needs for the samples of such a step, if it never pauses."""
+    exchange: float = 0.0
+    """Seconds from its gradients to those of all ranks."""
     beside: bool = False
     """Whether samples are loaded while the rank computes."""
 

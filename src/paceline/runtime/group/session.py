@@ -25,6 +25,8 @@ __all__ = ["GroupSession", "RankGroup"]
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 log = logging.getLogger("paceline.runtime")
+INPUT_BOUND = 0.5
+"""Share of a rank's step that loading takes, beyond which its input is why it has no more samples."""
 ARRANGE_AFTER = (4, 16)
 """Committed steps of a view after which buckets are arranged anew from the times seen."""
 
@@ -118,6 +120,11 @@ class GroupSession:
         finish = max(cost.seconds(n) for cost, n in zip(costs, shares, strict=True))
         rates = ", ".join(f"{n} samples at {cost.b * 1e3:.2f} ms" for cost, n in zip(costs, shares, strict=True))
         text = f"shares by measured cost: {rates}; all finish after {finish * 1e3:.0f} ms"
+        for rank, (cost, n, loading) in enumerate(zip(costs, shares, self.loading or [0.0] * len(costs), strict=True)):
+            if n and loading > INPUT_BOUND * cost.seconds(n):
+                text += (
+                    f"; rank {rank} has as many as its loader delivers, in {loading * 1e3:.0f} ms: more workers help"
+                )
         if self._link is None:
             return text
         exchange = self._link.seconds(sum(self.reducer.sizes))
