@@ -34,7 +34,7 @@ from paceline.runtime.group.session import RankGroup
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
-from paceline.runtime.observe.recorder import Recorder
+from paceline.runtime.observe.recorder import MetricsRecorder
 from paceline.runtime.samples import REACHED, Attempt, Position, StepRecord, reached_rate
 from paceline.runtime.settings import Settings
 from paceline.runtime.training import Training
@@ -103,7 +103,7 @@ class Pace:
         job = GroupContext(self._group, self._pilot, source.num_samples, global_batch, start.context.roster, Limits())
         self._mode: GroupMode = SyncedGroups(job, client) if client else OneGroup(job)
         group = start.where.group if start.where else "group"
-        self._recorder = Recorder(settings, group=group, rank=start.context.rank)
+        self._recorder = MetricsRecorder(settings, group=group, rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._again = False
         """Whether the batch that the loop has comes again, because the group has changed."""

@@ -23,7 +23,7 @@ from paceline.runtime.group.balance import Balance
 from paceline.runtime.samples import Attempt, Position, chunked, epoch_order, share_of
 from paceline.runtime.settings import Settings
 
-__all__ = ["Course", "Feed", "Split", "source_of"]
+__all__ = ["Course", "Feed", "GroupSplit", "source_of"]
 
 
 class Course(Protocol):
@@ -42,7 +42,7 @@ class Course(Protocol):
         ...
 
 
-class Split(Protocol):
+class GroupSplit(Protocol):
     """Who takes which part of a step."""
 
     rank: int
@@ -63,10 +63,10 @@ class Feed:
 
     def __init__(self, source: Source, settings: Settings, device: torch.device) -> None:
         self._source, self._settings, self._device = source, settings, device
-        self._split: Split | None = None
+        self._split: GroupSplit | None = None
         self._steps: deque[_Decided] = deque()
 
-    def next_attempt(self, course: Course, split: Split, position: Position, *, began: float) -> Attempt:
+    def next_attempt(self, course: Course, split: GroupSplit, position: Position, *, began: float) -> Attempt:
         """The step at this position, and the decision about one that is further ahead."""
         if self._split is not split or not self._steps or self._steps[0].position != position:
             self._source.forget()
@@ -100,7 +100,7 @@ class Feed:
         self._source.forget()
         self._source.close()
 
-    def _decide(self, course: Course, split: Split, at: Position) -> _Decided:
+    def _decide(self, course: Course, split: GroupSplit, at: Position) -> _Decided:
         size = course.next_size(at)
         shares = split.balance.shares(size)
         order = epoch_order(self._source.num_samples, seed=self._settings.seed, epoch=at.epoch)

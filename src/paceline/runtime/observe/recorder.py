@@ -22,7 +22,7 @@ from paceline.runtime.observe.metrics import METRICS, Line, prometheus_text
 from paceline.runtime.samples import StepRecord
 from paceline.runtime.settings import Settings
 
-__all__ = ["Recorder"]
+__all__ = ["MetricsRecorder"]
 
 EVERY = 1.0
 """Seconds between two lines."""
@@ -34,7 +34,7 @@ log = logging.getLogger("paceline.runtime")
 Sink = Callable[[Line], None]
 
 
-class Recorder:
+class MetricsRecorder:
     """What a rank tells about itself; nothing unless the settings ask for it."""
 
     def __init__(self, settings: Settings, *, group: str, rank: int) -> None:
