@@ -75,6 +75,13 @@ ENTRIES = (
     Entry("emulated_ddp", "emulated_ddp", "", "--only 2,1,1 4,1,8"),
     Entry("planted_causes", "planted_causes", "--anew", "--only input --store results/benchmarks/planted"),
     Entry("utilisation", "utilisation", "--speeds 4,1 --turns 5", "--speeds 4,1 --turns 1 --steps 10"),
+    Entry(
+        "utilisation-keras",
+        "utilisation",
+        "--framework keras --speeds 4,1 --turns 5",
+        "--framework keras --speeds 4,1 --turns 1 --steps 10",
+    ),
+    Entry("keras_digits", "keras_digits", "", "--times 1"),
     Entry("utilisation-four", "utilisation", "--speeds 4,2,1,1 --turns 5", "--speeds 4,2,1,1 --turns 1 --steps 10"),
     Entry("throttled", "throttled", "--turns 5", "--turns 1 --steps 5"),
     Entry("equal", "equal", "--turns 7", "--turns 1 --steps 20"),
