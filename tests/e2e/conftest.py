@@ -46,6 +46,7 @@ warmup = 2
 steps = 8
 launch_budget = "1 s"
 phase_steps = 3
+threads = 1
 """
 
 

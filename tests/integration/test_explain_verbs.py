@@ -21,6 +21,7 @@ max_launches = 2
 warmup = 2
 steps = 20
 phase_steps = 2
+threads = 1
 """
 
 
@@ -44,6 +45,7 @@ max_launches = 2
 warmup = 2
 steps = 20
 phase_steps = 3
+threads = 1
 """
 
 

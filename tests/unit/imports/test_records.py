@@ -100,7 +100,10 @@ def test_nccl_tests_are_read_as_text_and_as_json(tmp_path: Path) -> None:
     assert [(row.size_bytes, round(row.seconds, 9)) for row in found.sizes][-1] == (1073741824, 2700e-6)
     assert found.peak == pytest.approx(397.68e9)
     rows = [
-        {"size": r.size_bytes, "out_of_place": {"time": 1e6 * r.seconds, "bus_bw": r.bus_bandwidth / 1e9}}
+        {
+            "size": r.size_bytes,
+            "out_of_place": {"time": 1e6 * r.seconds, "bus_bw": r.bus_bandwidth / 1e9, "nwrong": 0.0},
+        }
         for r in found.sizes
     ]
     devices = [{"hostname": "host-a", "device_info": "NVIDIA H100 80GB HBM3"}] * 2
@@ -152,10 +155,69 @@ def test_imported_nccl_tests_are_sweeps_of_their_cluster(tmp_path: Path) -> None
 
 def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
-    path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
+    gathers = NCCL_TEXT.replace("all_reduce_perf", "perf").replace("  sum ", " none ")
+    path.write_text(gathers)
     with pytest.raises(InputError, match="does not name its collective"):
         read_nccl_tests(path)
     assert read_nccl_tests(path, "all_gather").operation == "all_gather"
+    path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
+    assert read_nccl_tests(path).operation == "all_reduce"
+    path.write_text(NCCL_TEXT + NCCL_TEXT.replace("all_reduce_perf", "all_gather_perf"))
+    with pytest.raises(InputError, match="tests of all_reduce and all_gather"):
+        read_nccl_tests(path)
+
+
+OLD_TEXT = """# nThread 1 nGpus 4 minBytes 134217728 maxBytes 536870912 step: 2(factor) warmup iters: 5 iters: 20
+#   Rank  0 Pid   1320 on ip-172-31-20-228 device  0 [0x00] Tesla V100-SXM2-16GB
+#   Rank  1 Pid   1320 on ip-172-31-20-228 device  1 [0x00] Tesla V100-SXM2-16GB
+#   Rank  2 Pid   1320 on ip-172-31-22-230 device  0 [0x00] Tesla V100-SXM2-16GB
+#   Rank  3 Pid   1320 on ip-172-31-22-230 device  1 [0x00] Tesla V100-SXM2-16GB
+#
+#                                                       out-of-place                       in-place
+#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+   134217728      33554432     float     sum   119305    1.13    1.69  1e-06   119400    1.12    1.68  1e-06
+   536870912     134217728     float     sum   477218    1.13    1.69  1e-06   477600    1.12    1.68  1e-06
+"""
+
+
+def test_the_columns_of_other_versions_and_labelled_lines(tmp_path: Path) -> None:
+    """Versions before 2.13 have no root and an error instead of a count; srun and mpirun may label the lines."""
+    path = tmp_path / "out.txt"
+    for label in ("", "0: ", "[1,0]<stdout>:"):
+        path.write_text("".join(f"{label}{line}\n" for line in OLD_TEXT.splitlines()))
+        found = read_nccl_tests(path)
+        assert (found.operation, found.ranks, len(found.hosts), found.wrong) == ("all_reduce", 4, 2, 0)
+        assert [(row.seconds, row.bus_bandwidth) for row in found.sizes] == [
+            (pytest.approx(0.119305), 1.69e9), (pytest.approx(0.477218), 1.69e9)]  # fmt: skip
+    alone = OLD_TEXT.replace("Rank  1", "Rank  0").replace("Rank  2", "Rank  0").replace("Rank  3", "Rank  0")
+    path.write_text(alone)
+    with pytest.raises(InputError, match="1 rank") as refused:
+        read_nccl_tests(path)
+    assert "MPI=1" in str(refused.value.hint)
+
+
+def test_the_document_of_nccl_tests(tmp_path: Path) -> None:
+    """Field by field as version 2 writes it: times of the host, wrong elements as a fraction, one entry a process."""
+    devices = [{"rank": 4 * number, "group": 0, "pid": 9, "hostname": f"n{number}", "device": 0,
+                "device_hex": "0000:04:00", "device_info": "NVIDIA B200"} for number in range(2)]  # fmt: skip
+    body = {"cpu_time": 2000.0, "alg_bw": 134.2, "bus_bw": 234.9, "nwrong": 3.0}
+    rows = [{"size": 0, "count": 0, "type": "float", "redop": "sum", "root": "    -1",
+             "out_of_place": {**body, "alg_bw": "nan", "bus_bw": "nan"}, "in_place": body},
+            {"size": 268435456, "count": 67108864, "type": "float", "redop": "sum", "root": "    -1",
+             "out_of_place": None, "in_place": body, "actual_iterations": 20, "experiment_name": ""}]  # fmt: skip
+    document = {"version": 2, "args": ["/opt/all_reduce_perf_mpi", "-g", "4"], "env": ["OLD=all_gather_perf"],
+                "nccl_version": 22903, "config": {"nthreads": 2, "ngpus": 2, "devices": devices}, "results": rows,
+                "out_of_bounds": {"count": 3, "okay": "false"}}  # fmt: skip
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps(document))
+    found = read_nccl_tests(path)
+    assert (found.operation, found.ranks, found.hosts, found.wrong) == ("all_reduce", 8, ("n0", "n1"), 3)
+    assert [(row.size_bytes, row.seconds) for row in found.sizes] == [(268435456, 2e-3)]
+    for device in devices:
+        device["group"] = int(device["rank"])
+    path.write_text(json.dumps(document))
+    assert read_nccl_tests(path).ranks == 4
 
 
 @pytest.mark.parametrize(("text", "form", "seconds", "ranks"), [
