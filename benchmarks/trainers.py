@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from lib import ranks
-from lib.pythons import trainers_python
 from lib.result import median_figure, parser_of, publish
 
 from paceline.bench.environments import worker_path
@@ -53,7 +54,10 @@ def main() -> None:
 def launch(args: argparse.Namespace, trainer: str, scheme: str, speeds: tuple[float, ...]) -> float:
     """Samples per second, as the first rank saw it."""
     given = ["--steps", str(args.steps), "--worker", trainer, scheme, ",".join(map(str, speeds))]
-    python, env = trainers_python(), {"PYTHONPATH": str(worker_path()), "TORCHELASTIC_RUN_ID": "trainers"}
+    python, env = (
+        Path(sys.prefix) / "trainers" / "bin" / "python",
+        {"PYTHONPATH": str(worker_path()), "TORCHELASTIC_RUN_ID": "trainers"},
+    )
 
     def command(rank: int, words: list[str]) -> list[str]:
         local = [f"LOCAL_RANK={rank}", f"LOCAL_WORLD_SIZE={len(speeds)}", "GROUP_RANK=0"]

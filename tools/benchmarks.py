@@ -81,6 +81,7 @@ ENTRIES = (
         "--framework keras --speeds 4,1 --turns 5",
         "--framework keras --speeds 4,1 --turns 1 --steps 10",
     ),
+    Entry("trainers", "trainers", "", "--quick"),
     Entry("keras_digits", "keras_digits", "", "--times 1"),
     Entry("utilisation-four", "utilisation", "--speeds 4,2,1,1 --turns 5", "--speeds 4,2,1,1 --turns 1 --steps 10"),
     Entry("throttled", "throttled", "--turns 5", "--turns 1 --steps 5"),

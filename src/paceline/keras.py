@@ -5,16 +5,17 @@ Needs Keras with TensorFlow, torch or JAX as its backend, and torch beside it, w
 
 from __future__ import annotations
 
+import importlib.util
+
 from paceline.errors import InputError
 
-try:
-    from paceline.runtime.keras.fit import Join, KerasPace, join_keras
-except ModuleNotFoundError as error:
-    if error.name not in ("keras", "torch", "tensorflow"):
-        raise
-    raise InputError(
-        f"paceline.keras needs {error.name}, which this Python does not have",
-        hint=f"pip install {error.name}; or paceline train --env keras, whose environment has all",
-    ) from None
+for _name in ("keras", "torch"):
+    if importlib.util.find_spec(_name) is None:
+        raise InputError(
+            f"paceline.keras needs {_name}, which this Python does not have",
+            hint=f"pip install {_name}; or paceline train --env keras, whose environment has all",
+        )
+
+from paceline.runtime.keras.fit import Join, KerasPace, join_keras  # noqa: E402
 
 __all__ = ["Join", "KerasPace", "join_keras"]

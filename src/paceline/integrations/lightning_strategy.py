@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage
 
@@ -32,7 +32,7 @@ class PacelineStrategy(SingleDeviceStrategy):
     strategy_name = "paceline"
 
     def __init__(self, global_batch: int | None = None, settings: Settings | None = None, **options: Any) -> None:
-        options.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+        options.setdefault("device", "cuda" if CUDAAccelerator.is_available() else "cpu")
         super().__init__(**options)
         self._global_batch, self._settings = global_batch, settings
         context = launch_context()
@@ -100,4 +100,5 @@ class PacelineStrategy(SingleDeviceStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """The others need not wait for this rank."""
         if self._shared is not None and self.pace is not None:
-            self._shared = self.pace.__exit__(None, None, None)
+            self._shared = None
+            self.pace.__exit__(None, None, None)

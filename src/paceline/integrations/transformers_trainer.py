@@ -49,11 +49,13 @@ class PacelineTrainer(Trainer):
         self.pace: Pace
         """What `paceline.join` returns; there since training began."""
 
-    def get_train_dataloader(self) -> Any:
+    def _shared_samples(self) -> Any:
         """The samples, of which every rank takes its share."""
         batch, settings = self._given
         self._shared = SharedLoader(super().get_train_dataloader(), global_batch=batch, settings=settings)
         return self._shared
+
+    get_train_dataloader = _shared_samples
 
     def is_world_process_zero(self) -> bool:
         """Whether this process writes logs and checkpoints."""

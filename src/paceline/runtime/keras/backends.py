@@ -15,12 +15,12 @@ import torch
 from paceline.errors import InputError
 from paceline.runtime.keras.exchange import Exchange
 
-__all__ = ["connect"]
+__all__ = ["STATE", "connect_backend"]
 
 STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
-def connect(exchange: Exchange) -> Callable[[], None]:
+def connect_backend(exchange: Exchange) -> Callable[[], None]:
     """Let the model train by the exchange; returns what undoes it."""
     backend = keras.backend.backend()
     if backend not in _CONNECTED:

@@ -1,4 +1,4 @@
-"""One line for `model.fit`, and a loop of one's own, over the same exchange.
+"""One line for `model.fit`, and a user-defined loop, over the same exchange.
 
 model.fit(dataset, epochs=10, callbacks=[paceline.keras.Join(global_batch=512)])
 
@@ -18,7 +18,7 @@ import keras
 
 from paceline.errors import InputError
 from paceline.runtime.epochs import EpochBatches
-from paceline.runtime.keras.backends import STATE, connect
+from paceline.runtime.keras.backends import STATE, connect_backend
 from paceline.runtime.keras.exchange import Exchange
 from paceline.runtime.keras.rows import Rows, array_rows, kept_rows, loader_rows
 from paceline.runtime.pace import Pace
@@ -54,7 +54,7 @@ class Join(keras.callbacks.Callback):
         rows = _rows(given)
         self.exchange = Exchange(self.model, rows, global_batch=self._global_batch, settings=self._settings)
         self.pace, self._joined = self.exchange.pace.__enter__(), True
-        self._disconnect = connect(self.exchange)
+        self._disconnect = connect_backend(self.exchange)
         self._batches = EpochBatches(self.pace, self.exchange.batches(epochs=epochs), epochs=epochs)
         given["epoch_iterator"]._enumerate_iterator = self._steps
         steps = -(-len(rows) // self.pace.global_batch)
@@ -96,7 +96,7 @@ class KerasPace:
 
     def __enter__(self) -> KerasPace:
         self.pace.__enter__()
-        self._disconnect = connect(self._exchange)
+        self._disconnect = connect_backend(self._exchange)
         return self
 
     def __exit__(
