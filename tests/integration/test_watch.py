@@ -120,15 +120,21 @@ def test_a_sample_of_steps_is_the_same_on_every_rank_and_of_the_size_asked(tmp_p
 @pytest.mark.alone
 def test_a_rank_that_becomes_slow_under_torchrun_is_named_with_its_step(paceline: Command, pytorch: Path) -> None:
     torchrun = str(environment_python(pytorch).parent / "torchrun")
-    ranks = [torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "110", "slow"]
+    ranks = [torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "200", "slow"]
     text = paceline("watch", "--name", "ddp", "--", *ranks)
-    assert "rank 1 trained 110 steps" in text
+    assert "rank 1 trained 200 steps" in text
+    (run,) = Store(paceline.store).read_all(study="ddp")
+    (alert,) = run.facts["alerts"]
+    assert (alert["rank"], alert["phase"]) == (1, "other")
+    assert abs(alert["since"] - 60) <= 2
+    assert alert["at_step"] < 199, "it is reported while the training runs"
+    assert alert["factor"] > 2
     assert "1. rank 1 holds up the others, mostly outside of the phases, since step " in text
     cause = paceline.json("explain", "ddp")["observed"][0]["causes"][0]
     assert (cause["kind"], cause["rank"], cause["pattern"]) == ("slow_rank", 1, "persistent")
     assert abs(cause["since"] - 60) <= 2
     (case,) = paceline.json("show", "ddp")["cases"]
-    assert (case["ranks"], case["timed_steps"]) == (2, 101)
+    assert (case["ranks"], case["timed_steps"]) == (2, 191)
     for verb in (
         ["explain", "ddp"],
         ["report", "ddp"],

@@ -20,7 +20,7 @@ from paceline.measurements.run import Span
 from paceline.measurements.trace.observed import Observed, ObservedStep
 from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS
 
-__all__ = ["name_of_command", "observe", "read_records", "run_watched"]
+__all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_of"]
 
 SITE = Path(__file__).parent / "site"
 WARMUP = TRACED_STEPS[-1] + 1
@@ -116,7 +116,7 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
     )
     return Observed(
         name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"],
-        steps=[step for record in records for step in _steps(record, record["wall"] - origin)],
+        steps=[step for record in records for step in steps_of(record, record["wall"] - origin)],
         spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
         warmup=WARMUP, machine=machine, labels=(*labels, *_labels(first)), facts=_facts(records),
     )  # fmt: skip
@@ -128,7 +128,8 @@ _NOTHING_SEEN = (
 )
 
 
-def _steps(record: Record, offset: float) -> Iterator[ObservedStep]:
+def steps_of(record: Record, offset: float) -> Iterator[ObservedStep]:
+    """The rows of a record, as observed steps."""
     for number, start, seconds, *phases in record["rows"]:
         fits = min(1.0, seconds / max(sum(phases), 1e-12))
         named = {name: fits * value for name, value in zip(ORDER, phases, strict=True)}
