@@ -25,6 +25,9 @@ __all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_o
 SITE = Path(__file__).parent / "site"
 WARMUP = TRACED_STEPS[-1] + 1
 """Steps before the first one that counts: the others find out what is to be watched."""
+SHARDED = (
+    "FSDP or tensor parallelism: the exchange is what ranks wait for; layers have shards, so do not predict from them"
+)
 Record = dict[str, Any]
 
 
@@ -138,9 +141,10 @@ def steps_of(record: Record, offset: float) -> Iterator[ObservedStep]:
 
 def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
     compiled = ("torch.compile: whole graphs, no layers",) if first.get("compiled") else ()
+    sharded = (SHARDED,) if first.get("sharded") else ()
     sampled = (f"one of {first['every']} steps watched",) if first["every"] > 1 else ()
     ended = (f"the recording ended early: {first['error']}",) if first.get("error") else ()
-    return (*compiled, *sampled, *ended)
+    return (*compiled, *sharded, *sampled, *ended)
 
 
 def _facts(records: Sequence[Record]) -> dict[str, Any]:
