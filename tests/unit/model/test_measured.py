@@ -95,6 +95,8 @@ def test_one_point_is_refused_unless_the_file_knows_the_link(tmp_path):
         (HEAD.replace("samples_per_s", "speed"), "column missing: samples_per_s"),
         (HEAD.replace(",devices,", ","), "column missing: devices"),
         (HEAD + ROW.format(1, '"350,5"'), "'350,5', expected a number without commas"),
+        (HEAD + ROW.format(1, '"2350,5"'), "decimals have a point: 2350.5; thousands have nothing: 23505"),
+        (HEAD + ROW.format(1, '"1.350,5"'), r"write 1350\.5\)"),
         ("devices,hosts,devices_per_host,samples_per_s\n16,1,8,100\n", "16 devices ran on 1 hosts"),
         (HEAD, "holds no points"),
         (HEAD + ROW.format(0, 100), ":2: devices"),
