@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from paceline.catalog.links import link
 from paceline.cli import program
 from paceline.errors import InputError
-from paceline.measurements.foreign.logs import read_log
+from paceline.measurements.foreign.logs import looks_like_log, read_log
 from paceline.measurements.foreign.nccl_tests import read_nccl_tests
 from paceline.measurements.foreign.recorder import Hang, find_hangs, read_dump
 from paceline.measurements.store import Store
@@ -363,3 +363,13 @@ def test_seconds_from_the_times_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(TITAN.replace("sequence length", "something"))
     assert [step.seconds for step in read_log(path).steps] == [2.0, 2.0]
+
+
+def test_a_log_is_known_by_its_first_lines(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("hello\n" * 19_990 + TITAN)
+    assert looks_like_log(path)
+    path.write_text("hello\n" * 20_001 + TITAN)
+    assert not looks_like_log(path)
+    path.write_text("hello\n")
+    assert not looks_like_log(path)
