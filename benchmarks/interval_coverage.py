@@ -1,6 +1,6 @@
 """How often intervals called 95 % hold the truth: simulated launches of known truth, through the product itself.
 
-    .venv/bin/python benchmarks/interval_coverage.py                      20,000 trials of each line (2 min)
+    .venv/bin/python benchmarks/interval_coverage.py                      20,000 trials of each line (15 min)
     .venv/bin/python benchmarks/interval_coverage.py --trials 2000        a quick look
 
 The truth is the median throughput of launches on a machine at its usual speed, after warm-up. Launches vary by 1 %.
