@@ -47,7 +47,7 @@ def main() -> int:
         if options.anew or not kept.exists():
             kept.write_text(json.dumps(run(case, options.steps, options.store), indent=1), encoding="utf-8")
         rows.append(row_of(case, json.loads(kept.read_text(encoding="utf-8"))))
-        print("{case:30} {ours:>5} {peer:>5}  {said}\n{'':43} {peer_said}".format(**rows[-1]), flush=True)
+        print("{case:30} {ours:>5} {peer:>5}  {said}\n{peer_said:>60}".format(**rows[-1]), flush=True)
     ours, peer = (sum(row[tool] == "yes" for row in rows) for tool in ("ours", "peer"))
     alarms = [row for row in rows if row["case"].startswith("control")]
     figures = [
@@ -99,8 +99,8 @@ def row_of(case: Watched, found: dict[str, Any]) -> dict[str, Any]:
 
 def culprit_of(diagnosis: dict[str, Any]) -> int | None:
     """The rank that TraceML calls the culprit."""
-    ranks = diagnosis.get("ranks") or [diagnosis.get("worst_rank")]
-    return int(ranks[0]) if ranks and ranks[0] is not None else None
+    rank = (diagnosis.get("evidence") or {}).get("worst", {}).get("rank")
+    return None if rank is None else int(rank)
 
 
 if __name__ == "__main__":

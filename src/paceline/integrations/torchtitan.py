@@ -37,8 +37,7 @@ class PacelineProfiler(Profiler):
         super().__enter__()
         return self
 
-    def __exit__(self, kind: Any, error: Any, at: Any) -> bool:
+    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
         """Store the run, and print the verdict."""
         super().__exit__(kind, error, at)
         self.watch.__exit__(kind, error, at)
-        return False
