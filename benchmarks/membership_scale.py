@@ -82,10 +82,10 @@ def _deliver(actions: list[Action], cores: dict[str, Following]) -> int:
 
 def _gather(leading: Leading, cores: dict[str, Following], *, step: int) -> int:
     """All say hello and report, and get a view."""
-    total = 0
+    total, leader = 0, next(iter(cores.values())).peer
     for core in cores.values():
         hello = core.hello()
-        core.welcomed(0.0)
+        core.welcomed((leader.id, *leader.endpoint), 0.0)
         total += _size(hello) + _deliver(leading.join(core.peer, hello, 0.0), cores)
     return total + _report(leading, cores, step)
 

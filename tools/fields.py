@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
+import textwrap
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -21,17 +24,35 @@ PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false
 
 def model_section(model: type[BaseModel]) -> list[str]:
     """A heading, the docstring of the model, and a table of its fields."""
-    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    meanings = meanings_of(model)
+    rows = [_row(name, field, meanings.get(name, "")) for name, field in model.model_fields.items()]
     head = [f"## {model.__name__}", "", inspect.cleandoc(model.__doc__ or ""), ""]
     return [*head, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def meanings_of(model: type[BaseModel]) -> dict[str, str]:
+    """The string beneath each field. The models do not read their own source, since every command would wait for it."""
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if not issubclass(kind, BaseModel) or kind.__module__.startswith("pydantic"):
+            continue
+        (body,) = (
+            node.body
+            for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            if isinstance(node, ast.ClassDef)
+        )
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                known = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and text.value.value
+                found[field.target.id] = inspect.cleandoc(str(known)) if known else ""
+    return found
+
+
+def _row(name: str, field: FieldInfo, meaning: str) -> str:
     dimension = _dimension(field.annotation, field)
     kind = f"{dimension.name}, such as `{dimension.example}`" if dimension else _words(field.annotation)
-    meaning = " ".join((field.description or "").split())
     limits = "" if dimension else _limits(field.metadata)
-    return f"| `{name}` | {kind}{limits} | {_default(field, dimension)} | {meaning} |"
+    return f"| `{name}` | {kind}{limits} | {_default(field, dimension)} | {' '.join(meaning.split())} |"
 
 
 def _dimension(annotation: Any, field: FieldInfo | None = None) -> Dimension | None:

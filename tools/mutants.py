@@ -64,7 +64,7 @@ def main() -> int:
     """Draw mutations, run their tests, print the table; 1 if too few are caught."""
     options = _options()
     os.nice(10)
-    reach = reaches(ROOT, options.only, options.collect)
+    reach = reaches(ROOT, options.collect)
     if options.collect is not None:
         return 0
     started = time.monotonic()

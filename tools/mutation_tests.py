@@ -1,23 +1,28 @@
 """Which tests reach which function, recorded by coverage.py once per test file; and a quick run of some tests.
 
 A server process imports the libraries once and forks for every run, since importing them takes longer than most tests.
-A file of tests that takes longer than `LONGEST` under coverage is no quick one and is left out.
+Tests of commands call the command line in the same process, where coverage sees it. A file of tests that takes longer
+than `LONGEST` under coverage is left out of this run, and tried again in the next.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import traceback
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from mutation_sites import function_at, functions_of
 
@@ -25,6 +30,9 @@ __all__ = ["PACKAGES", "Reach", "Server", "Verdict", "digest", "reaches"]
 
 PACKAGES = ("cost", "model", "measurements", "runtime", "explain")
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
+USES = re.compile(
+    rf"paceline\.({'|'.join(PACKAGES)}|api)|from tests\.(made|unit|property)|\bimport api\b|\(.*\bpaceline\b.*\):"
+)
 LIBRARIES = ("click", "coverage", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parquet", "pydantic", "pytest",
              "rich.console", "scipy.optimize", "scipy.stats", "tomli_w")  # fmt: skip
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
@@ -34,7 +42,7 @@ NONE_LEFT = 5
 FAILED = (1, 2, 4)
 """A test failed, or a module of tests could not be imported."""
 LATE = -signal.SIGKILL
-LONGEST = 150.0
+LONGEST = 600.0
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -57,11 +65,11 @@ class Reach:
         return found
 
 
-def reaches(root: Path, only: list[str], collect: list[str] | None = None) -> Reach:
+def reaches(root: Path, collect: list[str] | None = None) -> Reach:
     """Read what was recorded; record test files that are new or changed, or those named, each for itself."""
     folder = root / "results" / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
-    files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path, only)]
+    files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path)]
     records = {path: folder / ("-".join(path.relative_to(root).parts) + ".json") for path in files}
     stale = [path for path in files if _is_stale(path, records[path], root, collect or [])]
     if stale:
@@ -73,7 +81,7 @@ def reaches(root: Path, only: list[str], collect: list[str] | None = None) -> Re
         server.stop()
     seconds: dict[str, float] = {}
     tests: dict[str, set[str]] = {}
-    for record in records.values():
+    for record in filter(Path.exists, records.values()):
         for test, facts in json.loads(record.read_text(encoding="utf-8"))["tests"].items():
             seconds[test] = facts["seconds"]
             for function in facts["functions"]:
@@ -81,11 +89,9 @@ def reaches(root: Path, only: list[str], collect: list[str] | None = None) -> Re
     return Reach(seconds, tests)
 
 
-def _concerns(path: Path, packages: list[str]) -> bool:
-    """Whether a test file uses one of the packages at all; what stored runs show is about measurements and explain."""
-    text = path.read_text(encoding="utf-8")
-    made = ["tests.made"] if {"measurements", "explain"} & set(packages) else []
-    return any(name in text for name in (*(f"paceline.{package}" for package in packages), *made))
+def _concerns(path: Path) -> bool:
+    """Whether a test file uses a package: by name, through other tests, the interface, or the command line."""
+    return bool(USES.search(path.read_text(encoding="utf-8")))
 
 
 def _is_stale(path: Path, record: Path, root: Path, named: list[str]) -> bool:
@@ -106,7 +112,7 @@ def _collect(server: Server, path: Path, record: Path) -> None:
     if code not in (0, NONE_LEFT):
         why = "takes too long" if code == LATE else "does not pass as it is: its failing tests are left out"
         print(f"{file} {why} ({record.with_suffix('.log')})", flush=True)
-    if not record.exists():
+    if not record.exists() and code != LATE:
         record.write_text(json.dumps({"digest": digest(path.read_bytes()), "tests": {}}), encoding="utf-8")
 
 
@@ -114,8 +120,44 @@ def _environment(tree: Path) -> dict[str, str]:
     return {**os.environ, **THREADS, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-COMMANDS = {"paceline", "quick", "pytorch", "torch_python"}
-"""Fixtures that start the command line or PyTorch in another process, where nothing is recorded."""
+ELSEWHERE = {"quick", "pytorch", "torch_python"}
+"""Fixtures that start a worker or PyTorch in another process, where nothing is recorded."""
+
+
+class _Commands:
+    """Pytest plugin: the fixture `paceline` calls the command line in this process."""
+
+    def pytest_collection_finish(self) -> None:
+        from tests.conftest import Command
+
+        started = Command.__call__
+
+        def called(command: Any, *args: str, code: int = 0, **options: Any) -> str:
+            if Path(command.prefix[0]).name != "paceline":
+                return str(started(command, *args, code=code, **options))
+            found, output, errors = _command(args, command.env)
+            assert found == code, f"exit {found}\n{output}\n{errors}"
+            return errors if code else output
+
+        Command.__call__ = called
+
+
+def _command(args: tuple[str, ...], env: dict[str, str]) -> tuple[Any, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    from paceline.cli import main
+
+    output, errors, code = io.StringIO(), io.StringIO(), None
+    with (
+        patch.dict(os.environ, env),
+        patch.object(sys, "argv", ["paceline", *args]),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return code or 0, output.getvalue(), errors.getvalue()
 
 
 class _FewExamples:
@@ -139,7 +181,7 @@ class _Recorder:
         self.failed: set[str] = set()
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [item for item in items if not COMMANDS & set(getattr(item, "fixturenames", ()))]
+        items[:] = [item for item in items if not ELSEWHERE & set(getattr(item, "fixturenames", ()))]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._measured.switch_context(nodeid.split("[")[0])
@@ -161,7 +203,7 @@ def _record(file: str, record: str) -> int:
     measured.start()
     recorder = _Recorder(measured)
     options = [one for one in OPTIONS if one != "-x"]
-    code = pytest.main([file, *options], plugins=[recorder, _FewExamples()])
+    code = pytest.main([file, *options], plugins=[recorder, _Commands(), _FewExamples()])
     measured.stop()
     data = measured.get_data()
     reached: dict[str, set[str]] = {test: set() for test in recorder.seconds if test not in recorder.failed}
@@ -255,7 +297,7 @@ def _child(request: dict[str, Any]) -> int:
         if "collect" in request:
             return _record(request["collect"], request["record"])
         sys.dont_write_bytecode = not request["warm"]
-        return int(pytest.main([*request["tests"], *OPTIONS], plugins=[_FewExamples()]))
+        return int(pytest.main([*request["tests"], *OPTIONS], plugins=[_Commands(), _FewExamples()]))
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 3

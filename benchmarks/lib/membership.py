@@ -20,7 +20,7 @@ from typing import Any
 from lib.lineage import History, Lineage
 from paceline.runtime.members.view import Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.following import Ask, Following, Search, outranks
+from paceline.runtime.protocol.following import Ask, Following, Search
 from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Probe, Rule, Send
 from paceline.runtime.protocol.quorum import may_go_on
 from paceline.runtime.protocol.states import MemberState
@@ -133,7 +133,6 @@ class Process:
         self._link: Stream | None = None
         """To the leader."""
         self._search: Search | None = None
-        self._known: dict[str, Peer] = {}
         self.history: History = ()
         self._mark_view = 0
         self._taken = 0
@@ -269,7 +268,7 @@ class Process:
             assert self.leading is not None
             self._do(self.leading.resign())
         self._search, self._link = None, stream
-        self.core.welcomed(self.world.now)
+        self.core.welcomed((stream.ends[1].peer.id, *endpoint), self.world.now)
         if self.core.ready is not None:
             stream.send(0, self.core.ready)
 
@@ -281,8 +280,13 @@ class Process:
         link.send(0, None)
         lost = self.core.lost(silent=silent)
         if lost is not None and lost.id != self.peer.id:
-            self._probe(lost, self.core.memory.judged)
+            self._probe(lost, self._judged)
         self._begin_search()
+
+    def _judged(self, id: str, *, dead: bool) -> None:  # noqa: A002
+        ready = self.core.judged(id, dead=dead)
+        if ready is not None and self._link is not None:
+            self._link.send(0, ready)
 
     def receive(self, stream: Stream, side: int, item: Any) -> None:
         """One message of a connection, as the threads that listen take it."""
@@ -294,9 +298,6 @@ class Process:
                 self._hang_up(silent=False)
             elif not isinstance(item, messages.Welcome):
                 self.core.hear(item, self.world.now)
-                self._known |= {
-                    p.id: p for p in (self.core.view.peers if self.core.view else ()) if p.id != self.peer.id
-                }
                 self._train()
 
     def _receive_of_follower(self, stream: Stream, item: Any) -> None:
@@ -338,6 +339,7 @@ class Process:
     def _probe(self, peer: Peer, judged: Callable[..., Any]) -> None:
         """As `peers.is_dead`: only a refused call says that the process is dead."""
         answered: list[bool] = []
+        self.core.known.add(peer.endpoint)
 
         def answer(dead: bool) -> None:
             if not answered:
@@ -357,24 +359,26 @@ class Process:
             return
         self.world.after(LOOK_AROUND, self._look_around)
         if self.leads and not self.paused:
-            listed = [item.peer for item in map(self.world.at, self.world.roster) if item is not None]
             # In one order: a seed repeats its schedule in every process, whatever its hashes are.
-            for peer in sorted({*self._known.values(), *listed} - {self.peer}, key=lambda peer: peer.id):
-                self.world.throw(self.peer, peer, lambda peer=peer: self._query(peer))
+            for endpoint in sorted({*self.core.known, *self.world.roster} - {self.peer.endpoint}):
+                host = Peer("", 0, *endpoint)
+                self.world.throw(self.peer, host, lambda host=host: self._query(host))
 
-    def _query(self, peer: Peer) -> None:
-        target = self.world.at(peer.endpoint)
-        if target is not None and not target.paused:
+    def _query(self, host: Peer) -> None:
+        target = self.world.at(host.endpoint)
+        if target is None:
+            self.world.throw(host, self.peer, lambda: self.soon(lambda: self.core.known.discard(host.endpoint)))
+        elif not target.paused:
             led = target.leading.size if target.leads and target.leading is not None else None
+            target.core.known.add(self.peer.endpoint)
             reply = target.core.leadership(led, self.world.now, follows=target._link is not None)
-            self.world.throw(peer, self.peer, lambda: self.soon(lambda: self._compare(peer, reply)))
+            self.world.throw(host, self.peer, lambda: self.soon(lambda: self._compare(target.peer.id, reply)))
 
-    def _compare(self, peer: Peer, reply: messages.LeadershipReply) -> None:
+    def _compare(self, asked: str, reply: messages.LeadershipReply) -> None:
         leading = self.leading
-        if leading is None or not self.leads or peer.id in leading.followers:
+        if leading is None or not self.leads or asked in leading.followers:
             return
-        if outranks(reply, leading.size, self.peer.id):
-            self.core.resigned_for, self.core.resigned = (reply.address, reply.port), True
+        if self.core.gives_way(reply, leading.size):
             self._do(leading.resign())
 
     # The training loop.

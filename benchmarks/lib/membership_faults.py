@@ -67,9 +67,11 @@ def _strike(world: World, kind: str, chance: random.Random) -> None:
 
 
 def _stuck(world: World, before: int) -> str:
-    """Why those that are left have not gone on together, though they have the votes without anybody's death."""
+    """Why those that are left have not gone on together, though they have the votes with what any of them saw."""
     alive = [process for process in world.processes if process.alive]
-    if not may_go_on({process.peer.id: process.core.ballots for process in alive}, Memory()):
+    memory = Memory(dead={process.peer.id for process in world.processes if not process.alive})
+    seen = memory.told(death for process in alive for death in process.core.memory.deaths)
+    if not may_go_on({process.peer.id: process.core.ballots for process in alive}, seen):
         return ""
     if len(world.lineage.settled) <= before:
         return f"nobody has gone on after step {before}, though a majority is connected"

@@ -105,7 +105,10 @@ class Node:
         if self.leading is None or not self.leads:
             return None
         led = self.leading
-        followers = tuple((id, f.ballots, f.seen, f.since, f.report) for id, f in sorted(led.followers.items()))  # noqa: A001
+        followers = tuple(
+            (id, f.ballots, f.seen, f.since, f.report, f.deaths)
+            for id, f in sorted(led.followers.items())  # noqa: A001
+        )
         return (led.machine.state, led.number, followers, frozenset(led._members), tuple(sorted(self.streams.items())))
 
 
@@ -230,7 +233,7 @@ class Job:
             assert node.leading is not None
             self._do(rank, node.leading.resign())
         node.link = link
-        node.core.welcomed(0.0)
+        node.core.welcomed((f"r{to}", f"h{to}", 1), 0.0)
         if node.core.ready is not None:
             self._send(link, 0, node.core.ready)
 
@@ -294,7 +297,9 @@ class Job:
         node = self._write(rank)
         node.probes -= {probe}
         if not probe[1]:
-            node.core.memory.judged(probe[0].id, dead=dead)
+            ready = node.core.judged(probe[0].id, dead=dead)
+            if ready is not None and node.link is not None:
+                self._send(node.link, 0, ready)
         elif node.leading is not None:
             node.leading.judged(probe[0].id, dead=dead)
 

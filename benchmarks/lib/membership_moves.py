@@ -108,7 +108,7 @@ def _faults(job: Job) -> Iterator[Move]:
 
 
 def heal(job: Job) -> bool:
-    """Nothing fails any more: whether those that are left go on; they must if they have the votes without a death."""
+    """Nothing fails any more: whether those that are left go on, as they must with the votes and what they saw."""
     before = len(job.lineage.settled)
     job = Move("heal", "", Job.go_on).after(job)
     for _ in range(ROUNDS):
@@ -118,7 +118,9 @@ def heal(job: Job) -> bool:
         if move is None:
             break
         job = move.after(job)
-    if may_go_on({node.core.peer.id: node.core.ballots for _, node in _alive(job)}, Memory()):
+    memory = Memory(dead={node.core.peer.id for node in job.nodes if not node.alive})
+    seen = memory.told(death for _, node in _alive(job) for death in node.core.memory.deaths)
+    if may_go_on({node.core.peer.id: node.core.ballots for _, node in _alive(job)}, seen):
         raise Violation(f"nobody has gone on after step {before}, though all that are left are connected")
     return False
 

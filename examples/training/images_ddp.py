@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 EPOCHS, BATCH = 2, 32
 
@@ -23,7 +24,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     dataset = TensorDataset(torch.randn(128, 3, 16, 16), torch.randint(10, (128,)))
-    model = DistributedDataParallel(network())
+    model = network()
+    model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=EPOCHS * len(dataset) // BATCH)
     scaler = torch.amp.GradScaler("cpu")

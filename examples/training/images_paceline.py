@@ -1,4 +1,4 @@
-"""The loop of images_ddp.py on unequal machines: autocast, scaled loss, clipping, schedule.
+"""The loop of images_ddp.py on unequal machines: autocast, scaled loss, clipping, schedule, loader with workers.
 
 torchrun --nproc-per-node 2 images_paceline.py
 paceline train images_paceline.py --ranks 2         the same, and training survives the failure of either rank
@@ -6,7 +6,7 @@ paceline train images_paceline.py --ranks 2         the same, and training survi
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.runtime import Settings, join
 
@@ -27,7 +27,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=EPOCHS * len(dataset) // BATCH)
     scaler = torch.amp.GradScaler("cpu")
-    with join(model, optimizer, dataset, global_batch=BATCH, settings=Settings(also=(scaler, scheduler))) as pace:
+
+    def loaders(sampler):
+        return DataLoader(dataset, batch_sampler=sampler, num_workers=1)
+
+    with join(model, optimizer, loaders, global_batch=BATCH, settings=Settings(also=(scaler, scheduler))) as pace:
         for inputs, targets in pace.batches(epochs=EPOCHS):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +61,9 @@ def predict(
     """Predict step time and throughput, with intervals, on each number of devices.
 
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
-    the number of samples per device and step; a profile has its own. With several frameworks there is one curve each.
+    the number of samples per device and step; a profile has its own, and for a network the usual one is assumed (64
+    images or 8,192 tokens, fewer if memory is short), which label and basis say. With several
+    frameworks there is one curve each.
     `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
     `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`. `samples` of an epoch and
@@ -98,6 +101,8 @@ def predict(
         )
         for name in names
     ]
+    if asked[0].assumed:
+        asked = [replace(one, batch=min(each.batch for each in asked)) for one in asked]
     counts, known = _counts(devices), _calibration(calibration)
     questions, job = [changed(question, dict(changes or {})) for question in asked], job_of(samples, epochs, price)
     curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions]
@@ -116,29 +121,28 @@ def question_about(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Question:
-    """The question that `predict` and `plan` put to the model; names and files are read."""
+    """The question that `predict` and `plan` put to the model; names and files are read, a usual batch is assumed."""
     from paceline import catalog
     from paceline.measurements.profile import read_profile
-    from paceline.model.question import Question
+    from paceline.model.question import Question, with_usual_batch
     from paceline.spec.strategy import Strategy
 
     if (network is None) == (profile is None):
         raise InputError("expected one of network and profile", hint="network='resnet50', or profile='my.profile'")
     given = read_profile(Path(profile)) if isinstance(profile, File) else profile
     samples = batch if batch is not None else given.batch if given else None
-    if samples is None:
-        raise InputError("no batch given", hint="batch=64: samples per device and step")
     where = _cluster(cluster)
-    return Question(
+    question = Question(
         cluster=_with_rates(where) if given is None else where,
         framework=catalog.framework(framework),
-        batch=samples,
+        batch=1 if samples is None else samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
         strategy=strategy or Strategy() if precision is None else _in_precision(strategy or Strategy(), precision),
         input=input,
         threads=threads,
     )
+    return question if samples is not None else with_usual_batch(question)
 
 
 def profile_of_run(name: str | None, store: File | None = None) -> Profile:
@@ -162,10 +166,12 @@ def _in_precision(strategy: Strategy, precision: str) -> Strategy:
 
 
 def _cluster(cluster: Cluster | File) -> Cluster:
+    """A cluster of the catalog or of a file; hosts whose devices are `host-cpu` are taken to be like this machine."""
     from paceline import catalog
+    from paceline.bench.machine import HOST_CPU
 
     found = catalog.cluster(str(cluster)) if isinstance(cluster, File) else cluster
-    return found.with_cores(len(os.sched_getaffinity(0))) if found.name == "local" else found
+    return found.with_cores(len(os.sched_getaffinity(0)), device=HOST_CPU)
 
 
 def _with_rates(cluster: Cluster) -> Cluster:
@@ -251,9 +257,9 @@ def plan(
     """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
 
     `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
-    step of all devices; without one every device has the profile's batch. `measured` is a CSV file of throughputs of
-    this network on this cluster. `precision`, `changes`, `samples`, `epochs` and `price` are those of
-    `predict`.
+    step of all devices; without one every device has the profile's batch, or the usual one of the network. `measured`
+    is a CSV file of throughputs of this network on this cluster. `precision`, `changes`, `samples`, `epochs` and
+    `price` are those of `predict`.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
@@ -266,8 +272,6 @@ def plan(
     from paceline.model.plan.make import make_plan
     from paceline.report.frames import PlanTable
 
-    if profile is None and global_batch is None:
-        raise InputError("no global batch given", hint="global_batch=512: samples of a step of all devices")
     where = _cluster(cluster)
     share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
     asked = question_about(network, profile, where, share, framework=framework, precision=precision)

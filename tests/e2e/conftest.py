@@ -46,6 +46,8 @@ warmup = 2
 steps = 8
 launch_budget = "1 s"
 phase_steps = 3
+threads = 1
+width = 0.5
 """
 
 

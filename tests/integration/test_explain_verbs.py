@@ -21,6 +21,8 @@ max_launches = 2
 warmup = 2
 steps = 20
 phase_steps = 2
+threads = 1
+width = 0.5
 """
 
 
@@ -44,6 +46,8 @@ max_launches = 2
 warmup = 2
 steps = 20
 phase_steps = 3
+threads = 1
+width = 0.5
 """
 
 

@@ -81,7 +81,7 @@ class OfMember(Subject):
     def check(self) -> None:
         channel = Channel(self.call())
         channel.set_timeout(10)
-        channel.send(messages.LeadershipQuery())
+        channel.send(messages.LeadershipQuery(Peer("rank1-b", 1, "127.0.0.1", 1)))
         assert channel.receive(messages.LeadershipReply).id == "rank0-a"
         channel.close()
 

@@ -24,6 +24,8 @@ max_launches = 2
 warmup = 3
 steps = 10
 phase_steps = 4
+threads = 1
+width = 0.5
 timeout = "2 min"
 """
 
@@ -49,6 +51,7 @@ def test_study_is_measured_and_shown(paceline: Command, study_file: Callable[[st
     assert two["native_timers_s"]["ddp_communication"] > 0
 
 
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.usefixtures("pytorch")
 def test_native_timers_and_differences_agree(paceline: Command, study_file: Callable[[str], Path]) -> None:

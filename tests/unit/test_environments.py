@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
         '[project]\nname = "tiny-thing"\nversion = "1"\n[project.scripts]\ntiny = "tiny_thing:main"\n'
     )
     (package / "tiny_thing.py").write_text("VALUE = 42\ndef main():\n    print(VALUE)\n")
-    wheel = [str(Path(environments.sys.executable)), "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(wheel, cwd=package, check=True, capture_output=True)
     (tmp_path / "lock.txt").write_text("tiny-thing==1\n")
     found = Recipe(
@@ -129,3 +130,21 @@ def test_workers_see_paceline_and_nothing_else(tmp_path: Path, monkeypatch: pyte
         text=True,
     )
     assert output.stdout == "[]\n", output.stderr
+
+
+def test_builds_for_another_python_are_installed_with_that_python(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert dataclasses.replace(recipe, version=own).base == recipe.base == Path(sys.executable)
+    assert dataclasses.replace(recipe, version=own).digest == recipe.digest
+    other = dataclasses.replace(recipe, version="3.99")
+    monkeypatch.setitem(environments.RECIPES, "tiny", other)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert other.digest != recipe.digest
+    assert environments.missing_programs("tiny") == ["python3.99"]
+    with pytest.raises(EnvironmentFailed, match=r"tiny environment needs python3\.99"):
+        prepare("tiny")
+    (tmp_path / "python3.99").symlink_to(sys.executable)
+    assert environments.missing_programs("tiny") == []
+    assert other.base == tmp_path / "python3.99"

@@ -28,9 +28,11 @@ from paceline.errors import InputError, LaunchFailed, UnknownName
 from paceline.measurements.run import Failure, Machine, Run, RunData, Span
 from paceline.spec.cluster import Cluster, place
 
-__all__ = ["COLLECTIVES", "CollectiveTime", "Sweep", "bus_factor", "collective_times", "run_sweep"]
+__all__ = ["COLLECTIVES", "PAIR", "CollectiveTime", "Sweep", "bus_factor", "collective_times", "run_sweep"]
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "point_to_point")
+PAIR = "pair "
+"""How names of spans between two ranks begin; both numbers follow."""
 
 WORKERS = {
     "gloo": "paceline.bench.frameworks.pytorch.worker_collectives",
@@ -51,11 +53,14 @@ class Sweep:
     collectives: tuple[str, ...] = COLLECTIVES
     transport: str = "gloo"
     seconds_per_size: float = 0.8
+    pairs: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Rounds of pairs of ranks that send each other the largest buffer; other probes are then left out."""
 
     @property
     def plain(self) -> dict[str, Any]:
         """The sweep as canonical JSON data."""
         data = {"sizes": list(self.sizes), "collectives": list(self.collectives), "transport": self.transport}
+        data |= {"pairs": self.pairs} if self.pairs else {}
         return {**data, "ranks": self.ranks, "cluster": self.cluster.model_dump(mode="json")}
 
     @property
@@ -155,7 +160,7 @@ def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:
     computes = all(device.kind == "cpu" and device.emulation is None for device in devices)
     real_time = launcher.name == "virtual" and not computes
     extra = {"seconds_per_size": sweep.seconds_per_size, "timeout": TIMEOUT_S, "real_time": real_time}
-    extra["computes"] = computes
+    extra["computes"] = computes and not sweep.pairs
     return {**sweep.plain, **extra}
 
 
@@ -187,7 +192,7 @@ def _run(
 def collective_times(spans: Sequence[Span], ranks: int) -> tuple[CollectiveTime, ...]:
     """Medians by collective and size."""
     slowest: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for span in spans:
+    for span in (span for span in spans if span.name in COLLECTIVES):
         steps = slowest[span.name, span.size_bytes or 0]
         steps[span.step] = max(steps[span.step], span.seconds)
     times = []

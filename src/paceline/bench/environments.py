@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -134,7 +133,9 @@ def environment_variables(name: str) -> dict[str, str]:
 
 def missing_programs(name: str) -> list[str]:
     """Missing programs that the creation of an environment needs."""
-    return [program for program in recipe_of(name).needs if shutil.which(program) is None]
+    recipe = recipe_of(name)
+    missing = [program for program in recipe.needs if shutil.which(program) is None]
+    return missing if recipe.base else [*missing, f"python{recipe.version}"]
 
 
 def remove(name: str) -> bool:
@@ -192,7 +193,7 @@ def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
     workshop = Workshop(building, home() / "cache" / folder.name, recipe.lock, progress)
     try:
         progress(f"creating the {recipe.name} environment")
-        workshop.run([sys.executable, "-m", "venv", str(building)])
+        workshop.run([str(recipe.base), "-m", "venv", str(building)])
         if recipe.requirements:
             workshop.pip(*recipe.requirements)
         for step in recipe.steps:

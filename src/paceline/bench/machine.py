@@ -24,7 +24,7 @@ from paceline.measurements.run import Check, Machine
 from paceline.spec.cluster import Device
 from paceline.units import BANDWIDTH, BYTES
 
-__all__ = ["cpu_model", "describe_machine", "diagnose", "probe_seconds", "with_rates"]
+__all__ = ["HOST_CPU", "cpu_model", "describe_machine", "diagnose", "probe_seconds", "with_rates"]
 
 KERNEL_SIZE = 192
 KERNEL_REPEATS = 40

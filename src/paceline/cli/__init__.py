@@ -34,6 +34,7 @@ VERBS: dict[str, str] = {
     "export": "Write results in formats of other tools: traces, tables, logs.",
     "plan": "Choose strategy and batch split for a cluster of unequal devices, with the reason.",
     "train": "Run a training script on the devices of a cluster with load balancing.",
+    "top": "Show what the ranks of a running training do, again and again.",
     "query": "Query all stored runs with SQL.",
     "store": "Check stored runs against their checksums, and repair a damaged store.",
     "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",

@@ -10,7 +10,6 @@ import click
 from paceline.bench.sites.target import LaunchTarget
 from paceline.cli.options import Finite, json_option, place_options
 from paceline.report.terminal import emit, print_rows, say
-from paceline.spec.cluster import Cluster
 
 __all__ = ["command"]
 
@@ -103,11 +102,11 @@ def list_clusters(as_json: bool) -> None:
 @json_option
 def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) -> None:
     """Detect the hardware of hosts and measure the links between them; print or write a cluster file."""
-    from paceline.bench.sites.survey import cluster_text, survey_hosts
+    from paceline.bench.sites.survey import cluster_text, hosts_of, survey_hosts
     from paceline.bench.sites.target import make_launcher
 
     with make_launcher(target) as launcher:
-        survey = survey_hosts(launcher, _hosts(target))
+        survey = survey_hosts(launcher, hosts_of(target))
     text = cluster_text(survey, name=name, how=f"paceline cluster inspect --on {target.on}")
     if out is not None:
         out.write_text(text, encoding="utf-8")
@@ -117,22 +116,3 @@ def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) ->
         click.echo(text, nl=False)
     else:
         say(f"wrote {out}")
-
-
-def _hosts(target: LaunchTarget) -> Cluster:
-    """The hosts to inspect: by name, of Slurm, of the running virtual cluster, or this host."""
-    from paceline.bench.sites.survey import named_hosts, slurm_nodes
-    from paceline.bench.virtual.hosts import state
-    from paceline.bench.virtual.lifecycle import opened
-    from paceline.errors import InputError
-
-    if target.on == "virtual":
-        running = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
-        chosen = [item for item in running if not target.hosts or item.name in target.hosts]
-        if len(chosen) != 1:
-            names = ", ".join(item.name for item in running) or "none"
-            raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
-        return chosen[0].cluster
-    if target.hosts:
-        return named_hosts(target.hosts)
-    return named_hosts(slurm_nodes() if target.on.startswith("slurm") else ["localhost"])

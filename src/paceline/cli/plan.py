@@ -26,7 +26,11 @@ FILE = click.Path(path_type=Path)
 @click.option("--network", shell_complete=completion.networks, help="Catalog name, or a file ending in .toml.")
 @click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
 @click.option("--cluster", required=True, shell_complete=completion.clusters, help="Catalog name, or a .toml file.")
-@click.option("--global-batch", type=COUNT, help="Samples per step of all devices; default: the profile's on each.")
+@click.option(
+    "--global-batch",
+    type=COUNT,
+    help="Samples per step of all devices; default: the profile's, or the usual ones of the network, on each.",
+)
 @precision_option
 @job_options
 @change_option
@@ -56,8 +60,6 @@ def command(
     """
     if (network is None) == (profile is None):
         raise InputError("give either --network or --profile", hint="--network resnet50, or --profile FILE")
-    if profile is None and global_batch is None:
-        raise InputError("no global batch given", hint="--global-batch 512: samples of a step of all devices")
     check_plot(plot)
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,

@@ -68,7 +68,8 @@ question_options = options(
                  help="A cluster of the catalog, or a .toml file that describes one."),
     click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
                  help="Framework, or framework/mode."),
-    click.option("--batch", type=COUNT, help="Samples per device and step; default: the batch of the profile."),
+    click.option("--batch", type=COUNT, help="Samples per device and step; default: the profile's, else 64 images or "
+                 "8,192 tokens, which the output says."),
     precision_option,
     click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
     click.option("--threads", type=click.IntRange(min=1),
@@ -87,8 +88,6 @@ def asked_of(*, network: str | None, profile: Path | None, run: str | None, stor
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
     if sum(given is not None for given in (network, profile, run)) != 1:
         raise InputError("give one of --network, --profile, --from or --measured")
-    if network is not None and batch is None:
-        raise InputError("no batch given", hint="--batch 64: samples per device and step")
     known = profile if run is None else api.profile_of_run(run, store)
     return {"network": network, "profile": known, "cluster": cluster, "batch": batch, "input": source,
             "threads": threads, "precision": precision}  # fmt: skip

@@ -26,7 +26,7 @@ __all__ = ["command"]
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Plan file of `paceline plan --output`.")
 @click.option("--restarts", type=click.IntRange(min=0), default=0, help="Number of restarts of killed ranks.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads of each rank."
+    "--threads", type=click.IntRange(min=1), help="Compute threads of each rank; default: an even share of the cores."
 )
 @click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the ranks, with torch.")
 @click.option("--env", "environment", help="Environment of the ranks, of `paceline frameworks`: pytorch, keras, ...")
@@ -34,7 +34,7 @@ __all__ = ["command"]
 @json_option
 def command(
     script: Path, arguments: tuple[str, ...], name: str, ranks: int | None, plan_file: Path | None, restarts: int,
-    threads: int, python: Path | None, environment: str | None, target: LaunchTarget, as_json: bool,
+    threads: int | None, python: Path | None, environment: str | None, target: LaunchTarget, as_json: bool,
 ) -> None:  # fmt: skip
     """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
 

@@ -23,12 +23,16 @@ __all__ = [
     "memory_limit",
     "memory_of",
     "state_bytes",
+    "usual_batch",
 ]
 
 RESERVED = 0.8e9
 """Bytes that context, kernels and the allocator keep for themselves on an accelerator."""
 IN_PLACE = ("relu", "dropout", "flatten")
 """Layers whose output takes the place of their input, so that nothing more is kept."""
+
+USUAL_IMAGES, USUAL_TOKENS = 64, 8192
+"""What a device has in one step where nobody says it."""
 
 Shards = tuple[int, int]
 """ZeRO stage, and the ranks over which it divides."""
@@ -116,6 +120,14 @@ def largest_batch(
             hint="leave the device out, or choose a smaller network",
         )
     return largest
+
+
+def usual_batch(network: Network, largest: int | None) -> int:
+    """Samples per device where nobody says them: 64 images or 8,192 tokens, halved until they fit at once."""
+    samples = USUAL_IMAGES if network.input.kind == "image" else max(1, USUAL_TOKENS // network.input.length)
+    while largest is not None and samples > max(1, largest):
+        samples //= 2
+    return samples
 
 
 def _largest(use: MemoryUse, batch: int, limit: float) -> int:

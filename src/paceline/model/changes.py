@@ -53,7 +53,7 @@ def _changed(question: Question, part: str, field: str, *, value: str) -> Questi
     if part == "batch":
         if not value.isdigit() or int(value) < 1:
             raise InputError(f"batch={value}: expected a whole number of at least 1")
-        return replace(question, batch=int(value))
+        return replace(question, batch=int(value), assumed=False)
     if part == "framework":
         return replace(question, framework=catalog.framework(value))
     if part == "strategy":

@@ -1,9 +1,9 @@
-"""The bus bandwidth that a link should reach beside what nccl-tests measured, and the calibration from it."""
+"""The bus bandwidth that links should reach beside what was measured; calibration from nccl-tests; slow hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.catalog import cluster
@@ -14,13 +14,22 @@ from paceline.model.calibration import Calibration
 from paceline.model.sweep import SweepPoint, fit_sweep
 from paceline.spec.cluster import Cluster, Link
 
-__all__ = ["LEAST_SHARE", "LinkVerdict", "calibrate_tests", "judge_link", "refuse_failed"]
+__all__ = [
+    "LEAST_SHARE",
+    "FabricVerdict",
+    "HostVerdict",
+    "LinkVerdict",
+    "calibrate_tests",
+    "judge_fabric",
+    "judge_link",
+    "refuse_failed",
+]
 
 LEAST_SHARE = 0.7
 """Share of the stated bandwidth below which a link fails. Healthy published sweeps of all-reduce reach 0.94 on NVLink 5
 (8 B200) and 0.95 on eight 50 GB/s ports (32 B200)."""
-LARGE = 64 << 20
-"""Bytes from which a message shows a link's bandwidth, and not its latency."""
+LARGE, LONG_S = 64 << 20, 0.05
+"""Bytes, or seconds of a slow link, from which a message shows a link's bandwidth, and not its latency."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,8 @@ class LinkVerdict:
     @property
     def status(self) -> str:
         """PASS, FAIL, or UNDECIDED if no message was large enough."""
-        if self.test.wrong or (self.test.sizes[-1].size_bytes >= LARGE and self.share < self.least):
+        large = self.test.sizes[-1].size_bytes >= min(LARGE, LONG_S * self.stated)
+        if self.test.wrong or (large and self.share < self.least):
             return "FAIL"
         return "PASS" if self.share >= self.least else "UNDECIDED"
 
@@ -56,7 +66,7 @@ class LinkVerdict:
                 f"test larger messages: -e 1G ({max(r.size_bytes for r in self.test.sizes):,} bytes were the largest)"
             )
         if self.status == "FAIL" and len(self.test.hosts) > 1:
-            return f"test pairs of hosts, and exclude those that fail: {', '.join(self.test.hosts[:8])}"
+            return f"paceline doctor tests pairs of hosts and names those to exclude: {', '.join(self.test.hosts[:8])}"
         return "" if self.status == "PASS" else "NCCL_DEBUG=INFO shows which transport was used"
 
 
@@ -64,10 +74,85 @@ def judge_link(test: CollectiveTest, where: Link | Cluster, least: float = LEAST
     """A test beside a link, or beside the link of a cluster that the tested ranks share."""
     if isinstance(where, Link):
         return LinkVerdict(test, where.name, where.bandwidth, least)
-    host = where.hosts[0]
-    crosses = len(test.hosts) > 1 or test.ranks > len(host.devices)
-    link = host.link if crosses else host.inside
-    return LinkVerdict(test, link.name, link.bandwidth * (host.nics if crosses else 1), least)
+    if len(test.hosts) < 2 and test.ranks <= len(where.hosts[0].devices):
+        return LinkVerdict(test, where.hosts[0].inside.name, where.hosts[0].inside.bandwidth, least)
+    host = min(where.hosts, key=lambda host: host.link.bandwidth * host.nics)
+    return LinkVerdict(test, host.link.name, host.link.bandwidth * host.nics, least)
+
+
+@dataclass(frozen=True)
+class HostVerdict:
+    """What a host reached with the partner with which it did best."""
+
+    host: str
+    partner: str
+    bandwidth: float
+    """Bytes per second in the slower direction."""
+    stated: float
+    """Of the slower link of the two."""
+    least: float
+    """Share of the stated bandwidth below which the host is to be excluded."""
+
+    @property
+    def share(self) -> float:
+        """Measured over stated bandwidth."""
+        return self.bandwidth / self.stated
+
+    @property
+    def status(self) -> str:
+        """PASS or FAIL."""
+        return "PASS" if self.share >= self.least else "FAIL"
+
+
+@dataclass(frozen=True)
+class FabricVerdict:
+    """A collective over all hosts beside its link, and each host beside the others."""
+
+    whole: LinkVerdict
+    hosts: tuple[HostVerdict, ...]
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Hosts that hold up the others."""
+        return tuple(host.host for host in self.hosts if host.status == "FAIL")
+
+    @property
+    def status(self) -> str:
+        """FAIL if the collective or a host fails."""
+        return "FAIL" if self.exclude else self.whole.status
+
+    @property
+    def advice(self) -> str:
+        """What to do next."""
+        if self.whole.test.wrong or self.status != "FAIL":
+            return self.whole.advice
+        if self.exclude:
+            return f"take out {', '.join(self.exclude)}: slow with every partner, and every ring passes all hosts"
+        if len(self.hosts) < 3:
+            return "two hosts do not show which of them is slow: test with a third"
+        return "no host stands out: the transport or the switch is slow; NCCL_DEBUG=INFO shows which transport was used"
+
+
+def judge_fabric(
+    test: CollectiveTest, rates: Mapping[tuple[str, str], float], cluster: Cluster | None, least: float = LEAST_SHARE
+) -> FabricVerdict:
+    """A test of all hosts and the rates of pairs beside the links of a cluster; without one, beside the best pair.
+
+    A host is excluded if its best pair stays below `least` of what the best pair of all reaches of its link: a
+    transport that is slow everywhere is no fault of a host.
+    """
+    best = max(rates.values())
+    stated = {host.name: host.link.bandwidth * host.nics for host in cluster.hosts} if cluster else {}
+    judged: dict[str, HostVerdict] = {}
+    for (first, second), rate in rates.items():
+        slower = min(stated.get(first, best), stated.get(second, best))
+        for host, partner in ((first, second), (second, first)):
+            one = HostVerdict(host, partner, rate, slower, least)
+            judged[host] = max(judged.get(host, one), one, key=lambda verdict: verdict.share)
+    reached = min(1.0, max(verdict.share for verdict in judged.values()))
+    hosts = tuple(replace(judged[name], least=least * reached) for name in test.hosts if name in judged)
+    whole = judge_link(test, cluster, least) if cluster else LinkVerdict(test, "best pair", best, least)
+    return FabricVerdict(whole, hosts)
 
 
 def calibrate_tests(paths: Sequence[Path], where: str | None) -> tuple[Calibration, tuple[LinkVerdict, ...]]:

@@ -77,7 +77,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
     clean = median(launches.steps)
     update = max(0.0, clean - passes["compute"] if not run.is_observed else _own_update(passes, clean))
-    layers, ready = _layers(rows, passes["forward"], passes["compute"] - passes["forward"])
+    layers, ready = _layers(rows, *_halves(rows, passes))
     return Profile(
         network=run.network,
         device=str(run.case["cluster"]["hosts"][0]["devices"][0]["name"]),
@@ -93,6 +93,15 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}{_doubt(launches)}",
     )
+
+
+def _halves(rows: list[Row], passes: dict[str, float]) -> tuple[float, float]:
+    """Seconds of forward and backward; spans split compute where other load made the forward pass longer than it."""
+    forward, compute = passes["forward"], passes["compute"]
+    if forward < compute:
+        return forward, compute - forward
+    share = sum(row[2] for row in rows if row[0] == "forward") / sum(row[2] for row in rows)
+    return share * compute, (1 - share) * compute
 
 
 def _own_update(passes: dict[str, float], clean: float) -> float:
@@ -112,7 +121,8 @@ def _host(run: Run) -> ProfiledHost | None:
 
 def _doubt(launches: Launches) -> str:
     """What whoever uses the profile must know of it."""
-    closes = launches.first.is_observed or split_closes(median_phases(launches.passes))
+    phases = median_phases(launches.passes)
+    closes = launches.first.is_observed or (split_closes(phases) and phases["backward"] > 0)
     return "" if closes else "; their phases do not close within 5 % of the step: not to be trusted"
 
 

@@ -16,7 +16,7 @@ from paceline import catalog
 from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import check_fits, largest_batch, memory_of
+from paceline.cost.memory import check_fits, largest_batch, memory_of, usual_batch
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -48,6 +48,8 @@ __all__ = [
     "question_of_run",
     "ranks_of",
     "ranks_with",
+    "shared_works",
+    "with_usual_batch",
     "works_of",
 ]
 
@@ -73,6 +75,8 @@ class Question:
     threads: int | None = None
     """Compute threads of each rank on a processor; by default an even share of its host's cores, and no more than
     the profile had."""
+    assumed: bool = False
+    """Nobody said the batch: it is the usual one."""
 
     @property
     def subject(self) -> str:
@@ -82,10 +86,8 @@ class Question:
     @property
     def label(self) -> str:
         """A short name for people."""
-        what = self.subject
-        return (
-            f"{what}, {catalog.framework(self.framework)}, batch {self.batch} per device, cluster {self.cluster.name}"
-        )
+        batch = f"batch {self.batch}{' (assumed)' * self.assumed} per device"
+        return f"{self.subject}, {catalog.framework(self.framework)}, {batch}, cluster {self.cluster.name}"
 
 
 def question_of_run(run: Run, profile: Profile, *, threads: int | None) -> Question:
@@ -165,6 +167,13 @@ def largest_batches(question: Question) -> dict[str, int | None]:
         key: None if network is None else largest_batch(network, device, **_memory_of(question, device))
         for key, device in _devices(question).items()
     }
+
+
+def with_usual_batch(question: Question) -> Question:
+    """The question with the batch that is usual for its network, and that every device holds."""
+    assert question.network is not None
+    fitting = [largest for largest in largest_batches(question).values() if largest is not None]
+    return replace(question, batch=usual_batch(question.network, min(fitting, default=None)), assumed=True)
 
 
 def memory_bytes(question: Question, device: Device, samples: int) -> float | None:
@@ -261,10 +270,15 @@ def ranks_of(question: Question, count: int, calibration: Calibration, works: di
 
 
 def ranks_with(
-    question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration
-) -> Ranks:
-    """Ranks on devices, each with its own work; equal works are given as one object."""
-    use, (works, spread) = _host_use(question, placed), _on_hosts(question, placed, works, calibration=calibration)
+    question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration,
+    present: Sequence[Placed] = (),
+) -> Ranks:  # fmt: skip
+    """Ranks on devices, each with its own work; equal works are given as one object.
+
+    `present` are all ranks that compute on these hosts, if there are others.
+    """
+    use = _host_use(question, present or placed)
+    works, spread = shared_works(question, placed, works, calibration=calibration, present=present)
     distinct = {id(work): work for work in works}
     counts = Counter(map(id, works))
     fabric = fabric_of(question.cluster, placed)
@@ -314,22 +328,24 @@ def cores_words(question: Question, count: int) -> str | None:
     return shared_words(*use) if use else None
 
 
-def _on_hosts(
-    question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration
-) -> tuple[Sequence[StepWork], float]:
+def shared_works(
+    question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration,
+    present: Sequence[Placed] = (),
+) -> tuple[Sequence[StepWork], float]:  # fmt: skip
     """The works beside the other ranks of their hosts, and the standard deviation of the log of what that changes."""
-    use = _host_use(question, placed)
+    use = _host_use(question, present or placed)
     if use is None:
         return works, 0.0
-    threads, local = use[1], Counter(rank.host for rank in placed)
+    threads, local = use[1], Counter(rank.host for rank in present or placed if _cores(question, rank))
     done: dict[tuple[int, int, int], tuple[StepWork, float]] = {}
     keys = []
     for rank, work in zip(placed, works, strict=True):
         cores = _cores(question, rank) or 0
         keys.append((id(work), local[rank.host], cores))
         if keys[-1] not in done:
-            shared = _shared(work, local[rank.host], threads, cores=cores, calibration=calibration)
-            done[keys[-1]] = shared if cores else (work, 0.0)
+            done[keys[-1]] = (
+                _shared(work, local[rank.host], threads, cores=cores, calibration=calibration) if cores else (work, 0.0)
+            )
     return [done[key][0] for key in keys], max(spread for _, spread in done.values())
 
 

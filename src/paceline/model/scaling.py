@@ -218,4 +218,5 @@ def basis_of(question: Question, calibration: Calibration, works: Sequence[StepW
     usual = "the buckets that end earliest" if policy.fusion == "optimal" else f"one exchange per {policy.fusion}"
     fused = f"buckets of {policy.bucket / 2**20:.3g} MiB" if policy.bucket else usual
     rule = f"{framework(question.framework)} {policy.version}: {policy.aggregation}, {fused}, {overlap}"
-    return (*sorted({work.basis for work in works}), rule, calibration.source)
+    batch = f"batch {question.batch} per device: assumed, as none was given (--batch)"
+    return (*sorted({work.basis for work in works}), rule, calibration.source, *[batch] * question.assumed)

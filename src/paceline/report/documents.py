@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.measurements.ranking import Ranking
 from paceline.measurements.results import CaseResult, Usage, campaign_results
-from paceline.measurements.run import RunData
+from paceline.measurements.run import Check, Machine, RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, Interval
 from paceline.report.terminal.watched import judgement_document
 from paceline.spec.study import Case
 
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
+    from paceline.bench.environments import CacheFolder
     from paceline.explain.explanation import CaseExplanation, Explanation
     from paceline.explain.findings.finding import Finding
     from paceline.explain.predicted import ScalingSeries
@@ -27,6 +28,7 @@ __all__ = [
     "calibrated_document",
     "campaigns_document",
     "cases_document",
+    "checks_document",
     "comparison_document",
     "explanation_document",
     "plain_data",
@@ -46,6 +48,16 @@ def campaigns_document(store: Store) -> list[Document]:
         {**{name: campaign[name] for name in names}, "runs": len(store.read_all(campaign=str(campaign["campaign"])))}
         for campaign in store.read_campaigns()
     ]
+
+
+def checks_document(machine: Machine, checks: Sequence[Check], folders: Sequence[CacheFolder]) -> Document:
+    """The machine, what would disturb a measurement on it, and the caches."""
+    return {
+        "machine": machine.model_dump(mode="json", exclude={"checks"}),
+        "ok": all(check.status != "bad" for check in checks),
+        "checks": [check.model_dump(mode="json") for check in checks],
+        "caches": [{**vars(folder), "path": str(folder.path)} for folder in folders],
+    }
 
 
 def cases_document(study: str, cases: Sequence[Case]) -> Document:

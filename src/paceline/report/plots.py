@@ -238,11 +238,14 @@ def write_launches(
 
 
 def write_plan_plot(path: Path, plan: Plan) -> None:
-    """The candidate strategies of a plan."""
+    """The candidate strategies of a plan, and why a longer bar may rank lower where one does."""
     from paceline.report.figures.verbs import plan_bars
 
     title = f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}"
-    write_plot(path, title, [(f"best: {plan.best.kind}", plan_bars(plan))])
+    longest = max(one.predicted_throughput for one in plan.ranked)
+    why = "; a longer bar ranks lower where stale or local steps make its samples worth less"
+    panel = f"best: {plan.best.kind}{why * (plan.best.predicted_throughput < longest)}"
+    write_plot(path, title, [(panel, plan_bars(plan))])
 
 
 def write_explanation(path: Path, explanation: Explanation) -> None:

@@ -76,6 +76,8 @@ class OneGroup:
 
     synced = False
     """Whether there are other groups, with which this one exchanges through a syncer."""
+    staleness = 0
+    """Updates by other groups that the newest exchange did not know of."""
 
     def __init__(self, job: GroupContext) -> None:
         self._job = job
@@ -110,15 +112,17 @@ class OneGroup:
         """Whether the limits are reached."""
         return self._job.limits.reached(self._job.training.position)
 
-    def next_size(self) -> int:
-        """Samples of the next step: the last step of an epoch takes what is left."""
-        job = self._job
-        return step_size(job.training.position, num_samples=job.num_samples, global_batch=job.global_batch)
+    def decided(self, position: Position) -> bool:
+        """Whether there is a step at this position, as far as is known now."""
+        return not self._job.limits.reached(position)
 
-    def commit(self, size: int) -> None:
-        """Move on in the epoch's order, and into the next epoch at its end."""
-        training = self._job.training
-        training.position = advance(training.position, size, num_samples=self._job.num_samples)
+    def next_size(self, position: Position) -> int:
+        """Samples of the step at a position: the last step of an epoch takes what is left."""
+        return step_size(position, num_samples=self._job.num_samples, global_batch=self._job.global_batch)
+
+    def after(self, position: Position, size: int) -> Position:
+        """Further on in the epoch's order, and in the next epoch at its end."""
+        return advance(position, size, num_samples=self._job.num_samples)
 
     def facts(self) -> dict[str, Any]:
         """Empty, because there is no syncer."""
@@ -139,6 +143,11 @@ class SyncedGroups:
         self._listener: Listener | None = None
         """Where all groups are to meet as one, if this process opened it."""
         job.training.share_with((client,), global_batch=client.batch)
+
+    @property
+    def staleness(self) -> int:
+        """Updates by other groups that the newest exchange did not know of; as the rank that speaks counts them."""
+        return self._client.staleness
 
     def begin(self, limits: Limits) -> None:
         """Train until these limits are reached; epochs are what groups share."""
@@ -178,14 +187,17 @@ class SyncedGroups:
         # Epochs are the syncer's to count: it gives no lease beyond the last one.
         return self._client.over or Limits(steps=self._job.limits.steps).reached(self._job.training.position)
 
-    def next_size(self) -> int:
-        """Samples of the next step: steps of one size through the lease."""
-        return even_part(self._client.end - self._job.training.position.cursor, self._client.batch)
+    def decided(self, position: Position) -> bool:
+        """Whether there is a step at this position of the lease; the lease after it is not known yet."""
+        return position.cursor < self._client.end and not Limits(steps=self._job.limits.steps).reached(position)
 
-    def commit(self, size: int) -> None:
-        """Move on in the lease."""
-        position = self._job.training.position
-        self._job.training.position = Position(position.step + 1, position.epoch, position.cursor + size)
+    def next_size(self, position: Position) -> int:
+        """Samples of the step at a position: steps of one size through the lease."""
+        return even_part(self._client.end - position.cursor, self._client.batch)
+
+    def after(self, position: Position, size: int) -> Position:
+        """Further on in the lease."""
+        return Position(position.step + 1, position.epoch, position.cursor + size)
 
     def facts(self) -> dict[str, Any]:
         """Versions, groups and staleness by the syncer's count."""
@@ -230,8 +242,9 @@ class SyncedGroups:
 
 
 GroupMode: TypeAlias = OneGroup | SyncedGroups
-"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare`, `finished`,
-`next_size` and `commit`; `entered` after each change of the group, and `leave` at the end."""
+"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare` and `finished`;
+`decided`, `next_size` and `after` for this step and those that come; `entered` after each change of the group, and
+`leave` at the end."""
 
 
 @dataclass(frozen=True)

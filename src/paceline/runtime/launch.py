@@ -16,13 +16,23 @@ from pathlib import Path
 from paceline import variables
 from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget, make_launcher
+from paceline.cost.host import fair_threads
 from paceline.errors import InputError
 from paceline.model.plan.file import PlanFile
 from paceline.runtime.job.following import JobResult, follow_ranks
 from paceline.runtime.job.interpreter import check_imports, find_interpreter
 from paceline.spec.cluster import Cluster, Placed, place
 
-__all__ = ["Grouping", "TrainingJob", "TrainingRequest", "num_ports", "processes_of", "reduced", "run_training"]
+__all__ = [
+    "Grouping",
+    "TrainingJob",
+    "TrainingRequest",
+    "fair_share",
+    "num_ports",
+    "processes_of",
+    "reduced",
+    "run_training",
+]
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,8 @@ class TrainingRequest:
     plan: PlanFile | None = None
     restarts: int = 0
     """How often killed ranks are started again."""
-    threads: int = 1
+    threads: int | None = None
+    """Compute threads of each rank; by default an even share of the cores of its host, as plans assume it."""
     python: Path | None = None
     """Interpreter of the ranks; by default this one if it has torch, else that of the pytorch environment."""
     environment: str | None = None
@@ -136,7 +147,7 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
             folder=Path(folder),
             placement=place(used, used.num_devices),
             rendezvous=site.rendezvous,
-            threads=request.threads,
+            threads=request.threads or fair_share(used, one_machine=launcher.one_machine),
             path=interpreter.path,
             env=interpreter.env,
             grouping=grouping,
@@ -149,6 +160,14 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
                 return line
             show(line)
     raise AssertionError("a watched job always ends")
+
+
+def fair_share(cluster: Cluster, *, one_machine: bool) -> int:
+    """An even share of the cores of the fullest host, for each of the ranks that take part."""
+    here = len(os.sched_getaffinity(0))
+    if one_machine:
+        return fair_threads(here, cluster.num_devices)
+    return min(fair_threads(host.cores or here, len(host.devices)) for host in cluster.hosts)
 
 
 def _check_plan(plan: PlanFile, cluster: Cluster) -> None:

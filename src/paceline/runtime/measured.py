@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
+from paceline.runtime.data.batches import Batch
 from paceline.runtime.emulate import emulate, emulated_device
 from paceline.runtime.pace import join
 from paceline.runtime.settings import Settings
-from paceline.runtime.training import Batch
 
 __all__ = ["PacelineSession"]
 

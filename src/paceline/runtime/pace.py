@@ -17,34 +17,27 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.runtime.auto.pilot import NoPilot, Pilot
+from paceline.runtime.data.batches import Batch, Samples, Source
+from paceline.runtime.data.feed import Feed, source_of
+from paceline.runtime.data.loader import LoaderFactory
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import RankGroup
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
-from paceline.runtime.samples import (
-    REACHED,
-    Attempt,
-    Position,
-    StepRecord,
-    chunked,
-    epoch_order,
-    reached_rate,
-    share_of,
-)
+from paceline.runtime.observe.recorder import MetricsRecorder
+from paceline.runtime.samples import REACHED, Attempt, Position, StepRecord, reached_rate
 from paceline.runtime.settings import Settings
-from paceline.runtime.training import Batch, Samples, Training, load
+from paceline.runtime.training import Training
 
 __all__ = ["Pace", "StepRecord", "join"]
 
@@ -55,20 +48,21 @@ log = logging.getLogger("paceline.runtime")
 def join(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    dataset: Samples,
+    data: Samples | LoaderFactory,
     *,
     global_batch: int,
     settings: Settings | None = None,
 ) -> Pace:
     """Take part in the training of a model with all ranks that were launched; alone it is a plain loop.
 
-    Several optimizers are stepped together.
+    Several optimizers are stepped together. `data` is a dataset, whose samples are loaded in the loop, or a function
+    that makes a DataLoader around the samples of this rank, so that its workers load them:
+    `lambda sampler: DataLoader(dataset, batch_sampler=sampler, num_workers=4)`.
     """
     if global_batch < 1:
         raise InputError(f"global_batch is {global_batch}, expected at least 1")
-    if len(dataset) < 1:
-        raise InputError("the dataset is empty")
-    return Pace(model, optimizer, dataset, global_batch=global_batch, settings=settings or Settings())
+    settings = settings or Settings()
+    return Pace(model, optimizer, source_of(data, settings), global_batch=global_batch, settings=settings)
 
 
 class Pace:
@@ -78,7 +72,7 @@ class Pace:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        dataset: Samples,
+        source: Source,
         *,
         global_batch: int,
         settings: Settings,
@@ -87,7 +81,7 @@ class Pace:
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
         self._planned, global_batch = start.batch is not None, start.batch or global_batch
-        self.settings, self._dataset, self.global_batch = settings, dataset, global_batch
+        self.settings, self.global_batch = settings, global_batch
         self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
@@ -95,17 +89,21 @@ class Pace:
             model,
             optimizer,
             settings,
-            num_samples=len(dataset),
+            num_samples=source.num_samples,
             global_batch=client.batch if client else global_batch,
             also=(client,) if client else (),
             split=start.split,
+            ahead=source.ahead,
         )
+        self._feed = Feed(source, settings, self._training.device)
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
         self._training.resume()
         self._group = RankGroup(start.meet(settings), self._training, holder=self._holder, synced=self._synced)
         self._pilot = Pilot(global_batch) if start.regroups else NoPilot()
-        job = GroupContext(self._group, self._pilot, len(dataset), global_batch, start.context.roster, Limits())
+        job = GroupContext(self._group, self._pilot, source.num_samples, global_batch, start.context.roster, Limits())
         self._mode: GroupMode = SyncedGroups(job, client) if client else OneGroup(job)
+        group = start.where.group if start.where else "group"
+        self._recorder = MetricsRecorder(settings, group=group, rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._again = False
         """Whether the batch that the loop has comes again, because the group has changed."""
@@ -126,6 +124,8 @@ class Pace:
         if kind is None and self._unsettled is not None:
             # The loop was left by `break`: what was due after its last step.
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
+        self._feed.close()
+        self._recorder.close()
         self._mode.leave()
 
     @property
@@ -205,6 +205,7 @@ class Pace:
             if view is None:
                 break
             self._enter(view)
+        self._feed.close()
         self._training.save_last(self.rank)
         rate, steps = reached_rate(self.records)
         if self._planned and self.rank == 0 and steps:
@@ -278,9 +279,10 @@ class Pace:
             return
         if self._mode.finished():
             return
-        attempt = self._attempt = self._next_attempt()
-        self._again = False
-        if attempt.chunks or not self._short:
+        group = self._group
+        attempt = self._feed.next_attempt(self._mode, group.session, self.position, began=group.last_end)
+        self._attempt, self._again = attempt, False
+        if attempt.shares[self.rank] or not self._short:
             yield from self._passes(attempt)
         else:
             self._step_without_samples(attempt)
@@ -288,12 +290,9 @@ class Pace:
 
     def _passes(self, attempt: Attempt) -> Iterator[Batch]:
         """The batches of a step; a rank without samples gets some that do not count, as it has to update as well."""
-        attempt.chunks = attempt.chunks or [np.zeros(0, dtype=np.int64)]
-        for number, chunk in enumerate(attempt.chunks, start=1):
-            self._group.member.working(self.position.step + 1)
-            shown = chunk if len(chunk) else np.arange(min(2, len(self._dataset)))
-            batch = load(self._dataset, shown, device=self._training.device, collate=self.settings.collate)
-            yield replace(batch, indices=chunk)
+        self._group.member.working(self.position.step + 1)
+        for number, batch in enumerate(self._feed.batches(attempt), start=1):
+            yield batch
             if self._attempt is not attempt:
                 return
             if (attempt.done, attempt.updates) != (number, number):
@@ -302,13 +301,7 @@ class Pace:
                     hint="call pace.step(loss), or pace.backward(loss) and pace.update(), once for each batch; to "
                     "accumulate gradients raise global_batch and say Settings(chunk=...)",
                 )
-
-    def _next_attempt(self) -> Attempt:
-        size, session, position = self._mode.next_size(), self._group.session, self.position
-        shares = session.balance.shares(size)
-        order = epoch_order(len(self._dataset), seed=self.settings.seed, epoch=position.epoch)
-        mine = share_of(order, position, shares, session.rank)
-        return Attempt(size, shares, chunked(mine, self.settings.chunk), began=self._group.last_end)
+            self._group.member.working(self.position.step + 1)
 
     def _backward(self, loss: Tensor, attempt: Attempt) -> None:
         if self._holder.broken is not None:
@@ -334,6 +327,7 @@ class Pace:
             self._training.set_aside()
 
     def _step_without_samples(self, attempt: Attempt) -> None:
+        self._feed.skip(attempt)
         try:
             self._group.session.begin(0.0, step_began=attempt.began)
             self._exchange(attempt)
@@ -346,7 +340,8 @@ class Pace:
         self._training.drain()
         self._group.member.waiting()
         attempt.compute = time.perf_counter() - attempt.began
-        self._group.session.exchange(attempt.shares, attempt.compute)
+        self._group.session.exchange(attempt.shares, attempt.cost, attempt.loading)
+        attempt.exchange = time.perf_counter() - attempt.began - attempt.compute
         self._group.member.working(self.position.step + 1)
 
     def _commit(self, attempt: Attempt, scaler: torch.amp.GradScaler | None) -> None:
@@ -355,15 +350,18 @@ class Pace:
         if self._group.member.doubtful:
             raise Broken("this process may have been declared failed while it waited")
         self._training.update(scaler)
-        self._mode.commit(attempt.size)
+        self._training.position = self._mode.after(self.position, attempt.size)
         session = self._group.session
         view = session.view
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
         self._attempt = None
         end = time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
-        done = (attempt.size, attempt.shares, seconds, attempt.compute, end)
-        self.records.append(StepRecord(self.position.step, view.number, *done))
+        spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
+        self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))
+        self._recorder.step(
+            self.records[-1], rank=session.rank, epoch=self.position.epoch, staleness=self._mode.staleness
+        )
         self._unsettled = seconds
 
     def _settle(self) -> None:

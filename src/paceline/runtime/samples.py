@@ -86,6 +86,10 @@ class StepRecord:
     """From the end of the step before to the end of this one."""
     measured_compute: float
     """Until this rank's gradients were computed."""
+    measured_input: float
+    """Seconds of them in which the rank stood still for samples."""
+    measured_exchange: float
+    """From then until the gradients of all ranks were there."""
     ended: float
     """When, by time.perf_counter()."""
 
@@ -112,6 +116,23 @@ class Attempt:
     """Chunks for which the loop has called for the update."""
     compute: float = 0.0
     """Seconds until this rank's gradients were computed."""
+    waited: float = 0.0
+    """Seconds of them in which the rank stood still for samples."""
+    loading: float = 0.0
+    """Seconds that its loader needs for the samples of such a step, if it never pauses."""
+    exchange: float = 0.0
+    """Seconds from its gradients to those of all ranks."""
+    beside: bool = False
+    """Whether samples are loaded while the rank computes."""
+
+    @property
+    def cost(self) -> float:
+        """Seconds that such a step takes this rank, however long others keep it.
+
+        A loader that works beside the loop is hidden by compute, or hides it. Time waited for it does not count: it
+        shrinks when the rank waits for others, and the share would swing between two extremes.
+        """
+        return max(self.compute - self.waited, self.loading) if self.beside else self.compute
 
 
 def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:

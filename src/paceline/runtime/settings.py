@@ -57,6 +57,12 @@ class Settings:
     """File to resume from, if it is there, and to write to."""
     checkpoint_every: int = 100
     """Steps between two checkpoints."""
+    metrics: Path | None = None
+    """Folder to which each rank writes a JSON line per second: steps, shares, waiting, staleness, membership."""
+    metrics_port: int | None = None
+    """Port for Prometheus on the loopback interface; each rank adds its number to it."""
+    tensorboard: Path | None = None
+    """Folder for event files with the same numbers; needs the tensorboard package."""
     noise: bool = False
     """Estimate the gradient noise scale, which costs two norms of the gradient per step."""
     also: tuple[Stateful, ...] = ()
@@ -78,6 +84,8 @@ class Settings:
             raise InputError(f"checkpoint_every is {self.checkpoint_every}, expected at least 1 step")
         if self.bucket is not None and self.bucket <= 0:
             raise InputError(f"bucket is {self.bucket} bytes, expected more than 0")
+        if self.metrics_port is not None and not 1 <= self.metrics_port <= 65535:
+            raise InputError(f"metrics_port is {self.metrics_port}, expected 1 to 65535")
         if self.batchnorm == "sync" and self.chunk is not None:
             raise InputError(
                 "batchnorm='sync' normalises a rank's share in one pass, chunk takes it in several",

@@ -1,27 +1,26 @@
-"""What is trained: the model, its optimizer, their position, their batches; what late joiners and checkpoints get."""
+"""What is trained: the model, its optimizer, their position; what late joiners and checkpoints get."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset, default_collate
 
 from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
+from paceline.runtime.data.batches import Batch
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 
-__all__ = ["Batch", "Samples", "Training", "load"]
+__all__ = ["Batch", "Training"]
 
 log = logging.getLogger("paceline.runtime")
 
@@ -39,9 +38,12 @@ class Training:
         global_batch: int,
         also: tuple[Stateful, ...] = (),
         split: tuple[int, ...] = (),
+        ahead: int = 0,
     ) -> None:
         self.global_batch = global_batch
         """Samples of a full step of this group."""
+        self.ahead = ahead
+        """Batches that this rank loads before it uses them."""
         self.split = split
         """Samples of each rank to start from, as a plan has them; empty: equal shares."""
         self._also = (*settings.also, *also)
@@ -250,51 +252,3 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__} calls a closure several times for one step, which a shared step cannot",
             hint="use an optimizer whose step() needs no closure",
         )
-
-
-class Samples(Sized, Protocol):
-    """A dataset: how many samples, and one by its index."""
-
-    def __getitem__(self, index: int) -> Any:
-        """One sample."""
-        ...
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a rank computes on next."""
-
-    inputs: Any
-    targets: Any
-    """None where a sample is not a pair."""
-    indices: np.ndarray
-    """Which samples of the dataset these are."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Inputs and targets, as a loader gives them."""
-        return iter((self.inputs, self.targets))
-
-
-def load(
-    dataset: Samples, indices: np.ndarray, *, device: torch.device, collate: Callable[[Sequence[Any]], Any] | None
-) -> Batch:
-    """Fetch samples and put them together."""
-    if collate is None and isinstance(dataset, TensorDataset):
-        chosen = torch.from_numpy(indices)
-        content: Any = [tensor[chosen] for tensor in dataset.tensors]
-    else:
-        content = (collate or default_collate)([dataset[int(index)] for index in indices])
-    content = _moved(content, device)
-    if isinstance(content, list | tuple) and len(content) == 2:
-        return Batch(content[0], content[1], indices)
-    return Batch(content[0] if isinstance(content, list | tuple) and len(content) == 1 else content, None, indices)
-
-
-def _moved(content: Any, device: torch.device) -> Any:
-    if isinstance(content, torch.Tensor):
-        return content.to(device)
-    if isinstance(content, dict):
-        return {key: _moved(value, device) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_moved(value, device) for value in content]
-    return content

@@ -132,9 +132,14 @@ class Cluster(Noun):
         """Number of devices of all hosts."""
         return sum(len(host.devices) for host in self.hosts)
 
-    def with_cores(self, cores: int) -> Cluster:
-        """The cluster with this number of cores for each host that states none."""
-        hosts = tuple(host if host.cores else host.model_copy(update={"cores": cores}) for host in self.hosts)
+    def with_cores(self, cores: int, *, device: str | None = None) -> Cluster:
+        """The cluster with this number of cores for each host that states none, and that has a device of this name."""
+        hosts = tuple(
+            host
+            if host.cores or (device is not None and device not in {one.name for one in host.devices})
+            else host.model_copy(update={"cores": cores})
+            for host in self.hosts
+        )
         return self.model_copy(update={"hosts": hosts})
 
 

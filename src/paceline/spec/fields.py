@@ -32,7 +32,7 @@ TEXT = {"quantities": "text"}
 class Noun(BaseModel):
     """Base class of spec models: frozen, strict types, no unknown fields; the string beneath a field documents it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def _quantity(dimension: Dimension) -> tuple[BeforeValidator, PlainSerializer, Any]:

@@ -14,7 +14,6 @@ from paceline.bench.verify import PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_fam
 from paceline.catalog.frameworks import framework_names, policy
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times
-from paceline.spec.network import Network
 from tests.conftest import Command
 
 FRAMEWORKS = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
@@ -56,24 +55,6 @@ def test_it_computes_or_refuses_every_network_of_the_family(framework: str) -> N
     proofs = list(prove_family(framework))
     assert [proof for proof in proofs if proof.status not in ("equal", "skipped")] == []
     assert sum(proof.status == "equal" for proof in proofs) >= 20
-
-
-POOLED = """
-{"name": "pooled", "input": {"kind": "image", "channels": 3, "height": 8, "width": 8}, "layers": [
-  {"kind": "conv2d", "name": "conv", "channels": 8, "kernel": [3, 3], "padding": [1, 1]},
-  {"kind": "relu", "name": "relu"},
-  {"kind": "avg_pool", "name": "pool", "kernel": [2, 2], "stride": [2, 2]},
-  {"kind": "global_avg_pool", "name": "mean"},
-  {"kind": "linear", "name": "fc", "features": 10}]}
-"""
-
-
-@pytest.mark.parametrize("framework", ["singa/allreduce"])
-def test_it_pools_as_the_reference_does(framework: str) -> None:
-    """SINGA refuses every proof network that pools globally, for other layers in them."""
-    ready(framework)
-    proofs = list(prove_framework(framework, {"pooled": Network.model_validate_json(POOLED)}))
-    assert [proof.status for proof in proofs] == ["equal", "equal"], proofs
 
 
 STUDY = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline import catalog
-from paceline.cost.memory import check_fits, largest_batch, memory_of, state_bytes
+from paceline.cost.memory import check_fits, largest_batch, memory_of, state_bytes, usual_batch
 from paceline.errors import InputError, Unsupported
 from paceline.spec.cluster import Device
 
@@ -46,3 +46,9 @@ def test_memory_that_is_paged_or_not_known_limits_nothing() -> None:
 def test_a_network_that_never_fits_is_refused() -> None:
     with pytest.raises(Unsupported, match="not even one sample"):
         largest_batch(RESNET, Device(name="d", memory=1e9))
+
+
+def test_the_usual_batch_is_64_images_or_8192_tokens_halved_until_it_fits() -> None:
+    gpt2 = catalog.network("gpt2")
+    assert [usual_batch(RESNET, largest) for largest in (None, 64, 63, 31, 1, 0)] == [64, 64, 32, 16, 1, 1]
+    assert [usual_batch(gpt2, largest) for largest in (None, 7)] == [8, 4]

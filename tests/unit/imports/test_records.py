@@ -100,7 +100,10 @@ def test_nccl_tests_are_read_as_text_and_as_json(tmp_path: Path) -> None:
     assert [(row.size_bytes, round(row.seconds, 9)) for row in found.sizes][-1] == (1073741824, 2700e-6)
     assert found.peak == pytest.approx(397.68e9)
     rows = [
-        {"size": r.size_bytes, "out_of_place": {"time": 1e6 * r.seconds, "bus_bw": r.bus_bandwidth / 1e9}}
+        {
+            "size": r.size_bytes,
+            "out_of_place": {"time": 1e6 * r.seconds, "bus_bw": r.bus_bandwidth / 1e9, "nwrong": 0.0},
+        }
         for r in found.sizes
     ]
     devices = [{"hostname": "host-a", "device_info": "NVIDIA H100 80GB HBM3"}] * 2
@@ -152,10 +155,69 @@ def test_imported_nccl_tests_are_sweeps_of_their_cluster(tmp_path: Path) -> None
 
 def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
-    path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
+    gathers = NCCL_TEXT.replace("all_reduce_perf", "perf").replace("  sum ", " none ")
+    path.write_text(gathers)
     with pytest.raises(InputError, match="does not name its collective"):
         read_nccl_tests(path)
     assert read_nccl_tests(path, "all_gather").operation == "all_gather"
+    path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
+    assert read_nccl_tests(path).operation == "all_reduce"
+    path.write_text(NCCL_TEXT + NCCL_TEXT.replace("all_reduce_perf", "all_gather_perf"))
+    with pytest.raises(InputError, match="tests of all_reduce and all_gather"):
+        read_nccl_tests(path)
+
+
+OLD_TEXT = """# nThread 1 nGpus 4 minBytes 134217728 maxBytes 536870912 step: 2(factor) warmup iters: 5 iters: 20
+#   Rank  0 Pid   1320 on ip-172-31-20-228 device  0 [0x00] Tesla V100-SXM2-16GB
+#   Rank  1 Pid   1320 on ip-172-31-20-228 device  1 [0x00] Tesla V100-SXM2-16GB
+#   Rank  2 Pid   1320 on ip-172-31-22-230 device  0 [0x00] Tesla V100-SXM2-16GB
+#   Rank  3 Pid   1320 on ip-172-31-22-230 device  1 [0x00] Tesla V100-SXM2-16GB
+#
+#                                                       out-of-place                       in-place
+#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+   134217728      33554432     float     sum   119305    1.13    1.69  1e-06   119400    1.12    1.68  1e-06
+   536870912     134217728     float     sum   477218    1.13    1.69  1e-06   477600    1.12    1.68  1e-06
+"""
+
+
+def test_the_columns_of_other_versions_and_labelled_lines(tmp_path: Path) -> None:
+    """Versions before 2.13 have no root and an error instead of a count; srun and mpirun may label the lines."""
+    path = tmp_path / "out.txt"
+    for label in ("", "0: ", "[1,0]<stdout>:"):
+        path.write_text("".join(f"{label}{line}\n" for line in OLD_TEXT.splitlines()))
+        found = read_nccl_tests(path)
+        assert (found.operation, found.ranks, len(found.hosts), found.wrong) == ("all_reduce", 4, 2, 0)
+        assert [(row.seconds, row.bus_bandwidth) for row in found.sizes] == [
+            (pytest.approx(0.119305), 1.69e9), (pytest.approx(0.477218), 1.69e9)]  # fmt: skip
+    alone = OLD_TEXT.replace("Rank  1", "Rank  0").replace("Rank  2", "Rank  0").replace("Rank  3", "Rank  0")
+    path.write_text(alone)
+    with pytest.raises(InputError, match="1 rank") as refused:
+        read_nccl_tests(path)
+    assert "MPI=1" in str(refused.value.hint)
+
+
+def test_the_document_of_nccl_tests(tmp_path: Path) -> None:
+    """Field by field as version 2 writes it: times of the host, wrong elements as a fraction, one entry a process."""
+    devices = [{"rank": 4 * number, "group": 0, "pid": 9, "hostname": f"n{number}", "device": 0,
+                "device_hex": "0000:04:00", "device_info": "NVIDIA B200"} for number in range(2)]  # fmt: skip
+    body = {"cpu_time": 2000.0, "alg_bw": 134.2, "bus_bw": 234.9, "nwrong": 3.0}
+    rows = [{"size": 0, "count": 0, "type": "float", "redop": "sum", "root": "    -1",
+             "out_of_place": {**body, "alg_bw": "nan", "bus_bw": "nan"}, "in_place": body},
+            {"size": 268435456, "count": 67108864, "type": "float", "redop": "sum", "root": "    -1",
+             "out_of_place": None, "in_place": body, "actual_iterations": 20, "experiment_name": ""}]  # fmt: skip
+    document = {"version": 2, "args": ["/opt/all_reduce_perf_mpi", "-g", "4"], "env": ["OLD=all_gather_perf"],
+                "nccl_version": 22903, "config": {"nthreads": 2, "ngpus": 2, "devices": devices}, "results": rows,
+                "out_of_bounds": {"count": 3, "okay": "false"}}  # fmt: skip
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps(document))
+    found = read_nccl_tests(path)
+    assert (found.operation, found.ranks, found.hosts, found.wrong) == ("all_reduce", 8, ("n0", "n1"), 3)
+    assert [(row.size_bytes, row.seconds) for row in found.sizes] == [(268435456, 2e-3)]
+    for device in devices:
+        device["group"] = int(device["rank"])
+    path.write_text(json.dumps(document))
+    assert read_nccl_tests(path).ranks == 4
 
 
 @pytest.mark.parametrize(("text", "form", "seconds", "ranks"), [
@@ -175,6 +237,94 @@ def test_logs_of_known_programs(tmp_path: Path, text: str, form: str, seconds: l
     assert f"{len(seconds)} timed steps of {form}" in done.output
     (run,) = Store(tmp_path / "s").read_all(study="mine")
     assert (run.launcher, run.facts["source"]) == ("import", form)
+
+
+def inspected(rank: int, number: int, micros: int, coll: str = "AllReduce", size: int = 1 << 27) -> str:
+    """A line as version 4.0 of the Inspector writes it."""
+    record = {
+        "header": {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 3, "nnodes": 3},
+        "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "profiler_plugin",
+                     "dump_timestamp_us": 1748030377748202, "hostname": f"node{rank}", "pid": 163},
+        "coll_perf": {"coll": coll, "coll_sn": number, "coll_msg_size_bytes": size, "coll_exec_time_us": micros,
+                      "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": size / micros / 1e3,
+                      "coll_busbw_gbs": size / micros / 1e3 * 4 / 3},
+    }  # fmt: skip
+    return json.dumps(record) + "\n"
+
+
+def test_logs_of_the_inspector_say_what_collectives_take_and_who_is_late(tmp_path: Path) -> None:
+    """Rank 2 enters last in 18 of 20 collectives: it waits for nobody, and the others for 3 ms."""
+    folder = tmp_path / "nccl-inspector-77"
+    folder.mkdir()
+    for rank in range(3):
+        lines = [inspected(rank, n, 1000 + (0 if (rank == 2) == (n > 1) else 3000)) for n in range(20)]
+        lines.append(inspected(rank, 3, 50, "Send"))
+        (folder / f"node{rank}-pid163.log").write_text("".join(lines) + '{"header": {"id": "0x7')
+    done = CliRunner().invoke(program, ["import", str(folder), "--store", str(tmp_path / "s"), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    (test,) = found["tests"]
+    assert (test["operation"], test["ranks"], test["hosts"]) == ("all_reduce", 3, ["node0", "node1", "node2"])
+    assert [row["seconds"] for row in test["sizes"]] == [pytest.approx(1e-3)]
+    late = found["late"]
+    assert (late["rank"], late["host"], late["share"], late["wait_s"]) == (2, "node2", 0.9, pytest.approx(3e-3))
+    done = CliRunner().invoke(program, ["import", str(folder), "--store", str(tmp_path / "s")])
+    assert "rank 2 of group 0x7f8c496ae9f661 (node2) enters last in 90.0 % of 20 collectives" in done.output
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    (inspected(5, 1, 9), "rank 5 of 3"),
+    (inspected(1, 1, -9), "bytes in -9e-06 s"),
+    (inspected(1, 1, 9).replace("coll_busbw_gbs", "x"), "coll_busbw_gbs"),
+    (inspected(1, 1, 9) + '{"header": 7, "coll_perf": 3}\n' + inspected(1, 2, 9), "line 2"),
+    (inspected(1, 1, 9, "Send"), "no collective of a known kind"),
+])  # fmt: skip
+def test_unsound_logs_of_the_inspector(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    done = CliRunner().invoke(program, ["import", str(path), "--store", str(tmp_path / "s")])
+    assert isinstance(done.exception, InputError)
+    assert says in str(done.exception)
+    assert "NCCL_INSPECTOR_ENABLE=1" in str(done.exception.hint)
+
+
+TITAN_OLD = (
+    "[rank0]:2024-05-23 12:00:0{n},000 - root - INFO - step: {n}  loss: 10.84  memory: 1GiB(1%)  wps: 8,190  mfu: 1%\n"
+)
+DEEPSPEED = (
+    " iteration {n:8d}/  250000 | consumed samples: 9 | elapsed time per iteration (ms): 2000.0 | "
+    "learning rate: 9.1E-06 | global batch size:  1024 | lm loss: 2.5E+00 | loss scale: 1.0 | grad norm: 0.2 | "
+    "samples per second: 512.0 | tokens per gpu per second (tgs): 4096.5 | TFLOPs: 31.25 |\n"
+)
+SANITY = "Sanity Checking DataLoader 0: 100%|##########| 2/2 [00:00<00:00, 68.98it/s]\n"
+VALIDATION = "Validation DataLoader 0: 100%|##########| 4/4 [00:00<00:00, 99.00it/s]\n"
+BAR_L = "\rEpoch {e}:  22%|##1       | {n}/18 [00:17<01:02,  4.00s/it, loss=10.072, v_num=193315]"
+RICH = "\x1b[2KEpoch {e}/9 \x1b[38m━━━━\x1b[0m {n}/18 0:00:05 • 0:00:01 0.25it/s v_num: 0\n"
+SHARDS = "Loading checkpoint shards: 100%|##########| 2/2 [00:05<00:00,  2.60s/it]\n"
+BAR_H = "\r  1%|1         | {n}/1000 [00:12<20:40,  1.25s/it]"
+EVALUATION = "\r 31%|###       | {n}/13 [00:02<00:00,  5.20it/s]"
+
+
+@pytest.mark.parametrize(("text", "form", "steps", "seconds"), [
+    ("".join(TITAN_OLD.format(n=n) for n in (1, 2, 3)), "torchtitan", [2, 3], 1.0),
+    ("".join(DEEPSPEED.format(n=n) for n in (122, 123)), "megatron", [122, 123], 2.0),
+    (SANITY + "".join(BAR_L.format(e=e, n=n) for e in (0, 1) for n in (4, 5)) + "\n" + VALIDATION, "lightning",
+     [4, 5, 22, 23], 4.0),
+    ("".join(RICH.format(e=e, n=n) for e in (0, 1) for n in (4, 5)), "lightning", [4, 5, 22, 23], 4.0),
+    (SHARDS + "".join(BAR_H.format(n=n) for n in (1, 2, 3)) + EVALUATION.format(n=2) + EVALUATION.format(n=4),
+     "hf-trainer", [1, 2, 3], 1.25),
+])  # fmt: skip
+def test_lines_as_they_are_found_in_public_logs(
+    tmp_path: Path, text: str, form: str, steps: list[int], seconds: float
+) -> None:
+    """Other versions, other bars between those of the training, several epochs."""
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    log = read_log(path)
+    assert (log.form, [step.step for step in log.steps]) == (form, steps)
+    assert [step.seconds for step in log.steps] == pytest.approx([seconds] * len(steps))
+    if form == "megatron":
+        assert {(step.tokens_per_s, step.tflops) for step in log.steps} == {(4096.5, 31.25)}
 
 
 def test_figures_of_a_log_are_kept(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import pytest
 
 from paceline import catalog
 from paceline.errors import Unsupported
+from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.store import Store
 from paceline.model.calibrate import calibrate_store, stored_sweeps
+from paceline.model.profiles import profile_of
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.strategy import Strategy
@@ -33,7 +35,7 @@ def steps(pass_name, seconds, ranks=1):
     return [Step(pass_name, rank, step, False, step * 1.0, seconds) for rank in range(ranks) for step in range(6)]
 
 
-def one_rank(store):
+def one_rank(store, forward=FORWARD):
     spans = [
         Span(0, 0, "forward", "conv1", 0.0, 0.02, 10),
         Span(0, 0, "forward", "relu", 0.02, 0.004, 10),
@@ -43,7 +45,7 @@ def one_rank(store):
         Span(0, 0, "backward", "conv1.weight", 0.09, 0.05, GRADIENTS["conv1.weight"]),
     ]
     rows = (
-        steps("clean", FORWARD + BACKWARD + UPDATE) + steps("forward", FORWARD) + steps("compute", FORWARD + BACKWARD)
+        steps("clean", FORWARD + BACKWARD + UPDATE) + steps("forward", forward) + steps("compute", FORWARD + BACKWARD)
     )
     run = make_run("demo-1-one-000", case_id="one", ranks=1, network="mine", case=case(None), machine=ONE_THREAD)
     store.write(RunData(run, tuple(rows), tuple(spans)))
@@ -125,3 +127,24 @@ def test_the_verb_writes_a_calibration_and_profiles(store, paceline, tmp_path):
     assert two["step_s"] > one["step_s"]
     assert "collectives" in paceline(*args)
     assert np.isfinite(two["interval_90"]).all()
+
+
+def test_a_disturbed_forward_pass_gives_a_profile_that_spans_split_and_that_is_doubted(tmp_path):
+    store = Store(tmp_path)
+    one_rank(store, forward=2 * (FORWARD + BACKWARD))
+    (launches,) = load_launches(store, "demo-1")
+    profile = profile_of(store, launches)
+    forward, backward = (sum(getattr(layer, name) for layer in profile.layers) for name in ("forward", "backward"))
+    spans = (0.02 + 0.004 + 0.01, 0.001 + 0.02 + 0.05)
+    assert forward + backward == pytest.approx(FORWARD + BACKWARD)
+    assert forward / backward == pytest.approx(spans[0] / spans[1])
+    assert "not to be trusted" in profile.source
+
+
+def test_a_quiet_profile_is_split_by_its_passes_and_not_doubted(tmp_path):
+    store = Store(tmp_path)
+    one_rank(store)
+    profile = profile_of(store, load_launches(store, "demo-1")[0])
+    assert sum(layer.forward for layer in profile.layers) == pytest.approx(FORWARD)
+    assert sum(layer.backward for layer in profile.layers) == pytest.approx(BACKWARD)
+    assert "not to be trusted" not in profile.source

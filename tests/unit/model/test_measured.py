@@ -344,3 +344,52 @@ def test_the_batch_goes_on_as_the_points_do(tmp_path):
     assert series({1: 64, 2: 64, 4: 64}).batch_at(8) == 64
     assert series({1: 64, 2: 64, 4: 32}).batch_at(8) == 32
     assert fixed.batch_at(8, global_batch=1024) == 128
+
+
+@pytest.mark.parametrize(("text", "rates"), [
+    ("GPUs;Throughput (img/s)\n1;100\n2;196\n", [100, 196]),
+    ("# GPUs\tImages/sec\n1\t100\n2\t196\n", [100, 196]),
+    ("Num GPUs [count],samples_per_sec_per_gpu\n1,100\n2,98\n", [100, 196]),
+    ("world_size,Throughput (tokens/s/GPU)\n1,100\n2,98\n", [100, 196]),
+    ('gpus,img/s\n1,"1,100.5"\n2,"1,002,196"\n', [1100.5, 1002196]),
+    ("gpus;img/s\n1;1 100\n2;2\u202f196\n", [1100, 2196]),
+])  # fmt: skip
+def test_headers_with_units_rates_of_one_device_and_thousands(tmp_path, text, rates):
+    (tmp_path / "p.csv").write_text(text)
+    (series,) = read_points(tmp_path / "p.csv")
+    assert series.samples_per_s.tolist() == rates
+    assert series.devices.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("head", ["gpus,throughput (k img/s)", "gpus,step time (ms)", "gpus,img/s/host", "1,100"])
+def test_a_rate_in_another_unit_is_not_taken_for_samples(tmp_path, head):
+    (tmp_path / "p.csv").write_text(f"{head}\n1,100\n2,196\n")
+    with pytest.raises(InputError, match=r"column missing: (devices, )?samples_per_s"):
+        read_points(tmp_path / "p.csv")
+
+
+def test_a_spread_in_percent_is_a_share_and_of_one_device_counts_for_all(tmp_path):
+    (tmp_path / "p.csv").write_text("gpus,img/s,std\n1,100,2%\n4,380,1.5 %\n8,700,7\n")
+    assert read_points(tmp_path / "p.csv")[0].spread == pytest.approx([0.02, 0.015, 0.01])
+    (tmp_path / "p.csv").write_text("gpus,img/s/gpu,std\n1,100,2\n4,95,1%\n8,90,0.9\n")
+    assert read_points(tmp_path / "p.csv")[0].spread == pytest.approx([0.02, 0.01, 0.01])
+
+
+def test_a_batch_in_brackets_says_whose_it_is(tmp_path):
+    (tmp_path / "p.csv").write_text("gpus,img/s,Batch size (global)\n1,100,256\n4,350,256\n")
+    assert read_points(tmp_path / "p.csv")[0].batches.tolist() == [256, 64]
+    (tmp_path / "p.csv").write_text("gpus,img/s,Batch size (per GPU)\n1,100,32\n4,350,32\n")
+    assert read_points(tmp_path / "p.csv")[0].batches.tolist() == [32, 32]
+
+
+def test_a_column_of_words_names_series_and_numbers_or_repetitions_do_not(tmp_path):
+    rows = ["A,1,100", "A,2,190", "B,1,50", "B,2,99"]
+    for head in ("name,gpus,img/s", "where,gpus,img/s"):
+        (tmp_path / "p.csv").write_text("\n".join([head, *rows]))
+        assert [(one.label, one.samples_per_s[0]) for one in read_points(tmp_path / "p.csv")] == [("A", 100), ("B", 50)]
+    (tmp_path / "p.csv").write_text(
+        "\n".join(["seed,gpus,img/s", *(row.replace("A", "1").replace("B", "2") for row in rows)])
+    )
+    assert [one.samples_per_s[0] for one in read_points(tmp_path / "p.csv")] == [75]
+    (tmp_path / "p.csv").write_text("\n".join(["where,gpus,img/s", *rows[:3], "C,2,99"]))
+    assert len(read_points(tmp_path / "p.csv")) == 1

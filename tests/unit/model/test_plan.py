@@ -18,6 +18,7 @@ from paceline.model.plan.file import read_plan, write_plan
 from paceline.model.plan.make import Plan, make_plan
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
+from paceline.report.figures.verbs import plan_bars
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.strategy import Strategy
 from tests.conftest import ROOT, Command
@@ -238,7 +239,6 @@ def test_the_command_takes_a_profile_a_calibration_and_points(paceline: Command,
     corrected = paceline.json("plan", *asked, "--measured", str(points))
     assert any("2 measured points" in line for line in corrected["basis"])
     assert "either --network or --profile" in paceline("plan", "--cluster", "mixed-lab", code=2)
-    assert "no global batch" in paceline("plan", "--cluster", "mixed-lab", "--network", "lenet", code=2)
 
 
 def test_wrong_names_are_one_clear_error(paceline: Command) -> None:
@@ -297,3 +297,28 @@ def test_the_rates_of_this_machines_processor_are_measured(paceline: Command, tm
     assert sum(shares) == 40
     if name == "unequal-cpus.toml":
         assert shares[0] > 2 * sum(shares[1:]), "a processor throttled to a quarter takes at most that of the other"
+
+
+def test_ranks_on_one_processor_share_its_cores_also_when_they_are_groups_of_their_own() -> None:
+    processor = device(0.05, name="cpu", kind="cpu")
+    lonely, crowded = (cluster((processor,) * count, (device(0.05, name="gpu"),)).with_cores(4) for count in (1, 4))
+    few, many = (make_plan(ask(where), global_batch=120, calibration=AS_STATED) for where in (lonely, crowded))
+    assert few.devices[1].rate == pytest.approx(many.devices[4].rate)
+    assert many.devices[0].rate < 0.4 * few.devices[0].rate, "four ranks of one thread, with a serial part each"
+    groups = next(one for one in many.ranked if one.kind == "local" and len(one.groups) == 5)
+    shares = [shares[0] for shares in groups.shares]
+    assert shares[0] < 0.5 * shares[4], "a rank with a quarter of the cores has less to do than the device beside it"
+    assert groups.predicted_throughput < 1.4 * few.devices[0].rate + few.devices[1].rate
+
+
+def test_the_picture_shows_the_baseline_and_says_why_a_longer_bar_ranks_lower() -> None:
+    found = plan((emulated(1.0, straggle=0.2),), (emulated(1.0),), (emulated(1.0),), batch=96)
+    drawn = plan_bars(found)["data"][0]
+    assert drawn["y"][0] == "baseline: DDP, equal shares"
+    assert found.baseline is not None
+    assert drawn["x"][0] == found.baseline.throughput.value
+    assert drawn["y"][-1].startswith(f"1. {found.best.kind}, ")
+    assert len(drawn["marker"]["color"]) == len(found.ranked) + 1
+    stale = [name for name, one in zip(drawn["y"][:0:-1], found.ranked, strict=True) if one.efficiency < 0.995]
+    assert stale
+    assert all("a sample worth 0." in name for name in stale)

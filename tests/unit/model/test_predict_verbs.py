@@ -2,6 +2,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from paceline import api
+from tests.unit.model.clusters import V100, cluster
+
 POINTS = """network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s
 ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,1,64,253
 ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,4,64,1015
@@ -129,3 +132,27 @@ def test_a_transformer_is_predicted_or_does_not_fit(paceline):
 def test_options_that_would_be_ignored_are_refused(paceline, options, message):
     said = paceline("predict", "--network", "lenet", "--cluster", "dgx-1", "--batch", "8", *options, code=2)
     assert message in said
+
+
+def test_without_a_batch_the_usual_one_is_assumed_and_named(paceline):
+    where = {"network": "resnet50", "cluster": "v100-10gbe-8x4", "devices": 8}
+    found, stated = api.predict(**where).curve, api.predict(**where, batch=64).curve
+    assert found.predictions[0].samples_per_s == stated.predictions[0].samples_per_s
+    assert "batch 64 (assumed) per device" in found.label
+    assert "batch 64 per device: assumed, as none was given (--batch)" in found.basis
+    assert "assumed" not in stated.label + " ".join(stated.basis)
+    assert "(assumed)" not in api.predict(**where, changes={"batch": "32"}).curve.label
+    made = api.plan("resnet50", cluster="mixed-lab").plan
+    assert made.global_batch % 6 == 0
+    assert any("on each of 6 devices, assumed" in line for line in made.basis)
+    asked = ("--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--devices", "8")
+    assert "batch 64 (assumed) per device" in paceline("whatif", *asked, "--set", "link.bandwidth=1Gb/s")
+
+
+def test_frameworks_are_compared_at_one_assumed_batch_that_fits_all():
+    small = V100.model_copy(update={"memory": 1.5e9})
+    where, ways = cluster(2, 2, device=small), ["pytorch/fsdp2", "pytorch/ddp"]
+    alone = [api.predict("resnet50", cluster=where, devices=4, framework=way).curve.predictions[0] for way in ways]
+    both = [curve.predictions[0] for curve in api.predict("resnet50", cluster=where, devices=4, framework=ways).curves]
+    assert alone[0].batch_per_device > alone[1].batch_per_device
+    assert [one.batch_per_device for one in both] == [alone[1].batch_per_device] * 2

@@ -82,23 +82,23 @@ def test_groups_of_one_host_exchange_over_its_bus() -> None:
 def test_totals_price_a_step_with_the_best_number_of_buckets() -> None:
     two = [device(), device("b")]
     # An all-reduce of n bytes takes 2 ms + n / 100 MB/s; compute takes 0.1 s, two thirds of it backward.
-    small = measured_pricing(two, 1e6)((0, 1), 20)
+    small = measured_pricing(two, 1e6)((0, 1), 20, (0, 1))
     assert small.shares == (10, 10)
     assert small.exposed == pytest.approx(2e-3 + 1e-2 / 16)
     assert small.seconds == pytest.approx(0.1 + small.exposed)
-    large = measured_pricing(two, 1e8)((0, 1), 20)
+    large = measured_pricing(two, 1e8)((0, 1), 20, (0, 1))
     assert large.exposed == pytest.approx(1.0 + 8 * 2e-3 - 7 / 8 * 0.2 / 3)
     assert large.waits == pytest.approx(large.exposed / large.seconds)
 
 
 def test_stragglers_lengthen_a_priced_step() -> None:
     two = [device(straggle=(0.1, 3.0)), device("b")]
-    assert measured_pricing(two, 0.0)((0, 1), 20).seconds == pytest.approx(0.12 + 2e-3)
+    assert measured_pricing(two, 0.0)((0, 1), 20, (0, 1)).seconds == pytest.approx(0.12 + 2e-3)
     both = [replace(one, straggle=(0.1, 3.0)) for one in two]
-    assert measured_pricing(both, 0.0)((0, 1), 20).seconds == pytest.approx(0.1 * (1 + 0.19 * 2) + 2e-3)
+    assert measured_pricing(both, 0.0)((0, 1), 20, (0, 1)).seconds == pytest.approx(0.1 * (1 + 0.19 * 2) + 2e-3)
 
 
-def one_slow_group(group: tuple[int, ...], batch: int) -> GroupStep:
+def one_slow_group(group: tuple[int, ...], batch: int, _everyone: tuple[int, ...]) -> GroupStep:
     return GroupStep((batch // len(group),) * len(group), 5.0 if 3 in group else 0.1, 0.0)
 
 

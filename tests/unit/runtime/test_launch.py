@@ -20,6 +20,7 @@ from paceline.runtime.launch import (
     Grouping,
     TrainingJob,
     TrainingRequest,
+    fair_share,
     num_ports,
     processes_of,
     reduced,
@@ -201,3 +202,17 @@ def test_a_shard_that_ends_again_and_again_is_started_a_few_times(
     assert count.read_text().splitlines() == ["start"] * starts
     assert sum("started again" in str(line) for line in said) == starts - 1
     assert result == JobResult({"rank 0": 0}, 0)
+
+
+@pytest.mark.parametrize(("counts", "one_machine", "threads"), [
+    ((1,), True, 8), ((2, 2), True, 2), ((2, 2), False, 4), ((2, 4), False, 2), ((0, 1), False, 8), ((16,), True, 1),
+])  # fmt: skip
+def test_ranks_have_an_even_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], one_machine: bool, threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    some = cluster(*(max(1, count) for count in counts))
+    chosen = [rank for rank, placed in enumerate(place(some, some.num_devices)) if counts[placed.host]]
+    assert fair_share(reduced(some, tuple(chosen)), one_machine=one_machine) == threads
+    stated = some.with_cores(1)
+    assert one_machine or fair_share(stated, one_machine=False) == 1

@@ -192,9 +192,6 @@ class CaffeMpi(Caffe):
     labels = ("re-creation: Caffe-MPI's scheme driven on pycaffe's layer-wise backward; not the original program",)
 
 
-SINGA_VECTORS = "SINGA 3.0.0.dev1 for CPU fails with \"module 'singa.singa_wrap' has no attribute 'VecTensor'\""
-
-
 class Singa(PolicyAdapter):
     """SINGA's autograd in each rank, gradients averaged by MPI."""
 
@@ -202,15 +199,9 @@ class Singa(PolicyAdapter):
     module = "paceline.bench.frameworks.singa.worker"
     inputs = ("image",)
     missing: ClassVar = {
-        "batch_norm": 'SINGA 3.0.0.dev1 for CPU fails with "cannot unpack non-iterable SwigPyObject object"',
         "groups": 'SINGA 3.0.0.dev1 for CPU aborts with "Check failed: W.shape(1) == ch.channels"',
-        "concat": SINGA_VECTORS,
-        "pad_shortcut": SINGA_VECTORS,
-        "local_response_norm": "SINGA 3.0.0.dev1's autograd has no local response normalisation",
         "gelu": "SINGA 3.0.0.dev1's autograd has no gelu",
         "layer_norm": "SINGA 3.0.0.dev1's autograd has no layer normalisation",
-        "rounded_up": "SINGA's pooling rounds down",
-        "padded_mean": "SINGA's mean leaves the padding out",
         "image_rows": "SINGA's matmul takes matrices only",
         "repeated_input": "SINGA's autograd adds gradients in place, also to those of the other layers of the sum",
     }

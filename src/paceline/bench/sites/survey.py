@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import statistics
 import subprocess
@@ -17,14 +18,25 @@ from paceline.bench.collect import tail
 from paceline.bench.environments import worker_path
 from paceline.bench.launch import launch_folder, wait_for_ranks
 from paceline.bench.sites.site import Launcher, Process, Rendezvous
-from paceline.errors import LaunchFailed, Unsupported
+from paceline.bench.sites.target import LaunchTarget
+from paceline.errors import InputError, LaunchFailed, Unsupported
 from paceline.spec.cluster import Cluster, Device, Host, Link
 from paceline.units import BANDWIDTH, BYTES, SECONDS
 
-__all__ = ["MeasuredLink", "Survey", "cluster_text", "named_hosts", "slurm_nodes", "survey_hosts"]
+__all__ = [
+    "UNKNOWN_LINK",
+    "MeasuredLink",
+    "Survey",
+    "cluster_text",
+    "hosts_of",
+    "named_hosts",
+    "slurm_nodes",
+    "survey_hosts",
+]
 
 TIMEOUT_S = 300.0
 LONELY_BANDWIDTH = "1 GB/s"
+UNKNOWN_LINK = "unknown"
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class Survey:
 
 def named_hosts(names: Sequence[str]) -> Cluster:
     """A cluster with the names of its hosts only."""
-    link = Link(name="unknown", bandwidth=1e14)
+    link = Link(name=UNKNOWN_LINK, bandwidth=1e14)
     devices = (Device(name="unknown", kind="other"),)
     hosts = tuple(Host(name=name, devices=devices, inside=link, link=link) for name in names)
     return Cluster(name="surveyed", hosts=hosts)
@@ -119,9 +131,38 @@ def _link(pair: dict[str, Any], names: list[str]) -> MeasuredLink:
     )
 
 
+def hosts_of(target: LaunchTarget) -> Cluster:
+    """The hosts of a target: by name, of Slurm, of the running virtual cluster, or this host."""
+    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual.lifecycle import opened
+
+    if target.on == "virtual":
+        running = [item for item in (opened(home.name) for home in state.listing()) if not item.owned]
+        chosen = [item for item in running if not target.hosts or item.name in target.hosts]
+        if len(chosen) != 1:
+            names = ", ".join(item.name for item in running) or "none"
+            raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
+        return chosen[0].cluster
+    if target.hosts:
+        return named_hosts(target.hosts)
+    return named_hosts(slurm_nodes() if target.on.startswith("slurm") else ["localhost"])
+
+
 def slurm_nodes() -> list[str]:
-    """Nodes of the Slurm cluster that accept jobs now."""
-    command = ["sinfo", "--noheader", "--Node", "--format=%N %t"]
+    """Nodes of this allocation; outside of one, nodes of the Slurm cluster that accept jobs now."""
+    allocated = os.environ.get("SLURM_JOB_NODELIST")
+    if allocated:
+        return _slurm("scontrol", "show", "hostnames", allocated).split()
+    rows = [line.split()[:2] for line in _slurm("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines() if line]
+    usable = ("idle", "mix", "alloc", "comp")
+    names = list(dict.fromkeys(name for name, status in rows if status.startswith(usable)))
+    if not names:
+        there = ", ".join(" ".join(row) for row in rows) or "none"
+        raise LaunchFailed(f"no node of Slurm would take a job now; there are: {there}", hint="`sinfo -R` says why")
+    return names
+
+
+def _slurm(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except FileNotFoundError:
@@ -129,13 +170,7 @@ def slurm_nodes() -> list[str]:
     if done.returncode != 0:
         words = (done.stderr or done.stdout).strip()[-300:]
         raise LaunchFailed(f"Slurm does not answer: {words}", hint="is slurmctld up, and SLURM_CONF right?")
-    rows = [line.split()[:2] for line in done.stdout.splitlines() if line.strip()]
-    usable = ("idle", "mix", "alloc", "comp")
-    names = list(dict.fromkeys(name for name, status in rows if status.startswith(usable)))
-    if not names:
-        there = ", ".join(" ".join(row) for row in rows) or "none"
-        raise LaunchFailed(f"no node of Slurm would take a job now; there are: {there}", hint="`sinfo -R` says why")
-    return names
+    return done.stdout
 
 
 def cluster_text(survey: Survey, *, name: str, how: str) -> str:

@@ -7,9 +7,11 @@ import json
 import math
 import re
 import secrets
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paceline import __version__
@@ -31,8 +33,11 @@ OPERATIONS = {
 PROGRAM = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|broadcast|sendrecv|alltoallv?|reduce|gather|scatter)_perf"
 )
-RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$", flags=re.M)
-ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([a-z]\w*)\s+(\S+)\s+(-?\d+)\s+(\S.*?)\s*$", flags=re.M)
+PREFIX = re.compile(r"^\s*(?:\[[\d,]+\]<std\w+>:|\d+:(?=\s))")
+"""What `mpirun --tag-output` and `srun --label` put before a line."""
+RANK = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$"
+)
 HINT = "write it with `all_reduce_perf -b 8 -e 1G -f 2 -g 8 > out.txt`, or as JSON with `-J out.json`"
 
 
@@ -94,22 +99,52 @@ def read_nccl_tests(path: Path, operation: str | None = None) -> CollectiveTest:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         reason = str(error)[:120] or type(error).__name__
         raise InputError(f"{path} is no sound output of nccl-tests: {reason}", hint=HINT) from None
-    rows, ranks, hosts, device = found
-    if not rows:
+    if not found.rows:
         raise InputError(f"{path} has no row with a size, a time and a bandwidth", hint=HINT)
-    if ranks < 2:
-        raise InputError(f"{path} was measured with {ranks} rank, a collective needs two", hint=HINT)
-    return CollectiveTest(str(path), _operation(path, text, operation), ranks, hosts, device, tuple(rows))
+    if found.ranks < 2:
+        raise InputError(f"{path} was measured with {found.ranks} rank, a collective needs two", hint=found.hint)
+    named = _operation(path, text, operation, found.implied)
+    return CollectiveTest(str(path), named, found.ranks, found.hosts, found.device, tuple(found.rows))
 
 
-Found = tuple[list[TestedSize], int, tuple[str, ...], str]
+@dataclass(frozen=True)
+class _Found:
+    rows: list[TestedSize]
+    places: list[tuple[int, int, str, str]]
+    """Rank, group, host and device of every process or rank."""
+    each: int = 1
+    """Ranks of a process, where a place is a process."""
+    implied: str | None = None
+    """The collective that the columns imply, if the program is not named."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one communicator: groups are tested side by side."""
+        return max(Counter(group for _, group in {place[:2] for place in self.places}).values(), default=0) * self.each
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(place[2] for place in self.places))
+
+    @property
+    def device(self) -> str:
+        return self.places[0][3] if self.places else ""
+
+    @property
+    def hint(self) -> str:
+        if len(self.places) > 1:
+            return "each process measured alone: build nccl-tests with `make MPI=1`, so that mpirun and srun join them"
+        return HINT if self.places else "keep the lines `# Rank 0 Group 0 Pid ...` before the table"
 
 
-def _operation(path: Path, text: str, given: str | None) -> str:
-    named = given or next((m.group(1) for m in PROGRAM.finditer(text)), None)
-    named = named or next((m.group(1) for m in PROGRAM.finditer(path.name)), None)
-    for name in OPERATIONS if named is None else ():
-        named = name if name in path.name.replace("-", "_") else named
+def _operation(path: Path, text: str, given: str | None, implied: str | None) -> str:
+    """The collective: as given, as the program is named in the output or the file's name, or as columns imply."""
+    written = list(dict.fromkeys(match.group(1) for match in PROGRAM.finditer(text)))
+    if len(written) > 1 and not text.lstrip().startswith("{"):
+        raise InputError(f"{path} holds tests of {' and '.join(written)}", hint="one file for each test")
+    plain = path.name.replace("-", "_")
+    named = next(iter([*([given] if given else []), *written, *PROGRAM.findall(plain)]), None)
+    named = named or next((name for name in OPERATIONS if name in plain), implied)
     known = {**OPERATIONS, **{name: name for name in OPERATIONS.values()}}
     if named not in known:
         what = f"the collective {named!r} has no place in the model" if named else "it does not name its collective"
@@ -121,35 +156,51 @@ def _row(size: Any, micros: Any, bus: Any, wrong: Any) -> TestedSize:
     seconds, bandwidth = float(micros) / 1e6, float(bus) * 1e9
     if not (int(size) >= 0 and math.isfinite(seconds) and seconds >= 0 and math.isfinite(bandwidth) and bandwidth >= 0):
         raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s")
-    return TestedSize(int(size), seconds, bandwidth, int(wrong) if str(wrong).isdigit() else 0)
+    return TestedSize(int(size), seconds, bandwidth, 0 if wrong in (None, "N/A") else int(float(wrong)))
 
 
-def _from_text(text: str) -> Found:
-    rows = []
-    for match in ROW.finditer(text):
-        columns = match.group(6).split()
-        if len(columns) >= 3:
-            rows.append(_row(match.group(1), columns[0], columns[2], columns[3] if len(columns) > 3 else 0))
-    places = RANK.findall(text)
-    hosts = tuple(dict.fromkeys(host for _, host, _ in places))
-    ranks = len({rank for rank, _, _ in places})
-    return [row for row in rows if row.size_bytes and row.seconds], ranks, hosts, str(places[0][2]) if places else ""
+def _from_text(text: str) -> _Found:
+    """Rows by the names of the columns, which differ between versions and programs."""
+    columns, rows, places, factors = list[str](), list[TestedSize](), list[tuple[int, int, str, str]](), list[float]()
+    reduces = False
+    for line in text.splitlines():
+        words = PREFIX.sub("", line).lstrip("# \t").split()
+        if {"size", "algbw", "busbw"} <= set(words):
+            columns = words
+        elif place := RANK.search(line):
+            places.append((int(place[1]), int(place[2] or 0), place[3], place[4]))
+        elif columns and words and words[0].isdigit() and len(words) > columns.index("busbw"):
+            cells = dict(zip(reversed(columns[: len(words)]), reversed(words[: len(columns)]), strict=False))
+            if int(words[0]) and (row := _row(words[0], cells.get("time", cells.get("cputime")), cells["busbw"],
+                                              cells.get("#wrong"))).seconds:  # fmt: skip
+                rows.append(row)
+                factors += [float(cells["busbw"]) / float(cells["algbw"])] if float(cells["algbw"]) > 1 else []
+                reduces = cells.get("redop", "none") != "none" and cells.get("root", "-1") == "-1"
+    found = _Found(rows, places)
+    return replace(found, implied=_implied(found.ranks, factors) if reduces else None)
 
 
-def _from_json(document: dict[str, Any]) -> Found:
+def _implied(ranks: int, factors: list[float]) -> str | None:
+    """The reduction without a root whose bus bandwidth has this ratio to the bandwidth of the buffer."""
+    share, measured = (ranks - 1) / max(ranks, 1), median(factors) if factors else 0.0
+    names = {"all_reduce": 2 * share, "reduce_scatter": share}
+    return next((name for name, factor in names.items() if abs(measured - factor) < 0.05 * factor), None)
+
+
+def _from_json(document: dict[str, Any]) -> _Found:
+    """Version 1 and 2 of the document; it lists the first rank of each process only."""
     config = document.get("config") or {}
-    devices = [item for item in config.get("devices", document.get("devices")) or [] if isinstance(item, dict)]
-    each = max(1, int(config.get("nthreads", 1))) * max(1, int(config.get("ngpus", 1)))
+    devices = [item for item in config.get("devices") or [] if isinstance(item, dict)]
     rows = []
     for item in document["results"]:
         column = item.get("out_of_place") or item.get("in_place") or {}
-        size, bandwidth = item["size"], column.get("alg_bw", 0.0)
-        micros = column.get("time", column.get("time_us"))
-        micros = float(size) / (float(bandwidth) * 1e3) if micros is None and bandwidth else micros or 0.0
-        rows.append(_row(size, micros, column.get("bus_bw", 0.0), column.get("nwrong", 0) or 0))
-    hosts = tuple(dict.fromkeys(str(item.get("hostname", "")) for item in devices))
-    name = str(devices[0].get("device_info", devices[0].get("device_name", ""))) if devices else ""
-    return [row for row in rows if row.size_bytes and row.seconds], len(devices) * each, hosts, name
+        micros = column.get("time", column.get("cpu_time"))
+        if int(item["size"]) and micros:
+            rows.append(_row(item["size"], micros, column["bus_bw"], column.get("nwrong")))
+    places = [(int(item.get("rank", number)), int(item.get("group", 0)), str(item.get("hostname", "")),
+               str(item.get("device_info", ""))) for number, item in enumerate(devices)]  # fmt: skip
+    each = max(1, int(config.get("nthreads", 1))) * max(1, int(config.get("ngpus", 1)))
+    return _Found([row for row in rows if row.seconds], places, each)
 
 
 def sweep_of(test: CollectiveTest, cluster: str) -> RunData:

@@ -19,6 +19,9 @@ WHOLE = ("devices", "devices_per_host", "hosts", "nodes")
 MOST = {"devices": 1e6, "devices_per_host": 1e6, "hosts": 1e6, "nodes": 1e6}
 """The largest number of a column; 1e15 for others."""
 NOTHING = ("", "nan", "none", "na", "-")
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[+-]?[0-9]{1,3}(?:,[0-9]{3}){2,}")
+"""Thousands, certainly; a single comma before three digits may as well be a decimal one."""
+_SPACED = re.compile(r"[+-]?[0-9]{1,3}(?:[ '\u00a0\u2009\u202f][0-9]{3})+(?:\.[0-9]+)?")
 _PLAIN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
@@ -74,8 +77,13 @@ class Cells:
             if needed:
                 self.refuse(name, repr(text) if text else "nothing", "a number above 0")
             return None
+        if name == "spread":
+            text = text.removesuffix("%").strip()
+        if _GROUPED.fullmatch(text) or _SPACED.fullmatch(text):
+            text = re.sub(r"[^0-9.+-]", "", text)
         if "," in text:
-            self.refuse(name, repr(text), "a number without commas", f"decimals have a point: {text.replace(',', '.')}")
+            hint = f"decimals have a point: {text.replace(',', '.')}; thousands have nothing: {text.replace(',', '')}"
+            self.refuse(name, repr(text), "a number without commas", hint)
             return None
         value = float(text) if _PLAIN.fullmatch(text) else math.nan
         least, most = 0.0 if name == "spread" else 1e-12, MOST.get(name, 1e15)

@@ -21,14 +21,14 @@ __all__ = ["Series", "read_points", "series_of_rows"]
 Floats = NDArray[np.float64]
 Row = dict[str, str | float | None]
 
-LABELS = ("network", "framework", "strategy", "device", "link", "precision", "data", "note")
+LABELS = ("network", "framework", "strategy", "device", "link", "precision", "data", "note", "series")
 NUMBERS = ("devices_per_host", "hosts", "batch_per_device", "global_batch", "spread")
 ALIASES = {
     "devices": ("gpus", "num_gpus", "num_devices", "accelerators", "ranks", "workers"),
     "samples_per_s": (
         "throughput", "rate", "samples_per_sec", "samples_per_second", "samples/s", "images_per_s", "images_per_sec",
         "images_per_second", "images/s", "img/s", "imgs_per_sec", "sequences_per_s", "sequences_per_sec",
-        "sequences/s", "tokens_per_s", "tokens_per_sec", "tokens/s",
+        "sequences/s", "tokens_per_s", "tokens_per_sec", "tokens/s", "ips", "fps",
     ),
     "devices_per_host": ("gpus_per_host", "gpus_per_node", "devices_per_node"),
     "hosts": ("nodes", "num_hosts", "num_nodes"),
@@ -36,6 +36,8 @@ ALIASES = {
     "network": ("model",),
     "link": ("interconnect",),
     "device": ("gpu", "hardware"),
+    "spread": ("std", "stddev", "stdev", "sd", "standard_deviation"),
+    "series": ("name", "config", "configuration", "experiment", "setup", "system", "label"),
 }  # fmt: skip
 """What people call the columns."""
 _COUNT = re.compile(
@@ -46,6 +48,10 @@ _RATE = re.compile(
     r"(?:avg_|mean_|training_|train_|total_)?"
     r"(?:samples?|images?|imgs?|examples?|sequences?|seqs?|tokens?|toks?|items?|frames?)_*(?:/|per)_*s(?:ecs?|econds?)?"
 )
+_UNIT = re.compile(r"(.+?)\s*[(\[](.+)[)\]]")
+_EACH = re.compile(r"(.+?)_*(?:/|_per_|_each_)_*(?:gpu|device|accelerator|worker|rank|card|tpu)")
+EACH = "samples_per_s_per_device"
+_KEYS = ("devices", "samples_per_s", EACH)
 FULL_HOST = 8.0
 """Devices of a full host where nothing says it."""
 
@@ -130,18 +136,41 @@ def read_points(path: Path, facts: Mapping[str, str] | None = None) -> tuple[Ser
     columns, lines = read_table(path)
     names = _column_names(columns)
     given = _facts(path, facts or {}, names)
-    missing = [name for name in ("devices", "samples_per_s") if name not in names.values()]
+    held = {"samples_per_s" if name == EACH else name for name in names.values()}
+    missing = [name for name in ("devices", "samples_per_s") if name not in held]
     if missing:
         raise InputError(
             f"{path}: column missing: {', '.join(missing)}",
-            hint="columns: devices, samples_per_s; better with network, framework or strategy, device, link, "
-            "devices_per_host (of a full host), batch_per_device or global_batch, and spread",
+            hint=f"the first line has {', '.join(columns)[:120] or 'nothing'}; expected are devices, samples_per_s, "
+            "better with network, framework or strategy, device, link, devices_per_host (of a full host), "
+            "batch_per_device or global_batch, and spread",
         )
     problems: list[Problem] = []
     rows = [_parsed(Cells(str(path), number, {**given, **{names[key]: text for key, text in row.items()}}, problems))
             for number, row in lines]  # fmt: skip
     refuse_rows(str(path), problems)
+    _tell_apart(rows, [{names[key]: text for key, text in row.items()} for _, row in lines])
     return series_of_rows(rows, str(path))
+
+
+def _tell_apart(rows: list[Row], written: list[dict[str, str]]) -> None:
+    """Name series by a column of words that nobody knows, if it alone tells rows of the same count apart."""
+
+    def repeated(some: list[Row]) -> bool:
+        keys = [tuple(row[name] for name in (*LABELS, "batch_per_device", "global_batch", "devices")) for row in some]
+        return len(set(keys)) < len(keys)
+
+    unknown = [name for name in (written[0] if written else ()) if name not in (*LABELS, *NUMBERS, *_KEYS)]
+    for name in unknown if repeated(rows) else ():
+        groups: dict[str, list[Row]] = {}
+        for row, cells in zip(rows, written, strict=True):
+            groups.setdefault(cells[name], []).append(row)
+        words = all(re.search(r"[^\W\d]", text) for text in groups)
+        if words and len(groups) > 1 and not any(repeated(some) or len(some) < 2 for some in groups.values()):
+            for text, some in groups.items():
+                for row in some:
+                    row["series"] = text
+            return
 
 
 def _facts(path: Path, facts: Mapping[str, str], names: dict[str, str]) -> dict[str, str]:
@@ -158,25 +187,50 @@ def _facts(path: Path, facts: Mapping[str, str], names: dict[str, str]) -> dict[
 
 def _column_names(written: list[str]) -> dict[str, str]:
     """Each column of a file by what it holds."""
-    known = {other: name for name, others in ALIASES.items() for other in others}
     plain = {name: re.sub(r"[ \-]+", "_", re.sub(r"[#()\[\]]", " ", name.lower()).strip()) for name in written}
-    meant = {name: known.get(text) or _pattern(text) or text for name, text in plain.items()}
+    meant = {name: _meaning(text) or _without_unit(name) or text for name, text in plain.items()}
     return {name: plain[name] if meant[name] in plain.values() else meant[name] for name in written}
 
 
-def _pattern(text: str) -> str | None:
-    """Columns that follow a pattern: a number of devices, or something per second."""
+def _meaning(text: str) -> str | None:
+    """The column that a name means by itself or by its pattern: a number of devices, or something per second."""
+    known = {other: name for name, others in ALIASES.items() for other in others} | {name: name for name in ALIASES}
+    if text in known or text in (*LABELS, *NUMBERS):
+        return known.get(text, text)
     if _COUNT.fullmatch(text) or text in _COUNTS:
         return "devices"
+    each = _EACH.fullmatch(text)
+    if each is not None and _meaning(each[1]) == "samples_per_s":
+        return EACH
     return "samples_per_s" if _RATE.fullmatch(text) else None
+
+
+def _without_unit(name: str) -> str | None:
+    """The column of a name with a unit behind it: `Throughput (img/s)`, `GPUs [count]`; times are none of ours."""
+    match = _UNIT.fullmatch(name.lower().strip())
+    if match is None:
+        return None
+    outside, unit = (re.sub(r"[ \-]+", "_", part.strip()) for part in match.groups())
+    meant, inside = _meaning(outside), _meaning(unit)
+    if inside in ("samples_per_s", EACH) and meant in (None, "samples_per_s"):
+        return inside
+    if meant == "batch_per_device" and ("global" in unit or "total" in unit):
+        return "global_batch"
+    return meant if meant != "samples_per_s" and inside is None else None
 
 
 def _parsed(cells: Cells) -> Row:
     parsed: Row = {name: cells.row.get(name, "") for name in LABELS}
-    for name in ("devices", "samples_per_s"):
-        parsed[name] = cells.number(name, needed=True)
+    each = "samples_per_s" not in cells.row
+    parsed["devices"] = cells.number("devices", needed=True)
+    rate = cells.number(EACH if each else "samples_per_s", needed=True)
+    parsed["samples_per_s"] = rate and rate * (float(parsed["devices"] or 1) if each else 1)
     for name in NUMBERS:
         parsed[name] = cells.number(name)
+    if cells.row.get("spread", "").endswith("%"):
+        parsed["spread"] = parsed["spread"] and float(parsed["spread"]) / 100 * float(parsed["samples_per_s"] or 0)
+    elif each and parsed["spread"]:
+        parsed["spread"] = float(parsed["spread"]) * float(parsed["devices"] or 1)
     devices, hosts, full = (float(parsed[name] or 0) for name in ("devices", "hosts", "devices_per_host"))
     if hosts and full and devices > hosts * full:
         given = f"{full:g}, but {devices:g} devices ran on {hosts:g} hosts"
@@ -225,7 +279,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
     rates = np.array([float(np.median([float(row["samples_per_s"] or 0) for row in group])) for group in groups])
     spread = np.array([max(float(row.get("spread") or 0) for row in group) for group in groups])
     how = " ".join(part for part in (text["framework"], text["strategy"]) if part)
-    parts = [text["network"], how, text["device"], text["link"], text["precision"], text["data"]]
+    parts = [text["series"], text["network"], how, text["device"], text["link"], text["precision"], text["data"]]
     (only,) = batches if len(batches) == 1 else (None,)
     parts.append(f"batch {only:g}" if isinstance(only, float) else "batch varies" if len(batches) > 1 else "")
     per_host, assumed = _full_host(rows, counts, text["link"])

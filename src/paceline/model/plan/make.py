@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,7 @@ from paceline.model.question import (
     memory_bytes,
     precision_of,
     ranks_with,
+    shared_works,
     works_of,
 )
 from paceline.model.scaling import basis_of, draw_factors, met_by_points, spreads_of
@@ -189,9 +191,8 @@ def make_plan(
     if words := cores_words(question, question.cluster.num_devices):
         notes.append(words)
     if global_batch is None:
-        notes.append(
-            f"global batch {batch}: {question.batch} samples on each of {question.cluster.num_devices} devices"
-        )
+        each, who = f"{question.batch} samples on each", f"{question.cluster.num_devices} devices"
+        notes.append(f"global batch {batch}: {each} of {who}{', assumed' * question.assumed}")
     pricer = _Pricer(question, batch, calibration, works, factors)
     ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)
     known = tuple(pricer.with_intervals(candidate) for candidate in ranked[:shown])
@@ -250,8 +251,9 @@ class _Pricer:
             kind: (self._line(kind, share), self._work(kind, batch).compute) for kind in dict.fromkeys(self._kinds)
         }
         planned = []
-        for rank, kind in zip(self._placed, self._kinds, strict=True):
+        for rank, kind, slower in zip(self._placed, self._kinds, self._stretches(share), strict=True):
             (cost, alone), emulation = costs[kind], rank.device.emulation
+            cost, alone = replace(cost, a=cost.a * slower, b=cost.b * slower), alone * slower
             host = self._question.cluster.hosts[rank.host]
             slow = (
                 (0.0, 1.0)
@@ -261,6 +263,12 @@ class _Pricer:
             end = self._effective(endpoint_of(host, host.name))
             planned.append(PlannedDevice(host.name, rank.device.name, cost, batch / alone, end.inside, end.link, slow))
         return tuple(planned)
+
+    def _stretches(self, share: int) -> list[float]:
+        """How many times as long each device computes as alone on its host, when all devices train."""
+        works = [self._work(kind, share) for kind in self._kinds]
+        shared, _ = shared_works(self._question, self._placed, works, calibration=self._calibration)
+        return [beside.compute / work.compute for beside, work in zip(shared, works, strict=True)]
 
     def _effective(self, end: Endpoint) -> Endpoint:
         """Links as the calibration knows them: what an exchange between two ranks reaches."""
@@ -288,36 +296,39 @@ class _Pricer:
             self._steps[kind, samples] = in_chunks(self._works[kind], samples, self._largest[kind])
         return self._steps[kind, samples]
 
-    def price(self, group: Group, batch: int) -> GroupStep:
+    def price(self, group: Group, batch: int, everyone: Group) -> GroupStep:
         """Shares and nominal seconds of a group's step."""
-        key = self._key(group, batch)
+        key = self._key(group, batch, everyone)
         if key not in self._priced:
             shares = split_batch([self.devices[i].cost for i in group], batch).samples
-            seconds, exposed = self._seconds(group, shares, self._nominal)
+            seconds, exposed = self._seconds(group, shares, self._nominal, everyone=everyone)
             self._priced[key] = GroupStep(shares, float(seconds[0]), float(exposed[0]))
         return self._priced[key]
 
-    def _key(self, group: Group, batch: int) -> Hashable:
-        """Equal for groups of alike devices that are attached alike."""
+    def _key(self, group: Group, batch: int, everyone: Group) -> Hashable:
+        """Equal for groups of alike devices that are attached alike and share their hosts with as many others."""
         hosts: dict[int, int] = {}
         alike = []
         for i in group:
             device = self.devices[i]
             host = hosts.setdefault(self._placed[i].host, len(hosts))
             alike.append((self._kinds[i], host, device.inside, device.link))
-        return batch, tuple(alike)
+        present = Counter(self._placed[i].host for i in everyone)
+        return batch, tuple(alike), tuple(present[host] for host in hosts)
 
-    def _seconds(self, group: Group, shares: Sequence[int], factors: Factors) -> tuple[Floats, Floats]:
+    def _seconds(
+        self, group: Group, shares: Sequence[int], factors: Factors, *, everyone: Group
+    ) -> tuple[Floats, Floats]:
         """Seconds of the step, and of its exposed exchange, for each draw."""
         works = [self._work(self._kinds[i], samples) for i, samples in zip(group, shares, strict=True)]
-        placed = [self._placed[i] for i in group]
-        ranks = ranks_with(self._question, placed, works, calibration=self._calibration)
+        placed, present = ([self._placed[i] for i in some] for some in (group, everyone))
+        ranks = ranks_with(self._question, placed, works, calibration=self._calibration, present=present)
         terms = step_terms(ranks, self._policy, self._calibration, factors)
         return sum(terms.values(), np.zeros_like(factors.compute)), terms["aggregate"]
 
     def seconds(self, group: Group, shares: Sequence[int]) -> Floats:
-        """Seconds of a step of a group, one for each draw."""
-        return self._seconds(group, shares, self._factors)[0]
+        """Seconds of a step of a group that trains alone, one for each draw."""
+        return self._seconds(group, shares, self._factors, everyone=group)[0]
 
     def passes(self, index: int, samples: int) -> int:
         """Passes that a device needs for its samples, as far as its memory is known."""
@@ -354,11 +365,12 @@ class _Pricer:
     def rates(self, candidate: Candidate) -> Floats:
         """Samples per second of a candidate: every draw is one possible world."""
         groups = list(zip(candidate.groups, candidate.shares, strict=True))
+        everyone = tuple(index for group in candidate.groups for index in group)
+        keys = [self._key(group, sum(shares), everyone) for group, shares in groups]
         known: dict[Hashable, Floats] = {}
-        for group, shares in groups:
-            key = self._key(group, sum(shares))
+        for key, (group, shares) in zip(keys, groups, strict=True):
             if key not in known:
-                known[key] = self._seconds(group, shares, self._factors)[0]
-        seconds = np.array([known[self._key(group, sum(shares))] for group, shares in groups])
+                known[key] = self._seconds(group, shares, self._factors, everyone=everyone)[0]
+        seconds = np.array([known[key] for key in keys])
         exchanges = np.array(exchange_seconds_of(self.devices, candidate.groups, self.size))[:, None]
         return throughputs(candidate, self.devices, seconds, exchanges * self._factors.bandwidth)

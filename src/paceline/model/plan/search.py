@@ -91,8 +91,8 @@ class GroupStep:
 
 Group = tuple[int, ...]
 """Devices by their index."""
-Pricing = Callable[[Group, int], GroupStep]
-"""What a step of a number of samples costs a group."""
+Pricing = Callable[[Group, int, Group], GroupStep]
+"""What a step of a number of samples costs a group, beside all devices that train: those of a host share its cores."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,14 @@ def _candidates(devices: Sequence[PlannedDevice], batch: int, size: float, price
     chosen = {tuple(sorted(i for group in ordered[:count] for i in group)) for count in _sizes(len(ordered))}
     chosen.add((max(range(len(devices)), key=lambda i: devices[i].rate),))
     for group in sorted(chosen, key=len):
-        yield _combined(devices, [group], [price(group, batch)])
+        yield _combined(devices, [group], [price(group, batch, group)])
     for groups in _groupings(devices, hosts):
         least = [1] * len(groups) if batch < len(devices) else [len(group) for group in groups]
         if batch < len(groups):
             continue
         parts = proportional_split([sum(devices[i].rate for i in group) for group in groups], batch, least=least)
-        steps = [price(group, part) for group, part in zip(groups, parts, strict=True)]
+        everyone = tuple(range(len(devices)))
+        steps = [price(group, part, everyone) for group, part in zip(groups, parts, strict=True)]
         exchanges = exchange_seconds_of(devices, groups, size)
         for local_steps in LOCAL_STEPS:
             for quorum in sorted({1, len(groups) // 2, len(groups)}):
@@ -281,7 +282,7 @@ def measured_pricing(devices: Sequence[PlannedDevice], size: float) -> Pricing:
     exposed = min over k of max(c, k c - backward (1 - 1/k)), with c the seconds of one bucket.
     """
 
-    def price(group: Group, batch: int) -> GroupStep:
+    def price(group: Group, batch: int, _everyone: Group) -> GroupStep:
         members = [devices[i] for i in group]
         split = split_batch([member.cost for member in members], batch)
         slow, factor = _straggle(members)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from paceline.explain.findings.finding import Finding
 from paceline.measurements.summary import Interval, median_interval
 from paceline.model.plan.make import Plan
+from paceline.model.plan.search import Candidate
 from paceline.report.figures import LINES, Figure, new_figure, plot_text, stacked
 
 __all__ = ["gain_bars", "launch_points", "plan_bars"]
@@ -40,30 +41,39 @@ def _ends(interval: Interval) -> Figure:
 
 
 def plan_bars(plan: Plan) -> Figure:
-    """Samples per second of each candidate with its 90 % interval, the best first."""
-    numbered = list(enumerate(plan.ranked, start=1))[:MOST_ROWS][::-1]
-    shown = [one for _, one in numbered]
-    names = [f"{number}. {one.kind}, {len(one.groups)} groups" for number, one in numbered]
-    rates = [one.predicted_throughput for one in shown]
-    spans = [one.interval_90 or (rate, rate) for one, rate in zip(shown, rates, strict=True)]
+    """Samples per second of each candidate with its 90 % interval, the best first, and of plain DDP below them."""
+    rows = [(_candidate_name(number, one), one.predicted_throughput, one.interval_90, LINES[0 if number == 1 else 7])
+            for number, one in enumerate(plan.ranked[:MOST_ROWS], start=1)]  # fmt: skip
+    if plan.baseline is not None:
+        known = plan.baseline.throughput
+        rows.append(("baseline: DDP, equal shares", known.value, known.interval_90, LINES[1]))
+    names, rates, given, colours = zip(*reversed(rows), strict=True)
+    spans = [span or (rate, rate) for span, rate in zip(given, rates, strict=True)]
     bar = {
         "type": "bar",
         "orientation": "h",
         "name": "samples per second, 90 % interval",
         "y": [plot_text(name) for name in names],
-        "x": rates,
+        "x": list(rates),
         "error_x": {
             "type": "data",
             "symmetric": False,
             "array": [max(0.0, high - rate) for (_, high), rate in zip(spans, rates, strict=True)],
             "arrayminus": [max(0.0, rate - low) for (low, _), rate in zip(spans, rates, strict=True)],
         },
-        "marker": {"color": [LINES[0] if one is plan.best else LINES[7] for one in shown]},
+        "marker": {"color": list(colours)},
         "hovertemplate": "%{x:,.1f} samples/s<extra></extra>",
     }
     figure = new_figure([bar], x="predicted samples per second", y="")
     figure["layout"]["xaxis"] |= {"rangemode": "tozero", "tickformat": ","}
-    return stacked(figure, len(shown), row=38, barmode="overlay")
+    return stacked(figure, len(rows), row=38, barmode="overlay")
+
+
+def _candidate_name(number: int, candidate: Candidate) -> str:
+    """Its rank and kind, and what a sample is worth where that is less than a synchronous one."""
+    count = len(candidate.groups)
+    worth = f", a sample worth {candidate.efficiency:.2f}" if candidate.efficiency < 0.995 else ""
+    return f"{number}. {candidate.kind}, {count} group{'s' * (count != 1)}{worth}"
 
 
 def gain_bars(findings: Sequence[Finding]) -> Figure:

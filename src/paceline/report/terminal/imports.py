@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from paceline.measurements.foreign.logs import TrainingLog
     from paceline.measurements.foreign.recorder import Hang
     from paceline.measurements.trace.job import TracedJob
-    from paceline.model.links import LinkVerdict
+    from paceline.model.links import FabricVerdict, LinkVerdict
 
-__all__ = ["imported_document", "link_document", "show_imported", "show_links"]
+__all__ = ["fabric_document", "imported_document", "link_document", "show_fabric", "show_imported", "show_links"]
 
 SHOWN_RANKS = 32
 SPLITS = (("stage", "by_stage"), ("rank", "by_rank"), ("data-parallel rank", "by_dp_rank"), ("operation", "by_kind"))
@@ -131,9 +131,15 @@ def _listed(ranks: Sequence[int], most: int = 16) -> str:
 def _show_tests(imported: Imported) -> None:
     rows = [(one.operation, one.ranks, len(one.hosts) or "", BYTES.format(row.size_bytes), SECONDS.format(row.seconds),
              BANDWIDTH.format(row.bus_bandwidth)) for one in imported.tests for row in one.sizes]  # fmt: skip
-    print_rows("nccl-tests", ("collective", ">ranks", ">hosts", ">size", ">time", ">bus bandwidth"), rows)
+    print_rows(imported.kind, ("collective", ">ranks", ">hosts", ">size", ">time", ">bus bandwidth"), rows)
+    if imported.late is not None:
+        late = imported.late
+        say(f"rank {late.rank} of group {late.group} ({late.host or 'host unknown'}) enters last in "
+            f"{format_share(late.share)} of {late.collectives:,} collectives; the others wait for it "
+            f"{SECONDS.format(late.wait_s)} each time: suspect the rank, not the link")  # fmt: skip
     files = " ".join(f"--nccl-tests {one.path}" for one in imported.tests)
-    say("stored as sweeps of the cluster", f"next: paceline calibrate {files}")
+    again = f"paceline calibrate {files}" if imported.kind == "nccl-tests" else "paceline calibrate"
+    say("stored as sweeps of the cluster", f"next: {again}")
 
 
 def show_links(verdicts: Sequence[LinkVerdict], output: Path) -> None:
@@ -152,6 +158,33 @@ def link_document(verdicts: Sequence[LinkVerdict], output: Path) -> dict[str, An
              "link": v.link, "bus_bandwidth": v.test.peak, "stated": v.stated, "share": v.share, "least": v.least,
              "status": v.status, "advice": v.advice} for v in verdicts]  # fmt: skip
     return {"output": str(output), "links": links}
+
+
+def show_fabric(verdict: FabricVerdict, *, slurm: bool) -> None:
+    """The collective over all hosts, each host with its best partner, and which hosts to exclude."""
+    whole = verdict.whole
+    peak, stated = BANDWIDTH.format(whole.test.peak), BANDWIDTH.format(whole.stated)
+    say(f"{verdict.status}: {whole.test.operation} of {whole.test.ranks} ranks on {len(whole.test.hosts)} hosts by "
+        f"{whole.test.path} reaches {peak} of {stated} ({whole.link}), {format_share(whole.share)}; expected at least "
+        f"{format_share(whole.least)}")  # fmt: skip
+    rows = [(h.status, h.host, h.partner, BANDWIDTH.format(h.bandwidth), BANDWIDTH.format(h.stated),
+             format_share(h.share), format_share(h.least)) for h in verdict.hosts]  # fmt: skip
+    columns = ("", "host", "best partner", ">bandwidth", ">stated", ">share", ">expected at least")
+    print_rows("each host with its best partner, in the slower direction", columns, rows)
+    left = ",".join(host.host for host in verdict.hosts if host.status == "PASS")
+    exclusion = f"--exclude={','.join(verdict.exclude)}" if slurm else f"--hosts {left}"
+    say(*([verdict.advice] if verdict.advice else []), *([f"exclude: {exclusion}"] if verdict.exclude else []))
+
+
+def fabric_document(verdict: FabricVerdict) -> dict[str, Any]:
+    """The same as plain data."""
+    hosts = [{**vars(host), "share": host.share, "status": host.status} for host in verdict.hosts]
+    whole = verdict.whole
+    link = {"transport": whole.test.path, "operation": whole.test.operation, "ranks": whole.test.ranks,
+            "link": whole.link, "bus_bandwidth": whole.test.peak, "stated": whole.stated, "share": whole.share,
+            "least": whole.least, "status": whole.status}  # fmt: skip
+    return {"ok": verdict.status == "PASS", "status": verdict.status, "collective": link, "hosts": hosts,
+            "exclude": list(verdict.exclude), "advice": verdict.advice}  # fmt: skip
 
 
 def imported_document(imported: Imported) -> dict[str, Any]:
@@ -175,4 +208,5 @@ def imported_document(imported: Imported) -> dict[str, Any]:
         document |= {"dumps": list(imported.dumps), "hangs": [vars(hang) for hang in imported.hangs]}
     if imported.tests:
         document["tests"] = [{**vars(one), "sizes": [vars(row) for row in one.sizes]} for one in imported.tests]
+        document["late"] = vars(imported.late) if imported.late else None
     return document

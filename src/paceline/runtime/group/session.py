@@ -25,6 +25,8 @@ __all__ = ["GroupSession", "RankGroup"]
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 log = logging.getLogger("paceline.runtime")
+INPUT_BOUND = 0.5
+"""Share of a rank's step that loading takes, beyond which its input is why it has no more samples."""
 ARRANGE_AFTER = (4, 16)
 """Committed steps of a view after which buckets are arranged anew from the times seen."""
 
@@ -52,8 +54,10 @@ class GroupSession:
             self._leave()
             raise
         self._committed = 0
-        self._reported: tuple[tuple[int, ...], float] | None = None
-        """Shares of the step before, and what it cost this rank."""
+        self._reported: tuple[tuple[int, ...], float, float] | None = None
+        """Shares of the step before, what it cost this rank, and what loading its samples cost."""
+        self.loading: list[float] = []
+        """Seconds of loading of each rank in the newest step that all know of."""
         self._began = time.perf_counter(), time.process_time()
 
     def _set_up(self, member: Member, report: dict[str, Any], *, synced: bool) -> None:
@@ -65,6 +69,8 @@ class GroupSession:
         self.peers = self._share_peers()
         """All ranks of the view, in order."""
         source = self._share_state(report)
+        self.ahead = 0
+        """Steps whose shares are decided before they begin: as far as the deepest loader of any rank prefetches."""
         # All others have taken the view, or the exchanges above would not have ended.
         member.establish(self.view)
         self.balance = self._balance(source, synced)
@@ -73,7 +79,7 @@ class GroupSession:
         limits = USUAL_LIMITS if bucket is None else (bucket,)
         self.reducer = Reducer(self._training.parameters, self.wire, limits=limits, prompt=bucket is None)
 
-    def exchange(self, shares: tuple[int, ...], compute: float) -> None:
+    def exchange(self, shares: tuple[int, ...], cost: float, loading: float) -> None:
         """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
         self.reducer.flush()
         local = self._squared_norm() if self._training.settings.noise else 0.0
@@ -81,12 +87,13 @@ class GroupSession:
         if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
             self._training.noise.observe((shares[self.rank], local), (sum(shares), self._squared_norm()))
         if self._reported is not None:
-            self.balance.learn(self._reported[0], self.reducer.noted())
-        self._reported = (shares, compute)
+            costs, self.loading = self.reducer.noted()
+            self.balance.learn(self._reported[0], costs)
+        self._reported = (shares, cost, loading)
 
     def begin(self, weight: float, *, step_began: float) -> None:
         """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
-        self.reducer.begin(weight, step_began=step_began, note=self._reported[1] if self._reported else 0.0)
+        self.reducer.begin(weight, step_began=step_began, notes=self._reported[1:] if self._reported else (0.0, 0.0))
 
     def _squared_norm(self) -> float:
         gradients = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
@@ -113,6 +120,11 @@ class GroupSession:
         finish = max(cost.seconds(n) for cost, n in zip(costs, shares, strict=True))
         rates = ", ".join(f"{n} samples at {cost.b * 1e3:.2f} ms" for cost, n in zip(costs, shares, strict=True))
         text = f"shares by measured cost: {rates}; all finish after {finish * 1e3:.0f} ms"
+        for rank, (cost, n, loading) in enumerate(zip(costs, shares, self.loading or [0.0] * len(costs), strict=True)):
+            if n and loading > INPUT_BOUND * cost.seconds(n):
+                text += (
+                    f"; rank {rank} has as many as its loader delivers, in {loading * 1e3:.0f} ms: more workers help"
+                )
         if self._link is None:
             return text
         exchange = self._link.seconds(sum(self.reducer.sizes))
@@ -177,10 +189,11 @@ class GroupSession:
         return told
 
     def _balance(self, source: dict[str, Any], synced: bool) -> Balance:
-        limits = torch.zeros(self.size, dtype=torch.int64)
-        limits[self.rank] = self._training.settings.chunk or 0
+        limits = torch.zeros(2, self.size, dtype=torch.int64)
+        limits[:, self.rank] = torch.tensor([self._training.settings.chunk or 0, self._training.ahead])
         self.wire.all_reduce(limits)()
-        chunks = [limit or None for limit in limits.tolist()]
+        chunks = [limit or None for limit in limits[0].tolist()]
+        self.ahead = int(limits[1].max())
         ids = [peer.id for peer in self.peers]
         fixed = not self._training.settings.balance
         balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed, split=self._training.split)

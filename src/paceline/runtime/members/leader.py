@@ -17,6 +17,7 @@ from paceline.runtime.members.channel import Channel, Endpoint, in_background
 from paceline.runtime.members.link import MemberLink
 from paceline.runtime.members.view import Peer, Timeouts, View
 from paceline.runtime.protocol import messages
+from paceline.runtime.protocol.codec import accepted_by
 from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Probe, Send
 from paceline.runtime.protocol.quorum import Memory
 from paceline.runtime.protocol.states import Event
@@ -92,7 +93,7 @@ class Leader:
         return self._core.join(hello.peer, hello, time.monotonic())
 
     def _listen(self, peer: Peer, link: MemberLink) -> None:
-        expected = messages.accepted_by(messages.Role.LEADER, sender=messages.Role.MEMBER)
+        expected = accepted_by(messages.Role.LEADER, sender=messages.Role.MEMBER)
         farewell = False
         try:
             while not farewell:

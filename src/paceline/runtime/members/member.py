@@ -23,7 +23,8 @@ from paceline.runtime.members.leader import Leader
 from paceline.runtime.members.link import MemberLink
 from paceline.runtime.members.view import Peer, Report, Timeouts, View, read_roster
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.following import Ask, Following, outranks
+from paceline.runtime.protocol.codec import accepted_by
+from paceline.runtime.protocol.following import Ask, Following
 from paceline.runtime.protocol.states import Event, MemberState
 
 __all__ = ["Member"]
@@ -68,8 +69,6 @@ class Member:
         self._leader: Leader | None = None
         self._link: MemberLink | None = None
         """To the leader."""
-        self._known: set[Endpoint] = set()
-        """Where everybody listens who was in a view with us and may still live."""
         in_background("listener", self._listener.run, failed=self._fail)
 
     def start(self, meet: Endpoint, *, first: int | None, roster: Path | None = None) -> None:
@@ -79,9 +78,9 @@ class Member:
         if first is not None and not any(peers.answers(endpoint, self._login) for endpoint in known):
             self._core.first = first
             self._lead()
-            known, meet = [], self.peer.endpoint
+            meet = self.peer.endpoint
         # Following begins after leading: the first thing the follower does is to call our own listener.
-        in_background("follow", lambda: self._follow(known, meet), failed=self._fail)
+        in_background("follow", lambda: self._follow(meet), failed=self._fail)
         in_background("heartbeat", self._send_heartbeats, failed=self._fail)
         in_background("look-around", self._look_around, failed=self._fail)
 
@@ -222,7 +221,7 @@ class Member:
         with self._changed:
             return self._core.asleep(time.monotonic())
 
-    def _follow(self, known: list[Endpoint], meet: Endpoint) -> None:
+    def _follow(self, meet: Endpoint) -> None:
         """Find the leader, follow it until it is gone, and again."""
         deadline = time.monotonic() + self._timeouts.join
         while not self._machine.ended:
@@ -232,8 +231,8 @@ class Member:
                 continue
             if self._machine.state is MemberState.FOLLOWING:  # training was resumed after the leader had left
                 self._machine.on(Event.DISCONNECTED)
-            channel = self._find([*known, meet])
-            if channel is None:
+            found = self._find([*read_roster(self.roster), meet])
+            if found is None:
                 if views.is_closed(self.roster):
                     self._give_up(Event.ROSTER_CLOSED, None)
                 elif time.monotonic() > deadline:
@@ -242,12 +241,12 @@ class Member:
                     self._give_up(Event.NO_LEADER, TrainingLost(why, hint=hint))
                 time.sleep(RETRY)
                 continue
-            self._obey(self._begin_to_follow(channel))
-            known, deadline = read_roster(self.roster), time.monotonic() + self._timeouts.join
+            self._obey(self._begin_to_follow(*found))
+            deadline = time.monotonic() + self._timeouts.join
 
-    def _begin_to_follow(self, channel: Channel) -> MemberLink:
+    def _begin_to_follow(self, endpoint: Endpoint, channel: Channel) -> MemberLink:
         with self._changed:
-            self._core.welcomed(time.monotonic())
+            self._core.welcomed((channel.peer, *endpoint), time.monotonic())
             link = self._link = MemberLink(channel)
             if self._core.ready is not None:
                 link.send(self._core.ready)
@@ -256,7 +255,7 @@ class Member:
         return link
 
     def _obey(self, link: MemberLink) -> None:
-        expected = messages.accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
+        expected = accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
         silent = False
         try:
             while not self._core.dismissed:
@@ -276,9 +275,15 @@ class Member:
 
     def _judge(self, lost: Peer) -> None:
         """At once: only now does a refused connection say that the leader ended in the view that it led."""
-        dead = peers.is_dead(lost, self._login)
+        dead = self._is_dead(lost)
         with self._changed:
-            self._core.memory.judged(lost.id, dead=dead)
+            ready = self._core.judged(lost.id, dead=dead)
+        if ready is not None:
+            self._send(ready)
+
+    def _is_dead(self, peer: Peer) -> bool:
+        self._core.known.add(peer.endpoint)  # if it lives, it is asked who leads it
+        return peers.is_dead(peer, self._login)
 
     def _interrupt(self) -> None:
         if not self.interrupted.is_set():
@@ -292,7 +297,6 @@ class Member:
             view = self._core.view
             if view is not None and view.number > before:
                 self._board = {}
-                self._known |= {peer.endpoint for peer in view.peers}
                 # After the view is there: the training loop that sees the event cleared must find the new view.
                 self.interrupted.clear()
             elif isinstance(message, messages.BoardEntry) and message.view == before:
@@ -301,7 +305,7 @@ class Member:
                 self._interrupt()
             self._changed.notify_all()
 
-    def _find(self, known: list[Endpoint]) -> Channel | None:
+    def _find(self, known: list[Endpoint]) -> tuple[Endpoint, Channel] | None:
         """Ask one after the other who leads, and lead if it is this process's turn."""
         with self._changed:
             search = self._core.search(known, time.monotonic(), leads=self.leads)
@@ -309,56 +313,52 @@ class Member:
             if not isinstance(step, Ask):
                 self._lead()
                 continue
-            reply, channel = self._greet(step.endpoint)
+            with self._changed:
+                hello = self._core.hello()
+            reply, channel = peers.ask_to_follow(step.endpoint, self._login, hello)
             if channel is not None:
                 leader = self._leader
                 if step.endpoint != self.peer.endpoint and leader is not None:
                     leader.resign()  # one leader at a time has this member's vote
-                return channel
+                return step.endpoint, channel
             search.answered(reply, time.monotonic(), leads=self.leads)
             if reply is not None:
+                self._machine.on(type(reply))
                 time.sleep(RETRY)
         return None
-
-    def _greet(self, endpoint: Endpoint) -> tuple[messages.Message | None, Channel | None]:
-        with self._changed:
-            hello = self._core.hello()
-        reply, channel = peers.ask_to_follow(endpoint, self._login, hello)
-        if reply is not None and channel is None:
-            self._machine.on(type(reply))
-        return reply, channel
 
     def _lead(self) -> None:
         first = self._core.first if self._core.view is None else None
         log.info("%s leads after %s", self.peer.id, f"view {self._core.seen}" if self._core.view else "no view")
         self._leader = Leader(
-            self.peer, self._timeouts, first=first, memory=self._core.memory,
+            self.peer, self._timeouts, first=first, memory=self._core.memory, is_dead=self._is_dead,
             formed=lambda view: views.write_roster(self.roster, view),
-            is_dead=lambda peer: peers.is_dead(peer, self._login),
         )  # fmt: skip
 
     def _answer(self, channel: Channel) -> None:
         try:
             channel.set_timeout(GREETING_TIMEOUT)
             message = channel.receive(messages.Hello, messages.LeadershipQuery)
+            assert isinstance(message, messages.Hello | messages.LeadershipQuery)
             channel.set_timeout(None)
-            leader = self._leader
-            if isinstance(message, messages.Hello) and message.peer.id != channel.peer:
+            if message.peer.id != channel.peer:
                 raise ConnectionError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
-            if isinstance(message, messages.Hello) and leader is not None and leader.leading:
+            if isinstance(message, messages.LeadershipQuery):
+                channel.answer(message, self._leadership(message.peer))
+            elif (leader := self._leader) is not None and leader.leading:
                 leader.admit(message, channel)
                 return
-            direction = self._core.direction(follows=self._link is not None)
-            reply = direction if isinstance(message, messages.Hello) else self._leadership()
-            channel.answer(message, reply)
+            else:
+                channel.answer(message, self._core.direction(follows=self._link is not None))
         except OSError as error:
             log.debug("a caller is gone: %s", error)
         channel.close()
 
-    def _leadership(self) -> messages.LeadershipReply:
+    def _leadership(self, asking: Peer) -> messages.LeadershipReply:
         leader = self._leader
         led = leader.size if leader is not None and leader.leading else None
         with self._changed:
+            self._core.known.add(asking.endpoint)
             return self._core.leadership(led, time.monotonic(), follows=self._link is not None)
 
     def _look_around(self) -> None:
@@ -366,25 +366,25 @@ class Member:
         while not self._machine.ended:
             time.sleep(LOOK_AROUND)
             # The roster too: who was never in a view with us may have gone on with those who were.
-            for endpoint in {*self._known, *read_roster(self.roster)} - {self.peer.endpoint}:
+            for endpoint in {*self._core.known, *read_roster(self.roster)} - {self.peer.endpoint}:
                 leader = self._leader
                 if leader is None or not leader.leading or self._is_done():
                     break
-                other = None if leader.follows(endpoint) else self._outranking(leader, endpoint)
-                if other is not None:
-                    log.warning("%s leads another part of this job; this one gives way", other.id)
-                    # Before resigning: the thread that follows looks for the next leader as soon as we resign.
-                    self._core.resigned_for, self._core.resigned = (other.address, other.port), True
+                if not leader.follows(endpoint) and self._gives_way(leader, endpoint):
                     leader.resign()
 
-    def _outranking(self, leader: Leader, endpoint: Endpoint) -> messages.LeadershipReply | None:
-        """The leader that a lost peer knows of, if it leads a larger group, or one as large and has the higher id."""
+    def _gives_way(self, leader: Leader, endpoint: Endpoint) -> bool:
+        """Whether the leader that a lost peer names leads a larger group, or one as large and has the higher id."""
         try:
-            reply = peers.ask_leadership(endpoint, self._login)
-            return reply if reply is not None and outranks(reply, leader.size, self.peer.id) else None
+            reply = peers.ask_leadership(endpoint, self._login, self.peer)
         except ConnectionRefusedError:
-            self._known.discard(endpoint)
-            return None
+            self._core.known.discard(endpoint)
+            return False
+        with self._changed:
+            if reply is None or not self._core.gives_way(reply, leader.size):
+                return False
+        log.warning("%s leads another part of this job; this one gives way", reply.id)
+        return True
 
     def _fail(self) -> None:
         """Half alive, this member would hold up the others."""

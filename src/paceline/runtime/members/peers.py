@@ -52,12 +52,12 @@ def is_dead(peer: Peer, login: Login) -> bool:
     return False
 
 
-def ask_leadership(endpoint: Endpoint, login: Login) -> messages.LeadershipReply | None:
-    """What a peer says of its leadership; None if it does not say. Refuses connections if dead."""
+def ask_leadership(endpoint: Endpoint, login: Login, peer: Peer) -> messages.LeadershipReply | None:
+    """What is said there of who leads, to a leader that asks; None if nothing is. Refuses connections if dead."""
     try:
         with contextlib.closing(open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
-            channel.send(messages.LeadershipQuery())
+            channel.send(messages.LeadershipQuery(peer))
             return channel.receive(messages.LeadershipReply)
     except ConnectionRefusedError:
         raise

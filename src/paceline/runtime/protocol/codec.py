@@ -15,9 +15,9 @@ from typing import Any
 
 from paceline.channel.plain import UnacceptableText, load_plain
 from paceline.errors import InputError
-from paceline.runtime.protocol.messages import KINDS, Message
+from paceline.runtime.protocol.messages import KINDS, Message, Role
 
-__all__ = ["ProtocolError", "decode_message", "encode_message", "from_plain", "to_plain"]
+__all__ = ["ProtocolError", "accepted_by", "decode_message", "encode_message", "from_plain", "to_plain"]
 
 PAYLOAD = "data"
 """The field that travels behind the JSON text; there it stands for the number of bytes."""
@@ -25,6 +25,11 @@ PAYLOAD = "data"
 
 class ProtocolError(ConnectionError):
     """The peer sent what the protocol does not allow; only the connection to that peer ends."""
+
+
+def accepted_by(receiver: Role, *, sender: Role) -> tuple[type[Message], ...]:
+    """Every message that one role may send to another."""
+    return tuple(item for item in KINDS.values() if (item.sender, item.receiver) == (sender, receiver))
 
 
 def encode_message(message: Message) -> tuple[bytes, bytes]:

@@ -90,6 +90,10 @@ class Following:
         self.peer, self._timeouts = peer, timeouts
         self.machine = StateMachine(MEMBER_TABLE, MemberState.SEARCHING)
         self.memory = Memory()
+        self.followed: tuple[str, str, int] | None = None
+        """Id and endpoint of the leader that this member follows, or followed last."""
+        self.known: set[Endpoint] = set()
+        """Where those listen that this member has heard of and that may still live."""
         self.view: View | None = None
         self.rank = 0
         """In the view."""
@@ -127,12 +131,23 @@ class Following:
     def report(self, report: Report, *, finished: bool) -> messages.Ready:
         """Ready for the next view; kept until a view answers it."""
         established = next((item.number for item in self.ballots if item.established), 0)
-        self.ready = messages.Ready(self.seen, established, report, finished)
+        self.ready = messages.Ready(self.seen, established, report, finished, self.memory.deaths)
         return self.ready
 
-    def welcomed(self, now: float) -> None:
+    def judged(self, id: str, *, dead: bool) -> messages.Ready | None:  # noqa: A002
+        """A lost peer was called; if it died, what to tell the leader, which may not have seen it."""
+        self.memory.judged(id, dead=dead)
+        if not dead or self.ready is None:
+            return None
+        self.ready = replace(self.ready, deaths=self.memory.deaths)
+        return self.ready
+
+    def welcomed(self, leader: tuple[str, str, int], now: float) -> None:
         """From now on this member follows; having slept before must not change the order of the next succession."""
         self.machine.on(messages.Welcome)
+        self.followed = leader
+        if self.ready is not None:
+            self.ready = replace(self.ready, deaths=self.memory.deaths)
         self.last_heard = self.ticked = now
         self._slept, self.successor, self.dismissed, self.resigned = False, None, False, False
         self._since = None
@@ -183,18 +198,33 @@ class Following:
 
     def direction(self, *, follows: bool) -> messages.Redirect | messages.WaitForSuccessor:
         """The answer to a member that looks for the leader."""
-        if not follows or self.view is None:
+        if not follows or self.followed is None:
             return messages.WaitForSuccessor(self.successor)
-        return messages.Redirect(*self.view.leader.endpoint)
+        return messages.Redirect(*self.followed[1:])
 
     def leadership(self, led: tuple[bool, int] | None, now: float, *, follows: bool) -> messages.LeadershipReply:
-        """Which leader this member knows of: itself with what it leads, or the one that it trains under."""
-        leader, (active, members) = self.peer, led or (False, 0)
-        if led is None and follows and self.view is not None and self.machine.state is MemberState.IN_VIEW:
-            leader, active, members = self.view.leader, True, self.view.size
+        """Which leader this member knows of: itself with what it leads, or the one that it follows.
+
+        How many follow a leader that has not formed a view yet, only that leader can say.
+        """
+        leader, (active, members) = (self.peer.id, *self.peer.endpoint), led or (False, 0)
+        if led is None and follows and self.followed is not None:
+            leader = self.followed
+            if self.view is not None and self.machine.state is MemberState.IN_VIEW:
+                active, members = True, self.view.size
         if self.asleep(now):
             active, members = False, 0
-        return messages.LeadershipReply(leader.id, *leader.endpoint, not active, members)
+        return messages.LeadershipReply(*leader, not active, members)
+
+    def gives_way(self, reply: messages.LeadershipReply, size: tuple[bool, int]) -> bool:
+        """Whether this leader resigns for the one that a lost peer named; that one is asked from now on, too."""
+        leader = (reply.address, reply.port)
+        self.known.add(leader)
+        if not outranks(reply, size, self.peer.id):
+            return False
+        # Before it resigns: whoever follows looks for the next leader at once.
+        self.resigned_for, self.resigned = leader, True
+        return True
 
     def search(self, known: Sequence[Endpoint], now: float, *, leads: bool) -> Search:
         """Where the next leader may be; a process that was in no view leads only if it did from the beginning."""
@@ -202,13 +232,15 @@ class Following:
         if leads:
             known = [self.peer.endpoint]
         if self.view is None or leads:
+            # Whoever was in no view asks those that asked it: they had it in a view that it did not get.
+            known = known if leads else [*known, *sorted(self.known - set(known))]
             return Search(known, self.peer, lost=None, may_lead=self.first is not None, until=(now, patience))
         asleep = self.asleep(now)
         order = self.view.succession(self.peer.id, absent=self.resigned or asleep)
         self.successor = order[0].id
         first, self.resigned_for = self.resigned_for, None
         endpoints = [*([first] if first else []), *(peer.endpoint for peer in order)]
-        lost = None if asleep else self.view.leader.endpoint
+        lost = None if asleep or self.followed is None else self.followed[1:]
         return Search(endpoints, self.peer, lost=lost, may_lead=True, until=(now, patience))
 
     def _enter(self, view: View, rank: int, now: float) -> None:
@@ -221,6 +253,7 @@ class Following:
             self.ballots = self.ballots[:-1]
         self.view, self.rank, self.ready, self.interrupted = view, rank, None, False
         self.ballots = (*self.ballots, ballot)
+        self.known |= {peer.endpoint for peer in view.peers}
 
     def _is_asked_twice(self, ballot: Ballot) -> bool:
         """Whether the last attempt asks for no other votes than this one, or than the one before it.

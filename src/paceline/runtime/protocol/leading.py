@@ -71,6 +71,8 @@ class Follower:
     report: Report | None = None
     """Set while the follower is ready for the next view."""
     finished: bool = False
+    deaths: tuple[tuple[str, int], ...] = ()
+    """Whom it saw die."""
     step: int = 0
     busy: float = 0.0
     """Seconds for which its own code has had control, by its last heartbeat."""
@@ -179,6 +181,7 @@ class Leading:
         if established is not None:
             later = (item for item in follower.ballots if item.number > message.established)
             follower.ballots = (replace(established, established=True), *later)
+        follower.deaths = message.deaths
         self._is_ready(follower, message.report, finished=message.finished)
         if follower.peer.id not in self._members and self.machine.state is LeaderState.VIEW_ACTIVE:
             self._end_view(messages.Hello, f"{follower.peer.id} is back", now)
@@ -263,7 +266,8 @@ class Leading:
 
     def _allowed(self, ready: list[Follower], now: float) -> bool:
         ballots = {follower.peer.id: follower.ballots for follower in ready}
-        if self._rule(ballots, self._memory) or (self._first is not None and not any(ballots.values())):
+        memory = self._memory.told(death for follower in ready for death in follower.deaths)
+        if self._rule(ballots, memory) or (self._first is not None and not any(ballots.values())):
             return True
         if self.machine.state is LeaderState.COLLECTING:
             self._warned_at = now - self._timeouts.partition

@@ -56,7 +56,6 @@ __all__ = [
     "ViewFormed",
     "WaitForSuccessor",
     "Welcome",
-    "accepted_by",
 ]
 
 KINDS: dict[str, type[Message]] = {}
@@ -114,9 +113,12 @@ _FROM_SHARD = (Role.SHARD, Role.GROUP)
 class LeadershipQuery(Message, route=_TO_MEMBER, kind="leadership-query", answers=("leadership-reply",)):
     """A leader asks a lost peer who leads the part of the job that the peer is in."""
 
+    peer: Peer
+    """The leader: whoever is asked knows of it from now on."""
+
 
 class LeadershipReply(Message, route=_TO_MEMBER, kind="leadership-reply"):
-    """The leader that the peer knows of, itself perhaps, and how many that one leads."""
+    """The leader that the peer knows of, itself perhaps, and how many train under that one, or follow it."""
 
     id: str
     address: str
@@ -191,6 +193,8 @@ class Ready(Message, route=_TO_LEADER, kind="ready"):
     report: Report
     finished: bool
     """Whether the member has trained to the end, so that it needs no further view."""
+    deaths: tuple[tuple[str, int], ...] = ()
+    """Whom the member saw die, and from which view on they had gone on with the member only."""
 
 
 class Resume(Message, route=_TO_LEADER, kind="resume"):
@@ -393,8 +397,3 @@ class Facts(Message, route=_FROM_SHARD, kind="facts"):
     groups: int
     mean_staleness: float
     largest_staleness: int
-
-
-def accepted_by(receiver: Role, *, sender: Role) -> tuple[type[Message], ...]:
-    """Every message that one role may send to another."""
-    return tuple(item for item in KINDS.values() if (item.sender, item.receiver) == (sender, receiver))

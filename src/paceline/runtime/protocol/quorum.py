@@ -19,7 +19,7 @@ came back after the view, may have formed another view before it died.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.runtime.members.view import Ballot, Peer
@@ -38,6 +38,18 @@ class Memory:
     """Their port refuses connections."""
     formed: int = 0
     """Number of the last view that this process formed: no two of its views have one number."""
+
+    @property
+    def deaths(self) -> tuple[tuple[str, int], ...]:
+        """Whom this process saw die, and from which view on they had gone on with it only."""
+        return tuple(sorted((id, since) for id, since in self.vanished.items() if id in self.dead))  # noqa: A001
+
+    def told(self, deaths: Iterable[tuple[str, int]]) -> Memory:
+        """With what others saw who are present: no view went on without them, so their ballots say what came after."""
+        vanished = dict(self.deaths)
+        for id, since in deaths:  # noqa: A001
+            vanished[id] = min(since, vanished.get(id, since))
+        return Memory(vanished, self.dead | set(vanished), self.formed)
 
     def lost(self, id: str, since: int | None) -> None:  # noqa: A002
         """The connection to a peer ended without a farewell; `since`: the first view of those that it was in with us

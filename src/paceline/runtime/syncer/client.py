@@ -90,6 +90,8 @@ class SyncerClient:
         self.over = False
         """Whether no samples are left for this group."""
         self.local_steps = where.local_steps
+        self.staleness = 0
+        """Updates by other groups between the parameters that the last progress started from and its own update."""
         self.seconds = 0.0
         """Of the last exchange, without waiting for other groups."""
 
@@ -123,7 +125,9 @@ class SyncerClient:
             self.session = connections.session
         else:
             try:
+                known = self.versions[0]
                 theta, self.versions = self._hand_in(connections)
+                self.staleness = max(0, self.versions[0] - known - 1)
                 self._settle()
             except LeaseRevoked:
                 log.warning("this group was declared failed; other groups have its samples")

@@ -26,7 +26,7 @@ from paceline import variables
 from paceline.errors import StoreError
 from paceline.runtime.members.channel import Channel, in_background, login_of, message_listener
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.codec import ProtocolError
+from paceline.runtime.protocol.codec import ProtocolError, accepted_by
 from paceline.runtime.protocol.states import GROUP_TABLE, Event, GroupState, next_state
 from paceline.runtime.syncer.journal import DAMAGED, FileDisk, Journal
 from paceline.runtime.syncer.leases import GroupStatus, Leases
@@ -108,7 +108,7 @@ class SyncerShard:
         self._last_heard = dict.fromkeys(self._leases.holders, time.monotonic())
 
     def _serve_caller(self, channel: Channel) -> None:
-        expected = messages.accepted_by(messages.Role.SHARD, sender=messages.Role.GROUP)
+        expected = accepted_by(messages.Role.SHARD, sender=messages.Role.GROUP)
         try:
             while True:
                 message = channel.receive(*expected)  # for as long as a channel may be idle; then the group calls again

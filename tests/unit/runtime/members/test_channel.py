@@ -10,11 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.runtime.members.channel import Channel, Refused, login_of, message_listener, open_channel
+from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.messages import Heartbeat, LeadershipQuery, Push, Role
 
 SECRET = b"the secret of this job"
 CALLER = login_of(SECRET, Role.MEMBER, "rank1-a")
+QUERY = LeadershipQuery(Peer("rank1-a", 1, "127.0.0.1", 40000))
 
 
 class Door:
@@ -92,10 +94,10 @@ def test_another_secret_is_refused(door: Door) -> None:
 def test_a_wrong_message_of_an_authenticated_peer_ends_its_connection_only(door: Door, text: bytes) -> None:
     (wrong, first), (right, second) = door.call(), door.call()
     wrong._connection.send(text)
-    right.send(LeadershipQuery())
+    right.send(QUERY)
     with pytest.raises(ProtocolError):
         first.receive(LeadershipQuery)
-    assert second.receive(LeadershipQuery) == LeadershipQuery()
+    assert second.receive(LeadershipQuery) == QUERY
     for channel in (wrong, right):
         channel.close()
 
@@ -103,7 +105,7 @@ def test_a_wrong_message_of_an_authenticated_peer_ends_its_connection_only(door:
 def test_an_answer_that_the_protocol_does_not_name_is_not_sent(door: Door) -> None:
     channel, _ = door.call()
     with pytest.raises(AssertionError, match="does not answer"):
-        channel.answer(LeadershipQuery(), Heartbeat())
+        channel.answer(QUERY, Heartbeat())
     channel.close()
 
 

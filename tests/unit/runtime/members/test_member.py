@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TrainingLost, TrainingOver
+from paceline.runtime.members.channel import login_of
 from paceline.runtime.members.member import Member
+from paceline.runtime.members.peers import ask_leadership
 from paceline.runtime.members.view import Peer, Report, Timeouts, View
-from paceline.runtime.protocol.messages import Farewell
+from paceline.runtime.protocol.messages import Farewell, Role
 
 SECRET = b"the secret of this job"
 QUICK = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.6, join=10.0, settle=0.05, partition=2.5)
@@ -308,6 +310,29 @@ def test_the_board_belongs_to_its_view(crew: Crew) -> None:
     crew.members[0].put(view.number, "key", b"value")
     assert crew.members[1].read(view.number, "key") == b"value"
     assert crew.members[1].read(view.number - 1, "key") is None
+
+
+def test_a_process_that_knows_nobody_is_found_by_a_leader_that_knows_of_it(crew: Crew) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        crew.meet = ("127.0.0.1", closed.getsockname()[1])
+    crew.roster = crew.roster.with_name("another.json")
+    lost = crew.add(2)
+    crew.members[0]._core.known.add(lost.peer.endpoint)
+    assert crew.members[0].interrupted.wait(10), "it has come"
+    assert [peer.rank for peer in crew.next_views(0, 1, 2)[0].peers] == [0, 1, 2]
+
+
+def test_who_asks_under_another_name_than_it_logged_in_by_is_not_answered(crew: Crew) -> None:
+    member = crew.add(0, first=1)
+    crew.next_views(0)
+    login = login_of(SECRET, Role.MEMBER, "rank1-b")
+    for name, answered in (("rank1-b", True), ("rank2-c", False)):
+        asking = Peer(name, 1, "127.0.0.1", 40000 + answered)
+        assert (ask_leadership(member.peer.endpoint, login, asking) is not None) is answered
+        assert (asking.endpoint in member._core.known) is answered
 
 
 def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ WRONG = [
     ),
     ("hello", {"peer": [], "view": 1, "ballots": []}, "hello.peer"),
     ("hello", {"peer": {"id": "a", "rank": 0, "address": "h", "port": 1}, "view": True, "ballots": []}, "hello.view"),
-    ("ready", {"view": 1, "established": 0, "report": [], "finished": False}, "ready.report"),
+    ("ready", {"view": 1, "established": 0, "report": [], "finished": False, "deaths": []}, "ready.report"),
     ("board-put", {"view": 1, "key": "k", "value": "xyz"}, "board-put.value"),
     ("retune", {"group": "a", "local_steps": 1, "quorum": 1, "merge_at": ["h"]}, "retune.merge_at"),
     (

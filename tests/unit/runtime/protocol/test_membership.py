@@ -18,6 +18,7 @@ from lib.lineage import Violation
 from lib.membership_faults import anybody_goes_on, run_schedule
 
 TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=5.0, settle=0.1, hang=10.0, step=30.0)
+LEADER = ("a", "host-a", 1)
 
 
 def peer(name: str) -> Peer:
@@ -40,6 +41,11 @@ def test_no_schedule_forks_loses_or_stands_still(begin: int) -> None:
             run_schedule(seed)
         except Violation as error:
             pytest.fail(f"seed {seed}: {error}")
+
+
+@pytest.mark.parametrize("seed", [7048, 14784, 17935, 26890, 37539, 37807, 44553, 50035, 73300, 79886, 81617, 95258])
+def test_leaders_that_were_in_no_view_together_find_each_other(seed: int) -> None:
+    run_schedule(seed)
 
 
 def test_a_leader_that_went_on_alone_before_it_came_back_and_died_is_not_gone_on_without() -> None:
@@ -78,6 +84,16 @@ def test_one_goes_on_when_the_others_died_in_the_view_but_not_when_they_are_sile
     assert not may_go_on(last, Memory(dead={"a", "c"})), "a and c together could"
     later = Memory(vanished={"a": 5}, dead={"a"})
     assert not may_go_on(alone, later), "it may have gone on alone before the view in which it died"
+
+
+def test_what_a_present_member_saw_of_a_death_counts_as_if_the_leader_had_seen_it() -> None:
+    alone = cast("b", ballot(4, "ab"))
+    silent = Memory(vanished={"a": 3})
+    assert may_go_on(alone, silent.told([("a", 4)]))
+    assert not may_go_on(alone, silent.told([("a", 5)])), "a may have gone on alone before it came back and died"
+    assert silent.told([("a", 5), ("a", 4)]).deaths == (("a", 4),), "each of two witnesses is right"
+    assert silent.deaths == (), "what is not judged yet is not told"
+    assert silent.told([]).vanished == {}, "nor does it count with what another saw of the same"
 
 
 def test_an_attempt_that_others_may_have_established_needs_a_majority_too() -> None:
@@ -133,10 +149,10 @@ def view_formed(number: int, names: str) -> messages.ViewFormed:
 )
 def test_a_lost_leader_died_in_the_views_since_the_last_gap(views: tuple[int, ...], since: int | None) -> None:
     core = Following(peer("b"), TIMES, 0.0)
-    core.welcomed(0.0)
+    core.welcomed(LEADER, 0.0)
     core.hear(view_formed(3, "ab"), 0.0)
     core.lost(silent=True)
-    core.welcomed(1.0)
+    core.welcomed(LEADER, 1.0)
     for number in views:
         core.hear(view_formed(number, "ab"), 1.0)
         core.hear(messages.Halt(number, "changed"), 1.0)
@@ -153,13 +169,80 @@ def test_an_attempt_with_the_same_members_replaces_the_one_before_unless_there_w
     numbers: tuple[int, ...], kept: list[int]
 ) -> None:
     core = Following(peer("b"), TIMES, 0.0)
-    core.welcomed(0.0)
+    core.welcomed(LEADER, 0.0)
     core.hear(view_formed(2, "abc"), 0.0)
     core.establish(2)
     for number in numbers:
         core.hear(messages.Halt(number, "changed"), 0.0)
         core.hear(view_formed(number, "ab"), 0.0)
     assert [item.number for item in core.ballots] == [2, *kept]
+
+
+def test_a_member_points_to_the_leader_that_it_follows_before_there_is_a_view() -> None:
+    core = Following(peer("b"), TIMES, 0.0)
+    assert core.direction(follows=False) == messages.WaitForSuccessor(None)
+    core.welcomed(LEADER, 0.0)
+    assert core.direction(follows=True) == messages.Redirect("host-a", 1)
+    core.hear(view_formed(3, "ab"), 0.0)
+    core.lost(silent=True)
+    core.welcomed(("c", "host-c", 1), 0.0)
+    assert core.direction(follows=True) == messages.Redirect("host-c", 1), "not to the leader of the last view"
+    waits = core.leadership(None, 0.0, follows=True)
+    assert waits == messages.LeadershipReply("c", "host-c", 1, True, 0), "how many follow c, only c can say"
+    core.hear(view_formed(4, "ab"), 0.0)
+    assert core.leadership(None, 0.0, follows=True).members == 2
+
+
+def test_two_leaders_that_wait_hear_of_each_other_through_whoever_one_of_them_knows() -> None:
+    core = Following(peer("d"), TIMES, 0.0)
+    assert not core.gives_way(messages.LeadershipReply("c", "host-c", 1, True, 0), (False, 1))
+    assert ("host-c", 1) in core.known, "so it asks c itself"
+    assert core.gives_way(messages.LeadershipReply("c", "host-c", 1, True, 2), (False, 1))
+    assert core.resigned_for == ("host-c", 1)
+
+
+def test_a_process_that_was_in_no_view_asks_those_that_asked_it() -> None:
+    core = Following(peer("c"), TIMES, 0.0)
+    core.known.add(peer("b").endpoint)
+    search = core.search([peer("a").endpoint], 0.0, leads=False)
+    assert search.next(leads=False) == Ask(peer("a").endpoint)
+    search.answered(None, 0.1, leads=False)
+    assert search.next(leads=False) == Ask(peer("b").endpoint)
+
+
+def test_three_of_which_only_one_saw_the_leader_of_the_last_attempt_die_go_on() -> None:
+    first, attempt = ballot(1, "abc"), ballot(2, "ab", established=False)
+    witness = Following(peer("b"), TIMES, 0.0)
+    witness.welcomed(LEADER, 0.0)
+    for number, names in ((1, "abc"), (2, "ab")):
+        witness.hear(view_formed(number, names), 0.0)
+        witness.hear(messages.Halt(number, "changed"), 0.0)
+    witness.report(Report(5), finished=False)
+    assert witness.lost(silent=False) == peer("a")
+    witness.welcomed(("c", "host-c", 1), 0.0)
+    leading = Leading("c", TIMES, first=None, now=0.0, memory=Memory(dead={"a"}))
+    leading.join(peer("c"), messages.Hello(peer("c"), 1, (first,)), 0.0)
+    leading.join(peer("b"), messages.Hello(peer("b"), 2, (first, attempt)), 0.0)
+    leading.hear("c", ready(1), 0.1)
+    assert witness.ready is not None
+    leading.hear("b", witness.ready, 0.1)
+    assert not sent(leading.tick(0.5), messages.ViewFormed), "a may have gone on before it died"
+    told = witness.judged("a", dead=True)
+    assert told is not None
+    assert told.deaths == (("a", 1),)
+    leading.hear("b", told, 0.6)
+    assert sent(leading.tick(0.7), messages.ViewFormed) == ["b", "c"]
+
+
+def test_a_death_that_was_judged_while_nobody_led_is_told_to_the_next_leader() -> None:
+    core = Following(peer("b"), TIMES, 0.0)
+    core.report(Report(5), finished=False)
+    core.memory.lost("a", 1)
+    core.memory.judged("a", dead=True)
+    core.welcomed(("c", "host-c", 1), 0.0)
+    assert core.ready is not None
+    assert core.ready.deaths == (("a", 1),)
+    assert core.judged("d", dead=False) is None, "nothing new to tell"
 
 
 def test_a_view_is_fresh_if_nobody_in_it_was_in_a_view_before() -> None:
@@ -242,7 +325,7 @@ def test_a_silent_follower_may_be_alive_and_one_whose_connection_broke_is_called
 
 def test_the_end_of_a_loop_before_does_not_end_this_one() -> None:
     core = Following(peer("a"), TIMES, 0.0)
-    core.welcomed(0.0)
+    core.welcomed(LEADER, 0.0)
     core.report(Report(9), finished=True)
     core.hear(messages.TrainingDone(7), 0.1)
     assert core.machine.state.value == "following"
@@ -252,7 +335,7 @@ def test_the_end_of_a_loop_before_does_not_end_this_one() -> None:
 
 def test_what_is_said_again_of_the_loop_that_ended_does_not_end_the_one_that_follows() -> None:
     core = Following(peer("a"), TIMES, 0.0)
-    core.welcomed(0.0)
+    core.welcomed(LEADER, 0.0)
     core.report(Report(9), finished=True)
     assert not core.resume()
     core.hear(messages.TrainingDone(9), 0.1)

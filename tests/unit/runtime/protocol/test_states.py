@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from paceline.runtime.protocol.codec import ProtocolError
-from paceline.runtime.protocol.messages import KINDS, GroupHeartbeat, Halt, Role, Welcome, accepted_by
+from paceline.runtime.protocol.codec import ProtocolError, accepted_by
+from paceline.runtime.protocol.messages import KINDS, GroupHeartbeat, Halt, Role, Welcome
 from paceline.runtime.protocol.states import (
     GROUP_TABLE,
     LEADER_TABLE,

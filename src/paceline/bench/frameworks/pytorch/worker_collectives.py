@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -23,6 +24,8 @@ from paceline.bench.virtual.devices.clock import real_time
 __all__ = ["main"]
 
 WARMUP = 3
+MEETINGS = 3
+"""Messages of a pair that are timed in each direction."""
 ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
@@ -53,6 +56,9 @@ def main() -> None:
     for name in job["collectives"]:
         for size in job["sizes"]:
             events.write("spans", spans=_sweep(name, size, rank, job))
+    for pairs in job.get("pairs", ()):
+        dist.barrier()
+        events.write("spans", spans=_exchange_in_pairs(pairs, rank, job))
     if job["computes"]:
         dist.barrier()
         facts = {"copy_bytes_per_s": _copy_rate(), "overlap": _overlap(job["seconds_per_size"])}
@@ -157,23 +163,53 @@ class _Compute:
 
 def _sweep(name: str, size: int, rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Time one collective at one size repeatedly within its time limit."""
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if job["transport"] == "nccl" else torch.device("cpu")
+    device = _device(job)
     act = _actions(rank, job["ranks"], max(1, size // ELEMENT), device)[name]
     for _ in range(WARMUP):
         act()
-    spans = []
     count = _repeats(act, job["seconds_per_size"])
-    origin = time.perf_counter()
+    return _timed(act, count, {"phase": "aggregate", "name": name, "size_bytes": size}, device, dist.barrier)
+
+
+def _timed(
+    act: Callable[[], object], count: int, entry: dict[str, Any], device: torch.device,
+    before: Callable[[], object] = lambda: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One span for each repetition."""
+    spans, origin = [], time.perf_counter()
     for step in range(count):
-        dist.barrier()
+        before()
         begin = time.perf_counter()
         act()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - begin
-        entry = {"step": step, "phase": "aggregate", "name": name, "start_s": begin - origin, "seconds": seconds}
-        spans.append({**entry, "size_bytes": size})
+        spans.append({**entry, "step": step, "start_s": begin - origin, "seconds": seconds})
     return spans
+
+
+def _device(job: dict[str, Any]) -> torch.device:
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if job["transport"] == "nccl" else torch.device("cpu")
+
+
+def _exchange_in_pairs(pairs: list[tuple[int, int]], rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time messages to the other rank of this rank's pair and back, in turns; each is answered by one element."""
+    mine = next((pair for pair in pairs if rank in pair), None)
+    if mine is None:
+        return []
+    device, size, turns = _device(job), max(job["sizes"]), itertools.count()
+    other, whole = mine[0] if rank == mine[1] else mine[1], torch.ones(max(1, size // ELEMENT), device=device)
+
+    def act() -> None:
+        sends = (next(turns) % 2 == 0) == (rank == mine[0])
+        for part in (whole, whole[:1]):
+            dist.send(part, other) if sends else dist.recv(part, other)
+            sends = not sends
+
+    act()
+    act()
+    name = f"pair {mine[0]}-{mine[1]}"
+    return _timed(act, 2 * MEETINGS, {"phase": "aggregate", "name": name, "size_bytes": size}, device)
 
 
 def _repeats(act: Callable[[], object], seconds: float) -> int:

@@ -20,11 +20,8 @@ from singa import autograd, data, device, tensor  # noqa: E402
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
 from paceline.bench.frameworks.datasets import FileSet, decode_png, share, write_list  # noqa: E402
 from paceline.bench.frameworks.harness import main  # noqa: E402
-from paceline.bench.frameworks.singa.worker_network import (  # noqa: E402
-    SingaNetwork,
-    SoftmaxCrossEntropy,
-    open_bridge,
-)
+from paceline.bench.frameworks.singa.worker_network import SingaNetwork, open_bridge  # noqa: E402
+from paceline.bench.frameworks.singa.worker_operators import SoftmaxCrossEntropy  # noqa: E402
 from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal  # noqa: E402
 
 __all__ = ["SingaSession"]
@@ -33,6 +30,8 @@ LABELS = (
     "unsupported combination: SINGA 3.0.0.dev1's extension for CPython 3.6 loaded into 3.11, arrays copied past SWIG",
     "re-creation: the wheel has no Communicator, gradients are averaged through mpi4py as they become ready",
 )
+COMPOSED = ("batch_norm", "local_response_norm", "concat", "pad_shortcut")
+"""Kinds of layer that are made of SINGA's primitive operations."""
 
 
 class SingaSession(ArraySession):
@@ -43,6 +42,11 @@ class SingaSession(ArraySession):
         open_bridge()
         self.versions = {"singa": "3.0.0.dev1"}
         self.labels = list(LABELS[: 1 if self.ranks == 1 else 2])
+        composed = [kind for kind in COMPOSED if any(layer["kind"] == kind for layer in self.job["network"]["layers"])]
+        if composed:
+            self.labels.append(
+                f"re-creation: {', '.join(composed)} of SINGA's primitive operations, not its own kernels"
+            )
         self.device = device.get_default_device()
         autograd.training = True
         self.net = SingaNetwork(self.job["network"], self.device, training=self.training)

@@ -9,9 +9,27 @@ import numpy as np
 import singa._singa_wrap as extension
 from singa import autograd, singa_wrap, tensor
 
-from paceline.bench.frameworks.graph import Plain, UnsupportedLayer, input_shapes, run_layers, tensor_shapes
+from paceline.bench.frameworks.graph import (
+    Plain,
+    UnsupportedLayer,
+    input_shapes,
+    pool_padding,
+    pool_shares,
+    run_layers,
+    tensor_shapes,
+)
+from paceline.bench.frameworks.singa.worker_operators import (
+    BatchNormOperator,
+    ConcatOperator,
+    PadOperator,
+    ResponseNormOperator,
+    constant,
+)
 
-__all__ = ["SingaNetwork", "SoftmaxCrossEntropy", "open_bridge", "to_numpy"]
+__all__ = ["SingaNetwork", "open_bridge", "to_numpy"]
+
+LOWEST = -1e30
+"""Padding of a maximum."""
 
 
 class SingaNetwork:
@@ -67,13 +85,17 @@ class SingaNetwork:
         return self._pool(layer, x, largest=False)
 
     def _pool(self, layer: Plain, x: Any, *, largest: bool) -> Any:
-        if layer["ceil"]:
-            raise UnsupportedLayer(f"SINGA's pooling cannot round its size up ({layer['name']})")
+        """SINGA's pooling rounds its size down and leaves padding out of means: where that differs, pad before."""
+        shape, padding = self._shapes[layer["name"]][0], layer["padding"]
+        if layer["ceil"] or (any(padding) and not largest):
+            sides, padding = pool_padding(layer, shape), (0, 0)
+            x = PadOperator(sides, LOWEST if largest else 0.0)(x)[0] if any(map(any, sides)) else x
         key = (layer["name"], x.shape[0])
         if key not in self._handles:
-            sizes = (layer["kernel"], layer["stride"], layer["padding"])
-            self._handles[key] = singa_wrap.PoolingHandle(x.data, *sizes, largest)
-        return autograd.pooling_2d(self._handles[key], x)
+            self._handles[key] = singa_wrap.PoolingHandle(x.data, layer["kernel"], layer["stride"], padding, largest)
+        x = autograd.pooling_2d(self._handles[key], x)
+        shares = None if largest else pool_shares(layer, shape)
+        return autograd.mul(x, constant(x.shape, np.outer(*shares), self._device)) if shares else x
 
     def _linear(self, layer: Plain, x: Any) -> Any:
         x = autograd.matmul(x, self._own(layer, "weight"))
@@ -100,6 +122,23 @@ class SingaNetwork:
             total = autograd.add(total, other)
         return total
 
+    def _batch_norm(self, layer: Plain, x: Any) -> Any:
+        return BatchNormOperator(layer["eps"])(x, self._own(layer, "weight"), self._own(layer, "bias"))[0]
+
+    def _local_response_norm(self, layer: Plain, x: Any) -> Any:
+        return ResponseNormOperator(layer)(x)[0]
+
+    def _concat(self, _: Plain, *inputs: Any) -> Any:
+        return ConcatOperator()(*inputs)[0]
+
+    def _pad_shortcut(self, layer: Plain, x: Any) -> Any:
+        """Every `stride`-th place, by a window of one, between channels of zeros."""
+        window = {"name": layer["name"], "kernel": (1, 1), "stride": (layer["stride"],) * 2, "padding": (0, 0)}
+        x = self._pool({**window, "ceil": False}, x, largest=True)
+        samples, channels, *place = x.shape
+        zeros = constant((samples, (layer["channels"] - channels) // 2, *place), 0.0, self._device)
+        return ConcatOperator()(zeros, x, zeros)[0] if zeros.shape[1] else x
+
 
 _library = ctypes.CDLL(extension.__file__)
 _put = _library["_ZNK5singa6Tensor19CopyDataFromHostPtrIfEEvPKT_mm"]
@@ -123,25 +162,6 @@ def _copy_out(self: Any, size: int, *_: Any) -> Any:
     array = np.empty(size, np.float32)
     _take(int(self.this), array.ctypes.data, size)
     return array
-
-
-class SoftmaxCrossEntropy(autograd.Operator):
-    """The mean loss; SINGA's own loss divides in place, which crashes its proxies for CPython 3.6."""
-
-    def __init__(self, targets: Any) -> None:
-        super().__init__()
-        self._targets = targets.data
-
-    def forward(self, logits: Any) -> Any:
-        """Mean over the batch."""
-        self._size = float(logits.shape()[0])
-        self._shares = singa_wrap.SoftMax(logits)
-        total = singa_wrap.SumAll(singa_wrap.CrossEntropyFwd(self._shares, self._targets))
-        return singa_wrap.DivFloat(total, self._size)
-
-    def backward(self, upstream: float = 1.0) -> Any:
-        """Gradient of the logits."""
-        return singa_wrap.DivFloat(singa_wrap.SoftmaxCrossEntropyBwd(self._shares, self._targets), self._size)
 
 
 def to_numpy(value: Any) -> Any:

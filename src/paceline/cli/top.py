@@ -1,0 +1,44 @@
+"""`paceline top`: watch the ranks of a running training."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from paceline.cli.options import Finite, json_option
+from paceline.report.terminal import emit
+from paceline.report.terminal.running import show_running
+from paceline.runtime.observe.metrics import read_metrics
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("where")
+@click.option("--once", is_flag=True, help="Show the newest lines and end.")
+@click.option("--every", type=Finite(0.1, 3600), default=2.0, show_default=True, help="Seconds between two looks.")
+@json_option
+def command(where: str, once: bool, every: float, as_json: bool) -> None:
+    """Show what the ranks of a running training do: steps, shares, waiting, staleness, membership.
+
+    WHERE is the folder of Settings(metrics=...), or the endpoints of Settings(metrics_port=...), separated by commas.
+    The numbers are means since the line before, about a second.
+
+    \b
+    Examples:
+      paceline top run/metrics
+      paceline top run/metrics --once --json
+      paceline top http://127.0.0.1:9400,http://127.0.0.1:9401
+    """
+    while True:
+        lines = read_metrics(where)
+        if as_json:
+            emit({"ranks": lines}, "top")
+            return
+        if not once:
+            click.clear()
+        show_running(lines)
+        if once:
+            return
+        time.sleep(every)

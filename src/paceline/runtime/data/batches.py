@@ -1,0 +1,128 @@
+"""A batch as the training loop gets it, and a dataset that is loaded in the loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset, default_collate
+
+__all__ = ["Batch", "InLoop", "Loaded", "Samples", "Source", "as_batch"]
+
+
+class Samples(Sized, Protocol):
+    """A dataset: how many samples, and one by its index."""
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a rank computes on next."""
+
+    inputs: Any
+    targets: Any
+    """None where a sample is not a pair."""
+    indices: np.ndarray
+    """Which samples of the dataset these are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Inputs and targets, as a loader gives them."""
+        return iter((self.inputs, self.targets))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Samples that were put together, and what that cost."""
+
+    content: Any
+    waited: float
+    """Seconds that the training loop stood still for them."""
+    work: float
+    """Seconds between two such batches that the loader needs when it never pauses."""
+    beside: bool
+    """Whether they were loaded while the loop computed."""
+
+
+class Source(Protocol):
+    """Where batches come from, in the order in which they are expected."""
+
+    num_samples: int
+    ahead: int
+    """Batches that are under way before they are taken."""
+
+    def expect(self, indices: np.ndarray) -> None:
+        """These samples are taken after all that were expected before."""
+        ...
+
+    def forget(self) -> None:
+        """What was expected and not taken is not wanted any more."""
+        ...
+
+    def take(self) -> Loaded:
+        """The next expected batch."""
+        ...
+
+    def close(self) -> None:
+        """No batch is taken for now."""
+        ...
+
+
+class InLoop:
+    """A dataset whose samples are loaded when they are taken."""
+
+    ahead = 0
+
+    def __init__(self, dataset: Samples, collate: Callable[[Sequence[Any]], Any] | None) -> None:
+        self._dataset, self._collate = dataset, collate
+        self.num_samples = len(dataset)
+        self._expected: deque[np.ndarray] = deque()
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Remember which samples are next."""
+        self._expected.append(indices)
+
+    def forget(self) -> None:
+        """Nothing was loaded yet."""
+        self._expected.clear()
+
+    def take(self) -> Loaded:
+        """Load now."""
+        began, indices = time.perf_counter(), self._expected.popleft()
+        if self._collate is None and isinstance(self._dataset, TensorDataset):
+            chosen = torch.from_numpy(indices)
+            content: Any = [tensor[chosen] for tensor in self._dataset.tensors]
+        else:
+            content = (self._collate or default_collate)([self._dataset[int(index)] for index in indices])
+        seconds = time.perf_counter() - began
+        return Loaded(content, seconds, seconds, beside=False)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def as_batch(content: Any, indices: np.ndarray, device: torch.device) -> Batch:
+    """What a collate function has made, on the device: a pair is inputs and targets, anything else is the inputs."""
+    content = _moved(content, device)
+    if isinstance(content, list | tuple) and len(content) == 2:
+        return Batch(content[0], content[1], indices)
+    return Batch(content[0] if isinstance(content, list | tuple) and len(content) == 1 else content, None, indices)
+
+
+def _moved(content: Any, device: torch.device) -> Any:
+    if isinstance(content, torch.Tensor):
+        return content.to(device, non_blocking=True)
+    if isinstance(content, dict):
+        return {key: _moved(value, device) for key, value in content.items()}
+    if isinstance(content, tuple) and hasattr(content, "_fields"):
+        return type(content)(*(_moved(value, device) for value in content))
+    if isinstance(content, list | tuple):
+        return [_moved(value, device) for value in content]
+    return content.to(device) if hasattr(content, "to") else content

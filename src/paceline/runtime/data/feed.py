@@ -1,0 +1,129 @@
+"""The samples of each step: decided as far ahead as any rank prefetches, loaded, and handed to the training loop.
+
+Every rank decides the same shares at the same step from the same numbers. With prefetching, the shares of a step are
+decided before it begins, so that what workers have loaded is what the step takes. Whenever the group changes, steps
+that were decided and not committed are decided anew: their samples are those from the cursor on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.errors import InputError
+from paceline.runtime.data.batches import Batch, InLoop, Samples, Source, as_batch
+from paceline.runtime.data.loader import EXPECTED, LoaderFactory, LoaderSource
+from paceline.runtime.group.balance import Balance
+from paceline.runtime.samples import Attempt, Position, chunked, epoch_order, share_of
+from paceline.runtime.settings import Settings
+
+__all__ = ["Course", "Feed", "GroupSplit", "source_of"]
+
+
+class Course(Protocol):
+    """The steps that come, as far as they are known."""
+
+    def decided(self, position: Position) -> bool:
+        """Whether there is a step at this position."""
+        ...
+
+    def next_size(self, position: Position) -> int:
+        """Its samples."""
+        ...
+
+    def after(self, position: Position, size: int) -> Position:
+        """The position behind it."""
+        ...
+
+
+class GroupSplit(Protocol):
+    """Who takes which part of a step."""
+
+    rank: int
+    ahead: int
+    balance: Balance
+
+
+@dataclass(frozen=True)
+class _Decided:
+    position: Position
+    size: int
+    shares: tuple[int, ...]
+    chunks: list[np.ndarray]
+
+
+class Feed:
+    """The steps of one rank and their batches."""
+
+    def __init__(self, source: Source, settings: Settings, device: torch.device) -> None:
+        self._source, self._settings, self._device = source, settings, device
+        self._split: GroupSplit | None = None
+        self._steps: deque[_Decided] = deque()
+
+    def next_attempt(self, course: Course, split: GroupSplit, position: Position, *, began: float) -> Attempt:
+        """The step at this position, and the decision about one that is further ahead."""
+        if self._split is not split or not self._steps or self._steps[0].position != position:
+            self._source.forget()
+            self._steps.clear()
+            self._split, at = split, position
+        else:
+            at = course.after(self._steps[-1].position, self._steps[-1].size)
+        while len(self._steps) <= split.ahead and course.decided(at):
+            step = self._decide(course, split, at)
+            at = course.after(at, step.size)
+        step = self._steps.popleft()
+        return Attempt(step.size, step.shares, step.chunks, began=began)
+
+    def batches(self, attempt: Attempt) -> Iterator[Batch]:
+        """The batches of this rank's share."""
+        for chunk in attempt.chunks:
+            loaded = self._source.take()
+            attempt.waited += loaded.waited
+            attempt.loading += loaded.work
+            attempt.beside = loaded.beside
+            yield as_batch(loaded.content, chunk, self._device)
+
+    def skip(self, attempt: Attempt) -> None:
+        """A rank without samples steps by itself; what was loaded for its loop is dropped."""
+        for _ in attempt.chunks:
+            self._source.take()
+
+    def close(self) -> None:
+        """No step comes for now; what was decided and not begun is decided anew."""
+        self._steps.clear()
+        self._source.forget()
+        self._source.close()
+
+    def _decide(self, course: Course, split: GroupSplit, at: Position) -> _Decided:
+        size = course.next_size(at)
+        shares = split.balance.shares(size)
+        order = epoch_order(self._source.num_samples, seed=self._settings.seed, epoch=at.epoch)
+        mine = share_of(order, at, shares, split.rank)
+        # A rank without samples gets some that do not count, as its loop has to update as well.
+        chunks = chunked(mine, self._settings.chunk) or [np.zeros(0, dtype=np.int64)]
+        for chunk in chunks:
+            self._source.expect(chunk if len(chunk) else np.arange(min(2, self._source.num_samples)))
+        self._steps.append(_Decided(at, size, shares, chunks))
+        return self._steps[-1]
+
+
+def source_of(data: Samples | LoaderFactory, settings: Settings) -> Source:
+    """A dataset is loaded in the loop, a factory's loader by its workers."""
+    if isinstance(data, DataLoader):
+        raise InputError("a DataLoader chooses samples itself; Paceline needs a function that makes it", hint=EXPECTED)
+    source: Source
+    if callable(data) and not hasattr(data, "__getitem__"):
+        if settings.collate is not None:
+            raise InputError("Settings(collate=...) is for datasets", hint="DataLoader(..., collate_fn=...)")
+        source = LoaderSource(data)
+    else:
+        source = InLoop(cast(Samples, data), settings.collate)
+    if source.num_samples < 1:
+        raise InputError("the dataset is empty")
+    return source

@@ -1,0 +1,92 @@
+"""The metrics of a rank: what each is called and means, as text for Prometheus, and read from files or an endpoint."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InputError
+
+__all__ = ["METRICS", "Line", "prometheus_text", "read_metrics"]
+
+Line = dict[str, Any]
+"""One line of a rank's file: means since the line before, and how things stand."""
+METRICS = {
+    "step": "Committed steps of the run.",
+    "epoch": "Epoch of the samples.",
+    "steps_per_second": "Committed steps per second.",
+    "samples_per_second": "Samples of all ranks of the group per second.",
+    "share": "Samples of this rank in the newest step.",
+    "compute_seconds": "Seconds of a step until this rank's gradients were computed, without waiting for samples.",
+    "input_seconds": "Seconds of a step in which this rank waited for samples.",
+    "exchange_seconds": "Seconds of a step in which this rank waited for the exchange of gradients.",
+    "staleness": "Updates by other groups since the parameters were taken that the newest exchange was computed from.",
+    "view": "Number of the group's membership; it grows with every rank that dies or joins.",
+    "ranks": "Ranks that step together.",
+}
+"""The numbers of a line. A line also has `time`, `group`, `rank` as launched, and the `shares` of all ranks."""
+TAIL = 1 << 16
+"""Bytes at the end of a file in which its newest line is."""
+LARGEST = 1 << 20
+"""Bytes that an endpoint may answer."""
+
+
+def prometheus_text(line: Line) -> str:
+    """The newest line in Prometheus' text format."""
+    labels = f'{{group="{line["group"]}",rank="{line["rank"]}"}}' if line else ""
+    rows = []
+    for name, meaning in METRICS.items():
+        if name in line:
+            full = f"paceline_{name}"
+            rows += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge", f"{full}{labels} {float(line[name])!r}"]
+    return "\n".join(rows) + "\n"
+
+
+def read_metrics(where: str) -> list[Line]:
+    """The newest line of each rank, from a folder of JSON lines or from endpoints, separated by commas."""
+    if where.startswith(("http://", "https://")):
+        lines = [_fetch(url) for url in where.split(",")]
+    else:
+        folder = Path(where)
+        if not folder.is_dir():
+            raise InputError(
+                f"{where} is no folder of metrics", hint="the folder of Settings(metrics=...), or an endpoint's URL"
+            )
+        lines = [_newest(path) for path in sorted(folder.glob("*.jsonl"))]
+    found = [line for line in lines if line]
+    if not found:
+        raise InputError(f"{where} has no metrics yet", hint="ranks write the first ones after a step")
+    return sorted(found, key=lambda line: (line["group"], line["rank"]))
+
+
+def _newest(path: Path) -> Line:
+    """The last whole line of a file; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            rows = file.read(TAIL).splitlines()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return next((line for line in map(_line, reversed(rows)) if line), {})
+
+
+def _line(text: bytes) -> Line:
+    """What a line says; empty if it is cut off or something else."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    needed: Sequence[str] = ("time", "group", "rank", *METRICS)
+    return content if isinstance(content, dict) and all(name in content for name in needed) else {}
+
+
+def _fetch(url: str) -> Line:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/line.json", timeout=5) as answer:
+            return _line(answer.read(LARGEST))
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise InputError(f"{url} does not answer: {error}", hint="the port of Settings(metrics_port=...)") from None

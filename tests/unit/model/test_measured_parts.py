@@ -1,0 +1,252 @@
+"""Parts of predictions from measured points, each against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.model.measured import curve
+from paceline.model.measured.discrepancy import PRIOR, Doubt, _log_density, _table, interval, scale_of
+from paceline.model.measured.extrapolate import _terms
+from paceline.model.measured.fit import NOISE, _resampled, draw, log_evidence, maximise, pack
+from paceline.model.measured.forecast import _weights
+from paceline.model.measured.forms import amdahl, closed_forms, power_law, situation_of, step_parts, straight_line
+from paceline.model.measured.points import Series, series_of_rows
+
+RATES = {1: 100.0, 2: 160.0, 4: 240.0}
+
+
+def series(rates=RATES, batch=64.0, link="10GbE", per_host=8.0, spread=None, **batches):
+    rows = [
+        {"network": "N", "framework": "F", "strategy": "", "device": "D", "link": link, "devices": float(count),
+         "samples_per_s": rate, "devices_per_host": per_host, "spread": spread,
+         "batch_per_device": batches.get(f"at_{count}", batch)}
+        for count, rate in rates.items()
+    ]  # fmt: skip
+    (found,) = series_of_rows(rows, "points")
+    return found
+
+
+def curve_of(compute=2.0, fixed=0.1, local=0.2, growth=0.5, network=0.3, crossing=2.0, jitter=0.01, hosts=0.05):
+    return np.array([np.log(compute), np.log(fixed), np.log(local), growth, np.log(network), crossing,
+                     np.log(jitter), np.log(hosts)])  # fmt: skip
+
+
+def at(devices, hosts, overlap, u=None):
+    parts = curve.terms(curve_of() if u is None else u, np.array([devices]), np.array([hosts]), np.array([overlap]))
+    return {name: float(value[0]) for name, value in parts.items()}
+
+
+def test_one_device_computes_and_nothing_else():
+    assert at(1.0, 1.0, 0.0) == {"compute": 2.0, "fixed": 0, "aggregate": 0, "slowdown": 0, "waiting": 0}
+
+
+def test_terms_inside_a_host_by_hand():
+    found = at(16.0, 1.0, 0.0)  # 16 devices inside: (16/4)^0.5 = 2 times the cost of four
+    assert found["fixed"] == pytest.approx(0.2)
+    assert found["aggregate"] == pytest.approx(2 * (2 * 15 / 16 * 0.2 * 2))
+    assert found["waiting"] == pytest.approx(2 * 0.01 * (2 * np.log(16)) ** 0.5)
+    assert found["slowdown"] == 0
+
+
+def test_terms_between_hosts_by_hand():
+    found = at(16.0, 4.0, 0.0)  # four hosts: (4/2)^2 = 4 times the cost of two
+    total = 2 * 15 / 16 * 0.3 * 4
+    assert found["aggregate"] == pytest.approx(2 * (2 * 3 / 4 * 0.2 + total + 3 * 0.05))
+    hidden = at(16.0, 4.0, 1.0)
+    rest = 0.1 * (np.log1p(np.exp((total - 0.6) / 0.1)) - np.log1p(np.exp(-6)))
+    assert hidden["slowdown"] == pytest.approx(2 * 0.1 * total)
+    assert hidden["aggregate"] == pytest.approx(2 * (2 * 3 / 4 * 0.2 + 0.9 * rest + 3 * 0.05))
+    whole = curve.seconds(curve_of(), np.array([16.0]), np.array([4.0]), np.array([1.0]))
+    assert whole[0] == pytest.approx(sum(hidden.values()))
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+@pytest.mark.parametrize(("devices", "hosts"), [(1.0, 1.0), (3.0, 1.0), (16.0, 2.0), (64.0, 16.0)])
+def test_slopes_are_those_of_small_steps(devices, hosts, overlap):
+    u, more = curve_of(), 1e-6
+    places = (np.array([devices]), np.array([hosts]), np.array([overlap]))
+    logs, slope = curve.log_seconds_and_slope(u, *places)
+    assert logs[0] == pytest.approx(np.log(sum(at(devices, hosts, overlap).values())))
+    for place in range(len(u)):
+        away = np.zeros(len(u))
+        away[place] = more
+        high, low = (np.log(curve.seconds(u + sign * away, *places))[0] for sign in (1, -1))
+        assert slope[0, place] == pytest.approx((high - low) / (2 * more), abs=1e-7)
+
+
+def test_forms_through_the_last_two_points():
+    points = series()
+    assert points.log_seconds == pytest.approx(np.log([0.01, 0.0125, 1 / 60]))
+    assert np.exp(power_law(points, 8)) == pytest.approx(1 / 60 * (1 / 60 / 0.0125))
+    assert np.exp(straight_line(points, 8)) == pytest.approx(8 / (240 + 40 * 4))
+    falling = series({1: 100.0, 2: 90.0})
+    assert np.exp(straight_line(falling, 100)) == pytest.approx(100 / 4.5), "a twentieth of the last stays"
+    alone = series({2: 100.0})
+    assert np.exp(straight_line(alone, 8)) == pytest.approx(0.02)
+    assert np.exp(power_law(alone, 8)) == pytest.approx(0.02)
+
+
+def test_amdahl_through_points_that_obey_it():
+    obeying = series({n: 1 / (0.002 + 0.008 / n) for n in (1, 2, 4)})
+    assert np.exp(amdahl(obeying, 16)) == pytest.approx(16 * (0.002 + 0.008 / 16))
+
+
+def test_what_is_full_saturates():
+    # A server of 300 samples/s: T^4 = T0^4 + (P/300)^4, met exactly by the last point.
+    rates = {n: n / (0.01**4 + (n / 300) ** 4) ** 0.25 for n in (1, 4)}
+    points = series(rates)
+    saturating = closed_forms(points, 8.0, 64.0, 3)[2]
+    grown = 1 - (0.01**4 + (1 / 300) ** 4) / (0.01**4 + (4 / 300) ** 4)
+    wanted = (4 / rates[4]) * (1 + grown * (2**4 - 1)) ** 0.25
+    assert np.exp(saturating) == pytest.approx(wanted)
+    level = series({1: 100.0, 4: 400.0})
+    assert closed_forms(level, 8.0, 64.0, 3)[2] == pytest.approx(np.log(0.01)), "what lost nothing loses nothing"
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_parts_of_a_step_are_found_from_points_that_have_them(tree):
+    def seconds(count, batch):
+        return 1e-3 + (0.064 + 0.032 * (np.log2(count) if tree else 2 * (count - 1) / count)) / batch
+
+    batches = {count: 512 / count for count in (1, 2, 4, 8, 16)}
+    rates = {count: count / seconds(count, batch) for count, batch in batches.items()}
+    points = series(rates, **{f"at_{count}": batch for count, batch in batches.items()})
+    compute, once, aggregate = step_parts(points, 32, 16.0, tree=tree)
+    assert compute + once + aggregate == pytest.approx(seconds(32, 16.0), rel=0.03)
+    assert 0.8e-3 < compute < 1.2e-3
+    if tree:  # 2 (P-1) / P of a ring hardly changes, so that only the sum is known there
+        assert aggregate == pytest.approx(0.032 * 5 / 16, rel=0.15)
+    forms = closed_forms(points, 32.0, 16.0, 4)
+    assert forms[4 if tree else 3] == pytest.approx(np.log(compute + once + aggregate))
+    assert (forms[0], forms[2]) == (points.log_seconds[-1], points.log_seconds[-1])
+    assert forms[1] == power_law(points, 32.0)
+
+
+def test_situations():
+    points = series({1: 100.0, 2: 190.0, 4: 360.0}, per_host=4)
+    assert situation_of(points, 4, 64.0) == 0
+    assert situation_of(points, 8, 64.0) == 1
+    crossed = series({1: 100.0, 4: 360.0, 8: 600.0}, per_host=4)
+    assert situation_of(crossed, 16, 64.0) == 2
+    assert situation_of(series({1: 100.0, 8: 600.0, 16: 1100.0, 32: 2000.0}, per_host=4), 64, 64.0) == 3
+    assert situation_of(points, 8, 64.0 * 1.051) == 0 + 1
+    assert situation_of(points, 8, 64.0 * 1.06) == situation_of(points, 8, 60.0) == 4
+    alone = replace(series({1: 100.0}), siblings=(points,))
+    assert situation_of(alone, 1, 64.0) == 4
+
+
+DOUBT = Doubt(situation=1, doublings=3, posterior=0.05, disagreement=0.04, hindcast=0.06, spread=0.02, loss=0.5)
+
+
+def test_the_scale_of_a_doubt_by_hand():
+    # distance 0.012, noise 0.007, blind 2, posterior 0.45, hindcast 0.55, disagreement 0.6, loss 0.15
+    known = 0.007**2 + 0.02**2 + 0.036**2 + 0.0225**2 + 0.033**2 + 0.024**2 + 0.075**2 * 3
+    assert scale_of(PRIOR, DOUBT) == pytest.approx(known**0.5)
+    blind = 0.007**2 + 0.02**2 + 0.072**2 + 0.0225**2 + 0.024**2 + 0.075**2 * 3
+    assert scale_of(PRIOR, replace(DOUBT, hindcast=float("nan"))) == pytest.approx(blind**0.5)
+
+
+def test_bounds_have_other_tails_on_both_sides():
+    coefficients = PRIOR.copy()
+    coefficients[1, 7:] = [
+        1.0,
+        1.25,
+    ]  # two degrees of freedom on the slow side: t of 0.95 is 2.919986; of three 2.353363
+    scale = scale_of(coefficients, DOUBT)
+    low, high = interval(coefficients, DOUBT, 0.9)
+    assert (low, high) == (pytest.approx(-scale / 1.25 * 2.353363), pytest.approx(scale * 1.25 * 2.919986))
+    narrow = interval(coefficients, DOUBT, 0.5)
+    assert narrow == (pytest.approx(-scale / 1.25 * 0.764892), pytest.approx(scale * 1.25 * 0.816497))
+
+
+@pytest.mark.parametrize(("sign", "freedom", "factor"), [(1, 2.0, 1.25), (-1, 3.0, 0.8)])
+def test_the_density_of_an_error_is_students(sign, freedom, factor):
+    from scipy.stats import t
+
+    coefficients = PRIOR[1].copy()
+    coefficients[7:] = [1.0, 1.25]
+    errors = sign * np.array([0.01, 0.2])
+    scale = scale_of(PRIOR, DOUBT) * factor
+    found = _log_density(coefficients, _table([DOUBT, DOUBT]), errors)
+    assert found == pytest.approx(t(freedom, scale=scale).logpdf(errors))
+
+
+def test_weights_of_the_forms():
+    none = np.zeros(7)
+    assert _weights(0.25, 0, none) == pytest.approx(np.array([0.375, 0.125, 0.5, 0, 0, 0, 0]))
+    assert _weights(0.25, 3, none)[4] == 0, "saturation needs a hindcast"
+    missed = np.array([0.3, 0.1, 0.2, 0.1, 0.1, 9.0, 9.0])
+    raw = np.array([0.75 * 0.75 * np.exp(-2), 0.75 * 0.25, 0.1 * np.exp(-1), 0.15, 0.1, 0, 0])
+    assert _weights(0.25, 3, missed) == pytest.approx(raw / raw.sum())
+    assert _weights(0.25, 3, -missed) == pytest.approx(raw / raw.sum())
+    assert _weights(0.25, 0, none, between=True) == pytest.approx(np.array([0.75, 0.25, 0, 0, 0, 0, 0]))
+    assert _weights(0.25, 4, none) == pytest.approx(np.array([0, 0, 0, 0.2, 0, 0.5, 0.3]))
+
+
+def test_terms_sum_to_the_step_and_compute_never_exceeds_it():
+    parts = {"compute": 3.0, "fixed": 1.0, "aggregate": 2.0, "slowdown": 0.0, "waiting": 1.0}
+    found = _terms(parts, 5.0, 2.0)
+    assert (found["forward"], found["backward"]) == (pytest.approx(2.0), pytest.approx(4.0))
+    assert (found["fixed"], found["aggregate"], found["waiting"]) == (1.0, 2.0, 1.0)
+    all_compute = _terms({"compute": 3.0, "fixed": 0.0}, 5.0, 2.0)
+    assert all_compute["forward"] + all_compute["backward"] == pytest.approx(10.0)
+    assert sum(all_compute.values()) == pytest.approx(10.0)
+    too_much = _terms({**parts, "compute": 9.0}, 5.0, 2.0)
+    assert (too_much["forward"] + too_much["backward"], too_much["aggregate"]) == (pytest.approx(10.0), 0.0)
+
+
+def test_indices_are_drawn_evenly_in_proportion_to_their_weights():
+    assert _resampled(np.log([1.0, 3.0]), 8).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert _resampled(np.log([3.0, 1.0]) + 900, 4).tolist() == [0, 0, 0, 1]
+
+
+def test_series_side_by_side_have_no_weight_where_they_have_no_point():
+    packed = pack([series(), series({1: 50.0, 2: 60.0}, spread=3.0)], [0.0, 1.0])
+    assert packed.weight[0] == pytest.approx(np.full(3, 1 / NOISE))
+    assert packed.weight[1] == pytest.approx([1 / np.hypot(NOISE, 0.06), 1 / np.hypot(NOISE, 0.05), 0])
+    assert packed.devices.tolist() == [[1, 2, 4], [1, 2, 1]]
+    assert packed.log_seconds[1] == pytest.approx([np.log(1 / 50), np.log(2 / 60), 0])
+    assert packed.overlap.tolist() == [[0], [1]]
+    wide = pack([series({1: 50.0}, spread=40.0)], [0.0], [0.06])
+    assert wide.weight[0] == pytest.approx([1 / np.hypot(0.06, 0.2)]), "a stated spread counts up to a fifth"
+
+
+def planted(u, spread=None) -> tuple[Series, np.ndarray]:
+    counts = (1, 2, 4, 8, 16, 32)
+    rates = {n: n / float(curve.seconds(u, np.array([float(n)]), np.array([max(1.0, n / 8)]), np.zeros(1))[0])
+             for n in counts}  # fmt: skip
+    return series(rates, spread=spread), u
+
+
+def test_the_most_probable_curve_is_where_the_loss_is_flat():
+    u = curve_of(jitter=0.02)
+    points, _ = planted(u)
+    mean = (u + np.array([0.5, 0.3, -0.3, 0.1, 0.2, -0.2, 0.2, -0.1]))[None]
+    precision = np.diag([1e-4, *[1 / 0.5**2] * 7])[None]
+    packed = pack([points], [0.0])
+    best, covariance = maximise(packed, mean, precision)
+
+    def loss(v):
+        fitted = np.log(curve.seconds(v, packed.devices[0], packed.hosts[0], np.zeros(1)))
+        away = v - mean[0]
+        return 0.5 * np.square((fitted - packed.log_seconds[0]) / NOISE).sum() + 0.5 * away @ precision[0] @ away
+
+    steps = 1e-4 * np.eye(8)
+    slopes = [(loss(best[0] + step) - loss(best[0] - step)) / 2e-4 for step in steps]
+    assert np.abs(slopes) == pytest.approx(np.zeros(8), abs=0.05)
+    assert loss(best[0]) < loss(mean[0])
+    assert np.linalg.eigvalsh(covariance[0]).min() > 0
+    sure = covariance[0] @ (np.linalg.inv(covariance[0]) - precision[0])
+    assert 0 < np.trace(sure) <= 6, "six points tell at most six parameters"
+    evidence = log_evidence(packed, (mean, precision), (best, covariance))
+    by_hand = 0.5 * np.log(np.linalg.det(covariance[0])) - loss(best[0]) + 6 * np.log(1 / NOISE)
+    assert evidence[0] == pytest.approx(by_hand, rel=1e-6)
+    drawn = draw(packed, 0, (mean, precision), (best, covariance))
+    assert drawn.shape == (500, 8)
+    assert draw(packed, 0, (mean, precision), (best, covariance), share=0.1).shape == (50, 8)
+    fitted = np.log(curve.seconds(drawn, packed.devices[0], packed.hosts[0], np.zeros(1)))
+    assert np.abs(fitted - packed.log_seconds[0]).mean() < 2 * NOISE, "draws meet the measured points"
+    assert drawn[:, 0].std() == pytest.approx(covariance[0, 0, 0] ** 0.5, rel=0.3)

@@ -1,0 +1,92 @@
+"""The newest line of each rank, from files and for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli import program
+from paceline.errors import InputError
+from paceline.runtime.observe.metrics import METRICS, prometheus_text, read_metrics
+
+
+def line(rank: int = 0, **more: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(METRICS, 1.0), "time": time.time(), "group": "g", "rank": rank, "shares": [1], **more}
+
+
+def write(path: Path, *lines: Any) -> None:
+    path.write_text("\n".join(json.dumps(each) for each in lines) + "\n", encoding="utf-8")
+
+
+def test_the_newest_whole_line_of_each_rank_counts(tmp_path: Path) -> None:
+    write(tmp_path / "g-1.jsonl", line(1, step=4), line(1, step=5), {"step": 6})
+    write(tmp_path / "g-0.jsonl", line(0, step=8), line(0, step=9))
+    with (tmp_path / "g-0.jsonl").open("a") as file:
+        file.write('{"step": 10, "ti')
+    write(tmp_path / "g-2.jsonl", {"other": 1})
+    assert [(each["rank"], each["step"]) for each in read_metrics(str(tmp_path))] == [(0, 9), (1, 5)]
+
+
+def test_a_file_longer_than_its_tail_is_read_from_its_end(tmp_path: Path) -> None:
+    write(tmp_path / "g-0.jsonl", *(line(0, step=number) for number in range(400)))
+    assert (tmp_path / "g-0.jsonl").stat().st_size > 1 << 16
+    assert read_metrics(str(tmp_path))[0]["step"] == 399
+
+
+@pytest.mark.parametrize("where", ["absent", "empty", "http://127.0.0.1:1"])
+def test_no_metrics_are_one_clear_error(tmp_path: Path, where: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError) as caught:
+        read_metrics(where if "//" in where else str(tmp_path / where))
+    assert where.rpartition("/")[2] in caught.value.message
+
+
+def test_prometheus_gets_every_metric_with_its_meaning_and_labels() -> None:
+    text = prometheus_text(line(3, input_seconds=0.25))
+    assert 'paceline_input_seconds{group="g",rank="3"} 0.25' in text.splitlines()
+    assert text.count("# TYPE ") == text.count("# HELP ") == len(METRICS)
+    assert prometheus_text({}) == "\n"
+
+
+def test_an_endpoint_is_read_by_its_url() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/line.json"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(line(2, step=7)).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert read_metrics(f"http://127.0.0.1:{server.server_port}/")[0]["step"] == 7
+        server.shutdown()
+
+
+def test_top_shows_ranks_and_marks_those_that_are_silent(tmp_path: Path) -> None:
+    write(tmp_path / "g-0.jsonl", line(0, input_seconds=0.002, steps_per_second=3.5))
+    write(tmp_path / "g-1.jsonl", line(1, time=time.time() - 100))
+    shown = CliRunner().invoke(program, ["top", str(tmp_path), "--once"]).output
+    assert "3.50" in shown
+    assert "2.00 ms" in shown
+    assert shown.count("silent") == 1
+    document = json.loads(CliRunner().invoke(program, ["top", str(tmp_path), "--json"]).output)
+    assert document["schema"] == "paceline.top/1"
+    assert [each["rank"] for each in document["ranks"]] == [0, 1]
+
+
+def test_top_without_metrics_is_exit_code_two(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        result = CliRunner().invoke(program, ["top", f"http://127.0.0.1:{taken.getsockname()[1]}"])
+    assert isinstance(result.exception, InputError)
