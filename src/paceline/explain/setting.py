@@ -14,7 +14,7 @@ SMALL_BUCKET = 256 * 1024
 """Bytes below which the start of an exchange takes longer than its bytes, on most links."""
 MANY_BUCKETS = 8
 ONE_BUCKET = 1024 * 1024
-"""A single bucket of at least so many bytes could have been several, the first of them hidden behind backward."""
+"""A single bucket of at least this size could have been several, the first of them hidden behind backward."""
 
 
 @dataclass(frozen=True)

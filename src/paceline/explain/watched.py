@@ -41,7 +41,7 @@ SPREAD = 3
 COLLECTED = 0.6
 """Share of a stall that garbage collection explains, if it is the cause."""
 UPDATING = 0.15
-"""Share of a rank's work from which the update says that the batch is too small for so many weights."""
+"""Share of a rank's work from which the update says that the batch is too small for the weights."""
 CROWDED = 1.5
 """Compute threads for each core from which they wait for each other."""
 BATCHES = 10
