@@ -77,7 +77,7 @@ def run(case: Watched, steps: int, store: Path) -> dict[str, Any]:
 
 def _shaped(rate: str) -> list[str]:
     """Runs what follows with a loopback device of this rate, in a network namespace of its own."""
-    shape = f"tc qdisc add dev lo root tbf rate {rate} burst 64kb latency 1s && " if rate else ""
+    shape = f"tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 1s && " if rate else ""
     return ["unshare", "-n", "sh", "-c", f'ip link set lo up && {shape}exec "$0" "$@"']
 
 
