@@ -1,12 +1,11 @@
-"""Four models of timm and transformers, watched on one rank and predicted on two, against real DDP on two ranks.
+"""Four models of transformers, watched on one rank and predicted on two, against real DDP on two ranks.
 
     .venv/bin/python benchmarks/predict_own.py                     --rounds 3
     .venv/bin/python benchmarks/predict_own.py --quick             one round, two models
 
-Models are built from configurations, without downloads: ResNet-18 and ViT of timm, GPT-2 and BERT of transformers, all
-small. In each round a script of the user is watched on one rank (`paceline watch`, nothing changed in it), the exchange
-is swept (`paceline bench-collectives`), and the same script trains on two ranks by DistributedDataParallel, unwatched;
-its own median step is what is predicted. No run on two ranks is used for a prediction. Ranks have one thread and a core
+Models are built from configurations, without downloads: ResNet, ViT, GPT-2 and BERT, all small. In each round
+a script of the user is watched on one rank (`paceline watch`, nothing changed in it), the exchange is swept
+(`paceline bench-collectives`), and the same script trains on two ranks by DistributedDataParallel, unwatched; its own median step is what is predicted. No run on two ranks is used for a prediction. Ranks have one thread and a core
 each. Every figure is the median over the rounds. Needs the environment of `make trainers`. Exits with 1 if the mean
 absolute error exceeds 5 %.
 """
@@ -33,7 +32,7 @@ from paceline.model.calibrate import swept_calibration
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 
-MODELS = ("timm-resnet18", "timm-vit", "gpt2", "bert")
+MODELS = ("resnet", "vit", "gpt2", "bert")
 SCRIPT = ROOT / "benchmarks/lib/model_script.py"
 SIZES = "4 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 TARGET = 0.05

@@ -1,6 +1,6 @@
-"""A user's script: trains a small model of timm or transformers, built from a configuration; prints its median step.
+"""A user's script: trains a small model of transformers, built from a configuration; prints its median step.
 
-python benchmarks/lib/model_script.py timm-resnet18|timm-vit|gpt2|bert
+python benchmarks/lib/model_script.py resnet|vit|gpt2|bert
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 
-import timm
 import torch
 import torch.distributed as dist
 import transformers
@@ -20,37 +19,39 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS, WARMUP = 80, 15
 LENGTH, WORDS = 64, 2000
+WIDTHS = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 4, "intermediate_size": 768}
 
 
-class Language(nn.Module):
-    """A language model whose output is its scores alone."""
+class Scores(nn.Module):
+    """A model whose output is its scores alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of every position."""
-        scores: Tensor = self.model(input_ids=tokens).logits.flatten(0, 1)
-        return scores
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores of every image, or of every position of a text."""
+        scores: Tensor = self.model(inputs).logits
+        return scores.flatten(0, -2)
 
 
 def built(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     """Model, inputs and targets."""
-    if name.startswith("timm-"):
-        wanted = {"timm-resnet18": "resnet18", "timm-vit": "vit_tiny_patch16_224"}[name]
-        more = {"img_size": 64, "patch_size": 8, "depth": 6} if name == "timm-vit" else {}
-        model = timm.create_model(wanted, pretrained=False, num_classes=10, **more)
-        return model, torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
+    if name in ("resnet", "vit"):
+        resnet = transformers.ResNetConfig(
+            embedding_size=32, hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10
+        )
+        vit = transformers.ViTConfig(image_size=64, patch_size=8, num_labels=10, **WIDTHS)
+        kinds = {"resnet": (transformers.ResNetForImageClassification, resnet),
+                 "vit": (transformers.ViTForImageClassification, vit)}  # fmt: skip
+        kind, config = kinds[name]
+        return Scores(kind(config)), torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
     tokens, targets = torch.randint(WORDS, (4, LENGTH)), torch.randint(WORDS, (4 * LENGTH,))
     if name == "gpt2":
         gpt = transformers.GPT2Config(n_layer=4, n_embd=192, n_head=4, vocab_size=WORDS, n_positions=LENGTH)
-        return Language(transformers.GPT2LMHeadModel(gpt)), tokens, targets
-    bert = transformers.BertConfig(
-        num_hidden_layers=4, hidden_size=192, num_attention_heads=4, intermediate_size=768, vocab_size=WORDS,
-        max_position_embeddings=LENGTH,
-    )  # fmt: skip
-    return Language(transformers.BertForMaskedLM(bert)), tokens, targets
+        return Scores(transformers.GPT2LMHeadModel(gpt)), tokens, targets
+    bert = transformers.BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **WIDTHS)
+    return Scores(transformers.BertForMaskedLM(bert)), tokens, targets
 
 
 def main() -> None:

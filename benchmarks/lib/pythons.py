@@ -25,7 +25,7 @@ def python_of(name: str) -> str:
 
 
 def trainers_python() -> str:
-    """The interpreter with transformers, timm, TraceML and others beside PyTorch, which `make trainers` makes."""
+    """The interpreter with transformers, TraceML and others beside PyTorch, which `make trainers` makes."""
     python = Path(sys.prefix) / "trainers" / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{python} is missing: make trainers")

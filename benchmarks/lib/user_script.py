@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-SIDE, CLASSES, ONSET = 24, 10, 100
+SIDE, CLASSES, ONSET = 16, 10, 100
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -48,11 +48,11 @@ class Net(nn.Module):
 
     def __init__(self, depth: int = 0) -> None:
         super().__init__()
-        self.first = nn.Conv2d(3, 48, 3, padding=1)
-        self.middle = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(48, 48, 3, padding=1), nn.ReLU())))
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+        self.middle = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())))
         self.narrow = nn.ModuleList(nn.Linear(16, 16) for _ in range(depth))
-        self.wide = nn.Linear(48 * 16, 256)
-        self.last = nn.Linear(256, CLASSES)
+        self.wide = nn.Linear(32 * 16, 1536)
+        self.last = nn.Linear(1536, CLASSES)
         self.late: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

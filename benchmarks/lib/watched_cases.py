@@ -30,14 +30,14 @@ class Watched:
 
 
 CASES = (
-    Watched("slow link", {"kind": "aggregate", "reason": "link"}, rate="100mbit"),
+    Watched("slow link", {"kind": "aggregate", "reason": "link"}, rate="400mbit"),
     Watched("tiny buckets", {"kind": "aggregate", "reason": "buckets"}),
     Watched("slow input", {"kind": "io"}, ("INPUT_BOUND",)),
     Watched("one slow rank", {"kind": "slow_rank", "rank": 1}, STRAGGLERS, rank=1),
     Watched("oversubscribed threads", {"kind": "threads"}),
-    Watched("no overlap", {"kind": "aggregate", "reason": "overlap"}, rate="300mbit"),
+    Watched("no overlap", {"kind": "aggregate", "reason": "overlap"}, rate="800mbit"),
     Watched("large fixed overhead", {"kind": "other"}, ("RESIDUAL_HEAVY",)),
-    Watched("server hot spot", {"kind": "aggregate", "reason": "server"}, rate="300mbit"),
+    Watched("server hot spot", {"kind": "aggregate", "reason": "server"}, rate="800mbit"),
     Watched("too small batch", {"kind": "batch"}),
     Watched("control: nothing planted", {}, CALM),
     Watched("input stall every tenth step", {"kind": "stalls", "phase": "io", "every": 10}, ("INPUT_BOUND",)),

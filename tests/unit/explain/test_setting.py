@@ -62,6 +62,9 @@ def test_facts_of_a_run_are_its_setting() -> None:
     assert not setting_of(changed(find_unused_parameters=True, unused=1), 1, 2, 2).searches, "the search is needed"
     assert setting_of({"hosts": ["a", "a"], "ddp": {}}, 1, 2, 2).by_hand
     assert not setting_of({"hosts": ["a"], "ddp": {}}, 1, 2, 1).by_hand, "one rank exchanges nothing"
+    assert not setting_of({"hosts": ["a", "a"], "ddp": {}, "sharded": True}, 1, 2, 2).by_hand, (
+        "FSDP exchanges by itself"
+    )
     collected = setting_of({**DDP, "gc_share": 0.1, "gc_steps": [[12, 0.2]], "served": True}, 1, 2, 2)
     assert (collected.collecting, collected.collected, collected.served) == (0.1, {12: 0.2}, True)
 
