@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/predict_own.py                     --rounds 3
     .venv/bin/python benchmarks/predict_own.py --quick             one round, two models
 
-Models are built from configurations, without downloads: ResNet, ViT, GPT-2 and BERT, all small. In each round
-a script of the user is watched on one rank (`paceline watch`, nothing changed in it), the exchange is swept
-(`paceline bench-collectives`), and the same script trains on two ranks by DistributedDataParallel, unwatched; its own median step is what is predicted. No run on two ranks is used for a prediction. Ranks have one thread and a core
-each. Every figure is the median over the rounds. Needs the environment of `make trainers`. Exits with 1 if the mean
-absolute error exceeds 5 %.
+Models are built from configurations, without downloads: ResNet, ViT, GPT-2 and BERT, all small. In each round a script
+of the user is watched on one rank (`paceline watch`, nothing changed in it), the exchange is swept (`paceline
+bench-collectives`), and the same script trains on two ranks by DistributedDataParallel, unwatched: its median step is
+what is predicted. No run on two ranks is used for a prediction. Ranks have one thread and a core each. Figures are
+medians over the rounds. Needs the environment of `make trainers`. Exits with 1 if the mean error exceeds 5 %.
 """
 
 from __future__ import annotations
