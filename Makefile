@@ -22,7 +22,7 @@ help:
 	@echo "                      ONLY=cost COUNT=30 SEED=7: some; PROCESSES=20: code that only PyTorch processes reach"
 	@echo "make docs             write docs/reference anew from the code, and build the site of docs/ in results/site"
 	@echo "make evaluations      predict and measure the published evaluations, and write docs/evaluations; QUICK=1: predict"
-	@echo "make lock             pin dependencies anew"
+	@echo "make lock             pin dependencies anew, with hashes; make wheel: what is published, in dist/"
 	@echo "One test: $(BIN)/pytest tests/unit/test_units.py -k seconds; a deselected one: add -m full"
 
 setup: $(SETUP)
@@ -31,7 +31,7 @@ $(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: apt-get install python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "this Python cannot make virtual environments: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
-	$(BIN)/$(PIP) -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/$(PIP) --require-hashes -r requirements/core.txt -r requirements/dev.txt
 	$(BIN)/$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -108,10 +108,17 @@ evaluations: setup
 	for name in $$(cd examples/evaluations && ls *.toml); do \
 	  $(BIN)/paceline evaluate $${name%.toml} $(if $(QUICK),--predict-only) --page docs/evaluations/$${name%.toml}.md || exit 1; done
 
+# Wheel and source distribution in dist/, built with the locked hatchling.
+wheel: setup
+	rm -rf dist
+	$(BIN)/hatchling build --directory dist
+
+# Every version and the hash of every file; make setup installs nothing else.
+LOCK := $(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe
 lock: setup
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --output-file requirements/core.txt pyproject.toml
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --allow-unsafe --output-file requirements/dev.txt requirements/dev.in
-	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe --output-file requirements/docs.txt requirements/docs.in
+	$(LOCK) --output-file requirements/core.txt pyproject.toml
+	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
+	$(LOCK) --output-file requirements/docs.txt requirements/docs.in
 
 .PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks mutants docs \
-  evaluations lock
+  evaluations lock wheel

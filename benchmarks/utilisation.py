@@ -4,7 +4,8 @@
 
 Devices are emulated by timed waits (see paceline.runtime.emulate), gradients are real and travel over Gloo. The
 schemes run in turn, so that a drifting machine touches all alike: `paceline` (knows nothing of the speeds), `ddp`
-(equal batches), `hand_tuned` (DDP with the right split written by hand and gradients weighted to match).
+(equal batches), `hand_tuned` (DDP with the right split written by hand and gradients weighted to match). With
+`--framework keras` the ranks call `model.fit` with `paceline.keras.Join`, and `equal` is the same without balancing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lib.result import median_figure, parser_of, publish
 
 PER_SAMPLE = 0.002
 """Seconds per sample of the device with speed 1."""
+SCHEMES = {"pytorch": ("paceline", "ddp", "hand_tuned"), "keras": ("paceline", "equal")}
 
 
 def arguments() -> argparse.Namespace:
@@ -30,9 +32,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=25, help="steps per scheme and turn")
     parser.add_argument("--warmup", type=int, default=12, help="first steps that are not counted")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--schemes", default="paceline,ddp,hand_tuned")
+    parser.add_argument("--framework", choices=sorted(SCHEMES), default="pytorch")
+    parser.add_argument("--schemes", help="default: all of the framework")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.schemes = args.schemes or ",".join(SCHEMES[args.framework])
+    return args
 
 
 def main() -> None:
@@ -56,7 +61,9 @@ def launch(args: argparse.Namespace, scheme: str, speeds: list[float]) -> float:
     """Samples per second of one scheme, as its first rank saw it."""
     given = ["--worker", scheme, "--speeds", ",".join(map(str, speeds)), "--step", str(args.step)]
     given += ["--gradients", str(args.gradients), "--steps", str(args.steps), "--warmup", str(args.warmup)]
-    return float(ranks.run(__file__, given, len(speeds))[0])
+    given += ["--framework", args.framework]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow")}
+    return float(ranks.run(__file__, given, len(speeds), env=quiet, framework=args.framework)[0])
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -68,14 +75,15 @@ def worker(args: argparse.Namespace) -> None:
     speeds = [float(speed) for speed in args.speeds.split(",")]
     rank, size = int(os.environ["RANK"]), len(speeds)
     batch = round(args.step * sum(speeds) / PER_SAMPLE) if size > 1 else round(args.step * speeds[0] / PER_SAMPLE)
-    run = {"paceline": run_paceline, "solo": run_paceline, "ddp": run_ddp, "hand_tuned": run_ddp}[args.worker]
+    ours = run_keras if args.framework == "keras" else run_paceline
+    run = {"ddp": run_ddp, "hand_tuned": run_ddp}.get(args.worker, ours)
     shares = None
     if args.worker == "hand_tuned":
         shares = [round(batch * speed / sum(speeds)) for speed in speeds]
         shares[0] += batch - sum(shares)
     ends = run(args, batch, rank, speed=speeds[rank], shares=shares or [batch // size] * size)
     timed = ends[args.warmup :]
-    used = batch if args.worker in ("paceline", "solo", "hand_tuned") else batch // size * size
+    used = batch // size * size if args.worker == "ddp" else batch
     ranks.finish(used * (len(timed) - 1) / (timed[-1] - timed[0]))
 
 
@@ -97,6 +105,24 @@ def run_paceline(args: argparse.Namespace, batch: int, rank: int, *, speed: floa
             pace.step(model(items.inputs).square().mean())
             ends.append(time.perf_counter())
     return ends
+
+
+def run_keras(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:
+    """One line of a user's `fit`."""
+    import keras
+    import numpy as np
+    from lib.keras_layers import Clock, network
+
+    import paceline
+
+    model = network(args.gradients)
+    join = paceline.keras.Join(batch, paceline.Settings(balance=args.worker != "equal"))
+    clock = Clock(join, per_sample=PER_SAMPLE, speed=speed)
+    epochs = -(-(args.steps + args.warmup) // 4)
+    model.compile(keras.optimizers.SGD(1e-3), "mse")
+    data = np.random.default_rng(0).standard_normal((batch * 4, 1)).astype("float32")
+    model.fit(data, data, epochs=epochs, verbose=0, callbacks=[join, clock])
+    return clock.ends[: args.steps + args.warmup]
 
 
 def run_ddp(args: argparse.Namespace, batch: int, rank: int, *, speed: float, shares: list[int]) -> list[float]:

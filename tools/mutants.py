@@ -46,7 +46,7 @@ PROCESSES = {
     "runtime/measured.py": "test_measured.py",
     "runtime/members/": "test_faults.py",
     "runtime/syncer/": "test_syncer.py",
-    "runtime/keras_binding.py": "test_keras.py",
+    "runtime/keras/": "test_keras.py",
     "runtime/group/mpi.py": "test_mpi.py",
     "runtime/group/gloo_sockets.py": "test_gloo_sockets.py",
     "runtime/": "test_exactness.py",

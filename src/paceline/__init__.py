@@ -61,6 +61,8 @@ sys.modules[__name__].__class__ = _FrontDoor
 
 
 def __getattr__(name: str) -> Any:
+    if name == "keras":
+        return importlib.import_module("paceline.keras")
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return _load(name)

@@ -47,6 +47,7 @@ steps = 8
 launch_budget = "1 s"
 phase_steps = 3
 threads = 1
+width = 0.5
 """
 
 

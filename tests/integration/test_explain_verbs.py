@@ -22,6 +22,7 @@ warmup = 2
 steps = 20
 phase_steps = 2
 threads = 1
+width = 0.5
 """
 
 
@@ -46,6 +47,7 @@ warmup = 2
 steps = 20
 phase_steps = 3
 threads = 1
+width = 0.5
 """
 
 

@@ -25,6 +25,7 @@ warmup = 3
 steps = 10
 phase_steps = 4
 threads = 1
+width = 0.5
 timeout = "2 min"
 """
 

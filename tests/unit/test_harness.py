@@ -28,41 +28,82 @@ class Idle(harness.Session):
         self.asked.append(upto)
 
 
-class Nobody:
-    """A meeting of one rank."""
-
-    def barrier(self) -> None:
-        """Nobody to wait for."""
-
-
-JOB = {"passes": ["forward", "compute", "exchange", "resident"], "input": "resident", "phases": True, "phase_steps": 15}
+JOB = {
+    "passes": ["forward", "compute", "exchange", "resident"], "input": "resident", "phases": True, "phase_steps": 15,
+    "steps": 40,
+}  # fmt: skip
+ALONE = ControlChannel(0, [])
+NEVER = math.inf
 
 
 def test_whole_and_partial_steps_take_turns_in_blocks() -> None:
     session = Idle()
-    clean, split = harness._alternate(JOB, session, Nobody(), 40)
+    clean, split = harness._alternate(JOB, session, ALONE, (40, 15), NEVER)
     assert len(clean) == 40
-    assert {name: len(rows) for name, rows in split.items()} == dict.fromkeys(JOB["passes"], 15)
+    assert [len(split[name]) for name in JOB["passes"]] == [15, 15, 15, 20]
     blocks = [(name, len(list(group))) for name, group in itertools.groupby(session.asked)]
-    # the whole step of an input that is resident is the last pass: its block and the clean one follow each other
-    assert blocks == [("resident", 11), *3 * [("forward", 6), ("compute", 6), ("exchange", 6), ("resident", 17)]]
+    # the first step of every block is not counted
+    assert blocks == [*3 * [("resident", 11), ("forward", 6), ("compute", 6), ("exchange", 6)], ("resident", 11)]
     assert all(start >= 0 and seconds >= 0 for start, seconds in clean)
     assert [start for start, _ in clean] == sorted(start for start, _ in clean)
+
+
+def test_the_last_pass_is_every_second_block_of_complete_steps() -> None:
+    clean, split = harness._alternate(JOB, Idle(), ALONE, (40, 15), NEVER)
+    assert split["resident"] == clean[10:20] + clean[30:40]
 
 
 def test_a_pass_that_is_the_same_as_another_is_not_run_twice() -> None:
     session = Idle()
     session.same = {"resident": "exchange"}
-    _, split = harness._alternate(JOB, session, Nobody(), 8)
+    copied = {**JOB, "passes": [*JOB["passes"], "copied"], "input": "copied"}
+    _, split = harness._alternate(copied, session, ALONE, (8, 15), NEVER)
     assert split["resident"] == split["exchange"]
     assert session.asked.count("exchange") == 18
-    assert session.asked.count("resident") == 8 + 4
+    assert session.asked.count("resident") == 0
+    assert session.asked.count("copied") == 8 + 4
 
 
-def test_without_phases_there_is_one_block() -> None:
+def test_a_pass_that_is_the_same_as_the_complete_step_is_not_run_again() -> None:
     session = Idle()
-    clean, split = harness._alternate({**JOB, "phases": False}, session, Nobody(), 7)
-    assert (len(clean), split, session.asked) == (7, {}, 8 * ["resident"])
+    session.same = {"resident": "exchange"}
+    clean, split = harness._alternate(JOB, session, ALONE, (8, 15), NEVER)
+    assert split["resident"] == split["exchange"] == clean[2:4] + clean[6:8]
+    assert session.asked.count("exchange") == 0
+
+
+def test_without_phases_one_step_is_not_counted() -> None:
+    session = Idle()
+    clean, split = harness._alternate({**JOB, "phases": False}, session, ALONE, (9, 0), NEVER)
+    assert (len(clean), split, session.asked) == (9, {}, 10 * ["resident"])
+
+
+def test_a_launch_ends_with_the_turn_after_which_another_would_exceed_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()  # every look at the clock takes a second
+    monkeypatch.setattr(harness, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    session = Idle()
+    first, _ = harness._alternate(JOB, session, ALONE, (40, 15), 0.0)
+    assert len(first) == 10  # at least one turn
+    turn = 11 + 3 * 6 + 1
+    for turns, end in ((1, 2 * turn - 1), (2, 2 * turn), (2, 3 * turn - 1), (3, 3 * turn)):
+        clock = itertools.count()
+        clean, split = harness._alternate(JOB, session, ALONE, (40, 15), float(end))
+        assert (len(clean), len(split["compute"])) == (10 * turns, 5 * turns)
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(1000, [40, 15]), (103, [40, 15]), (51.5, [20, 7]), (10, [5, 2]), (-3, [5, 2])],
+)
+def test_steps_fit_what_is_left_of_the_budget(most: float, expected: list[int]) -> None:
+    # 40 complete steps, 15 of each of three partial passes and of the framework's timers, 3 traced ones
+    assert harness._fitting(JOB, Idle(), most) == expected
+    same = Idle()
+    same.same = {"resident": "exchange"}
+    assert harness._fitting(JOB, same, 88) == [40, 15]
+    assert harness._fitting({**JOB, "phases": False}, Idle(), 20) == [20, 0]
 
 
 @pytest.mark.parametrize(("count", "number"), [(40, 4), (7, 3), (5, 5), (2, 4)])
@@ -129,3 +170,8 @@ def test_warm_up_says_when_its_limit_ended_it(monkeypatch: pytest.MonkeyPatch) -
     assert (len(rows), limited) == (harness.MAX_WARMUP, True)
     rows, limited = harness._warm_up({**job, "launch_budget": 1.0}, session, ControlChannel(0, []), "resident")
     assert (len(rows), limited) == (10, True)
+    # Half of the budget at most: the clock shows 144 after ten steps, 361 after fifteen.
+    for budget, steps in ((200.0, 10), (300.0, 15)):
+        growing = (float(number) ** 2 for number in itertools.count())
+        rows, limited = harness._warm_up({**job, "launch_budget": budget}, session, ControlChannel(0, []), "resident")
+        assert (len(rows), limited) == (steps, True)

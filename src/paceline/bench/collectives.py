@@ -32,7 +32,7 @@ __all__ = ["COLLECTIVES", "PAIR", "CollectiveTime", "Sweep", "bus_factor", "coll
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "point_to_point")
 PAIR = "pair "
-"""How spans of an exchange of two ranks begin; both numbers follow."""
+"""How names of spans between two ranks begin; both numbers follow."""
 
 WORKERS = {
     "gloo": "paceline.bench.frameworks.pytorch.worker_collectives",
@@ -54,7 +54,7 @@ class Sweep:
     transport: str = "gloo"
     seconds_per_size: float = 0.8
     pairs: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Rounds of pairs of ranks that exchange the largest buffer after the collectives, instead of other probes."""
+    """Rounds of pairs of ranks that send each other the largest buffer; other probes are then left out."""
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def estimate_duration(study: Study, cases: tuple[Case, ...], store: Store) -> Du
         if run.outcome == "ok":
             known.setdefault(run.case_id, []).append(run.seconds)
             known.setdefault(run.framework, []).append(run.seconds)
-    assumed = START_S + protocol.launch_budget * (2.0 if protocol.phases else 1.0)
+    assumed = START_S + protocol.launch_budget
     seconds = sum(median(known.get(case.id) or known.get(case.framework) or [assumed]) for case in cases)
     stored = sum(case.id in known or case.framework in known for case in cases)
     basis = f"stored launches for {stored} of {len(cases)} cases"

@@ -49,7 +49,7 @@ def command(
     Examples:
       paceline train examples/training/train_digits.py --ranks 2
       paceline train train.py --ranks 2 --python env/bin/python
-      paceline train examples/training/train_keras.py --ranks 2 --env keras
+      paceline train examples/training/keras_digits.py --ranks 2 --env keras
       paceline train train.py --cluster my-cluster.toml --plan plan.toml
       paceline train train.py --cluster my-cluster.toml --restarts 3 -- --epochs 5
       paceline train train.py --cluster my-cluster.toml --on virtual

@@ -12,14 +12,16 @@ from typing import Literal
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
 from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
+from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
 from paceline.measurements.foreign.logs import TrainingLog, looks_like_log, read_log
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
+from paceline.measurements.foreign.nsight import looks_like_nsight, scan_nsight
 from paceline.measurements.foreign.operations import looks_like_operations, read_operations
 from paceline.measurements.foreign.recorder import Hang, find_hangs, looks_like_dump, read_dump
 from paceline.measurements.run import PHASES
 from paceline.measurements.store import Store
 from paceline.measurements.trace.formats import TRACE_READERS
-from paceline.measurements.trace.job import TracedJob, read_job, traced_job
+from paceline.measurements.trace.job import TracedJob, join_traces, rank_in_name, read_job, traced_job
 from paceline.measurements.trace.observed import Observed, ObservedStep, record
 from paceline.measurements.trace.rank_trace import gather_spans
 from paceline.measurements.trace.stream import BROKEN, open_trace
@@ -27,8 +29,16 @@ from paceline.spec.fields import LABEL_WORDS
 
 __all__ = ["IMPORT_KINDS", "Imported", "Labels", "import_files"]
 
-Kind = Literal["trace", "operations", "log", "flight-recorder", "nccl-tests"]
-IMPORT_KINDS = ("flight-recorder", "log", "nccl-tests", "operations", *sorted(TRACE_READERS))
+Kind = Literal["trace", "nsight", "operations", "log", "flight-recorder", "nccl-tests", "nccl-inspector"]
+IMPORT_KINDS = (
+    "flight-recorder",
+    "log",
+    "nccl-inspector",
+    "nccl-tests",
+    "nsight",
+    "operations",
+    *sorted(TRACE_READERS),
+)
 MOST_FILES = 100_000
 FRAMEWORKS = {"horovod": "pytorch/horovod"}
 """The framework that a trace implies; others are PyTorch's DDP unless one is named."""
@@ -67,6 +77,8 @@ class Imported:
     dumps: tuple[int, ...] = ()
     """Ranks of the flight recorder's dumps."""
     tests: tuple[CollectiveTest, ...] = ()
+    late: LateRank | None = None
+    """The rank that enters collectives last, by the NCCL Inspector."""
 
 
 def import_files(given: Sequence[Path], store: Store, labels: Labels, kind: str | None = None) -> Imported:
@@ -81,16 +93,28 @@ def import_files(given: Sequence[Path], store: Store, labels: Labels, kind: str 
                 "two dumps are of one rank", hint="one file for each rank, its number at the end of its name"
             )
         return Imported(found, len(paths), hangs=find_hangs(dumps), dumps=tuple(sorted(ranks)))
-    if found == "nccl-tests":
-        tests = tuple(read_nccl_tests(path, labels.operation) for path in paths)
-        for test in tests:
-            store.write(sweep_of(test, labels.cluster))
-        return Imported(found, len(paths), name="collectives", tests=tests)
+    if found in ("nccl-tests", "nccl-inspector"):
+        return _collectives(found, paths, store, labels)
     name = _checked(labels.name) if labels.name else _name(paths[0])
     named = replace(labels, name=name)
     if found == "log":
         return _log(paths, store, named)
-    return _operations(paths, store, named) if found == "operations" else _trace(paths, store, named, kind)
+    if found == "operations":
+        return _operations(paths, store, named)
+    return _trace(paths, store, named, "nsight" if found == "nsight" else kind)
+
+
+def _collectives(kind: Kind, paths: Sequence[Path], store: Store, labels: Labels) -> Imported:
+    """Tests of collectives, or collectives of a job, as sweeps of the cluster."""
+    late = None
+    if kind == "nccl-tests":
+        tests = tuple(read_nccl_tests(path, labels.operation) for path in paths)
+    else:
+        job = read_inspector(paths)
+        tests, late = job.tests, job.late
+    for test in tests:
+        store.write(sweep_of(test, labels.cluster))
+    return Imported(kind, len(paths), name="collectives", tests=tests, late=late)
 
 
 def _files(given: Sequence[Path]) -> list[Path]:
@@ -120,8 +144,12 @@ def _kind(paths: Sequence[Path]) -> Kind:
     first = paths[0]
     if not first.exists():
         raise InputError(f"{first}: No such file or directory", hint="give the files of one job")
+    if looks_like_nsight(first):
+        return "nsight"
     if looks_like_operations(first):
         return "operations"
+    if looks_like_inspector(first):
+        return "nccl-inspector"
     if looks_like_dump(first):
         return "flight-recorder"
     if looks_like_nccl_tests(first):
@@ -151,7 +179,13 @@ def _checked(name: str) -> str:
 
 
 def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None) -> Imported:
-    job = read_job(paths, format=kind, partial=labels.partial)
+    if kind == "nsight":
+        found = [
+            trace for n, path in enumerate(paths) for trace in scan_nsight(path, fallback_rank=rank_in_name(path, n))
+        ]
+        job = join_traces(kind, found, partial=labels.partial)
+    else:
+        job = read_job(paths, format=kind, partial=labels.partial)
     steps = _observed_steps(job)
     judgement = judge_steps(steps) if len(job.steps) >= FEWEST_STEPS else None
     campaign = _recorded(job, steps, store, labels)

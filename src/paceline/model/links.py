@@ -87,7 +87,7 @@ class HostVerdict:
     host: str
     partner: str
     bandwidth: float
-    """Bytes per second in each direction."""
+    """Bytes per second in the slower direction."""
     stated: float
     """Of the slower link of the two."""
     least: float

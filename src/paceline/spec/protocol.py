@@ -23,7 +23,8 @@ class Protocol(Noun):
     steps: Count = 100
     """Timed steps of the clean pass of a launch."""
     launch_budget: Seconds = 20.0
-    """Time limit of the clean pass of a launch; the pass ends with fewer steps at the limit (at least 5)."""
+    """Time limit of everything that a launch measures: warm-up (at most half of it), the clean pass and the passes of
+    phases. At the limit a launch ends with fewer steps: at least `warmup`, 5 of the clean pass, 2 of each other."""
     width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Full relative width of the throughput's confidence interval at which a case stops; drift beyond it, and a trend
     of half of it at the end of warm-up, are not accepted."""

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.cli import program
 from paceline.errors import InputError
 from paceline.measurements.trace import intervals
 from paceline.measurements.trace.intervals import Gathering, divide
@@ -233,3 +235,24 @@ def test_a_trace_of_100_mb_is_read_in_less_memory_than_it_has(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(steps), str(round(0.075 * steps, 3))]
+
+
+def test_measured_steps_go_to_chakra_and_come_back(tmp_path: Path) -> None:
+    """Phases of every step survive the round trip; what lies between the last span and the end of a step does not."""
+    store = ["--store", str(tmp_path / "s"), "--json"]
+    paths = [str(path) for path in write_ranks(tmp_path, steps=5)]
+    call = CliRunner().invoke(program, ["import", *paths, "--name", "first", *store])
+    first = json.loads(call.output)
+    out = ["--to", "chakra-measured", "-o", str(tmp_path / "out")]
+    assert CliRunner().invoke(program, ["export", "first", *out, *store]).exit_code == 0
+    files = sorted(str(path) for path in (tmp_path / "out").glob("*/*.et"))
+    assert len(files) == 2
+    call = CliRunner().invoke(program, ["import", *files, "--name", "second", *store])
+    assert call.exit_code == 0, call.output
+    again = json.loads(call.output)
+    assert [step["phases"] for step in again["steps"]] == [
+        pytest.approx(step["phases"], abs=1e-9) for step in first["steps"]
+    ]
+    assert [s["communication_s"] for s in again["steps"]] == pytest.approx(
+        [s["communication_s"] for s in first["steps"]]
+    )

@@ -239,6 +239,94 @@ def test_logs_of_known_programs(tmp_path: Path, text: str, form: str, seconds: l
     assert (run.launcher, run.facts["source"]) == ("import", form)
 
 
+def inspected(rank: int, number: int, micros: int, coll: str = "AllReduce", size: int = 1 << 27) -> str:
+    """A line as version 4.0 of the Inspector writes it."""
+    record = {
+        "header": {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 3, "nnodes": 3},
+        "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "profiler_plugin",
+                     "dump_timestamp_us": 1748030377748202, "hostname": f"node{rank}", "pid": 163},
+        "coll_perf": {"coll": coll, "coll_sn": number, "coll_msg_size_bytes": size, "coll_exec_time_us": micros,
+                      "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": size / micros / 1e3,
+                      "coll_busbw_gbs": size / micros / 1e3 * 4 / 3},
+    }  # fmt: skip
+    return json.dumps(record) + "\n"
+
+
+def test_logs_of_the_inspector_say_what_collectives_take_and_who_is_late(tmp_path: Path) -> None:
+    """Rank 2 enters last in 18 of 20 collectives: it waits for nobody, and the others for 3 ms."""
+    folder = tmp_path / "nccl-inspector-77"
+    folder.mkdir()
+    for rank in range(3):
+        lines = [inspected(rank, n, 1000 + (0 if (rank == 2) == (n > 1) else 3000)) for n in range(20)]
+        lines.append(inspected(rank, 3, 50, "Send"))
+        (folder / f"node{rank}-pid163.log").write_text("".join(lines) + '{"header": {"id": "0x7')
+    done = CliRunner().invoke(program, ["import", str(folder), "--store", str(tmp_path / "s"), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    (test,) = found["tests"]
+    assert (test["operation"], test["ranks"], test["hosts"]) == ("all_reduce", 3, ["node0", "node1", "node2"])
+    assert [row["seconds"] for row in test["sizes"]] == [pytest.approx(1e-3)]
+    late = found["late"]
+    assert (late["rank"], late["host"], late["share"], late["wait_s"]) == (2, "node2", 0.9, pytest.approx(3e-3))
+    done = CliRunner().invoke(program, ["import", str(folder), "--store", str(tmp_path / "s")])
+    assert "rank 2 of group 0x7f8c496ae9f661 (node2) enters last in 90.0 % of 20 collectives" in done.output
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    (inspected(5, 1, 9), "rank 5 of 3"),
+    (inspected(1, 1, -9), "bytes in -9e-06 s"),
+    (inspected(1, 1, 9).replace("coll_busbw_gbs", "x"), "coll_busbw_gbs"),
+    (inspected(1, 1, 9) + '{"header": 7, "coll_perf": 3}\n' + inspected(1, 2, 9), "line 2"),
+    (inspected(1, 1, 9, "Send"), "no collective of a known kind"),
+])  # fmt: skip
+def test_unsound_logs_of_the_inspector(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    done = CliRunner().invoke(program, ["import", str(path), "--store", str(tmp_path / "s")])
+    assert isinstance(done.exception, InputError)
+    assert says in str(done.exception)
+    assert "NCCL_INSPECTOR_ENABLE=1" in str(done.exception.hint)
+
+
+TITAN_OLD = (
+    "[rank0]:2024-05-23 12:00:0{n},000 - root - INFO - step: {n}  loss: 10.84  memory: 1GiB(1%)  wps: 8,190  mfu: 1%\n"
+)
+DEEPSPEED = (
+    " iteration {n:8d}/  250000 | consumed samples: 9 | elapsed time per iteration (ms): 2000.0 | "
+    "learning rate: 9.1E-06 | global batch size:  1024 | lm loss: 2.5E+00 | loss scale: 1.0 | grad norm: 0.2 | "
+    "samples per second: 512.0 | tokens per gpu per second (tgs): 4096.5 | TFLOPs: 31.25 |\n"
+)
+SANITY = "Sanity Checking DataLoader 0: 100%|##########| 2/2 [00:00<00:00, 68.98it/s]\n"
+VALIDATION = "Validation DataLoader 0: 100%|##########| 4/4 [00:00<00:00, 99.00it/s]\n"
+BAR_L = "\rEpoch {e}:  22%|##1       | {n}/18 [00:17<01:02,  4.00s/it, loss=10.072, v_num=193315]"
+RICH = "\x1b[2KEpoch {e}/9 \x1b[38m━━━━\x1b[0m {n}/18 0:00:05 • 0:00:01 0.25it/s v_num: 0\n"
+SHARDS = "Loading checkpoint shards: 100%|##########| 2/2 [00:05<00:00,  2.60s/it]\n"
+BAR_H = "\r  1%|1         | {n}/1000 [00:12<20:40,  1.25s/it]"
+EVALUATION = "\r 31%|###       | {n}/13 [00:02<00:00,  5.20it/s]"
+
+
+@pytest.mark.parametrize(("text", "form", "steps", "seconds"), [
+    ("".join(TITAN_OLD.format(n=n) for n in (1, 2, 3)), "torchtitan", [2, 3], 1.0),
+    ("".join(DEEPSPEED.format(n=n) for n in (122, 123)), "megatron", [122, 123], 2.0),
+    (SANITY + "".join(BAR_L.format(e=e, n=n) for e in (0, 1) for n in (4, 5)) + "\n" + VALIDATION, "lightning",
+     [4, 5, 22, 23], 4.0),
+    ("".join(RICH.format(e=e, n=n) for e in (0, 1) for n in (4, 5)), "lightning", [4, 5, 22, 23], 4.0),
+    (SHARDS + "".join(BAR_H.format(n=n) for n in (1, 2, 3)) + EVALUATION.format(n=2) + EVALUATION.format(n=4),
+     "hf-trainer", [1, 2, 3], 1.25),
+])  # fmt: skip
+def test_lines_as_they_are_found_in_public_logs(
+    tmp_path: Path, text: str, form: str, steps: list[int], seconds: float
+) -> None:
+    """Other versions, other bars between those of the training, several epochs."""
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    log = read_log(path)
+    assert (log.form, [step.step for step in log.steps]) == (form, steps)
+    assert [step.seconds for step in log.steps] == pytest.approx([seconds] * len(steps))
+    if form == "megatron":
+        assert {(step.tokens_per_s, step.tflops) for step in log.steps} == {(4096.5, 31.25)}
+
+
 def test_figures_of_a_log_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(TITAN)

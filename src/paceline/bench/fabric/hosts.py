@@ -1,4 +1,4 @@
-"""One collective over all hosts, then exchanges of pairs of hosts: by our own worker, or by nccl-tests."""
+"""One collective over all hosts, then messages between pairs of hosts: by our own worker, or by nccl-tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.spec.cluster import Cluster, place
 __all__ = ["PairRates", "ProbedHosts", "probe_target", "rounds_of"]
 
 PairRates = dict[tuple[str, str], float]
-"""Bytes per second in each direction between two hosts, all their ranks together."""
+"""Bytes per second between two hosts in the slower direction, all their ranks together."""
 NCCL_PROGRAM = "all_reduce_perf"
 MOST_ROUNDS = 8
 LINK_S, LEAST_BYTES, USUAL_BYTES, MOST_BYTES = 0.1, 1 << 20, 64 << 20, 256 << 20
@@ -110,7 +110,10 @@ def _probe(hosts: Cluster, launcher: Launcher, transport: str) -> tuple[Collecti
 
 
 def _pair_rates(spans: Sequence[Span], names: Sequence[str]) -> PairRates:
-    """The rate of each pair: the median over repetitions, each as long as its slower end, summed over the ranks."""
+    """The rate of each pair in its slower direction, summed over its ranks; even repetitions go one way, odd ones back.
+
+    A repetition is as long as its slower end, and of each direction the median counts.
+    """
     slower: dict[tuple[int, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     sizes = {}
     for span in spans:
@@ -120,7 +123,8 @@ def _pair_rates(spans: Sequence[Span], names: Sequence[str]) -> PairRates:
             sizes[a, b] = span.size_bytes or 0
     rates: PairRates = defaultdict(float)
     for (a, b), steps in slower.items():
-        rates[names[a], names[b]] += sizes[a, b] / median(steps.values())
+        ways = [median(seconds for step, seconds in steps.items() if step % 2 == way) for way in (0, 1)]
+        rates[names[a], names[b]] += sizes[a, b] / max(ways)
     return dict(rates)
 
 

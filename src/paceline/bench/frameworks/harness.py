@@ -42,6 +42,12 @@ TREND = 1.28
 """Mann-Kendall statistic beyond which step times have a trend: one in five without a trend exceeds it."""
 BLOCK = 5
 """Number of consecutive steps of one pass."""
+UNPHASED = 4
+"""Blocks of complete steps of a launch without phases; between two the launch can end."""
+TRACED = 3
+"""Most steps with hooks."""
+WARMUP_SHARE = 0.5
+"""Largest share of a launch's budget that warm-up takes."""
 OUT_OF_MEMORY_EXIT = 77
 MISMATCH_EXIT = 78
 
@@ -125,17 +131,20 @@ def _run(job: Job, rank: int, session: Session, channel: ControlChannel, events:
     events.write("phase", phase="measure")
     if rank == 0 and job["ranks"] > 1:
         events.write("facts", facts={"clock_offsets_s": offsets})
-    last = LAST_PASS[job["input"]]
+    last, end = LAST_PASS[job["input"]], time.perf_counter() + job["launch_budget"]
     warm, limited = _warm_up(job, session, channel, last)
     events.write("facts", facts={"warmup_limited": limited})
-    clean, split = _alternate(job, session, channel, _steps(job, channel, warm))
+    typical = max(statistics.median(seconds for _, seconds in warm[-WINDOW:]), 1e-9)
+    steps, phase_steps = channel.agree(_fitting(job, session, (end - time.perf_counter()) / typical))
+    traced = min(TRACED, phase_steps)
+    clean, split = _alternate(job, session, channel, (steps, phase_steps), end - (phase_steps + traced) * typical)
     events.write("pass", name="clean", warmup=len(warm), warmup_rows=warm, rows=clean)
     for name, rows in split.items():
         events.write("pass", name=name, warmup=0, rows=rows)
     if job["phases"]:
-        marks = [session.mark() for _ in range(job["phase_steps"])]
+        marks = [session.mark() for _ in range(phase_steps)]
         events.write("facts", timers=_means(marks))
-        events.write("spans", spans=[span for step in range(3) for span in session.trace(step)])
+        events.write("spans", spans=[span for step in range(traced) for span in session.trace(step)])
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     events.write("facts", facts={**session.facts(), "peak_memory_bytes": peak})
     channel.barrier()
@@ -172,7 +181,7 @@ def _warm_up(job: Job, session: Session, channel: ControlChannel, last: str) -> 
     while True:
         _timed(session, last, 5 if rows else job["warmup"], start, rows)
         stable = settled([seconds for _, seconds in rows], least=job["warmup"], tolerance=job["tolerance"])
-        late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > job["launch_budget"]
+        late = len(rows) >= MAX_WARMUP or time.perf_counter() - start > WARMUP_SHARE * job["launch_budget"]
         ranks = channel.gather([stable, late]) or []
         everywhere, anywhere = all(one for one, _ in ranks), any(other for _, other in ranks)
         everywhere, anywhere = channel.agree([everywhere, anywhere])
@@ -180,32 +189,53 @@ def _warm_up(job: Job, session: Session, channel: ControlChannel, last: str) -> 
             return rows, not everywhere
 
 
-def _steps(job: Job, channel: ControlChannel, warm: Rows) -> int:
-    """Number of timed complete steps: as requested, or as many as fit the launch budget; at least five."""
-    typical = statistics.median(seconds for _, seconds in warm[-5:])
-    fitting = int(job["launch_budget"] / max(typical, 1e-9))
-    steps: int = channel.agree(max(5, min(job["steps"], fitting)))
-    return steps
+def _fitting(job: Job, session: Session, most: float) -> list[int]:
+    """Timed complete steps, and steps of each pass: as requested, or fewer, so that all are at most this many."""
+    steps, phase_steps = job["steps"], job["phase_steps"] if job["phases"] else 0
+    # Complete steps, partial ones, which take no longer, the steps with the framework's timers, and the traced ones.
+    asked = steps + phase_steps * (len(_partial(job, session)) + 1) + min(TRACED, phase_steps)
+    share = min(1.0, max(0.0, most) / asked)
+    return [max(5, int(share * steps)), max(2, int(share * phase_steps)) if phase_steps else 0]
 
 
-def _alternate(job: Job, session: Session, channel: ControlChannel, steps: int) -> tuple[Rows, dict[str, Rows]]:
-    """Complete steps without instrumentation and partial steps, in short alternating blocks.
+def _partial(job: Job, session: Session) -> list[str]:
+    """The passes that must run: not those that equal another, and not the last, which is the complete step."""
+    last = LAST_PASS[job["input"]]
+    whole = session.same.get(last, last)
+    return [name for name in job["passes"] if name not in (last, whole) and name not in session.same]
+
+
+def _alternate(
+    job: Job, session: Session, channel: ControlChannel, steps: tuple[int, int], end: float
+) -> tuple[Rows, dict[str, Rows]]:
+    """Complete steps without instrumentation and partial steps, in short alternating blocks, until `end`.
 
     So drift of the machine during the launch affects all passes equally, and phases sum to the step. The first step of
-    a block is not counted, because memory and caches are in the state that the previous pass left.
+    a block is not counted, because memory and caches are in the state that the previous pass left. Of passes that equal
+    the complete step, the rows are those of every second block: a second timing of the same step that costs nothing.
     """
-    names = [name for name in job["passes"] if name not in session.same]
-    last = LAST_PASS[job["input"]]
-    clean: Rows = []
+    names, last = _partial(job, session), LAST_PASS[job["input"]]
+    blocks: list[Rows] = []
     split: dict[str, Rows] = {name: [] for name in names}
-    turns = _parts(job["phase_steps"], max(1, job["phase_steps"] // BLOCK)) if job["phases"] else []
+    turns = _parts(steps[1], max(1, steps[1] // BLOCK)) if job["phases"] else (UNPHASED - 1) * [0]
     session.begin_timing()
-    start = time.perf_counter()
-    for turn, whole in enumerate(_parts(steps, len(turns) + 1)):
-        _block(session, channel, last, whole, start, clean)
-        for name in names if turn < len(turns) else ():
+    start = now = time.perf_counter()
+    longest = 0.0
+    for turn, whole in enumerate(_parts(steps[0], len(turns) + 1)):
+        # Rank 0 decides, with the longest turn so far: step times during warm-up can mislead.
+        if turn and channel.agree(now + longest > end):
+            break
+        blocks.append([])
+        _block(session, channel, last, whole, start, blocks[-1], fresh=turn == 0 or bool(job["phases"]))
+        for name in names if job["phases"] and turn < len(turns) else ():
             _block(session, channel, name, turns[turn], start, split[name])
-    return clean, {name: split[session.same.get(name, name)] for name in job["passes"]} if turns else {}
+        now, before = time.perf_counter(), now
+        longest = max(longest, now - before)
+    clean = [row for block in blocks for row in block]
+    if not job["phases"]:
+        return clean, {}
+    again = [row for block in blocks[1::2] for row in block] or clean
+    return clean, {name: split.get(session.same.get(name, name), again) for name in job["passes"]}
 
 
 def _parts(count: int, number: int) -> list[int]:
@@ -213,10 +243,13 @@ def _parts(count: int, number: int) -> list[int]:
     return [count * (part + 1) // number - count * part // number for part in range(number)]
 
 
-def _block(session: Session, channel: ControlChannel, upto: str, count: int, start: float, rows: Rows) -> None:
+def _block(
+    session: Session, channel: ControlChannel, upto: str, count: int, start: float, rows: Rows, *, fresh: bool = True
+) -> None:
     channel.barrier()
-    session.step(upto)
-    session.sync()
+    if fresh:
+        session.step(upto)
+        session.sync()
     _timed(session, upto, count, start, rows)
 
 

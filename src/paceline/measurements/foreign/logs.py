@@ -7,7 +7,7 @@ seconds from tokens per step and tokens per second, or from the times of the lin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +43,8 @@ class LoggedStep:
     tflops: float | None = None
     samples: int | None = None
     """Samples of a step of all devices."""
+    total: int | None = None
+    """Steps of the bar, of an epoch or of all."""
 
 
 @dataclass(frozen=True)
@@ -71,49 +73,51 @@ def _number(pattern: str) -> Callable[[str], float | None]:
 
 
 def _form(step: str, **others: str) -> Reader:
-    """A reader of lines that name the step and any of these figures."""
-    number_of, readers = _number(step), {name: _number(pattern) for name, pattern in others.items()}
+    """A reader of lines that name the step, of an epoch where there is one, and any of these figures."""
+    number_of, readers = re.compile(step), {name: _number(pattern) for name, pattern in others.items()}
 
     def read(line: str) -> LoggedStep | None:
-        number = number_of(line)
+        place = number_of.search(line)
         found = {name: value for name, reader in readers.items() if (value := reader(line)) is not None}
-        return None if number is None or not found else _logged(int(number), found)
+        return None if place is None or not found else _logged(place.groupdict(), found)
 
     return read
 
 
-def _logged(step: int, found: dict[str, float]) -> LoggedStep:
-    rate = found.get("rate")
+def _logged(place: dict[str, str], found: dict[str, float]) -> LoggedStep:
+    rate, total = found.get("rate"), int(place["total"]) if "total" in place else None
     return LoggedStep(
-        step=step,
+        step=int(place["step"]) + int(place.get("epoch", 0)) * (total or 0),
         seconds=found["ms"] / 1e3 if "ms" in found else 1 / rate if rate else found.get("seconds"),
         tokens_per_s=found.get("tokens"),
         mfu=found["mfu"] / 100 if "mfu" in found else None,
         tflops=found.get("tflops"),
         samples=int(found["samples"]) if "samples" in found else None,
+        total=total,
     )
 
 
 LOG_FORMS: dict[str, Reader] = {
     "torchtitan": _form(
-        r"(?<!validate )\bstep:\s*(\d+)\s+loss:", tokens=rf"\btps:\s*{NUMBER}", tflops=rf"\btflops:\s*{NUMBER}",
-        mfu=rf"\bmfu:\s*{NUMBER}%",
+        r"(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+loss:", tokens=rf"\b[tw]ps:\s*{NUMBER}",
+        tflops=rf"\btflops:\s*{NUMBER}", mfu=rf"\bmfu:\s*{NUMBER}%",
     ),
     "megatron": _form(
-        r"\biteration\s+(\d+)/\s*(?:\d+|infinity)\s*\|", ms=rf"elapsed time per iteration \(ms\):\s*{NUMBER}",
-        tflops=rf"throughput per GPU \(TFLOP/s/GPU\):\s*{NUMBER}", samples=r"global batch size:\s*(\d+)",
-        tokens=rf"tokens/s/GPU:?\s*{NUMBER}",
-    ),
-    "hf-trainer": _form(
-        r"\|\s*(\d+)/\d+ \[[0-9:?]+<[0-9:?, ]+", seconds=rf",\s*{NUMBER}s/it\]", rate=rf",\s*{NUMBER}it/s\]",
+        r"\biteration\s+(?P<step>\d{1,12})/\s*(?:\d+|infinity)\s*\|", samples=r"global batch size:\s*(\d+)",
+        ms=rf"elapsed time per iteration \(ms\):\s*{NUMBER}",
+        tflops=rf"(?:throughput per GPU \(TFLOP/s/GPU\)|\bTFLOPs):\s*{NUMBER}",
+        tokens=rf"(?:tokens/s/GPU|tokens per gpu per second \(tgs\)):?\s*{NUMBER}",
     ),
     "lightning": _form(
-        r"Epoch \d+:.*?\|\s*(\d+)/\d+ \[", seconds=rf",\s*{NUMBER}s/it\b", rate=rf",\s*{NUMBER}it/s\b",
+        r"\bEpoch (?P<epoch>\d{1,6})(?:/-?\d+)?:?\s[^\[]*?\b(?P<step>\d{1,9})/(?P<total>\d{1,9}) (?:\[|\d+:\d\d)",
+        seconds=rf"[, ]\s*{NUMBER}s/it\b", rate=rf"[, ]\s*{NUMBER}it/s\b",
+    ),
+    "hf-trainer": _form(
+        r"(?:^|\]:)\s*\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[[0-9:?]+<[0-9:?, ]+",
+        seconds=rf",\s*{NUMBER}s/it\]", rate=rf",\s*{NUMBER}it/s\]",
     ),
 }  # fmt: skip
 """The reader of a line by the program that writes it."""
-ORDER = ("torchtitan", "megatron", "lightning", "hf-trainer")
-"""Lightning's bar also looks like a plain bar: it is tried first."""
 SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})", flags=re.I)
 LOCAL_BATCH = re.compile(r"\blocal batch size\W{1,4}(\d{1,7})", flags=re.I)
 GLOBAL_BATCH = re.compile(r"\bglobal batch size\W{1,4}(\d{1,9})", flags=re.I)
@@ -130,7 +134,7 @@ def looks_like_log(path: Path) -> bool:
     for number, line in enumerate(_lines(path)):
         if number > 20_000:
             return False
-        if any(LOG_FORMS[form](line) for form in ORDER):
+        if any(reader(line) for reader in LOG_FORMS.values()):
             return True
     return False
 
@@ -140,7 +144,7 @@ def read_log(path: Path) -> TrainingLog:
     form, ranks, facts, steps = None, {0}, dict[str, int](), list[LoggedStep]()
     for line in _lines(path):
         _note_facts(line, facts)
-        for name in [form] if form else ORDER:
+        for name in [form] if form else LOG_FORMS:
             found = LOG_FORMS[name](line)
             if found is not None:
                 form, rank = name, RANK.search(line)
@@ -184,10 +188,11 @@ def _moment(line: str) -> float | None:
         return None
 
 
-def _once(steps: Iterable[LoggedStep]) -> list[LoggedStep]:
-    """One line per step and rank, in order; a bar that begins anew is a later epoch."""
+def _once(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """One line per step and rank, in order, of the longest bar: bars of an evaluation have fewer steps."""
+    longest = max((step.total or 0 for step in steps), default=0)
     kept: dict[tuple[int, int], LoggedStep] = {}
-    for step in steps:
+    for step in (step for step in steps if (step.total or 0) == longest):
         kept[step.rank or 0, step.step] = step
     return sorted(kept.values(), key=lambda step: (step.rank or 0, step.step))
 

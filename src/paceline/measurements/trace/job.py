@@ -15,7 +15,7 @@ from paceline.measurements.trace.profiled import scan_kineto
 from paceline.measurements.trace.rank_trace import RankTrace, StepShares, check_clock, gather_spans, shares_of
 from paceline.measurements.trace.stream import EventStream
 
-__all__ = ["TracedJob", "read_job", "traced_job"]
+__all__ = ["TracedJob", "join_traces", "rank_in_name", "read_job", "traced_job"]
 
 IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})", flags=re.I)
 EVERY_RANK = (
@@ -63,10 +63,22 @@ def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool 
         raise InputError(f"the files are traces of different tools: {', '.join(sorted(kinds))}",
                          hint="import the traces of one run at a time")  # fmt: skip
     (kind,) = kinds
-    traces = tuple(sorted((t for n, path in enumerate(paths) for t in _scan(path, kind, n)), key=lambda t: t.rank))
+    traces = [trace for number, path in enumerate(paths) for trace in _scan(path, kind, rank_in_name(path, number))]
     if not traces:
         raise InputError(f"{paths[0]} holds no spans", hint="record at least two steps")
-    return traced_job(kind, traces, (*_check_ranks(traces, partial=partial), *_closed(traces)))
+    return join_traces(kind, traces, partial=partial)
+
+
+def join_traces(kind: str, traces: Sequence[RankTrace], *, partial: bool = False) -> TracedJob:
+    """The job of these ranks, unless some are missing or there twice."""
+    ordered = sorted(traces, key=lambda trace: trace.rank)
+    return traced_job(kind, ordered, (*_check_ranks(ordered, partial=partial), *_closed(ordered)))
+
+
+def rank_in_name(path: Path, fallback: int) -> int:
+    """The rank that the name of a file tells."""
+    named = IN_NAME.findall(path.name)
+    return int(named[-1]) if named else fallback
 
 
 def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()) -> TracedJob:
@@ -76,9 +88,7 @@ def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()
     return TracedJob(kind, tuple(traces), steps, shares, tuple(notes))
 
 
-def _scan(path: Path, kind: str, number: int) -> tuple[RankTrace, ...]:
-    named = IN_NAME.findall(path.name)
-    rank = int(named[-1]) if named else number
+def _scan(path: Path, kind: str, rank: int) -> tuple[RankTrace, ...]:
     if kind == "kineto":
         return (scan_kineto(path, fallback_rank=rank),)
     if kind == "chrome":

@@ -23,7 +23,7 @@ from paceline.measurements.trace.kineto import STEP, info_of, phase_of, size_of
 from paceline.measurements.trace.rank_trace import MOST_EXCHANGES, RankTrace, check_clock
 from paceline.measurements.trace.stream import EventStream
 
-__all__ = ["scan_kineto"]
+__all__ = ["PhaseScan", "scan_kineto"]
 
 MICRO = 1e-6
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -38,7 +38,7 @@ LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 
 def scan_kineto(path: Path, *, fallback_rank: int = 0) -> RankTrace:
     """The trace of the rank that wrote this file; refuses what cannot be split into steps and phases."""
-    stream, scan = EventStream(path), _Scan(path)
+    stream, scan = EventStream(path), PhaseScan(path)
     for event in checked_events(stream, ranks=False):
         if event.get("ph") == "X":
             scan.take(event)
@@ -46,11 +46,11 @@ def scan_kineto(path: Path, *, fallback_rank: int = 0) -> RankTrace:
     return scan.result(rank=info.get("rank", fallback_rank), world=info.get("world_size"))
 
 
-class _Scan:
-    """What is kept of the events so far."""
+class PhaseScan:
+    """What is kept of the events of a rank so far."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, source: str = "kineto") -> None:
+        self.path, self.source = path, source
         self.host: dict[str, Gathering] = defaultdict(Gathering)
         self.device: dict[str, Gathering] = defaultdict(Gathering)
         self.marks: dict[str, dict[int, tuple[float, float]]] = {"host": {}, "device": {}}
@@ -59,6 +59,7 @@ class _Scan:
         self.kernels = _Kernels()
 
     def take(self, event: dict[str, Any]) -> None:
+        """Note one complete event."""
         kind, name = str(event.get("cat", "")), str(event["name"])
         begin = float(event["ts"]) * MICRO
         end = begin + float(event.get("dur", 0.0)) * MICRO
@@ -112,15 +113,17 @@ class _Scan:
     def _exchange(self, place: str, name: str, begin: float, end: float, event: dict[str, Any]) -> None:
         if len(self.exchanges[place]) < MOST_EXCHANGES:
             size = size_of(event.get("args") or {})
-            self.exchanges[place].append(Span(0, 0, "aggregate", name[:80], begin, end - begin, size, "kineto"))
+            self.exchanges[place].append(Span(0, 0, "aggregate", name[:80], begin, end - begin, size, self.source))
 
     def result(self, *, rank: int, world: int | None) -> RankTrace:
+        """The trace of this rank; refuses what has no steps or no phases."""
         host = {phase: parts.cover() for phase, parts in self.host.items()}
         on_device = len(self.kernels) > 0
         place = "device" if on_device else "host"
         steps = self.marks["device"] if on_device and len(self.marks["device"]) > 1 else self.marks["host"]
         _check_steps(self.path, steps)
-        _check_phases(self.path, host, on_device=on_device)
+        if self.source == "kineto":
+            _check_phases(self.path, host, on_device=on_device)
         covers = self._device_covers(host) if on_device else host
         gathered = self.device if on_device else self.host
         return RankTrace(
@@ -130,6 +133,7 @@ class _Scan:
             steps=steps,
             covers=covers,
             exchanges=tuple(self._sized(place)),
+            source=self.source,
             on_device=on_device,
             closed_s=sum(parts.closed_s for parts in gathered.values()),
         )
@@ -172,8 +176,8 @@ class _Kernels:
         self._begins.append(begin)
         self._ends.append(end)
 
-    def by_phase(self, host: dict[str, Cover]) -> list[tuple[str, Floats, Floats]]:
-        """Phase, starts and ends: the phase in which the host launched a kernel, forward if that is unknown."""
+    def times(self) -> tuple[Floats, Floats, Floats]:
+        """When each kernel was launched (nan if that is unknown), began and ended."""
         launches, times = np.array(self._launches), np.array(self._launched_s)
         order = np.argsort(launches, kind="stable")
         numbers, begins, ends = np.array(self._numbers), np.array(self._begins), np.array(self._ends)
@@ -182,9 +186,14 @@ class _Kernels:
         if launches.size:
             known = launches[order][place] == numbers
             launched[known] = times[order][place[known]]
-        rest, found = np.ones(numbers.shape, dtype=bool), []
+        return launched, begins, ends
+
+    def by_phase(self, host: dict[str, Cover]) -> list[tuple[str, Floats, Floats]]:
+        """Phase, starts and ends: the phase in which the host launched a kernel, forward if that is unknown."""
+        launched, begins, ends = self.times()
+        rest, found = np.ones(begins.shape, dtype=bool), []
         for phase in ("update", "backward"):
-            chosen = rest & host[phase].holds(launched) if phase in host else np.zeros(numbers.shape, dtype=bool)
+            chosen = rest & host[phase].holds(launched) if phase in host else np.zeros(begins.shape, dtype=bool)
             rest &= ~chosen
             found.append((phase, begins[chosen], ends[chosen]))
         return [*found, ("forward", begins[rest], ends[rest])]

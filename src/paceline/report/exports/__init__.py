@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,26 @@ def _write_chrome(explanation: Explanation, path: Path, of: Callable[[Any], tupl
 
 
 def _write_by_rank(
-    explanation: Explanation, folder: Path, suffix: str, convert: Callable[[tuple[Span, ...], int], bytes]
-) -> None:
-    for case, spans in _step_spans(explanation, predicted_step):
+    explanation: Explanation, folder: Path, suffix: str, convert: Callable[[tuple[Span, ...], int], bytes],
+    of: Callable[[Any], tuple[Span, ...]] = predicted_step,
+) -> None:  # fmt: skip
+    for case, spans in _step_spans(explanation, of):
         place = folder / case.evidence.run.case_id
         place.mkdir(parents=True, exist_ok=True)
         for rank in range(case.evidence.run.ranks):
             (place / f"rank-{rank}{suffix}").write_bytes(convert(spans, rank))
+
+
+def _measured_steps(store: Store) -> Callable[[Any], tuple[Span, ...]]:
+    """All traced steps of a case one after the other, each from when it began."""
+
+    def of(evidence: Any) -> tuple[Span, ...]:
+        rows = store.load(evidence.run.id).steps.to_pylist()
+        starts = {(row["rank"], row["step"]): row["start_s"] for row in rows if row["pass_name"] == "clean"}
+        spans = [span for span in evidence.spans if (span.rank, span.step) in starts]
+        return tuple(replace(span, start_s=span.start_s + starts[span.rank, span.step]) for span in spans)
+
+    return of
 
 
 def _table(explanation: Explanation, store: Store) -> Any:
@@ -124,6 +137,11 @@ EXPORTS: dict[str, Export] = {
         "",
         "predicted steps as Chakra execution traces, a file per rank",
         lambda e, s, p: _write_by_rank(e, p, ".et", lambda x, rank: to_chakra(x, rank=rank)),
+    ),
+    "chakra-measured": Export(
+        "",
+        "measured steps as Chakra execution traces, a file per rank; `import` reads them back",
+        lambda e, s, p: _write_by_rank(e, p, ".et", lambda x, rank: to_chakra(x, rank=rank), _measured_steps(s)),
     ),
     "mlperf": Export(".log", "MLPerf logging lines", lambda e, s, p: _text(p, "\n".join(mlperf_lines(e.cases)) + "\n")),
     "tensorboard": Export("", "TensorBoard scalars", _write_scalars),

@@ -131,9 +131,15 @@ def _listed(ranks: Sequence[int], most: int = 16) -> str:
 def _show_tests(imported: Imported) -> None:
     rows = [(one.operation, one.ranks, len(one.hosts) or "", BYTES.format(row.size_bytes), SECONDS.format(row.seconds),
              BANDWIDTH.format(row.bus_bandwidth)) for one in imported.tests for row in one.sizes]  # fmt: skip
-    print_rows("nccl-tests", ("collective", ">ranks", ">hosts", ">size", ">time", ">bus bandwidth"), rows)
+    print_rows(imported.kind, ("collective", ">ranks", ">hosts", ">size", ">time", ">bus bandwidth"), rows)
+    if imported.late is not None:
+        late = imported.late
+        say(f"rank {late.rank} of group {late.group} ({late.host or 'host unknown'}) enters last in "
+            f"{format_share(late.share)} of {late.collectives:,} collectives; the others wait for it "
+            f"{SECONDS.format(late.wait_s)} each time: suspect the rank, not the link")  # fmt: skip
     files = " ".join(f"--nccl-tests {one.path}" for one in imported.tests)
-    say("stored as sweeps of the cluster", f"next: paceline calibrate {files}")
+    again = f"paceline calibrate {files}" if imported.kind == "nccl-tests" else "paceline calibrate"
+    say("stored as sweeps of the cluster", f"next: {again}")
 
 
 def show_links(verdicts: Sequence[LinkVerdict], output: Path) -> None:
@@ -164,7 +170,7 @@ def show_fabric(verdict: FabricVerdict, *, slurm: bool) -> None:
     rows = [(h.status, h.host, h.partner, BANDWIDTH.format(h.bandwidth), BANDWIDTH.format(h.stated),
              format_share(h.share), format_share(h.least)) for h in verdict.hosts]  # fmt: skip
     columns = ("", "host", "best partner", ">bandwidth", ">stated", ">share", ">expected at least")
-    print_rows("each host with its best partner, both directions at once", columns, rows)
+    print_rows("each host with its best partner, in the slower direction", columns, rows)
     left = ",".join(host.host for host in verdict.hosts if host.status == "PASS")
     exclusion = f"--exclude={','.join(verdict.exclude)}" if slurm else f"--hosts {left}"
     say(*([verdict.advice] if verdict.advice else []), *([f"exclude: {exclusion}"] if verdict.exclude else []))
@@ -202,4 +208,5 @@ def imported_document(imported: Imported) -> dict[str, Any]:
         document |= {"dumps": list(imported.dumps), "hangs": [vars(hang) for hang in imported.hangs]}
     if imported.tests:
         document["tests"] = [{**vars(one), "sizes": [vars(row) for row in one.sizes]} for one in imported.tests]
+        document["late"] = vars(imported.late) if imported.late else None
     return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -23,8 +24,8 @@ from paceline.bench.virtual.devices.clock import real_time
 __all__ = ["main"]
 
 WARMUP = 3
-MEETINGS = 5
-"""Exchanges of a pair that are timed."""
+MEETINGS = 3
+"""Messages of a pair that are timed in each direction."""
 ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
@@ -192,22 +193,23 @@ def _device(job: dict[str, Any]) -> torch.device:
 
 
 def _exchange_in_pairs(pairs: list[tuple[int, int]], rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time exchanges with the other rank of this rank's pair, in both directions at once."""
+    """Time messages to the other rank of this rank's pair and back, in turns; each is answered by one element."""
     mine = next((pair for pair in pairs if rank in pair), None)
     if mine is None:
         return []
-    device, size = _device(job), max(job["sizes"])
+    device, size, turns = _device(job), max(job["sizes"]), itertools.count()
     other, whole = mine[0] if rank == mine[1] else mine[1], torch.ones(max(1, size // ELEMENT), device=device)
-    arriving = torch.empty_like(whole)
 
     def act() -> None:
-        both = [dist.P2POp(dist.isend, whole, other), dist.P2POp(dist.irecv, arriving, other)]
-        for request in dist.batch_isend_irecv(both):
-            request.wait()
+        sends = (next(turns) % 2 == 0) == (rank == mine[0])
+        for part in (whole, whole[:1]):
+            dist.send(part, other) if sends else dist.recv(part, other)
+            sends = not sends
 
     act()
+    act()
     name = f"pair {mine[0]}-{mine[1]}"
-    return _timed(act, MEETINGS, {"phase": "aggregate", "name": name, "size_bytes": size}, device)
+    return _timed(act, 2 * MEETINGS, {"phase": "aggregate", "name": name, "size_bytes": size}, device)
 
 
 def _repeats(act: Callable[[], object], seconds: float) -> int:

@@ -1,0 +1,104 @@
+"""The Trainer of Lightning on unequal machines.
+
+trainer = Trainer(..., strategy=PacelineStrategy(global_batch=512))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import RunningStage
+
+from paceline.errors import InputError
+from paceline.integrations.shared_loader import SharedLoader
+from paceline.runtime.members.rendezvous import launch_context
+from paceline.runtime.pace import Pace
+from paceline.runtime.settings import Settings
+
+__all__ = ["PacelineStrategy"]
+
+
+class PacelineStrategy(SingleDeviceStrategy):
+    """Trains with all processes that were launched, each at its own speed.
+
+    A step has `global_batch` samples of all ranks together; the loader's batch for every rank if it is not given.
+    What is logged is of this rank's samples. One optimizer, no accumulated batches.
+    """
+
+    strategy_name = "paceline"
+
+    def __init__(self, global_batch: int | None = None, settings: Settings | None = None, **options: Any) -> None:
+        options.setdefault("device", "cuda" if CUDAAccelerator.is_available() else "cpu")
+        super().__init__(**options)
+        self._global_batch, self._settings = global_batch, settings
+        context = launch_context()
+        self.global_rank, self.world_size = context.rank, context.size
+        self.pace: Pace | None = None
+        """What `paceline.join` returns; there since training began."""
+        self._shared: SharedLoader | None = None
+        self._trainer: Any = None
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process writes logs and checkpoints."""
+        return bool(self.global_rank == 0)
+
+    def setup(self, trainer: Any) -> None:
+        """Model and optimizer are ready after this."""
+        super().setup(trainer)
+        self._trainer = trainer
+        if trainer.accumulate_grad_batches > 1 or len(self.optimizers) > 1:
+            raise InputError(
+                "PacelineStrategy steps one optimizer after every batch",
+                hint="raise global_batch instead of accumulate_grad_batches",
+            )
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Join, and take shares of the samples to train on; those to validate on are everybody's."""
+        if sys._getframe(1).f_locals.get("stage") is not RunningStage.TRAINING:
+            return dataloader
+        trainer = self._trainer
+        also = [config.scheduler for config in self.lr_scheduler_configs]
+        self._shared = SharedLoader(dataloader, global_batch=self._global_batch, settings=self._settings)
+        epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else sys.maxsize
+        self.pace = self._shared.begin(self.lightning_module, self.optimizers, also, epochs=epochs)
+        # A rank that joins late begins in the epoch that the others are in.
+        progress = trainer.fit_loop.epoch_progress.current
+        progress.processed = progress.completed = max(progress.processed, self.pace.position.epoch)
+        return self._shared
+
+    def backward(self, closure_loss: Any, optimizer: Any, *rest: Any, **options: Any) -> Any:
+        """The backward pass, after which gradients are those of the whole step."""
+        assert self.pace is not None
+        loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        self.pace.backward(loss)
+        return self.precision_plugin.post_backward(loss, self.lightning_module)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any) -> Any:
+        """One step of all ranks; if the group has changed, the samples come again and the epoch is a step longer."""
+        assert self.pace is not None
+        result, scaler = closure(), getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        self.precision_plugin._after_closure(self.lightning_module, optimizer)
+        if not self.pace.update(scaler):
+            loop = self._trainer.fit_loop
+            loop.max_batches += 1
+            loop._data_fetcher.length += 1
+        return result
+
+    def on_train_end(self) -> None:
+        """Wait until all have finished."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.leave()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The others need not wait for this rank."""
+        if self._shared is not None and self.pace is not None:
+            self._shared = None
+            self.pace.__exit__(None, None, None)

@@ -1,0 +1,106 @@
+"""The Trainer of Hugging Face transformers on unequal machines.
+
+    from paceline.integrations.transformers_trainer import PacelineTrainer          before TrainingArguments are made
+
+    PacelineTrainer(model, args, train_dataset=dataset, global_batch=512).train()
+
+Accelerate would make a process group of every launch that it sees, and wrap the model for equal batches. So importing
+this module gives the launcher's variables the names that only Paceline knows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from transformers import Trainer
+
+from paceline import variables
+from paceline.errors import InputError
+from paceline.integrations.shared_loader import SharedLoader
+from paceline.runtime.members.rendezvous import launch_context
+from paceline.runtime.pace import Pace
+from paceline.runtime.settings import Settings
+
+__all__ = ["PacelineTrainer"]
+
+_context = launch_context()
+os.environ.update({variables.RANK: str(_context.rank), variables.SIZE: str(_context.size)})
+for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    os.environ.pop(_name, None)
+
+
+class PacelineTrainer(Trainer):
+    """Trains with all processes that were launched, each at its own speed.
+
+    A step has `global_batch` samples of all ranks together; the arguments' batch for every rank if it is not given.
+    A rank's loss counts by its samples, whatever their number of tokens.
+    """
+
+    def __init__(self, *rest: Any, global_batch: int | None = None, settings: Settings | None = None, **options: Any):
+        super().__init__(*rest, **options)
+        if self.args.gradient_accumulation_steps > 1:
+            raise InputError(
+                "PacelineTrainer steps after every batch", hint="raise global_batch, not gradient_accumulation_steps"
+            )
+        self._given = (global_batch, settings)
+        self._shared: SharedLoader
+        self.pace: Pace
+        """What `paceline.join` returns; there since training began."""
+
+    def _shared_samples(self) -> Any:
+        """The samples, of which every rank takes its share."""
+        batch, settings = self._given
+        self._shared = SharedLoader(super().get_train_dataloader(), global_batch=batch, settings=settings)
+        return self._shared
+
+    get_train_dataloader = _shared_samples
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this process writes logs and checkpoints."""
+        return _context.rank == 0
+
+    def _run_epoch(self, *rest: Any, **options: Any) -> Any:
+        """Join before the first epoch, when the optimizer is there; a late rank passes over those that are done."""
+        if not hasattr(self, "pace"):
+            self._begin()
+        epoch = options["epoch"] if "epoch" in options else rest[1]
+        return None if epoch < self.pace.position.epoch else super()._run_epoch(*rest, **options)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Forward and backward pass, with the next samples if the group has changed in between."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        while not self._shared.exchanged:
+            self.pace.update()
+            inputs = self._shared.next()
+            if inputs is None:
+                break
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def train(self, *rest: Any, **options: Any) -> Any:
+        """Train, and wait until all have finished."""
+        try:
+            result = super().train(*rest, **options)
+        except BaseException as error:
+            if hasattr(self, "pace"):  # the others need not wait for this rank
+                self.pace.__exit__(type(error), error, None)
+            raise
+        self._shared.leave()
+        return result
+
+    def _begin(self) -> None:
+        """The optimizer's step is the common step, and the backward pass ends with the exchange."""
+        accelerated = self.optimizer
+        epochs = sys.maxsize if self.args.max_steps > 0 else int(-(-self.args.num_train_epochs // 1))
+        self.pace = self._shared.begin(self.model, [accelerated.optimizer], [self.lr_scheduler], epochs=epochs)
+        scaler = self.accelerator.scaler
+
+        def backward(loss: Any, **options: Any) -> None:
+            self.pace.backward(loss if scaler is None else scaler.scale(loss))
+
+        def step(closure: Any = None) -> None:
+            accelerated._is_overflow = not self.pace.update(scaler)
+
+        self.accelerator.backward, accelerated.step = backward, step

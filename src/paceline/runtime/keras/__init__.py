@@ -1,0 +1,1 @@
+"""Keras 3 models in the runtime, on the backends TensorFlow, torch and JAX; `paceline.keras` is the front door."""

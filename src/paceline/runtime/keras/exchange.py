@@ -1,0 +1,198 @@
+"""A Keras model's part in the runtime: its gradients enter the exchange, the sum over all ranks comes back.
+
+Keras computes and Keras' own optimizer updates. Torch parameters that shadow the variables are what the runtime knows:
+gradients are handed to them, and late ranks, checkpoints and the syncer read and write the variables through them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline import variables
+from paceline.errors import InputError
+from paceline.runtime.keras.rows import Picked, Rows
+from paceline.runtime.members.rendezvous import launched_size
+from paceline.runtime.pace import join
+from paceline.runtime.settings import Settings
+
+__all__ = ["Exchange"]
+
+
+class _Handover(torch.autograd.Function):
+    """A loss whose backward pass is done already: it hands out gradients that Keras' backend computed."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:
+        scaled = ctx.gradients if float(scale) == 1.0 else [gradient * scale for gradient in ctx.gradients]
+        return (None, *scaled)
+
+
+class _Shadow(nn.Module):
+    """Torch parameters with the values of the model's trained variables, as of the last look."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._keras = [model]  # in a list: on the torch backend it would become a part of this module
+        for index, variable in enumerate(model.trainable_variables):
+            self.register_parameter(f"variable{index}", nn.Parameter(_plain(variable)))
+
+    def forward(self, indices: np.ndarray, gradients: Sequence[Tensor]) -> Tensor:
+        """A loss of these samples with these gradients."""
+        return _Handover.apply(gradients, *self.parameters())
+
+    def look(self) -> None:
+        """Take the values of the variables."""
+        with torch.no_grad():
+            for shadow, variable in zip(self.parameters(), self._keras[0].trainable_variables, strict=True):
+                shadow.copy_(_plain(variable))
+
+    def show(self) -> None:
+        """Give the variables these values."""
+        for shadow, variable in zip(self.parameters(), self._keras[0].trainable_variables, strict=True):
+            variable.assign(shadow.detach().numpy())
+
+    def state_dict(self, *rest: Any, **options: Any) -> Any:
+        """The values of the variables now."""
+        self.look()
+        return super().state_dict(*rest, **options)
+
+
+class _ShadowOptimizer(torch.optim.Optimizer):
+    """Keras' optimizer behind the interface that the runtime knows: it keeps what Keras is to apply."""
+
+    def __init__(self, model: Any, shadow: _Shadow) -> None:
+        self._model, self._shadow = model, shadow
+        self.summed: list[Tensor] = []
+        """Gradients of the last step."""
+        super().__init__(shadow.parameters(), {})
+
+    def step(self, closure: Any = None) -> None:
+        """Keep the exchanged gradients."""
+        self.summed = [item.grad for item in self._shadow.parameters()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keras' optimizer variables, and the variables that are not trained."""
+        return {"variables": [_plain(variable) for variable in self._kept()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state; the shadow has its values by now, and the model gets them here."""
+        for variable, value in zip(self._kept(), state["variables"], strict=True):
+            variable.assign(value.numpy())
+        self._shadow.show()
+
+    def _kept(self) -> list[Any]:
+        return [*self._model.optimizer.variables, *self._model.non_trainable_variables]
+
+
+class Exchange:
+    """One process's part in the training of a compiled and built Keras model."""
+
+    def __init__(self, model: Any, rows: Rows, *, global_batch: int, settings: Settings | None = None) -> None:
+        _check_losses(model)
+        _check_batchnorm(model, several=launched_size() > 1 or variables.SYNCER in os.environ)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self.model = model
+        self.shadow = _Shadow(model)
+        self._optimizer = _ShadowOptimizer(model, self.shadow)
+        told = replace(settings or Settings(), collate=rows.pick)
+        self.pace = join(self.shadow, self._optimizer, rows, global_batch=global_batch, settings=told)
+        self._indices = np.zeros(0, dtype=np.int64)
+        self._failure: Exception | None = None
+
+    def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
+        """This rank's batches, as Keras' backend has them: (inputs, targets) or (inputs, targets, weights)."""
+        batches = self.pace.batches(epochs=epochs, steps=steps)
+        while True:
+            self._raise_failure()
+            if hasattr(self.model, "jax_state_sync"):
+                self.model.jax_state_sync()  # `fit` keeps the state apart, and whoever joins gets it from the variables
+            # What several groups exchange is what the shadow holds, and what it gets.
+            if self.pace.grouped or self.pace.settings.scheme == "auto":
+                self.shadow.look()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if self.pace.grouped:
+                self.shadow.show()
+            self._indices = batch.indices
+            picked: Picked = batch.inputs
+            yield picked.data
+
+    def sum(self, gradients: Sequence[Tensor]) -> list[Tensor] | None:
+        """The gradients of the whole step, on every rank; None if there is nothing to apply now.
+
+        Then more passes of the rank's share follow, or the group has changed and the samples come again.
+        """
+        try:
+            with torch.enable_grad():
+                self.pace.backward(self.shadow(self._indices, gradients))
+                return self._optimizer.summed if self.pace.update() else None
+        except Exception as error:  # noqa: BLE001
+            # It would pass through the graph of a backend, which makes another error of it: raised after the step.
+            self._failure = error
+            return None
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def check_gradients(self, gradients: Sequence[Any]) -> None:
+        """Refuse what other ranks could not add to: no gradient, or gradients of some of the variables."""
+        trained = self.model.trainable_variables
+        if len(gradients) != len(trained):
+            raise InputError(
+                f"the optimizer got {len(gradients)} gradients, the model has {len(trained)} trained variables",
+                hint="apply gradients of model.trainable_variables, all at once",
+            )
+        unused = [variable.path for variable, found in zip(trained, gradients, strict=True) if found is None]
+        if unused:
+            raise InputError(
+                f"the loss does not depend on {', '.join(unused[:5])}, which would get no gradient",
+                hint="freeze layers that the loss does not use (trainable = False), or give their output a loss",
+            )
+
+
+def _check_losses(model: Any) -> None:
+    if not getattr(model, "compiled", False) or not model.built:
+        raise InputError(
+            "the Keras model is not compiled and built", hint="call model.build(...) and model.compile(...)"
+        )
+    if model.loss is None and not model.losses and type(model).compute_loss is keras.Model.compute_loss:
+        raise InputError("the Keras model has no loss", hint="model.compile(optimizer, loss=...)")
+    if model.steps_per_execution != 1:
+        raise InputError(
+            f"steps_per_execution is {model.steps_per_execution}: ranks exchange gradients after every step",
+            hint="model.compile(..., steps_per_execution=1)",
+        )
+
+
+def _check_batchnorm(model: Any, *, several: bool) -> None:
+    """Refuse layers whose results, and whose moving averages, would differ between ranks."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    trained = [layer.name for layer in layers if layer.trainable]
+    if several and trained:
+        raise InputError(
+            f"batch normalization ({', '.join(trained)}) normalises over each rank's share: results would depend on "
+            "the split, and moving averages would differ between ranks",
+            hint="keras.layers.GroupNormalization or LayerNormalization, or freeze these layers (trainable = False)",
+        )
+
+
+def _plain(variable: Any) -> Tensor:
+    """A copy of a variable's values in torch."""
+    return torch.from_numpy(np.array(keras.ops.convert_to_numpy(variable)))

@@ -1,0 +1,94 @@
+"""The samples that a Keras user gives to `fit`, by index: which rank takes which is decided while training goes on.
+
+Arrays (also memory-mapped ones) and map-style datasets of a torch `DataLoader` are read sample by sample. What can only
+be read in its own order, such as a `tf.data.Dataset`, is read once and kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from paceline.errors import InputError
+
+__all__ = ["Picked", "Rows", "array_rows", "kept_rows", "loader_rows"]
+
+KEPT_BYTES = 4 * 2**30
+"""Most bytes of a dataset that is kept in memory."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A batch in the structure that `train_step` gets."""
+
+    data: Any
+
+
+class Rows:
+    """A number of samples, and a function that puts some of them together into a batch."""
+
+    def __init__(self, count: int, read: Callable[[np.ndarray], Any]) -> None:
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        """The index itself: `pick` reads all samples of a batch at once."""
+        return index
+
+    def pick(self, indices: Sequence[int]) -> Picked:
+        """A batch of these samples, as tensors of Keras' backend."""
+        return Picked(keras.tree.map_structure(_tensor, self._read(np.asarray(indices))))
+
+
+def array_rows(*parts: Any) -> Rows:
+    """Samples of structures of arrays: inputs, and if there are any targets and weights."""
+    given = parts[: max(index for index, part in enumerate(parts) if part is not None) + 1]
+    arrays = keras.tree.map_structure(lambda part: part if part is None else np.asarray(part), given)
+    lengths = {len(array) for array in keras.tree.flatten(arrays) if array is not None}
+    if len(lengths) != 1:
+        raise InputError(f"arrays of {', '.join(map(str, sorted(lengths)))} samples, expected the same number of each")
+
+    def read(indices: np.ndarray) -> Any:
+        return keras.tree.map_structure(lambda array: array if array is None else array[indices], arrays)
+
+    return Rows(lengths.pop(), read)
+
+
+def loader_rows(loader: Any) -> Rows:
+    """Samples of a torch DataLoader's map-style dataset, put together by its collate function."""
+    dataset = loader.dataset
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        return kept_rows(loader)
+    return Rows(len(dataset), lambda indices: tuple(loader.collate_fn([dataset[int(index)] for index in indices])))
+
+
+def kept_rows(batches: Iterable[Any]) -> Rows:
+    """Samples of batches that come in their own order."""
+    read, size = [], 0
+    for batch in batches:
+        read.append(keras.tree.map_structure(lambda part: np.array(keras.ops.convert_to_numpy(part)), batch))
+        size += sum(part.nbytes for part in keras.tree.flatten(read[-1]))
+        if size > KEPT_BYTES:
+            raise InputError(
+                f"the dataset has more than {KEPT_BYTES / 2**30:.0f} GiB, and it can only be read in its own order",
+                hint="give fit() memory-mapped arrays, np.load(file, mmap_mode='r'), or a torch DataLoader of a "
+                "map-style dataset: of these every rank reads the samples that it takes",
+            )
+    if not read:
+        raise InputError("the dataset is empty")
+    whole = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *read)
+    return array_rows(*whole) if isinstance(whole, tuple | list) else array_rows(whole)
+
+
+def _tensor(part: Any) -> Any:
+    """A tensor of the backend; floating point as Keras computes, as its own loaders do."""
+    if part is None:
+        return None
+    kind = keras.backend.standardize_dtype(part.dtype) if hasattr(part, "dtype") else ""
+    return keras.ops.convert_to_tensor(part, dtype=keras.config.floatx() if kind.startswith("float") else None)

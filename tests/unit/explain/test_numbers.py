@@ -1,0 +1,306 @@
+"""Numbers behind explanations, each worked out by hand: what-ifs, sensitivities, gains, trials, levels of steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.explain.cases import step as steps
+from paceline.explain.cases.evidence import CaseEvidence, load_evidence
+from paceline.explain.cases.exchange import GradientExchange
+from paceline.explain.confirm import BarTrial, Trials, _apart, plan_trials, with_measured
+from paceline.explain.explanation import explain_campaign
+from paceline.explain.findings import across
+from paceline.explain.findings.finding import Change, Finding, gain_of, is_shown, ranked
+from paceline.explain.findings.rules import _on_faster_link, _spread_over
+from paceline.explain.watched import (
+    _cuts,
+    _lasting,
+    _levels,
+    _period,
+    _running_median,
+    _Series,
+    _share,
+    _shares,
+    _waiting,
+)
+from paceline.measurements.run import Span
+from paceline.measurements.summary import Interval
+from tests.made import Made, write
+
+EXCHANGE = GradientExchange(
+    sizes=(100.0, 300.0), ready=(1.0, 2.0), last=(0, 1), overlap=True, startup=0.5, per_byte=0.01
+)
+"""Exchanges of 1.5 and 3.5 s, ready at 1 and 2: the first ends at 2.5, the second at 6, 4 s after backward."""
+
+
+def evidence(root: Path, *cases: Made) -> list[CaseEvidence]:
+    return list(load_evidence(write(root, list(cases)), "made-1"))
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaseEvidence:
+    """A case of phases by hand with the exchange above."""
+    (case,) = evidence(tmp_path, Made(aggregate=0.01, launches=2))
+    phases = {"io": 0.2, "h2d": 0.1, "forward": 1.0, "backward": 2.0, "aggregate": 4.0, "update": 0.4, "other": 0.3}
+    result = replace(case.result, phases=phases, step_s=Interval(8.0, 7.5, 8.5))
+    monkeypatch.setattr(steps, "gradient_exchange", lambda _: EXCHANGE)
+    return replace(case, result=result)
+
+
+def test_what_would_change_with_the_exchange(planted: CaseEvidence) -> None:
+    found = {item.change: (item.predicted_step_s, item.saved_s) for item in steps.what_if(planted)}
+    by_hand = {
+        "overlap on": 4.0,
+        "overlap off": 5.0,  # both after backward
+        "best buckets": 4.0,
+        "every gradient by itself": 4.0,
+        "link twice as fast": 2.0,  # 1 and 2 s, ready at 1 and 2
+        "link ten times as fast": 0.8,
+        "half precision gradients": 2.0,
+        "no exchange at all": 0.0,
+    }
+    assert found == {
+        name: (pytest.approx(4.0 + exposed), pytest.approx(4.0 - exposed)) for name, exposed in by_hand.items()
+    }
+    seconds = [item.predicted_step_s for item in steps.what_if(planted)]
+    assert seconds == sorted(seconds)
+
+
+def test_a_step_depends_on_half_and_twice_of_everything(planted: CaseEvidence) -> None:
+    found = {item.quantity: (item.halved_s, item.doubled_s, item.base_s) for item in steps.sensitivities(planted)}
+    assert found == {
+        "io": (pytest.approx(7.9), pytest.approx(8.2), 8.0),
+        "h2d": (pytest.approx(7.95), pytest.approx(8.1), 8.0),
+        "forward": (7.5, 9.0, 8.0),
+        "update": (pytest.approx(7.8), pytest.approx(8.4), 8.0),
+        # Ready at 0.5 and 1: until 5.5, 4.5 s exposed, a second of backward less. Ready at 2 and 4: until 7.5.
+        "backward": (pytest.approx(7.5), pytest.approx(9.5), 8.0),
+        "seconds per byte of the link": (pytest.approx(6.0), pytest.approx(12.0), 8.0),
+        "start-up of an exchange": (pytest.approx(7.5), pytest.approx(9.0), 8.0),
+    }
+    swings = [item.swing for item in steps.sensitivities(planted)]
+    assert swings == sorted(swings, reverse=True)
+
+
+def test_a_predicted_step_has_its_parts_one_after_the_other(planted: CaseEvidence) -> None:
+    spans = [span for span in steps.predicted_step(planted) if span.rank == 0]
+    found = [(span.name, round(span.start_s, 9), round(span.seconds, 9)) for span in spans]
+    assert found == [
+        ("batch", 0.0, 0.3), ("forward", 0.3, 1.0), ("backward", 1.3, 2.0),
+        ("bucket 1 of 2", 2.3, 1.5), ("bucket 2 of 2", 3.8, 3.5), ("update", 7.3, 0.4),
+    ]  # fmt: skip
+    assert [span.size_bytes for span in spans][3:5] == [100, 300]
+
+
+def test_a_traced_step_is_scaled_to_the_clean_one(planted: CaseEvidence) -> None:
+    spans = (
+        Span(0, 1, "forward", "a", 0.0, 1.0),
+        Span(0, 2, "forward", "a", 0.5, 1.0),
+        Span(0, 2, "backward", "a", 1.5, 2.15),
+    )
+    scaled, factor = steps.scaled_step(replace(planted, spans=spans))
+    assert factor == pytest.approx(7.3 / 3.65)
+    assert [(span.start_s, span.seconds) for span in scaled] == [
+        (pytest.approx(1.0), pytest.approx(2.0)),
+        (pytest.approx(3.0), pytest.approx(4.3)),
+    ]
+    assert steps.scaled_step(replace(planted, spans=())) == ((), 1.0)
+
+
+def test_a_gain_is_a_share_of_the_step_and_its_interval_of_both(planted: CaseEvidence) -> None:
+    found = gain_of(planted, Interval(2.0, 1.7, 2.25))
+    assert (found.value, found.low, found.high) == (0.25, pytest.approx(1.7 / 8.5), pytest.approx(2.25 / 7.5))
+    unsure = gain_of(planted, Interval(2.0, -math.inf, math.inf))
+    assert (unsure.value, unsure.low, unsure.high) == (0.25, -math.inf, math.inf)
+    assert gain_of(planted, Interval(-1.0, -2.0, 9.0)) == Interval(0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "shown"),
+    [((0.05, 0.025), True), ((0.0499, 0.025), False), ((0.05, 0.0249), False), ((0.5, -math.inf), False)],
+)
+def test_a_gain_is_advised_from_five_percent_on(gain: tuple[float, float], shown: bool) -> None:
+    assert is_shown(Interval(gain[0], gain[1], 1.0)) is shown
+
+
+def finding(gain: float, measured: tuple[float, float] | None = None, kind: str = "setting", **more: Any) -> Finding:
+    tried = Interval(measured[0], measured[1], 1.0) if measured else None
+    return Finding("c", "t", "i", "l", (), Interval(gain, 0.0, 1.0), Change(kind, "w"), measured_gain=tried, **more)  # type: ignore[arg-type]
+
+
+def test_trials_confirm_refute_or_leave_it_open() -> None:
+    assert finding(0.3).verdict is None
+    assert finding(0.3, (0.0249, 0.02)).verdict == "refuted"
+    assert finding(0.3, (0.025, 0.001)).verdict == "confirmed"
+    assert finding(0.3, (0.025, 0.0)).verdict == finding(0.3, (0.2, -math.inf)).verdict == "within the noise"
+
+
+def test_conditions_come_first_and_purchases_are_worth_less() -> None:
+    cheap, dear, measured, first = (
+        finding(0.2),
+        finding(0.24, kind="purchase"),
+        finding(0.0, (0.3, 0.1)),
+        finding(0.0, first=True),
+    )
+    assert dear.weight == pytest.approx(0.192)
+    assert ranked([dear, cheap, measured, first]) == [first, measured, cheap, dear]
+
+
+def test_bytes_over_more_ports_and_a_link_ten_times_as_fast(tmp_path: Path) -> None:
+    assert _spread_over(EXCHANGE, 4).per_byte == pytest.approx(0.0025)
+    (case,) = evidence(tmp_path, Made(aggregate=0.01))
+    settings, faster = _on_faster_link(case, replace(EXCHANGE, overlap=False))
+    assert settings.overlap
+    assert settings.exposed <= 4.0
+    assert faster.per_byte == pytest.approx(settings.per_byte / 10)
+
+
+# Trials.
+
+
+def test_seconds_of_a_cause_are_compared_round_by_round_where_three_rounds_are_common() -> None:
+    having, lacking = {0: 5.0, 1: 9.0, 2: 7.0}, {0: 4.0, 1: 8.0, 2: 6.0}
+    assert _apart(having, lacking) == Interval(1.0, 1.0, 1.0)
+    few = _apart(having, {0: 4.0, 1: 8.0, 7: 6.0})
+    assert few.value == 1.0
+    assert few.low < 0 < few.high
+
+
+@pytest.mark.parametrize(("side", "seconds"), [("slower", 0.04), ("faster", -0.04)])
+def test_a_tried_bar_has_the_seconds_of_its_cause(tmp_path: Path, side: str, seconds: float) -> None:
+    slow = Made(aggregate=0.06, strategy={"name": "after", "overlap": False, "bucket": 65536.0})
+    fast = Made(aggregate=0.01, strategy={"name": "before", "bucket": 65536.0})
+    explanation = explain_campaign(write(tmp_path, [slow, fast]), "made-1")
+    trials = plan_trials(explanation, 0, lambda case: None)
+    assert trials.findings == {}
+    place = next(index for index, bar in enumerate(explanation.gaps[0].bars) if bar.cause == "overlap")
+    wanted = trials.bars[place].confirmation
+    assert wanted is not None
+    assert trials.bars[place].side == "slower"
+    assert wanted.changes == "overlap = True"
+    # 64 samples in 0.08 s before, in 0.04 s after.
+    rates = {wanted.key: (dict.fromkeys(range(3), 800.0), dict.fromkeys(range(3), 1600.0))}
+    tried = with_measured(explanation, Trials({}, {place: BarTrial(wanted, side)}), rates).gaps[0].bars[place]
+    assert tried.measured_s is not None
+    assert tried.measured_s.value == pytest.approx(seconds)
+    assert tried.tried == f"the {side} side, pytorch/ddp, with overlap = True"
+    failed = with_measured(explanation, Trials({}, {place: BarTrial(wanted, side)}), {wanted.key: ({}, {0: 1.0})})
+    assert failed.gaps[0].bars[place].tried.endswith("the trial failed")
+    refused = with_measured(explanation, Trials({}, {place: BarTrial(None, refused="no")}), {})
+    assert refused.gaps[0].bars[place].tried == "not tried: no"
+
+
+def test_a_bar_is_tried_on_the_other_side_where_one_refuses(tmp_path: Path) -> None:
+    slow = Made(aggregate=0.06, strategy={"name": "after", "overlap": False, "bucket": 65536.0})
+    fast = Made(aggregate=0.01, strategy={"name": "before", "bucket": 65536.0})
+    explanation = explain_campaign(write(tmp_path, [slow, fast]), "made-1")
+    place = next(index for index, bar in enumerate(explanation.gaps[0].bars) if bar.cause == "overlap")
+    on_fast = plan_trials(explanation, 9, lambda case: "cannot" if case.strategy.overlap else None)
+    assert on_fast.bars[place].side == "faster"
+    nowhere = plan_trials(explanation, 9, lambda case: "cannot")
+    assert nowhere.findings == {}
+    assert (nowhere.bars[place].confirmation, nowhere.bars[place].refused) == (None, "cannot; cannot")
+
+
+# Findings that compare cases.
+
+
+def test_lines_through_batches() -> None:
+    fixed, slope = across._line_through(np.array([1.0, 3.0]), np.array([[5.0, 9.0], [9.0, 5.0]]))
+    assert fixed.tolist() == [3.0, 7.0], "a line never falls"
+    assert slope.tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "ratio", "wanted"), [(8, 0.5, 8), (8, 8 / 9, 8), (8, 0.9, 16), (8, 1e9, 128), (1, 1.0, 16)]
+)
+def test_a_batch_doubles_until_a_tenth_does_not_depend_on_it(batch: int, ratio: float, wanted: int) -> None:
+    assert across._enough(batch, ratio) == wanted
+
+
+def test_the_share_before_the_first_layer_is_that_of_the_last_rank_to_start() -> None:
+    spans = [
+        Span(0, 0, "forward", "a", 0.2, 0.3), Span(0, 0, "backward", "a", 0.5, 0.5),
+        Span(1, 0, "forward", "a", 0.5, 0.5), Span(0, 1, "forward", "a", 0.1, 0.9),
+    ]  # fmt: skip
+    assert across._shares_before(SimpleNamespace(spans=spans)) == [0.5, pytest.approx(0.1)]  # type: ignore[arg-type]
+
+
+# Levels of observed steps.
+
+
+def series(seconds: list[list[float]], first: int = 0, **phases: list[list[float]]) -> _Series:
+    whole = np.array(seconds)
+    names = ("io", "h2d", "forward", "backward", "aggregate", "update")
+    parts = {name: np.array(phases.get(name, np.zeros_like(whole))) for name in names}
+    parts["other"] = whole - sum(parts.values())
+    return _Series(np.arange(first, first + whole.shape[1]), whole, parts)
+
+
+def test_waiting_is_what_an_exchange_takes_beyond_the_shortest() -> None:
+    given = series([[10.0, 10.0], [10.0, 10.0]], aggregate=[[1.0, 2.0], [3.0, 2.0]])
+    assert _waiting(given) == pytest.approx((2.0 / 4) / 10)
+
+
+def test_shares_are_of_the_slowest_rank_of_each_pass() -> None:
+    given = series([[10.0, 10.0], [10.0, 10.0]], io=[[1.0, 1.0], [2.0, 2.0]], forward=[[3.0, 3.0], [2.0, 2.0]],
+                   backward=[[4.0, 4.0], [5.0, 5.0]], aggregate=[[1.0, 1.0], [0.0, 0.0]])  # fmt: skip
+    found = _shares(given)
+    assert sum(found.values()) == pytest.approx(1.0)
+    by_hand = {"forward": 0.3, "backward": 0.4, "aggregate": 0.1, "io": 0.1, "other": 0.1}  # up to 3, 7, 8, 9 and 10 s
+    assert {name: share for name, share in found.items() if share > 1e-9} == pytest.approx(by_hand)
+
+
+def test_a_share_has_the_interval_of_ten_parts() -> None:
+    found = _share(np.array([1.0, 3.0] * 10), 4.0)
+    assert found == Interval(0.5, 0.5, 0.5), "parts of two steps are alike"
+    uneven = _share(np.array([0.0] * 10 + [2.0] * 10), 4.0)
+    half = 2.262157 * np.std([0.0] * 5 + [0.5] * 5, ddof=1) / 10**0.5  # t of 9 degrees of freedom
+    assert (uneven.value, uneven.low, uneven.high) == (
+        0.25,
+        pytest.approx(0.25 - half, rel=1e-5),
+        pytest.approx(0.25 + half, rel=1e-5),
+    )
+
+
+def test_eight_long_steps_in_a_row_are_a_level() -> None:
+    row = np.array([[False] * 2 + [True] * 8 + [False] + [True] * 7 + [False]])
+    assert _lasting(row).tolist() == [[False] * 2 + [True] * 8 + [False] * 9]
+
+
+def test_regular_stalls_by_hand() -> None:
+    numbers = np.arange(20)
+    cost = np.where(numbers % 5 == 2, 1.0, 0.0)
+    assert _period(numbers, cost) == (5, 2)
+    assert _period(numbers, np.zeros(20)) == (0, 0)
+    mostly = cost.copy()
+    mostly[2] = 0.0  # three of four is less than four of five
+    assert _period(numbers, mostly) == (0, 0)
+    mixed = cost + np.where(numbers == 4, 3.0, 0.0)
+    assert _period(numbers, mixed) == (0, 0), "four of seven seconds are less than 60 %"
+    assert _period(numbers, cost + np.where(numbers == 4, 2.6, 0.0)) == (5, 2)
+
+
+def test_outliers_go_and_edges_stay() -> None:
+    values = np.array([1.0] * 4 + [9.0] + [1.0] * 3 + [5.0] * 5)
+    assert _running_median(values).tolist() == [1.0] * 8 + [5.0] * 5
+
+
+def test_levels_are_cut_where_the_mean_changes() -> None:
+    values = np.array([1.0] * 10 + [2.0] * 12)
+    assert _cuts(values, 0, 22, 0.1) == [10]
+    # The change is 1 x sqrt(10 x 12 / 22) = 2.34 of values whose noise is 0.3: below eight of it.
+    assert _cuts(values, 0, 22, 0.3) == []
+    assert _cuts(values[3:], 0, 19, 0.01) == [8], "a level has at least eight steps"
+    assert _cuts(values[:15], 0, 15, 0.001) == [], "and two have sixteen"
+    assert _levels(values, 1.5) == [(0, 10, 1.0), (10, 22, 2.0)]
+    assert _levels(np.where(values > 1, 1.04, 1.0), 1.5) == [(0, 22, 1.04)], "a change of less than three percent"
+    three = np.array([1.0] * 10 + [3.0] * 10 + [2.0] * 10)
+    assert _levels(three, 2.0) == [(0, 10, 1.0), (10, 20, 3.0), (20, 30, 2.0)]
