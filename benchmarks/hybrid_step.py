@@ -63,7 +63,7 @@ def seconds(steps: int, env: dict[str, str]) -> float:
 
 def hybrid(steps: int) -> float:
     """The same with a syncer."""
-    with socket.socket() as probe, tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with socket.socket() as probe, tempfile.TemporaryDirectory(dir=disk()) as folder:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
@@ -80,10 +80,17 @@ def hybrid(steps: int) -> float:
             shard.wait()
 
 
+def disk() -> Path:
+    """A folder on the disk of the repository; others may be kept in memory."""
+    folder = Path(__file__).parents[1] / "results" / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def synchronising() -> float:
     """Seconds that a record of LeNet's parameters takes to be on disk."""
     found = []
-    with tempfile.NamedTemporaryFile(dir=Path.cwd()) as file:
+    with tempfile.NamedTemporaryFile(dir=disk()) as file:
         for _ in range(20):
             file.write(bytes(4 * 61_706))
             file.flush()
