@@ -107,6 +107,10 @@ def _mutable(node: ast.AST) -> Iterator[ast.AST]:
                 yield part
                 yield from _mutable(part)
             continue
+        if isinstance(child, ast.ClassDef):
+            for part in child.body:
+                yield from _mutable(ast.Module([part], []))
+            continue
         if isinstance(child, ast.AnnAssign):
             yield from _under(child.value)
             continue

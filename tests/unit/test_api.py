@@ -107,7 +107,7 @@ def test_changes_profile_and_strategy_reach_the_model(tmp_path: Path) -> None:
     ("given", "problem"),
     [
         ({"batch": 8}, "one of network and profile"),
-        ({"network": "lenet"}, "no batch"),
+        ({"network": "lenet", "batch": 0}, "no batch"),
         ({"network": "lenet", "batch": 8, "devices": [0]}, "at least 1"),
         ({"network": "lenet", "batch": 8, "devices": []}, "at least 1"),
         ({"network": "lennet", "batch": 8}, "no network is called"),

@@ -84,8 +84,9 @@ def test_a_launch_ends_with_the_turn_after_which_another_would_exceed_its_budget
     clock = itertools.count()  # every look at the clock takes a second
     monkeypatch.setattr(harness, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     session = Idle()
-    first, _ = harness._alternate(JOB, session, ALONE, (40, 15), 0.0)
+    first, split = harness._alternate(JOB, session, ALONE, (40, 15), 0.0)
     assert len(first) == 10  # at least one turn
+    assert split["resident"] == first[1::2]
     turn = 11 + 3 * 6 + 1
     for turns, end in ((1, 2 * turn - 1), (2, 2 * turn), (2, 3 * turn - 1), (3, 3 * turn)):
         clock = itertools.count()

@@ -20,6 +20,7 @@ from paceline.explain.findings import across
 from paceline.explain.findings.finding import Change, Finding, gain_of, is_shown, ranked
 from paceline.explain.findings.rules import _on_faster_link, _spread_over
 from paceline.explain.watched import (
+    StepCause,
     _cuts,
     _lasting,
     _levels,
@@ -304,3 +305,52 @@ def test_levels_are_cut_where_the_mean_changes() -> None:
     assert _levels(np.where(values > 1, 1.04, 1.0), 1.5) == [(0, 22, 1.04)], "a change of less than three percent"
     three = np.array([1.0] * 10 + [3.0] * 10 + [2.0] * 10)
     assert _levels(three, 2.0) == [(0, 10, 1.0), (10, 20, 3.0), (20, 30, 2.0)]
+
+
+# Rules that compare cases, with the numbers that they print.
+
+
+def found(root: Path, *cases: Made) -> dict[tuple[str, str], Finding]:
+    explanation = explain_campaign(write(root, list(cases)), "made-1")
+    return {(one.cause, one.case): one for one in (*explanation.findings, *explanation.unsure)}
+
+
+def test_fewer_devices_are_advised_to_the_case_that_has_more(tmp_path: Path) -> None:
+    advised = found(tmp_path, Made(ranks=1), Made(ranks=2, aggregate=0.4), Made(ranks=3, aggregate=0.1))
+    (label,) = [case for cause, case in advised if cause == "too_many_devices"]
+    one = advised["too_many_devices", label]
+    assert "2 ranks" in label
+    assert one.trial is not None
+    assert one.trial.ranks == 1
+    # 32 samples in 0.12 s against 64 in 0.52 s.
+    assert one.gain.value == pytest.approx(1 - (64 / 0.52) / (32 / 0.12), rel=1e-3)
+    assert one.evidence[0] == "123.0 samples/s with 2 ranks, 266.4 with 1"
+
+
+def test_ranks_without_a_core_are_advised_to_be_as_many_as_cores(tmp_path: Path) -> None:
+    (one,) = [
+        f
+        for (cause, _), f in found(tmp_path, Made(ranks=6, cores=2, one_host=True)).items()
+        if cause == "too_few_cores"
+    ]
+    assert one.trial is not None
+    assert one.trial.ranks == 2
+    assert "no case of this study has at most 2 ranks" in one.unknown
+    assert "a rank has 0.33 of a core" in one.evidence[0]
+
+
+def test_the_time_before_the_first_layer_is_a_share_of_the_traced_step(tmp_path: Path) -> None:
+    (one,) = [
+        f for (cause, _), f in found(tmp_path, Made(before_first_layer=0.06)).items() if cause == "fixed_overhead"
+    ]
+    assert one.gain.value == pytest.approx(0.06 / 0.18)
+    assert "33.3 % of every traced step" in one.evidence[0]
+    assert "40 ms of a clean one" in one.evidence[0] or "40.0 ms of a clean one" in one.evidence[0]
+
+
+@pytest.mark.parametrize(("count", "pattern"), [(100, "transient"), (101, "persistent")])
+def test_stalls_of_more_than_half_of_the_steps_are_persistent(count: int, pattern: str) -> None:
+    share = Interval(0.1, 0.1, 0.1)
+    assert StepCause("stalls", "io", None, share, None, None, count=count, num_steps=200).pattern == pattern
+    assert StepCause("stalls", "io", None, share, None, 150, count=count, num_steps=200).pattern == "transient"
+    assert StepCause("slow_rank", "io", 1, share, None, None, count=1, num_steps=200).pattern == "persistent"

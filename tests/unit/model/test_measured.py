@@ -8,10 +8,12 @@ from paceline.model.measured.discrepancy import PRIOR, WIDEST, Doubt, fit_discre
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.fit import NUM_DRAWS
 from paceline.model.measured.forecast import posteriors
-from paceline.model.measured.forms import closed_forms, power_law, straight_line
-from paceline.model.measured.names import link_kind, parameters_of, strategy_kind
+from paceline.model.measured.forms import closed_forms, power_law, slope_of, straight_line
+from paceline.model.measured.names import every_pair_linked, link_kind, parameters_of, strategy_kind
 from paceline.model.measured.points import read_points
 from paceline.model.measured.prior import shipped_population
+from paceline.model.validation import origins
+from paceline.model.validation.campaigns import published_series
 
 HEAD = "network,strategy,device,link,devices_per_host,devices,batch_per_device,samples_per_s,spread\n"
 ROW = "ResNet-50,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,{},64,{},\n"
@@ -95,6 +97,8 @@ def test_one_point_is_refused_unless_the_file_knows_the_link(tmp_path):
         (HEAD.replace("samples_per_s", "speed"), "column missing: samples_per_s"),
         (HEAD.replace(",devices,", ","), "column missing: devices"),
         (HEAD + ROW.format(1, '"350,5"'), "'350,5', expected a number without commas"),
+        (HEAD + ROW.format(1, '"2350,5"'), "decimals have a point: 2350.5; thousands have nothing: 23505"),
+        (HEAD + ROW.format(1, '"1.350,5"'), r"write 1350\.5\)"),
         ("devices,hosts,devices_per_host,samples_per_s\n16,1,8,100\n", "16 devices ran on 1 hosts"),
         (HEAD, "holds no points"),
         (HEAD + ROW.format(0, 100), ":2: devices"),
@@ -186,9 +190,9 @@ def test_series_that_differ_in_batch_alone_support_each_other(tmp_path):
 
 def test_far_beyond_the_points_is_refused_with_a_measurement_that_helps(tmp_path):
     path = write(tmp_path, [ROW.format(n, v) for n, v in POINTS.items()])
-    with pytest.raises(Unsupported, match=r"refused: 1024 devices are 64 times.*up to 16 times") as refusal:
+    with pytest.raises(Unsupported, match=r"refused: 1024 devices are 64 times.*up to 32 times") as refusal:
         predict(path, (1024,))
-    assert "measure 256 devices (64 hosts)" in refusal.value.hint
+    assert "measure 512 devices (128 hosts)" in refusal.value.hint
     (curve,) = extrapolate_series(read_points(path), (1024,), population=shipped_population(), force=True)
     assert curve.predictions[0].as_dict()["support"] == "unsupported"
     assert curve.basis[0].startswith("unsupported: 1024 devices")
@@ -276,6 +280,56 @@ def test_nothing_gets_faster_per_device_nor_slower_in_total(tmp_path):
     rows = [f"N,DDP,D,NVLink,8,{n},64,{v},\n" for n, v in {1: 100, 2: 120, 3: 190}.items()]
     (curve,) = predict(write(tmp_path, rows), (8,))
     assert 190 <= curve.predictions[0].samples_per_s.value <= 8 * 190 / 3
+
+
+def test_points_that_get_slower_in_total_go_on_so_and_no_faster_than_they_did(tmp_path):
+    rows = [f"{n},{v}\n" for n, v in {8: 100, 16: 80, 32: 60}.items()]
+    (curve,) = predict(write(tmp_path, rows, head="gpus,img/s\n"), (64, 128))
+    rates = [one.samples_per_s.value for one in curve.predictions]
+    assert 60 * (60 / 100) ** 0.5 <= rates[0] < 52
+    assert 36 <= rates[1] < 0.85 * rates[0]
+    (curve,) = predict(write(tmp_path, ["1,100\n", "2,100\n", "4,100\n"], head="gpus,img/s\n"), (8,))
+    assert curve.predictions[0].samples_per_s.value == pytest.approx(100, rel=1e-6)
+
+
+def test_the_first_crossing_takes_the_slope_of_all_points_inside_the_host(tmp_path):
+    rows = [f"N,DDP,D,10GbE,4,{n},64,{v},\n" for n, v in {1: 100, 2: 180, 4: 350}.items()]
+    (series,) = read_points(write(tmp_path, rows))
+    line, power = closed_forms(series, 8, 64, 1)[:2]
+    assert power == pytest.approx(series.log_seconds[-1] + slope_of(series) * np.log(2))
+    assert power != pytest.approx(power_law(series, 8))
+    assert line == straight_line(series, 8)
+    assert closed_forms(series, 4.5, 64, 0)[1] == power_law(series, 4.5)
+    assert slope_of(series.first(1)) == 0.0
+
+
+@pytest.mark.parametrize(("device", "link", "linked"), [
+    ("A100-SXM4-40GB x4", "", 1.0), ("V100", "NVLink inside, InfiniBand", 1.0), ("MI250X", "Slingshot", 1.0),
+    ("RTX 2080Ti NVLink", "", 0.0), ("A100 40GB PCIe", "", 0.0), ("P100", "PCIe", 0.0), ("V100", "10GbE", 0.5),
+])  # fmt: skip
+def test_a_label_says_whether_the_devices_of_a_host_are_all_linked(device, link, linked):
+    assert every_pair_linked(device, link) == linked
+
+
+def test_two_bridged_cards_promise_less_for_eight_than_two_linked_devices(tmp_path):
+    rates = []
+    for device in ("A100-SXM4-40GB", "RTX A6000"):
+        rows = [f"VGG-16,tf_cnn,{device},,8,{n},64,{v},\n" for n, v in {1: 300, 2: 560}.items()]
+        rates.append(predict(write(tmp_path, rows), (8,))[0].predictions[0].samples_per_s.value)
+    assert rates[0] > 1.005 * rates[1]
+
+
+def test_no_campaign_is_judged_by_a_prior_that_knows_it(monkeypatch):
+    known = [one for one in published_series() if one.campaign in ("nv-dle", "mxnet-p2", "mlperf-Azure", "mlperf-H3C")]
+    taught = []
+    monkeypatch.setattr(origins, "learn", lambda some: taught.append({one.campaign for one in some}) or "prior")
+    monkeypatch.setattr(origins, "tasks_of", lambda some, population: [some[0].campaign, population])
+    judged = dict(origins._left_out(known))
+    assert set(judged) == {"nv-dle", "mxnet-p2", "mlperf-Azure", "mlperf-H3C"}
+    assert len([one for one in known if one.campaign == "nv-dle"]) == len(
+        [one for one in known if one.campaign == "mxnet-p2"]
+    ), "campaigns of one size must not share a prior"
+    assert sorted(map(sorted, taught)) == [["mxnet-p2"], ["mxnet-p2", "nv-dle"], ["nv-dle"]]
 
 
 def test_intervals_widen_with_distance_and_with_what_went_wrong_before():

@@ -9,11 +9,12 @@ import pytest
 
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import PRIOR, Doubt, _log_density, _table, interval, scale_of
-from paceline.model.measured.extrapolate import _terms
+from paceline.model.measured.extrapolate import _candidates, _terms, extrapolate_series
 from paceline.model.measured.fit import NOISE, _resampled, draw, log_evidence, maximise, pack
-from paceline.model.measured.forecast import _weights
+from paceline.model.measured.forecast import _weights, forecast, posteriors
 from paceline.model.measured.forms import amdahl, closed_forms, power_law, situation_of, step_parts, straight_line
 from paceline.model.measured.points import Series, series_of_rows
+from paceline.model.measured.prior import shipped_population
 
 RATES = {1: 100.0, 2: 160.0, 4: 240.0}
 
@@ -250,3 +251,36 @@ def test_the_most_probable_curve_is_where_the_loss_is_flat():
     fitted = np.log(curve.seconds(drawn, packed.devices[0], packed.hosts[0], np.zeros(1)))
     assert np.abs(fitted - packed.log_seconds[0]).mean() < 2 * NOISE, "draws meet the measured points"
     assert drawn[:, 0].std() == pytest.approx(covariance[0, 0, 0] ** 0.5, rel=0.3)
+
+
+def test_a_label_is_trusted_as_far_as_points_say_nothing():
+    """One device exchanges nothing, so that its point speaks neither for overlap nor against it."""
+    lone = series({1: 100.0})
+    shares = [
+        posteriors([replace(lone, how=how)], shipped_population())[0].overlapped for how in ("BSP", "NGC", "WFBP")
+    ]
+    assert shares == pytest.approx([0.2, 0.5, 0.8], abs=0.02)
+
+
+def advice(points, at, **more):
+    (found,) = extrapolate_series([points], [at], population=shipped_population(), force=True, **more)
+    return {(one["kind"], one["value"]) for one in found.detail["measure_next"]}
+
+
+def test_counts_up_to_the_supported_distance_and_the_first_crossing_are_advised():
+    posterior = posteriors([series({1: 100.0, 4: 380.0}, per_host=8)], shipped_population())[0]
+    population = replace(shipped_population(), supported=np.full(5, 2.0))
+    made = forecast(posterior, None, 64.0, 64.0)
+    assert _candidates(posterior, made, population) == [8, 16]
+    assert _candidates(posterior, forecast(posterior, None, 16.0, 64.0), population) == [8]
+    wide = replace(population, supported=np.full(5, 1.0))
+    assert _candidates(posterior, made, wide) == [8, 16], "two hosts are the first crossing"
+    crossed = posteriors([series({1: 100.0, 16: 1300.0}, per_host=8)], shipped_population())[0]
+    assert _candidates(crossed, forecast(crossed, None, 128.0, 64.0), wide) == [32]
+
+
+def test_a_batch_is_advised_where_only_the_batch_changes():
+    kinds = {kind for kind, _ in advice(series({1: 100.0, 2: 190.0, 4: 370.0}), 8, global_batch=64)}
+    assert "batch" in kinds
+    assert "batch" not in {kind for kind, _ in advice(series({1: 100.0, 2: 190.0, 4: 370.0}), 8)}
+    assert advice(series({1: 100.0, 2: 190.0, 4: 370.0}), 4) == set(), "what was measured needs no measurement"

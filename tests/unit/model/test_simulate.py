@@ -76,3 +76,21 @@ def test_failures_cost_restarts_and_repeated_steps():
 def test_an_empty_run_is_refused():
     with pytest.raises(InputError):
         simulate_async(AsyncRun(np.array([]), 0.0, 0.0, iterations=1))
+
+
+def test_jobs_compute_and_send_again_and_again():
+    assert simulate_jobs([Job(1.0, 100.0, 3)], 100.0) == pytest.approx([6.0])
+    assert simulate_jobs([Job(1.0, 100.0, 2, start=0.5)], 50.0) == pytest.approx([6.5])
+    # From 1 to 2 alone, then both share the link: 50 of each are left, sent at half speed until 3.
+    assert simulate_jobs([Job(1.0, 100.0, 1), Job(1.5, 100.0, 1)], 100.0) == pytest.approx([2.5, 3.0])
+
+
+def test_an_asynchronous_run_by_hand():
+    """Two workers of 1 and 2 s, half a second each way, a server of a quarter second."""
+    result = simulate_async(AsyncRun(np.array([1.0, 2.0]), exchange=1.0, service=0.25, iterations=2))
+    # Pushes arrive at 1.5, 2.5, 1.75 + 0.5 + 1.5 = 3.75 (waits for nobody) and 2.75 + 0.5 + 2.5 = 5.75.
+    assert (result.updates, result.num_events) == (4, 4)
+    assert result.seconds == pytest.approx(5.75 + 0.25 + 0.5)
+    assert result.server_busy == pytest.approx(1.0 / 6.5)
+    assert result.staleness == pytest.approx((0 + 1 + 1 + 1) / 4)
+    assert result.updates_per_s == pytest.approx(4 / 6.5)

@@ -212,7 +212,8 @@ def _alternate(
 
     So drift of the machine during the launch affects all passes equally, and phases sum to the step. The first step of
     a block is not counted, because memory and caches are in the state that the previous pass left. Of passes that equal
-    the complete step, the rows are those of every second block: a second timing of the same step that costs nothing.
+    the complete step, the rows are those of every second block, or of every second step if there is one block: a second
+    timing of the same step that costs nothing.
     """
     names, last = _partial(job, session), LAST_PASS[job["input"]]
     blocks: list[Rows] = []
@@ -234,7 +235,7 @@ def _alternate(
     clean = [row for block in blocks for row in block]
     if not job["phases"]:
         return clean, {}
-    again = [row for block in blocks[1::2] for row in block] or clean
+    again = [row for block in blocks[1::2] for row in block] or clean[1::2]
     return clean, {name: split.get(session.same.get(name, name), again) for name in job["passes"]}
 
 

@@ -82,7 +82,9 @@ class Cells:
         if _GROUPED.fullmatch(text) or _SPACED.fullmatch(text):
             text = re.sub(r"[^0-9.+-]", "", text)
         if "," in text:
-            hint = f"decimals have a point: {text.replace(',', '.')}; thousands have nothing: {text.replace(',', '')}"
+            hint = f"decimals have a point: {_pointed(text)}; thousands have nothing: {text.replace(',', '')}"
+            if "." in text:
+                hint = f"write {_pointed(text)}"
             self.refuse(name, repr(text), "a number without commas", hint)
             return None
         value = float(text) if _PLAIN.fullmatch(text) else math.nan
@@ -94,3 +96,9 @@ class Cells:
             self.refuse(name, repr(text), "a whole number")
             return None
         return value
+
+
+def _pointed(text: str) -> str:
+    """A number with a decimal comma as it should be written; points before the comma separate thousands."""
+    whole, _, decimals = text.rpartition(",")
+    return f"{whole.replace('.', '')}.{decimals}"

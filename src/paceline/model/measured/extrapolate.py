@@ -18,7 +18,7 @@ from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import interval, scale_of
 from paceline.model.measured.fit import NOISE
 from paceline.model.measured.forecast import Forecast, Posterior, forecast, posteriors
-from paceline.model.measured.forms import BATCH, FORMS, step_parts
+from paceline.model.measured.forms import BATCH, FIRST_CROSSING, FORMS, step_parts
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, adapted
@@ -214,7 +214,6 @@ TYPICAL = 0.67
 """Median absolute error of a prediction over its scale."""
 MOST = 3
 """Measurements that are named."""
-FIRST_CROSSING = 1
 NETWORK = [curve.PARAMETERS.index("network"), curve.PARAMETERS.index("network_growth")]
 """Places of the parameters that a sweep of the link between hosts tells."""
 

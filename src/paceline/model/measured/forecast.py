@@ -1,7 +1,8 @@
 """One prediction from measured points: forms averaged by evidence, with everything that makes the average doubtful.
 
 The centre never goes below the last point inside the same regime (nothing gets faster per device by adding devices),
-and once the regime is known never above it by more than the ratio of the counts (nothing gets slower in total).
+and once the regime is known never above it by more than the ratio of the counts (nothing gets slower in total, unless
+the points themselves do, and then no faster than they did).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import Doubt
 from paceline.model.measured.fit import NOISES, Packed, draw, log_evidence, maximise, pack
-from paceline.model.measured.forms import BATCH, WEIGHTS, closed_forms, situation_of
+from paceline.model.measured.forms import BATCH, WEIGHTS, closed_forms, situation_of, slope_of
 from paceline.model.measured.names import strategy_kind
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, prior_of
@@ -157,7 +158,7 @@ def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, fl
 def _computed_forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
     series = posterior.series
     situation = situation_of(series, count, batch)
-    last, most = series.log_seconds[-1], max(np.log(count / series.devices[-1]), 0.0)
+    last, most = series.log_seconds[-1], max(np.log(count / series.devices[-1]), 0.0) * max(slope_of(series), 1.0)
     physical, spread = np.full(2, last), 0.0
     if situation != BATCH:
         drawn = posterior.log_seconds(count)

@@ -5,7 +5,8 @@ y = log of the seconds that one device spends on one sample. Through the last tw
     power law      y = y0 + slope ln(P/P0)
     straight line  throughput is linear in P
     trend          y = y0 + slope ln(P/P0), the slope of all points: stands for both where the last point is faster per
-                   device than the one before it, because the last two points then say nothing about what more cost
+                   device than the one before it, because the last two points then say nothing about what more cost,
+                   and for the power law at the first crossing, which no two points inside a host know
     saturating     T^q = T0^q + (P/Ps)^q         a server, an input pipeline or a disk that is full at Ps devices
 
 Batch-aware, through all points, non-negative least squares (b batch per device, one step of P devices):
@@ -22,14 +23,14 @@ from scipy.optimize import nnls
 
 from paceline.model.measured.points import Series
 
-__all__ = ["BATCH", "FORMS", "SITUATIONS", "WEIGHTS", "amdahl", "closed_forms", "power_law", "situation_of",
-           "step_parts", "straight_line"]  # fmt: skip
+__all__ = ["BATCH", "FIRST_CROSSING", "FORMS", "SITUATIONS", "WEIGHTS", "amdahl", "closed_forms", "power_law",
+           "situation_of", "slope_of", "step_parts", "straight_line"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
 SITUATIONS = ("inside a host", "first crossing", "one crossing known", "more crossings known", "batch changes")
 """What is asked, given what was measured: the errors of each are of another kind and size."""
-BATCH = 4
+FIRST_CROSSING, BATCH = 1, 4
 FORMS = ("not overlapped", "overlapped", "straight line", "power law", "saturating", "ring", "tree")
 WEIGHTS = np.array(
     [
@@ -57,12 +58,18 @@ def situation_of(series: Series, count: float, batch: float) -> int:
     return min(1 + int((series.hosts > 1).sum()), 3)
 
 
-def _trend(series: Series, count: float) -> float:
-    """y by the slope of all points in logarithms (least squares), never falling."""
-    y, ln = series.log_seconds, np.log(series.devices)
+def slope_of(series: Series) -> float:
+    """The slope of all points in logarithms (least squares), never falling; above 1 they get slower in total."""
+    if series.num_points == 1:
+        return 0.0
+    ln = np.log(series.devices)
     away = ln - ln.mean()
-    slope = max(float(away @ y / (away @ away)), 0.0)
-    return float(y[-1] + slope * (np.log(count) - ln[-1]))
+    return max(float(away @ series.log_seconds / (away @ away)), 0.0)
+
+
+def _trend(series: Series, count: float) -> float:
+    """y by the slope of all points."""
+    return float(series.log_seconds[-1] + slope_of(series) * np.log(count / series.devices[-1]))
 
 
 def power_law(series: Series, count: float) -> float:
@@ -120,4 +127,6 @@ def closed_forms(series: Series, count: float, batch: float, situation: int) -> 
         y[:3] = straight_line(series, count), power_law(series, count), _saturating(series, count)
         if series.num_points > 2 and series.log_seconds[-1] < series.log_seconds[-2]:
             y[:2] = _trend(series, count)
+        elif situation == FIRST_CROSSING:
+            y[1] = _trend(series, count)
     return y

@@ -10,7 +10,7 @@ from paceline import catalog
 from paceline.catalog.published import published_parameters
 from paceline.spec.network import layer_costs
 
-__all__ = ["LinkKind", "StrategyKind", "link_kind", "normal", "parameters_of", "strategy_kind"]
+__all__ = ["LinkKind", "StrategyKind", "every_pair_linked", "link_kind", "normal", "parameters_of", "strategy_kind"]
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*g(?:b|i|e|$|\s)")
 _VARIANT = re.compile(r"(v15|v1|default|pretraining|phase1|phase2|uncased|cased)$")
@@ -21,6 +21,8 @@ _INSIDE = re.compile(r"nvlink|nvswitch|pcie|pci-e|xgmi|infinity fabric")
 _BETWEEN = re.compile(
     r"infiniband|ethernet|roce|rdma|tcp|slingshot|aries|omni|efa|ec2|between|\bib\b|gbe|gb ?ib|network"
 )
+_CARD = re.compile(r"rtx|gtx|titan|quadro|pci-?e|k80|\b(?:a6000|a5000|a40|a10g?|t4|l4|l40s?)\b")
+_MESH = re.compile(r"nvlink|nvswitch|sxm|dgx|hgx|\bmi[23]\d\d|xgmi|infinity fabric|tpu|gb[23]00")
 _STATED = {"aries": 10e9, "nvlink": 100e9, "nvswitch": 200e9, "infiniband": 12e9, "ec2": 1.5e9, "pcie": 10e9}
 
 
@@ -66,6 +68,17 @@ def link_kind(label: str) -> LinkKind:
         return LinkKind(float(match.group(2)) * float(match.group(1) or 1) / 8 * 1e9, kernel, inside)
     stated = next((rate for word, rate in _STATED.items() if word in text), None)
     return LinkKind(stated, kernel, inside)
+
+
+@cache
+def every_pair_linked(device: str, link: str) -> float:
+    """1 if the devices of a host are all linked to each other, 0 if they are cards that share a bus; 0.5: nobody says.
+
+    Cards may be bridged in pairs: two of them then say nothing about four.
+    """
+    if _CARD.search(device.lower()) or "pcie" in link.lower():
+        return 0.0
+    return 1.0 if _MESH.search(f"{device} {link}".lower()) else 0.5
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,8 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
     per_host, assumed = _full_host(rows, counts, text["link"])
     if not how:
         assumed.append("framework or strategy not given: overlap not known")
+    if batches == {None}:
+        assumed.append("batch_per_device not given: a step is one sample on each device")
     local = link_kind(text["link"]).inside
     return Series(
         label=", ".join(part for part in parts if part) or "measured points",

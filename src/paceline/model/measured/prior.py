@@ -3,7 +3,8 @@
     u = features @ weights + offset of (link, kind of strategy) + noise,   noise ~ N(0, covariance)
 
 Learnt by expectation-maximisation: fit every series under the prior, then the prior to the fits. Features are facts
-and names alone: parameters of the network, stated rate of the link, kind of strategy, speed of one device.
+and names alone: parameters of the network, stated rate of the link, kind of strategy, speed of one device, and whether
+the devices of a host are all linked to each other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paceline.model.measured.curve import NUM_PARAMETERS
 from paceline.model.measured.discrepancy import COEFFICIENTS, PRIOR
 from paceline.model.measured.fit import NOISES, log_evidence, maximise, pack
 from paceline.model.measured.forms import SITUATIONS
-from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
+from paceline.model.measured.names import every_pair_linked, link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 
 __all__ = ["NUM_FEATURES", "Population", "adapted", "group_of", "learn", "overlap_of", "prior_of", "shipped_population",
@@ -110,7 +111,7 @@ def _features(series: Series, overlap: float) -> Floats:
             plain,
             [1.0, overlap, inside, 0, 0, 0, 0],
             [1.0, overlap, inside, servers, 0, 0, 0],
-            plain,
+            [1.0, 0, 0, 0, every_pair_linked(series.device, series.link), 0, 0],
             [1.0, overlap, between, servers, kernel, both, speed],
             [1.0, overlap, 0, servers, kernel, both, 0],
             plain,

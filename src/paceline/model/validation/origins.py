@@ -119,12 +119,13 @@ def _intervals(made: Forecast, population: Population) -> dict[float, tuple[floa
 
 def _left_out(series: Sequence[Series]) -> list[tuple[str, list[Task]]]:
     """Tasks of each campaign under a prior that was learnt from the others."""
+    teaching = {one.campaign for one in series if one.has_one_batch}
     judged, known = [], {}
     for name in sorted({one.campaign for one in series if one.num_points >= LEAST_POINTS}):
-        others = [one for one in series if one.campaign != name and one.has_one_batch]
-        if len(others) not in known:
-            known[len(others)] = learn(others)
-        judged.append((name, tasks_of([one for one in series if one.campaign == name], known[len(others)])))
+        left = name if name in teaching else ""  # campaigns that teach nothing are judged by the same prior
+        if left not in known:
+            known[left] = learn([one for one in series if one.campaign != left and one.has_one_batch])
+        judged.append((name, tasks_of([one for one in series if one.campaign == name], known[left])))
     return judged
 
 
