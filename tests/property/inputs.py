@@ -25,6 +25,7 @@ from paceline.model.plan.file import read_plan, write_plan
 from paceline.model.sweep import CollectiveFit
 from paceline.model.validation.campaigns import read_campaigns
 from paceline.spec.load import dump, load_cases
+from tests.property import records
 from tests.property.mutations import mutants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -138,6 +139,17 @@ KINDS = {
                    ("predict", "--measured", "{}", "--at", "16", "--json")),
     "published": Kind(".csv", "csv", lambda folder: [CAMPAIGNS.encode()], _of_campaigns, ()),
     "trace": Kind(".json", "json", _traces, _of_trace, ()),
+    "log": Kind(".log", "bytes", records.logs, records.of_import, ()),
+    "nccl-tests": Kind(".txt", "bytes", lambda folder: [records.NCCL.encode()], records.of_import, ()),
+    "nccl-json": Kind(".json", "json", records.nccl_json, records.of_import, ()),
+    "operations": Kind(".csv", "csv", lambda folder: [records.OPERATIONS.encode()], records.of_import, ()),
+    "dump": Kind(".json", "json", records.dumps, records.of_import, ()),
+    "pickle": Kind("", "bytes", records.pickles, records.of_import, ()),
+    "imported": Kind(".json", "json", records.profile, records.of_import, ()),
+    "run": Kind(".json", "json", records.headers, records.of_header, ()),
+    "rows": Kind(".json", "json", records.rows, records.of_rows, ()),
+    "campaign": Kind(".json", "json", records.campaigns, records.of_campaign, ()),
+    "checkpoint": Kind(".json", "json", records.checkpoints, records.of_checkpoint, ()),
     "chakra": Kind(".et", "bytes", lambda folder: [to_chakra(_spans(), rank=0)], _of_trace, ()),
 }  # fmt: skip
 

@@ -9,8 +9,22 @@ import pytest
 
 from tests.property.inputs import KINDS, fuzz, outcome
 
+FEW = {
+    "run": 8,
+    "rows": 8,
+    "imported": 30,
+    "operations": 60,
+    "campaign": 50,
+    "log": 60,
+    "nccl-tests": 60,
+    "nccl-json": 60,
+}
+"""Mutants of kinds whose use goes through a store, which takes milliseconds."""
 
-@pytest.mark.parametrize("name", KINDS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name == "checkpoint" else name for name in KINDS]
+)
 def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     (tmp_path / "clusters").mkdir()
@@ -24,8 +38,9 @@ def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
         assert outcome(kind, path) == "valid"
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "count"), [*((name, FEW.get(name, 200)) for name in KINDS if name != "checkpoint"),
+                                             *(pytest.param(name, 3000 if FEW.get(name, 200) > 50 else 300,
+                                                            marks=pytest.mark.full) for name in KINDS)])  # fmt: skip
 def test_mutants_are_read_or_refused(name: str, count: int, tmp_path: Path) -> None:
     found = Counter(result for _, result in fuzz(name, count, tmp_path / "x", seed=5))
     assert set(found) <= {"valid", "refused"}, found

@@ -282,7 +282,8 @@ def median_phases(passes: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _overhead(passes: tuple[dict[str, float], ...]) -> float | None:
     last = ("whole", "full", "copied", "resident")
-    ratios = [item[next(name for name in last if name in item)] / item["clean"] - 1 for item in passes]
+    repeated = [(next((item[name] for name in last if name in item), None), item["clean"]) for item in passes]
+    ratios = [whole / clean - 1 for whole, clean in repeated if whole is not None]
     return median(ratios) if ratios else None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -76,6 +77,8 @@ def pack_state(state: Any, tensors: list[Tensor]) -> Any:
 def unpack_state(packed: Any, tensors: Sequence[Tensor]) -> Any:
     """The state again."""
     if "tensor" in packed:
+        if not 0 <= packed["tensor"] < len(tensors):
+            raise ValueError(f"there is no tensor {packed['tensor']}")
         return tensors[packed["tensor"]]
     if "table" in packed:
         return {key: unpack_state(value, tensors) for key, value in packed["table"]}
@@ -197,7 +200,7 @@ def _content(path: Path) -> dict[str, Any]:
         missing = {"identity", "position", "mark", "costs", "state"} - set(content)
     except OSError as error:
         raise StoreError(f"cannot read the checkpoint {path}: {error.strerror or error}", hint=hint) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: {error}", hint=hint) from None
     if missing:
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: no {min(missing)}", hint=hint)
@@ -272,8 +275,13 @@ def _parts(content: memoryview) -> tuple[dict[str, Any], memoryview]:
 
 
 def _tensor(entry: dict[str, Any], data: memoryview) -> Tensor:
-    begin, end = entry["data_offsets"]
-    dtype = TYPES[entry["dtype"]]
+    (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], TYPES[entry["dtype"]]
+    counts = [begin, end, *shape]
+    if any(type(count) is not int or count < 0 for count in counts) or not begin <= end <= len(data):
+        raise ValueError(f"a tensor at {begin} to {end} of {len(data)} bytes, of the shape {str(shape)[:60]}")
+    # Before anything is allocated: a shape may be of any size.
+    if math.prod(shape) * torch.empty(0, dtype=dtype).element_size() != end - begin:
+        raise ValueError(f"a tensor of {end - begin} bytes cannot have the shape {str(shape)[:60]}")
     if begin == end:
-        return torch.empty(entry["shape"], dtype=dtype)
-    return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).reshape(entry["shape"])
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).reshape(shape)

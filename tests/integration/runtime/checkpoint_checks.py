@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.runtime import Settings
+from paceline.runtime import Settings, checkpoint
 from paceline.runtime.checkpoint import load_checkpoint, save_checkpoint, write_tensors
 from paceline.runtime.training import Training
 
@@ -127,6 +127,12 @@ def foreign(folder: Path, said: Messages) -> Any:
         file.write(len(header).to_bytes(8, "little") + header + bytes(4))
     with (folder / "other.safetensors").open("wb") as file:
         write_tensors(file, {"w": torch.ones(1)}, {"note": "x"})
+    note = {"schema": 1, "names": ["w"], "content": {"table": [["state", {"tensor": -1}]]}}
+    with (folder / "index.safetensors").open("wb") as file:
+        write_tensors(file, {"w": torch.ones(1)}, {"paceline": json.dumps(note)})
+    _sealed(folder / "shape.safetensors", {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4]}})
+    _sealed(folder / "hollow.safetensors", {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 0]}})
+    _sealed(folder / "offset.safetensors", {"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}})
     (folder / "empty").write_bytes(b"")
     (folder / "text").write_text("hello, this is not a checkpoint at all")
     (folder / "deep").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
@@ -134,6 +140,14 @@ def foreign(folder: Path, said: Messages) -> Any:
     os.mkfifo(folder / "pipe")
     names = sorted(path.name for path in folder.iterdir())
     return {name: [error_of(folder / name), (folder / name).exists()] for name in names}
+
+
+def _sealed(path: Path, header: dict[str, Any]) -> None:
+    """Any header with a checksum that fits."""
+    notes = {"paceline": "{}"}
+    digest = checkpoint._digest(header, notes, iter([bytes(4)]))
+    text = json.dumps({"__metadata__": {**notes, checkpoint.DIGEST: digest}, **header}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
 
 
 def newer(folder: Path, said: Messages) -> Any:

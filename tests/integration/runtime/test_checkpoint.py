@@ -46,7 +46,11 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_with_a_warning(found
     assert "a.damaged" in said[0]
 
 
-@pytest.mark.parametrize("name", ["torch.pt", "plain.safetensors", "other.safetensors", "empty", "text", "deep"])
+@pytest.mark.parametrize(
+    "name",
+    ["torch.pt", *(f"{name}.safetensors" for name in ("plain", "other", "index", "shape", "hollow", "offset")),
+     "empty", "text", "deep"],
+)  # fmt: skip
 def test_a_foreign_file_is_one_clear_error_and_stays(found: Any, name: str) -> None:
     error, is_there = found["foreign"][name]
     assert "not a sound checkpoint of Paceline" in error

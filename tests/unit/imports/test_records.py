@@ -21,6 +21,7 @@ from paceline.measurements.store import Store
 from paceline.model.calibrate import stored_sweeps
 from paceline.model.calibration import read_calibration
 from paceline.model.links import calibrate_tests, judge_link
+from tests.property.records import nccl_json
 from tests.unit.imports.generated import HF_BAR, LIGHTNING, MEGATRON, NCCL_TEXT, TITAN, dump, entry
 
 
@@ -81,6 +82,11 @@ class Malicious:
 
     def __reduce__(self) -> Any:
         return os.system, (f"touch {self.path}",)
+
+
+def test_numbers_that_a_dump_leaves_out_or_that_are_huge_cost_nothing(tmp_path: Path) -> None:
+    (found,) = hangs(tmp_path, {0: dump([entry(0), entry(2 * 10**9, state="started")]), 1: dump([entry(0)])})
+    assert (found.number, found.waiting, found.missing) == (2 * 10**9, (0,), (1,))
 
 
 def test_a_malicious_pickle_executes_nothing(tmp_path: Path) -> None:
@@ -151,6 +157,20 @@ def test_imported_nccl_tests_are_sweeps_of_their_cluster(tmp_path: Path) -> None
     (fit,) = stored_sweeps(Store(tmp_path / "s"), "dgx-h100")
     (same,) = calibrate_tests([path], None)[0].collectives
     assert fit == same
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [('"ngpus": 1', '"ngpus": 4000000000', "at most 10,000,000"), ('"nwrong": 0', '"nwrong": -1', "-1 wrong")],
+)
+def test_impossible_numbers_of_a_test_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "all_reduce.json"
+    text = nccl_json(tmp_path)[0].decode()
+    path.write_text(text.replace(old, new))
+    with pytest.raises(InputError, match=said):
+        read_nccl_tests(path)
+    path.write_text(text)
+    assert read_nccl_tests(path).ranks == 4
 
 
 def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import InputError
 from paceline.explain.replay import replay
 from paceline.measurements.foreign.operations import Operations, read_operations
+from tests.property.records import OPERATIONS
 
 F, B = 0.010, 0.020
 
@@ -103,6 +104,14 @@ def test_a_slow_stage_costs_what_the_closed_form_says_and_is_named_first(tmp_pat
     assert answer.by_stage["3"] == pytest.approx(alone / ideal)
     assert list(answer.by_kind)[:2] == ["backward-compute", "forward-compute"]
     assert all(value <= 1.0 + 1e-9 for stage, value in answer.by_stage.items() if stage != "3")
+
+
+@pytest.mark.parametrize(("old", "new"), [(b"forward", b"for\xffward"), (b"gmc", b"g\xe4c")], ids=["value", "column"])
+def test_bytes_that_are_no_text_are_one_error(tmp_path: Path, old: bytes, new: bytes) -> None:
+    path = tmp_path / "operations.csv"
+    path.write_bytes(OPERATIONS.encode().replace(old, new))
+    with pytest.raises(InputError, match=r"operations\.csv"):
+        read_operations(path)
 
 
 def test_one_slow_rank_is_told_from_its_stage(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from paceline.measurements.run import Machine, Run, RunData
 __all__ = ["CollectiveTest", "TestedSize", "looks_like_nccl_tests", "read_nccl_tests", "sweep_of"]
 
 MOST_BYTES = 64 << 20
+MOST_RANKS = 10_000_000
 OPERATIONS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -103,6 +104,8 @@ def read_nccl_tests(path: Path, operation: str | None = None) -> CollectiveTest:
         raise InputError(f"{path} has no row with a size, a time and a bandwidth", hint=HINT)
     if found.ranks < 2:
         raise InputError(f"{path} was measured with {found.ranks} rank, a collective needs two", hint=found.hint)
+    if found.ranks > MOST_RANKS:
+        raise InputError(f"{path} was measured with {found.ranks} ranks, at most {MOST_RANKS:,} are read", hint=HINT)
     named = _operation(path, text, operation, found.implied)
     return CollectiveTest(str(path), named, found.ranks, found.hosts, found.device, tuple(found.rows))
 
@@ -154,9 +157,10 @@ def _operation(path: Path, text: str, given: str | None, implied: str | None) ->
 
 def _row(size: Any, micros: Any, bus: Any, wrong: Any) -> TestedSize:
     seconds, bandwidth = float(micros) / 1e6, float(bus) * 1e9
-    if not (int(size) >= 0 and math.isfinite(seconds) and seconds >= 0 and math.isfinite(bandwidth) and bandwidth >= 0):
-        raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s")
-    return TestedSize(int(size), seconds, bandwidth, 0 if wrong in (None, "N/A") else int(float(wrong)))
+    missed = 0 if wrong in (None, "N/A") else int(float(wrong))
+    if not all(math.isfinite(number) and number >= 0 for number in (int(size), seconds, bandwidth, missed)):
+        raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s, {wrong} wrong")
+    return TestedSize(int(size), seconds, bandwidth, missed)
 
 
 def _from_text(text: str) -> _Found:

@@ -115,7 +115,10 @@ def read_operations(path: Path) -> Operations:
         raise InputError(
             f"{path}: duration: row {wrong[0]} lasts {seconds[wrong[0]]:g} s, expected 0 or more", hint=HINT
         )
-    kinds = pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str)
+    try:
+        kinds = pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str)
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: optype: {error}, expected text", hint=HINT) from None
     found = Operations(str(path), **whole, kind=kinds, start=start, seconds=seconds, sequence=others["seq_id"],
                        micro_batch=others["mb_id"], chunk=others["gmc"])  # fmt: skip
     return _split_pairs(found)
@@ -125,7 +128,9 @@ def _table(path: Path) -> pa.Table:
     try:
         with path.open("rb") as file:
             packed = file.read(4) == b"PAR1"
-        return pq.ParquetFile(path).read(use_threads=False) if packed else pyarrow.csv.read_csv(path)
+        table = pq.ParquetFile(path).read(use_threads=False) if packed else pyarrow.csv.read_csv(path)
+        _ = table.column_names  # not all of them may be text
+        return table
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise InputError(f"{path} is not a readable table: {reason}", hint=HINT) from None

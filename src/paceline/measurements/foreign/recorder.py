@@ -204,7 +204,8 @@ def _hang(
 ) -> Hang | None:
     reached = {rank: max(table[rank], default=-1) if rank in table else -1 for rank in ranks if rank in dumps}
     oldest = max((min(entries) for entries in table.values() if entries), default=0)
-    for number in range(oldest, max(reached.values(), default=-1) + 1):
+    # Only numbers that are there: a dump may leave some out, and name any.
+    for number in sorted({number for rank in reached for number in table.get(rank, ()) if number >= oldest}):
         entries = {rank: table[rank][number] for rank in reached if rank in table and number in table[rank]}
         names = [entry.name for entry in entries.values()]
         usual = max(sorted(set(names)), key=names.count)

@@ -99,6 +99,17 @@ def test_all_members_see_the_same_view_in_order_of_rank(crew: Crew) -> None:
     assert [crew.members[rank].rank for rank in (0, 1, 2)] == [0, 1, 2]
 
 
+def test_two_that_say_the_same_rank_are_two_members_in_one_order(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.members[2] = crew.members.pop(1)
+    crew.add(1)
+    views = crew.next_views(0, 1, 2)
+    assert views[0] == views[1] == views[2]
+    assert [peer.rank for peer in views[0].peers] == [0, 1, 1]
+    assert sorted(member.rank for member in crew.members.values()) == [0, 1, 2]
+
+
 def test_one_that_never_comes_is_not_waited_for_longer_than_patience(crew: Crew) -> None:
     short = replace(QUICK, join=0.5)
     crew.add(0, first=3, timeouts=short)

@@ -15,6 +15,8 @@ from paceline.runtime.protocol.quorum import Memory, may_go_on
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 from lib.lineage import Violation
+from lib.membership import TIMES as SIMULATED
+from lib.membership import World
 from lib.membership_faults import anybody_goes_on, run_schedule
 
 TIMES = Timeouts(heartbeat_interval=1.0, heartbeat_timeout=3.0, join=5.0, settle=0.1, hang=10.0, step=30.0)
@@ -50,6 +52,19 @@ def test_leaders_that_were_in_no_view_together_find_each_other(seed: int) -> Non
 
 def test_a_leader_that_went_on_alone_before_it_came_back_and_died_is_not_gone_on_without() -> None:
     run_schedule(1543)
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
+def test_one_that_is_suspended_for_long_while_another_joins_comes_back_to_all(rank: int) -> None:
+    world = World(7, 3)
+    world.run(6.0)
+    before = len(world.lineage.settled)
+    world.processes[rank].pause(4 * SIMULATED.heartbeat_timeout)
+    world.after(2 * SIMULATED.heartbeat_timeout, lambda: world.start(3))
+    world.run(60.0)
+    assert all(process.in_view for process in world.processes)
+    assert {process.core.view for process in world.processes} == {world.processes[0].core.view}
+    assert len(world.lineage.settled) > before
 
 
 def test_without_the_majority_rule_a_fork_is_found_soon() -> None:
