@@ -30,7 +30,7 @@ def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     glyphs = [[[row >> bit & 1 for bit in (4, 3, 2, 1, 0)] for row in bytes.fromhex(glyph)] for glyph in FONT.split()]
     labels = generator.integers(0, 10, count)
     images = 0.4 * generator.standard_normal((count, 10, 8))
-    for image, label, top, left in zip(images, labels, *generator.integers(0, 4, (2, count)), strict=True):
+    for image, label, top, left in zip(images, labels, *generator.integers(0, 2, (2, count)), strict=True):
         image[top : top + 7, left : left + 5] += glyphs[label]
     return images.astype("float32"), labels
 

@@ -13,7 +13,7 @@ from paceline.bench.environments import environment_python
 from paceline.measurements.results import campaign_results
 from paceline.measurements.store import Store
 from paceline.measurements.tables import read_spans
-from paceline.runtime.watch.job import read_records
+from paceline.runtime.watch.job import SHARDED, read_records
 from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS, Recorder, guarded
 from tests.conftest import Command
 
@@ -118,17 +118,34 @@ def test_a_sample_of_steps_is_the_same_on_every_rank_and_of_the_size_asked(tmp_p
 
 @pytest.mark.full
 @pytest.mark.alone
+@pytest.mark.parametrize("plant", ["tensor", "fully"])
+def test_exchanges_of_sharded_models_are_seen_and_said(paceline: Command, pytorch: Path, plant: str) -> None:
+    torchrun = str(environment_python(pytorch).parent / "torchrun")
+    paceline("watch", "--name", plant, "--", torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "40", plant)
+    (result,) = campaign_results(Store(paceline.store), paceline.json("show", plant)["campaign"])
+    assert result.phases["aggregate"] > 0.01 * sum(result.phases.values())
+    assert result.run.labels == (SHARDED,)
+
+
+@pytest.mark.full
+@pytest.mark.alone
 def test_a_rank_that_becomes_slow_under_torchrun_is_named_with_its_step(paceline: Command, pytorch: Path) -> None:
     torchrun = str(environment_python(pytorch).parent / "torchrun")
-    ranks = [torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "110", "slow"]
+    ranks = [torchrun, "--standalone", "--nproc-per-node", "2", SCRIPT, "200", "slow"]
     text = paceline("watch", "--name", "ddp", "--", *ranks)
-    assert "rank 1 trained 110 steps" in text
+    assert "rank 1 trained 200 steps" in text
+    (run,) = Store(paceline.store).read_all(study="ddp")
+    (alert,) = [alert for alert in run.facts["alerts"] if alert["rank"] == 1]
+    assert alert["phase"] == "other"
+    assert abs(alert["since"] - 60) <= 2
+    assert alert["at_step"] < 199, "it is reported while the training runs"
+    assert alert["factor"] > 2
     assert "1. rank 1 holds up the others, mostly outside of the phases, since step " in text
     cause = paceline.json("explain", "ddp")["observed"][0]["causes"][0]
     assert (cause["kind"], cause["rank"], cause["pattern"]) == ("slow_rank", 1, "persistent")
     assert abs(cause["since"] - 60) <= 2
     (case,) = paceline.json("show", "ddp")["cases"]
-    assert (case["ranks"], case["timed_steps"]) == (2, 101)
+    assert (case["ranks"], case["timed_steps"]) == (2, 191)
     for verb in (
         ["explain", "ddp"],
         ["report", "ddp"],

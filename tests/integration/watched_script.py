@@ -23,6 +23,18 @@ class Net(nn.Module):
         return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
 
 
+def shard(model: nn.Module, plant: str, world: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (world,))
+    if plant == "tensor":
+        parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    else:
+        fully_shard(model, mesh=mesh)
+
+
 def main() -> None:
     steps, plant = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
@@ -30,8 +42,11 @@ def main() -> None:
     model: nn.Module = Net()
     if world > 1:
         dist.init_process_group("gloo")
+    if plant in ("tensor", "fully"):
+        shard(model, plant, world)
+    elif world > 1:
         model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
     data = TensorDataset(torch.randn(64 * steps, 64), torch.randint(10, (64 * steps,)))
     for step, (inputs, targets) in enumerate(DataLoader(data, batch_size=64)):
         if plant == "slow" and rank == 1 and step >= 60:

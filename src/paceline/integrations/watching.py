@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from paceline import variables
 from paceline.errors import InputError, PacelineError, missing_extra
 from paceline.explain.watched import Judgement, judge_steps
+from paceline.integrations.live import LiveWatch
 from paceline.measurements.store import Store, default_store
 from paceline.measurements.trace.observed import Observed, record
 from paceline.report.terminal.watched import judgement_lines
@@ -54,14 +55,19 @@ def watch_command(command: Sequence[str], store: Store, *, name: str | None, eve
     """Run a command, store what its processes recorded, and judge it. The exit code is that of the command."""
     label = name or name_of_command(command)
     with tempfile.TemporaryDirectory(prefix="paceline-watch-") as folder:
-        code = run_watched(command, Path(folder), every=every, quiet=quiet)
+        with LiveWatch(Path(folder)) as live:
+            code = run_watched(command, Path(folder), every=every, quiet=quiet)
         ended = (f"the command ended with exit code {code}",) if code else ()
-        return _stored(Path(folder), label, store, ended, code)
+        return _stored(Path(folder), label, store, ended, code, live.documents)
 
 
-def _stored(folder: Path, name: str, store: Store, labels: tuple[str, ...] = (), code: int = 0) -> Watched:
+def _stored(
+    folder: Path, name: str, store: Store, labels: tuple[str, ...] = (), code: int = 0,
+    alerts: Sequence[dict[str, Any]] = (),
+) -> Watched:  # fmt: skip
     try:
         observed = observe(name, read_records(folder), labels=labels)
+        observed = replace(observed, facts={**observed.facts, "alerts": list(alerts)})
         return Watched(record(observed, store), judged(observed), "", code)
     except PacelineError as error:
         return Watched("", None, str(error), code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.units import SECONDS, format_share
@@ -10,7 +10,7 @@ from paceline.units import SECONDS, format_share
 if TYPE_CHECKING:  # Importing the analysis would make every verb slow to start.
     from paceline.explain.watched import Judgement, StepCause
 
-__all__ = ["judgement_document", "judgement_lines"]
+__all__ = ["alert_line", "judgement_document", "judgement_lines"]
 
 DAY_S = 86400.0
 PHASE_WORDS = {
@@ -55,6 +55,15 @@ def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
         yield f"  {number}. {title_of(cause)}"
         yield f"     costs {_cost(cause)}"
         yield f"     do: {advice_for(cause)}"
+
+
+def alert_line(alert: Mapping[str, Any]) -> str:
+    """One line while the training runs."""
+    on = f" on {alert['host']}" if alert["host"] else ""
+    who = "every rank" if alert["rank"] is None else f"rank {alert['rank']}{on}"
+    where = PHASE_WORDS.get(alert["phase"], alert["phase"])
+    return (f"paceline watch: step {alert['at_step']}: {who} is slow since step {alert['since']}: a step's work takes "
+            f"{alert['factor']:.2f} times as long as before, mostly {where}")  # fmt: skip
 
 
 def title_of(cause: StepCause) -> str:

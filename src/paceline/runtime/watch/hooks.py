@@ -46,7 +46,7 @@ class Hooks:
         self._depth, self._looks, self._look_until = 0, 0, 0
         self._optimizer = None if optimizer is None else id(optimizer)
         self._last_ready = 0.0
-        self._exchanges = False
+        self._exchanges = self._functional = False
         """Whether DistributedDataParallel exchanges gradients behind the backward pass."""
         self._forwards = 0
         self._trace: LayerTrace | None = None
@@ -160,6 +160,18 @@ class Hooks:
         self._forwards = 0
         self._depth = 0
 
+    def _watch_functional(self) -> None:
+        """Watch the waits of functional collectives, by which tensor parallelism exchanges, if the script uses them."""
+        functional = sys.modules.get("torch.distributed._functional_collectives")
+        if functional is not None and not self._functional:
+            self._functional = True
+            self._wrap(functional, "wait_tensor", self._around_wait)
+
+    def _around_wait(self, original: Any, *given: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*given, **named)
+        return self._around("aggregate")(original, *given, **named)
+
     # Which modules are outermost?
 
     def _look(self) -> None:
@@ -190,6 +202,7 @@ class Hooks:
     def _adopt(self, root: Any) -> None:
         """Watch the forward pass of an outermost module; inside DistributedDataParallel, that of the user's own."""
         self._roots[id(root)] = root
+        self._watch_functional()
         inner = self._inner(root)
         if inner is not root:
             self._exchanges = True
@@ -252,6 +265,7 @@ class Hooks:
         place = {"rank": group.get_rank(), "world": group.get_world_size()} if group else {}
         return {
             **place, "model": type(inner).__name__, "parameters": sum(p.numel() for p in parameters), "ddp": ddp,
+            "sharded": any(hasattr(p, "device_mesh") for p in parameters),
             "compiled": self._compiled(), "threads": torch.get_num_threads(), "torch": str(torch.__version__),
             "device": parameters[0].device.type if parameters else "cpu", "python": sys.version.split()[0],
         }  # fmt: skip

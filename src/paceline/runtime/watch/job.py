@@ -20,11 +20,14 @@ from paceline.measurements.run import Span
 from paceline.measurements.trace.observed import Observed, ObservedStep
 from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS
 
-__all__ = ["name_of_command", "observe", "read_records", "run_watched"]
+__all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_of"]
 
 SITE = Path(__file__).parent / "site"
 WARMUP = TRACED_STEPS[-1] + 1
 """Steps before the first one that counts: the others find out what is to be watched."""
+SHARDED = (
+    "FSDP or tensor parallelism: the exchange is what ranks wait for; layers have shards, so do not predict from them"
+)
 Record = dict[str, Any]
 
 
@@ -116,7 +119,7 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
     )
     return Observed(
         name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"],
-        steps=[step for record in records for step in _steps(record, record["wall"] - origin)],
+        steps=[step for record in records for step in steps_of(record, record["wall"] - origin)],
         spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
         warmup=WARMUP, machine=machine, labels=(*labels, *_labels(first)), facts=_facts(records),
     )  # fmt: skip
@@ -128,7 +131,8 @@ _NOTHING_SEEN = (
 )
 
 
-def _steps(record: Record, offset: float) -> Iterator[ObservedStep]:
+def steps_of(record: Record, offset: float) -> Iterator[ObservedStep]:
+    """The rows of a record, as observed steps."""
     for number, start, seconds, *phases in record["rows"]:
         fits = min(1.0, seconds / max(sum(phases), 1e-12))
         named = {name: fits * value for name, value in zip(ORDER, phases, strict=True)}
@@ -137,9 +141,10 @@ def _steps(record: Record, offset: float) -> Iterator[ObservedStep]:
 
 def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
     compiled = ("torch.compile: whole graphs, no layers",) if first.get("compiled") else ()
+    sharded = (SHARDED,) if first.get("sharded") else ()
     sampled = (f"one of {first['every']} steps watched",) if first["every"] > 1 else ()
     ended = (f"the recording ended early: {first['error']}",) if first.get("error") else ()
-    return (*compiled, *sampled, *ended)
+    return (*compiled, *sharded, *sampled, *ended)
 
 
 def _facts(records: Sequence[Record]) -> dict[str, Any]:
