@@ -89,6 +89,7 @@ ENTRIES = (
     Entry("utilisation-four", "utilisation", "--speeds 4,2,1,1 --turns 5", "--speeds 4,2,1,1 --turns 1 --steps 10"),
     Entry("throttled", "throttled", "--turns 5", "--turns 1 --steps 5"),
     Entry("slow_loader", "slow_loader", "--turns 5", "--quick"),
+    Entry("hybrid_step", "hybrid_step", "--turns 5", "--quick"),
     Entry("equal", "equal", "--turns 7", "--turns 1 --steps 20"),
     Entry("best_bucket", "best_bucket", "--turns 3", "--turns 1 --steps 4"),
     Entry("drift", "drift", "--turns 5", "--turns 1"),
