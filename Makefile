@@ -56,12 +56,13 @@ test: setup
 PACKAGES := slurm-wlm munge openmpi-bin libopenmpi-dev mpich openssh-server openssh-client iperf3 iputils-ping iptables \
   iproute2 util-linux gcc g++ libc6-dev chromium
 RAY_ENV := $(VENV)/ray
+TRAINERS_ENV := $(VENV)/trainers
 WITH_ENGINES := PACELINE_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python
 
 root:
 	@test "$$(id -u)" = 0 || { echo "these tests need root: they make network namespaces and mount file systems"; exit 2; }
 
-engines: setup $(RAY_ENV)/.ready
+engines: setup $(RAY_ENV)/.ready $(TRAINERS_ENV)/.ready
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { apt-get update -q && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(PACKAGES); }
 
@@ -69,6 +70,16 @@ $(RAY_ENV)/.ready: requirements/ray.txt | $(SETUP)
 	$(PYTHON) -m venv $(RAY_ENV)
 	$(RAY_ENV)/bin/$(PIP) -r requirements/ray.txt
 	@touch $@
+
+# PyTorch first, as in the pytorch environment; then the locked rest, none of which may bring another PyTorch.
+TORCH_LOCK := src/paceline/bench/frameworks/pytorch/lock.txt
+$(TRAINERS_ENV)/.ready: requirements/trainers.txt requirements/trainers-alone.txt $(TORCH_LOCK) | $(SETUP)
+	$(PYTHON) -m venv $(TRAINERS_ENV)
+	$(TRAINERS_ENV)/bin/$(PIP) -r $(TORCH_LOCK)
+	$(TRAINERS_ENV)/bin/$(PIP) --no-deps --require-hashes -r requirements/trainers.txt -r requirements/trainers-alone.txt
+	@touch $@
+
+trainers: $(TRAINERS_ENV)/.ready
 
 # What fails beside other tests is repeated without them, and printed as repeated: other load disturbs measurements of time.
 FULL := $(BIN)/pytest -q -m "(full or hypothesis) and not frameworks" --hypothesis-profile fresh --hypothesis-seed $(SEED)
@@ -119,6 +130,7 @@ lock: setup
 	$(LOCK) --output-file requirements/core.txt pyproject.toml
 	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
 	$(LOCK) --output-file requirements/docs.txt requirements/docs.in
+	$(LOCK:--allow-unsafe=) --unsafe-package torch --output-file requirements/trainers.txt requirements/trainers.in
 
-.PHONY: help setup pytorch root engines demo check test test-all test-cluster test-frameworks benchmarks mutants docs \
+.PHONY: help setup pytorch root engines trainers demo check test test-all test-cluster test-frameworks benchmarks mutants docs \
   evaluations lock wheel

@@ -22,3 +22,11 @@ def python_of(name: str) -> str:
     smoke = f"import torch, {IMPORTED.get(name, name)}"
     RECIPES.setdefault(name, Recipe(name=name, requirements=REQUIRED[name], lock=lock, smoke=smoke))
     return str(environment_python(prepare(name, lambda line: print(line, file=sys.stderr))))
+
+
+def trainers_python() -> str:
+    """The interpreter with transformers, TraceML and others beside PyTorch, which `make trainers` makes."""
+    python = Path(sys.prefix) / "trainers" / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"{python} is missing: make trainers")
+    return str(python)

@@ -1,4 +1,4 @@
-"""Callbacks in the trainers of other packages, where these packages are installed beside PyTorch."""
+"""Callbacks in the trainers of other packages, in the environment with these packages (`make trainers`)."""
 
 from __future__ import annotations
 
@@ -6,60 +6,69 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.bench.environments import environment_python, worker_path
+from paceline.bench.environments import worker_path
+from tests.integration.trainers import ACCELERATE, LIGHTNING, RAY, TORCHTITAN, TRANSFORMERS
+from tests.integration.trainjob import StatusServer
 
-TRANSFORMERS = """
-import sys, torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from paceline.integrations.transformers import PacelineCallback
-torch.set_num_threads(1)
-model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, n_positions=8))
-data = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(50, (64, 8))]
-callback = PacelineCallback(name="mine", store=sys.argv[1], quiet=True)
-options = TrainingArguments(
-    output_dir=sys.argv[1] + "/out", max_steps=40, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-    report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
-)
-Trainer(model=model, args=options, train_dataset=data, callbacks=[callback]).train()
-"""
-LIGHTNING = """
-import sys, torch
-import lightning.pytorch as lightning
-from paceline.integrations.lightning import PacelineLightningCallback
-torch.set_num_threads(1)
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(16, 4)
-    def forward(self, x):
-        return self.layer(x)
-    def training_step(self, batch, index):
-        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-data = torch.utils.data.TensorDataset(torch.randn(160, 16), torch.randint(4, (160,)))
-callback = PacelineLightningCallback(name="mine", store=sys.argv[1], quiet=True)
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-trainer = lightning.Trainer(max_steps=40, accelerator="cpu", callbacks=[callback], **quiet)
-trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=4))
-"""
+SCRIPTS = {"transformers": TRANSFORMERS, "lightning": LIGHTNING, "accelerate": ACCELERATE, "torchtitan": TORCHTITAN}
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Path:
+    python = Path(sys.prefix) / "trainers" / "bin" / "python"
+    assert python.exists(), f"{python} is missing: make test-all makes it"
+    return python
+
+
+def run_script(python: Path, script: str, store: Path, **more: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), **more}
+    command = [str(python), "-c", textwrap.dedent(script), str(store)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=store)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def stored_run(store: Path) -> dict[str, Any]:
+    (path,) = (store / "runs").glob("*/run.json")
+    run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return run
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("package", "script"), [("transformers", TRANSFORMERS), ("lightning", LIGHTNING)])
-def test_a_trainer_is_watched_by_its_callback(pytorch: Path, tmp_path: Path, package: str, script: str) -> None:
-    python = str(environment_python(pytorch))
-    ours = [str(worker_path()), next(path for path in sys.path if path.endswith("site-packages"))]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")])}
-    if subprocess.run([python, "-c", f"import {package}"], env=env, capture_output=True).returncode:
-        pytest.skip(f"{package} is not installed in {pytorch}")
-    done = subprocess.run([python, "-c", script, str(tmp_path)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "runs").glob("*/run.json")
-    run = json.loads(path.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", SCRIPTS)
+def test_a_trainer_is_watched_by_its_callback(trainers: Path, tmp_path: Path, package: str) -> None:
+    run_script(trainers, SCRIPTS[package], tmp_path)
+    run = stored_run(tmp_path)
     assert (run["study"], run["ranks"], run["batch"]) == ("mine", 1, 4)
     assert run["launcher"] == "watch"
+
+
+@pytest.mark.full
+def test_the_workers_of_ray_train_are_watched(trainers: Path, tmp_path: Path) -> None:
+    run_script(trainers, RAY, tmp_path)
+    run = stored_run(tmp_path)
+    assert (run["study"], run["ranks"], run["batch"]) == ("mine", 2, 4)
+    assert run["facts"]["ddp"]["find_unused_parameters"] is False
+
+
+@pytest.mark.full
+def test_a_trainjob_hears_of_progress_and_time_left(trainers: Path, tmp_path: Path) -> None:
+    with StatusServer(tmp_path) as server:
+        run_script(trainers, TRANSFORMERS, tmp_path, **server.variables, PROGRESS="80")
+    ours = [status for status in server.statuses if status.get("metrics", [{}])[0].get("name") == "step_seconds"]
+    theirs = [status for status in server.statuses if status not in ours]
+    assert server.tokens == {"Bearer secret"}
+    assert theirs, "transformers itself reports to the server that it finds in the variables"
+    last = ours[-1]
+    assert last["progressPercentage"] == 50
+    left, step_s = last["estimatedRemainingSeconds"], float(last["metrics"][0]["value"])
+    assert left == round(40 * step_s)
+    assert set(last) <= {"progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpdatedTime"}
+    assert [status["progressPercentage"] for status in ours] == sorted(status["progressPercentage"] for status in ours)
+    assert stored_run(tmp_path)["ranks"] == 1

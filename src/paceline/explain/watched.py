@@ -7,7 +7,6 @@ of a series is divided where it changes (binary segmentation of the running medi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of
+from paceline.explain.setting import Setting, exchange_reason, setting_of_run
 from paceline.measurements.run import PASS_PHASES, PHASES, Step
 from paceline.measurements.store import StoredRun
 from paceline.measurements.summary import Interval, amount_interval, phases_of
@@ -25,29 +26,29 @@ __all__ = ["FEWEST_STEPS", "Judgement", "StepCause", "judge_run", "judge_steps"]
 
 FEWEST_STEPS = 20
 """Steps of every rank below which there is no verdict."""
-NOTICEABLE = 0.03
-"""Share of the time below which nothing is a cause."""
 SLOWER_BY = 0.08
 """Smallest lasting change of all ranks' work that is reported."""
 STEADY = {"io": 0.05, "aggregate": 0.2, "other": 0.1}
 """Shares of the step from which a phase that is always there is a cause."""
 LONGER_BY = 0.3
 """A stall adds at least this share of a step."""
-NOISES = 8.0
-"""A stall is this many robust standard deviations above the median, a change of level this many standard errors."""
 RARE = 0.34
 """A larger share of long steps is a level, not stalls."""
 FEWEST_STALLS = 3
 """Fewer long steps may be chance."""
 SPREAD = 3
 """Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
-SHORTEST = 8
-"""Steps of the shortest level."""
+COLLECTED = 0.6
+"""Share of a stall that garbage collection explains, if it is the cause."""
+UPDATING = 0.15
+"""Share of a rank's work from which the update says that the batch is too small for the weights."""
+CROWDED = 1.5
+"""Compute threads for each core from which they wait for each other."""
 BATCHES = 10
 """Intervals are those of the means of this number of consecutive parts of the run: neighbouring steps are alike."""
 
 Floats = NDArray[np.float64]
-CauseKind = Literal["slow_rank", "slowdown", "stalls", "io", "aggregate", "other", "collections"]
+CauseKind = Literal["slow_rank", "slowdown", "stalls", "io", "aggregate", "other", "collections", "batch", "threads"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class StepCause:
     """Number of steps in which it acts."""
     num_steps: int = 0
     """Number of steps of the run."""
+    reason: str = ""
+    """Of an exchange: what in the setting exposes it (`setting.exchange_reason`)."""
 
     @property
     def pattern(self) -> Literal["persistent", "transient"]:
@@ -104,6 +107,8 @@ class _Series:
     steps: NDArray[np.int64]
     seconds: Floats
     phases: dict[str, Floats]
+    collected: Floats
+    """Seconds of garbage collection by step."""
 
     @property
     def step_s(self) -> float:
@@ -115,18 +120,19 @@ class _Series:
         return rest
 
 
-def judge_steps(steps: Sequence[ObservedStep], *, collecting: float = 0.0) -> Judgement:
-    """The verdict on the timed steps of a run; `collecting` is the share of the time in Python's garbage collection."""
-    series = _series(steps)
+def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -> Judgement:
+    """The verdict on the timed steps of a run, by what is known of its setting."""
+    setting = setting or Setting()
+    series = _series(steps, setting)
     num_ranks, num_steps = series.seconds.shape
     if num_steps < FEWEST_STEPS:
         why = f"{num_steps} timed steps are too few for a verdict: at least {FEWEST_STEPS} are needed"
         return Judgement(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
     stalls, calm = _stalls(series)
     lags = [lag for rank in range(num_ranks) for lag in _lags(calm, rank)] if num_ranks > 1 else []
-    causes = [*stalls, *lags, *_slowdowns(calm), *_steady(calm), *_collections(collecting)]
+    causes = [*stalls, *lags, *_slowdowns(calm), *_steady(calm, setting), *_settings(calm, setting, stalls)]
     shown = [cause for cause in causes if cause.share.value >= NOTICEABLE and cause.share.low >= NOTICEABLE / 2]
-    ranked = tuple(sorted(shown, key=lambda cause: -cause.share.value))
+    ranked = tuple(sorted(shown, key=lambda cause: (cause.kind != "threads", -cause.share.value)))
     return Judgement(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
 
 
@@ -134,10 +140,10 @@ def judge_run(stored: StoredRun) -> Judgement:
     """The verdict on a stored run."""
     columns = stored.steps.to_pydict()
     rows = (Step(*row) for row in zip(*(columns[name] for name in STEPS.names), strict=True))
-    return judge_steps(observed_steps(rows), collecting=float(stored.run.facts.get("gc_share", 0.0)))
+    return judge_steps(observed_steps(rows), setting_of_run(stored.run))
 
 
-def _series(steps: Sequence[ObservedStep]) -> _Series:
+def _series(steps: Sequence[ObservedStep], setting: Setting) -> _Series:
     by_rank: dict[int, dict[int, ObservedStep]] = {}
     for step in steps:
         by_rank.setdefault(step.rank, {})[step.step] = step
@@ -149,7 +155,8 @@ def _series(steps: Sequence[ObservedStep]) -> _Series:
         name: np.array([[step.phases.get(name, 0.0) for step in row] for row in rows]).reshape(shape) for name in PHASES
     }
     phases["other"] = np.maximum(0.0, seconds - sum(phases.values()))
-    return _Series(np.array(common, dtype=np.int64), seconds, phases)
+    collected = np.array([setting.collected.get(number, 0.0) for number in common])
+    return _Series(np.array(common, dtype=np.int64), seconds, phases, collected)
 
 
 def _typical(series: _Series) -> float:
@@ -199,7 +206,7 @@ def _stalls(series: _Series) -> tuple[list[StepCause], _Series]:
     if len(irregular) >= SPREAD:
         regular = [cause for cause in causes if cause.every is not None]
         causes = [*regular, _stall(series, "any", _without(removed, regular, series.steps), None)]
-    return causes, _Series(series.steps, series.seconds - removed, calm)
+    return causes, _Series(series.steps, series.seconds - removed, calm, series.collected)
 
 
 def _without(excess: Floats, regular: Sequence[StepCause], steps: NDArray[np.int64]) -> Floats:
@@ -260,7 +267,8 @@ def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> St
     if every:  # parts of the run differ by the place of the period alone
         heights = amount_interval(list(cost[places] / every / series.step_s))
         share = Interval(share.value, min(heights.low, share.value), max(heights.high, share.value))
-    return StepCause("stalls", phase, rank, share, first, None, every, len(places), len(cost))
+    kind: CauseKind = "collections" if series.collected[places].sum() >= COLLECTED * cost.sum() else "stalls"
+    return StepCause(kind, phase, rank, share, first, None, every, len(places), len(cost))
 
 
 # Levels: what lasts.
@@ -272,7 +280,7 @@ def _lags(series: _Series, rank: int) -> list[StepCause]:
     others = np.delete(work, rank, axis=0).max(axis=0)
     lag = work[rank] - others
     causes = []
-    for begin, end, level in _levels(lag, series.step_s):
+    for begin, end, level in levels_of(lag, series.step_s):
         if level < NOTICEABLE * series.step_s or float(np.mean(lag[begin:end] > 0)) < 0.8:
             continue
         inside = _share(lag[begin:end], series.step_s)
@@ -301,7 +309,7 @@ def _lagging_phase(series: _Series, rank: int, begin: int, end: int) -> str:
 def _slowdowns(series: _Series) -> list[StepCause]:
     """Stretches in which the work of every rank is longer than it was before."""
     least = series.work.min(axis=0)
-    levels = _levels(least, series.step_s)
+    levels = levels_of(least, series.step_s)
     causes = []
     for begin, end, level in levels[1:]:
         slower = level - levels[0][2]
@@ -320,59 +328,31 @@ def _slowdowns(series: _Series) -> list[StepCause]:
     return causes
 
 
-def _levels(values: Floats, step_s: float) -> list[tuple[int, int, float]]:
-    """Begin, end and median of each stretch of steps on one level."""
-    smooth = _running_median(values)
-    noise = 1.4826 * float(np.median(np.abs(np.diff(values)))) / 2**0.5
-    cuts = _cuts(smooth, 0, len(smooth), max(noise, 1e-3 * step_s))
-    while cuts:  # a change that is not noticeable divides nothing
-        edges = [0, *cuts, len(values)]
-        middles = [float(np.median(values[a:b])) for a, b in itertools.pairwise(edges)]
-        steps = [abs(after - before) for before, after in itertools.pairwise(middles)]
-        if min(steps) >= NOTICEABLE * step_s:
-            break
-        del cuts[int(np.argmin(steps))]
-    edges = [0, *cuts, len(values)]
-    return [(a, b, float(np.median(values[a:b]))) for a, b in itertools.pairwise(edges)]
-
-
-def _cuts(values: Floats, begin: int, end: int, noise: float) -> list[int]:
-    """Places at which the mean changes by more than its noise allows, in order."""
-    count = end - begin
-    if count < 2 * SHORTEST:
-        return []
-    sums = np.cumsum(values[begin:end])
-    before = np.arange(SHORTEST, count - SHORTEST + 1)
-    left, right = sums[before - 1] / before, (sums[-1] - sums[before - 1]) / (count - before)
-    score = np.abs(left - right) * np.sqrt(before * (count - before) / count) / noise
-    best = int(score.argmax())
-    if score[best] < NOISES:
-        return []
-    place = begin + int(before[best])
-    return [*_cuts(values, begin, place, noise), place, *_cuts(values, place, end, noise)]
-
-
-def _running_median(values: Floats, width: int = 5) -> Floats:
-    """Edges stay where they are, single outliers go."""
-    padded = np.pad(values, width // 2, mode="edge")
-    middle: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
-    return middle
-
-
 # What is always there.
 
 
-def _steady(series: _Series) -> list[StepCause]:
+def _steady(series: _Series, setting: Setting) -> list[StepCause]:
     causes = []
     for phase, limit in STEADY.items():
         values = series.phases[phase].min(axis=0)  # what every rank has: of the exchange, what is not waiting
         share = _share(values, series.step_s)
         if share.value >= limit:
             kind: CauseKind = "io" if phase == "io" else "aggregate" if phase == "aggregate" else "other"
-            causes.append(StepCause(kind, phase, None, share, None, None, count=len(series.steps)))
+            why = exchange_reason(setting) if phase == "aggregate" else ""
+            causes.append(StepCause(kind, phase, None, share, None, None, count=len(series.steps), reason=why))
     return causes
 
 
-def _collections(share: float) -> list[StepCause]:
-    found = Interval(share, share, share)
-    return [StepCause("collections", "other", None, found, None, None)] if share >= NOTICEABLE else []
+def _settings(series: _Series, setting: Setting, stalls: Sequence[StepCause]) -> list[StepCause]:
+    """What the setting costs in every step: a small batch, too many threads, collections that are no stalls."""
+    causes, work, update = [], series.work.min(axis=0), series.phases["update"].min(axis=0)
+    if float(update.mean()) >= UPDATING * float(work.mean()):
+        each = _share(update + series.phases["aggregate"].min(axis=0), series.step_s)
+        causes.append(StepCause("batch", "update", None, each, None, None, count=len(work)))
+    if setting.crowding >= CROWDED:  # what of the compute it costs, one setting does not tell
+        compute = _share(series.phases["forward"].min(axis=0) + series.phases["backward"].min(axis=0), series.step_s)
+        causes.append(StepCause("threads", "any", None, compute, None, None, count=len(work)))
+    if setting.collecting >= NOTICEABLE and not any(cause.kind == "collections" for cause in stalls):
+        found = Interval(setting.collecting, setting.collecting, setting.collecting)
+        causes.append(StepCause("collections", "other", None, found, None, None))
+    return causes

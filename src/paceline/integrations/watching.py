@@ -15,11 +15,13 @@ from typing import Any
 
 from paceline import variables
 from paceline.errors import InputError, PacelineError, missing_extra
+from paceline.explain.setting import setting_of
 from paceline.explain.watched import Judgement, judge_steps
 from paceline.integrations.live import LiveWatch
 from paceline.measurements.store import Store, default_store
 from paceline.measurements.trace.observed import Observed, record
 from paceline.report.terminal.watched import judgement_lines
+from paceline.runtime.watch.arming import armed
 from paceline.runtime.watch.job import name_of_command, observe, read_records, run_watched
 from paceline.runtime.watch.recorder import Recorder
 
@@ -76,7 +78,8 @@ def _stored(
 def judged(observed: Observed) -> Judgement:
     """The verdict on the steps of an observed training that count."""
     timed = [step for step in observed.steps if step.step >= observed.warmup]
-    return judge_steps(timed, collecting=float(observed.facts.get("gc_share", 0.0)))
+    machine = observed.machine
+    return judge_steps(timed, setting_of(observed.facts, machine.threads, machine.cores, observed.ranks))
 
 
 def watch(
@@ -109,11 +112,13 @@ class Watch:
         self._model, self._optimizer, self._name, self._every, self._quiet = model, optimizer, name, every, quiet
         self._store = Store(Path(store) if store is not None else default_store())
         self._hooks: Any = None
+        self._recorder: Recorder | None = None
         self._folder = Path()
         self.watched: Watched | None = None
 
     def __enter__(self) -> Watch:
         if variables.WATCH in os.environ:  # `paceline watch` watches this process already
+            self._recorder = armed()
             return self
         try:
             from paceline.runtime.watch.hooks import Hooks
@@ -123,7 +128,8 @@ class Watch:
         alone = f"-{os.getpid()}" if _world() == 1 else ""
         self._folder = self._store.root / "watching" / f"{self._name}-{job.replace('/', '_')}{alone}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._hooks = Hooks(Recorder(str(self._folder), self._every), self._model, self._optimizer)
+        self._recorder = Recorder(str(self._folder), self._every)
+        self._hooks = Hooks(self._recorder, self._model, self._optimizer)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -145,6 +151,11 @@ class Watch:
             if time.monotonic() > until:
                 return
             time.sleep(0.05)
+
+    @property
+    def steps(self) -> int:
+        """Steps of this rank so far."""
+        return self._recorder.step if self._recorder is not None else 0
 
     def summary(self) -> str:
         """The verdict in words."""

@@ -124,6 +124,7 @@ class Pace:
         if kind is None and self._unsettled is not None:
             # The loop was left by `break`: what was due after its last step.
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
+        self._training.finish_saving()
         self._feed.close()
         self._recorder.close()
         self._mode.leave()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -58,6 +60,9 @@ class Training:
         self.costs: dict[str, Any] = {}
         """What samples cost each rank, from a checkpoint or from the group before."""
         self.noise = NoiseScale()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
+        """The checkpoint that is being written, and of which step it is."""
         self._unsaved = 0
         """Checkpoints in a row that could not be written."""
         self._again = -1
@@ -197,17 +202,44 @@ class Training:
         self.mark, self.costs = content["mark"], content["costs"]
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
-        """Rank 0 writes a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
+        """Rank 0 begins a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
         if self.settings.checkpoint is None:
             return
+        if self._saving is not None and self._saving[1].done():
+            self.finish_saving()
         if self.position.step % self.settings.checkpoint_every == 0 or self.position.step == self._again:
             self.costs = costs
-            self.save_last(rank)
+            self._begin_saving(rank)
 
     def save_last(self, rank: int) -> None:
-        """Rank 0 writes a checkpoint now; without space for it that is a warning, and training goes on."""
-        if self.settings.checkpoint is None or rank != 0:
+        """Rank 0 writes a checkpoint, and it is there when this returns."""
+        self._begin_saving(rank)
+        self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint that is being written; no space for it is a warning, and training goes on."""
+        if self._saving is None:
             return
+        (step, writing), self._saving = self._saving, None
+        try:
+            writing.result()
+        except StoreError as error:
+            if not self._unsaved:
+                log.warning("step %d: %s; training goes on and tries again", step, error.message)
+            self._again = self.position.step + 2**self._unsaved
+            self._unsaved += 1
+        else:
+            if self._unsaved:
+                log.warning("step %d: the checkpoint could be written again", step)
+            self._unsaved = 0
+
+    def _begin_saving(self, rank: int) -> None:
+        """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
+        path = self.settings.checkpoint
+        if path is None or rank != 0:
+            return
+        self.finish_saving()
+        began, step = time.perf_counter(), self.position.step
         content = {
             "identity": self._identity,
             "position": asdict(self.position),
@@ -215,17 +247,17 @@ class Training:
             "costs": self.costs,
             "state": self._state(),
         }
-        try:
-            save_checkpoint(self.settings.checkpoint, content)
-        except StoreError as error:
-            if not self._unsaved:
-                log.warning("step %d: %s; training goes on and tries again", self.position.step, error.message)
-            self._again = self.position.step + 2**self._unsaved
-            self._unsaved += 1
-        else:
-            if self._unsaved:
-                log.warning("step %d: the checkpoint could be written again", self.position.step)
-            self._unsaved = 0
+        tensors: list[Tensor] = []
+        packed = pack_state(content, tensors)
+        copies = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
+        held = time.perf_counter() - began
+
+        def write() -> None:
+            save_checkpoint(path, unpack_state(packed, copies))
+            beside = time.perf_counter() - began - held
+            log.info("step %d: checkpoint: %.1f ms of the loop, %.1f ms beside it", step, held * 1e3, beside * 1e3)
+
+        self._saving = (step, self._writer.submit(write))
 
     def _parts(self) -> tuple[Stateful, ...]:
         return (self.model, *self.optimizers, *self._also)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 import random
 import resource
+import runpy
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.runtime import Settings, checkpoint
+from paceline.runtime import training as training_module
 from paceline.runtime.checkpoint import load_checkpoint, save_checkpoint, write_tensors
 from paceline.runtime.training import Training
 
@@ -167,6 +171,7 @@ def full_disk(folder: Path, said: Messages) -> Any:
     made = training(folder / "a")
     made.position = replace(made.position, step=4)
     made.save_if_due(0, {})
+    made.finish_saving()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
     tried = []
@@ -174,16 +179,37 @@ def full_disk(folder: Path, said: Messages) -> Any:
         made.position = replace(made.position, step=step)
         before = made._unsaved
         made.save_if_due(0, {})
+        made.finish_saving()
         tried += [step] if made._unsaved != before else []
     kept = load_checkpoint(folder / "a")
     files = sorted(path.name for path in folder.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     made.position = replace(made.position, step=made._again)
     made.save_if_due(0, {})
+    made.finish_saving()
     after = load_checkpoint(folder / "a")
     assert kept is not None
     assert after is not None
     return [tried, kept["position"]["step"], files, after["position"]["step"] == made.position.step, said]
+
+
+def beside(folder: Path, said: Messages) -> Any:
+    """Training changes its state while a checkpoint is written: the file has what was there when it began."""
+    made = training(folder / "a")
+    made.position = replace(made.position, step=4)
+    state = copy.deepcopy(made._state())
+    hold, save = threading.Event(), training_module.save_checkpoint
+    training_module.save_checkpoint = lambda *given: (hold.wait(), save(*given))  # type: ignore[assignment]
+    made.save_if_due(0, {})
+    absent = not (folder / "a").exists()
+    made.model(torch.randn(5, 4)).sum().backward()
+    made.update()
+    hold.set()
+    made.finish_saving()
+    training_module.save_checkpoint = save
+    kept = load_checkpoint(folder / "a")
+    assert kept is not None
+    return [absent, same(dict(state[0]), kept["state"][0]), same(listed(state[1]), kept["state"][1])]
 
 
 def does_not_fit(folder: Path, said: Messages) -> Any:
@@ -210,7 +236,43 @@ def for_others(folder: Path, said: Messages) -> Any:
     return {name: tensor.double().flatten().tolist() for name, tensor in state.items()}
 
 
-CHECKS = (round_trip, flips, falls_back, only_before, foreign, newer, full_disk, does_not_fit, for_others)
+def by_torch_alone(folder: Path, said: Messages) -> Any:
+    """Whether the script for plain PyTorch gets both states, and its model takes the same next step."""
+    made, other = training(folder / "a.safetensors"), training(folder / "unused", every=1)
+    made.save_last(0)
+    script = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "training" / "plain_resume.py"))
+    model, optimizer = script["states"](folder / "a.safetensors")
+    equal = [same(dict(made.model.state_dict()), model), same(listed(made.optimizers[0].state_dict()), optimizer)]
+    for parameter in other.parameters:
+        parameter.data.zero_()
+    other.model.load_state_dict(model)
+    other.optimizers[0].load_state_dict(optimizer)
+    for each in (made, other):
+        each.model(torch.ones(5, 4)).square().sum().backward()
+        each.update()
+    return [*equal, same(made._state()[0], other._state()[0])]
+
+
+def listed(state: Any) -> Any:
+    """A state as a file holds it, where tuples are lists."""
+    if isinstance(state, dict):
+        return {key: listed(value) for key, value in state.items()}
+    return [listed(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+CHECKS = (
+    beside,
+    by_torch_alone,
+    round_trip,
+    flips,
+    falls_back,
+    only_before,
+    foreign,
+    newer,
+    full_disk,
+    does_not_fit,
+    for_others,
+)
 
 
 class Listener(logging.Handler):

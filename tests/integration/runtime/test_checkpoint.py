@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.bench.environments import worker_path
+from tests.conftest import ROOT
 
 CHECKS = Path(__file__).with_name("checkpoint_checks.py")
 
@@ -91,3 +92,14 @@ def test_the_safetensors_package_reads_a_checkpoint(found: Any, folder: Path) ->
     tensors = load_file(folder / "for_others" / "a.safetensors")
     read = {name[6:]: tensor.flatten().tolist() for name, tensor in tensors.items() if name.startswith("model.")}
     assert read == found["for_others"]
+
+
+def test_plain_pytorch_goes_on_from_a_checkpoint(found: Any) -> None:
+    assert found["by_torch_alone"] == [True, True, True]
+    script = (ROOT / "examples" / "training" / "plain_resume.py").read_text(encoding="utf-8")
+    assert "import paceline" not in script
+    assert "from paceline" not in script
+
+
+def test_a_checkpoint_is_written_while_training_goes_on(found: Any) -> None:
+    assert found["beside"] == [True, True, True]

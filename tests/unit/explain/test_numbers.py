@@ -13,7 +13,7 @@ import pytest
 
 from paceline.explain.cases import step as steps
 from paceline.explain.cases.evidence import CaseEvidence, load_evidence
-from paceline.explain.cases.exchange import GradientExchange
+from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
 from paceline.explain.confirm import BarTrial, Trials, _apart, plan_trials, with_measured
 from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import across
@@ -354,3 +354,12 @@ def test_stalls_of_more_than_half_of_the_steps_are_persistent(count: int, patter
     assert StepCause("stalls", "io", None, share, None, None, count=count, num_steps=200).pattern == pattern
     assert StepCause("stalls", "io", None, share, None, 150, count=count, num_steps=200).pattern == "transient"
     assert StepCause("slow_rank", "io", 1, share, None, None, count=1, num_steps=200).pattern == "persistent"
+
+
+def test_gradients_become_ready_in_the_measured_backward(tmp_path: Path) -> None:
+    (case,) = evidence(tmp_path, Made(aggregate=0.03, alone_factor=1.5))
+    exchange = gradient_exchange(case)
+    assert exchange is not None
+    backward = case.result.phases["backward"]
+    assert (exchange.ready[0], exchange.ready[-1]) == (pytest.approx(backward / 20), pytest.approx(backward))
+    assert backward == pytest.approx(0.12, rel=0.01)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.explain.setting import Setting
 from paceline.explain.watched import FEWEST_STEPS, Judgement, StepCause, judge_steps
 from paceline.measurements.trace.observed import ObservedStep
 from paceline.report.terminal.watched import judgement_document, judgement_lines
@@ -184,8 +185,8 @@ def test_an_exchange_that_is_not_waiting_is_a_cause_of_its_own() -> None:
 
 
 def test_garbage_collection_counts_from_three_percent() -> None:
-    assert first(judge_steps(train(), collecting=0.05)).kind == "collections"
-    assert judge_steps(train(), collecting=0.02).causes == ()
+    assert first(judge_steps(train(), Setting(collecting=0.05))).kind == "collections"
+    assert judge_steps(train(), Setting(collecting=0.02)).causes == ()
 
 
 def test_too_few_steps_have_no_verdict_and_say_so() -> None:

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from paceline import catalog
 from paceline.errors import InputError
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
-from paceline.model.simulate.scenario import Trouble, simulate_question
+from paceline.model.simulate.scenario import Trouble, _contention, _Setting, simulate_question
 from paceline.spec.strategy import Strategy
 
 VERB = ("simulate", "--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--batch", "64", "--devices", "8,32")
@@ -77,3 +78,12 @@ def test_the_verb_prints_a_table_bars_and_json(paceline):
     assert found["schema"] == "paceline.simulate/1"
     assert [run["devices"] for run in found["runs"]] == [8, 32]
     assert "is not a time" in paceline(*VERB, "--mtbf", "3 GB", code=2)
+
+
+@pytest.mark.parametrize(("exchange", "added"), [(10.0, 10.0), (0.0, 0.0), (1e-9, 0.0)])
+def test_jobs_that_only_exchange_share_the_link_and_others_hardly_meet(exchange, added):
+    setting = _Setting(None, np.array([6.0]), 4.0, exchange, 0.0, 0.0, 10.0)
+    assert setting.calm == 10.0
+    assert _contention(setting, Trouble(jobs=1)) == 0.0
+    # Two jobs that do nothing but send take twice as long, but for the moments at both ends in which one is alone.
+    assert _contention(setting, Trouble(jobs=2)) == pytest.approx(added, rel=0.02, abs=1e-6)

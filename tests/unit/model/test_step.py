@@ -203,3 +203,10 @@ def test_choices_of_fusion() -> None:
         assert fusion_choices(RANKS, policy(**changes), AS_STATED) == {}
     slow = fusion_choices(RANKS, policy(overlap=True), replace(AS_STATED, overlap_rate=0.5))
     assert slow["policy"] == (2, pytest.approx(2.2)), "what is left after backward goes at full speed"
+
+
+def test_buckets_are_ready_when_the_slowest_device_has_them() -> None:
+    sizes = np.array([8e6, 1e6])
+    mixed = replace(MIXED, works=tuple(replace(work, gradients=sizes) for work in MIXED.works))
+    # Ready at 6 and 14 after the slowest forward: of 12.6 s of the first 4.6 are left, sent after 2.1 of the second.
+    assert terms(mixed, overlap=True, order="priority")["aggregate"] == pytest.approx(2.1 + 4.6 - 4.0)

@@ -25,11 +25,19 @@ ADVICE = {
     "slow, replace it, or give it a smaller share (`paceline plan`)",
     "slowdown": "look at what began on the hosts at that step: other jobs, clocks, memory that grows, longer samples",
     "io": "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples",
-    "aggregate": "larger buckets, fewer ranks per link, gradients in half precision, "
-    "or find_unused_parameters=False if every parameter is used; `paceline explain` prices each",
     "other": "move logging, .item(), evaluation and checkpoints out of the step, or do them less often",
+    "batch": "a larger batch per rank, or several batches for one update (gradient accumulation); a fused optimiser",
+    "threads": "OMP_NUM_THREADS or torch.set_num_threads(): no more threads of all ranks of a host than it has cores",
     "collections": "gc.freeze() after the set-up and gc.disable() in the loop, with gc.collect() now and then",
 }
+EXCHANGES = {
+    "link": ("", "larger buckets, fewer ranks per link, gradients in half precision; `paceline explain` prices each"),
+    "buckets": (": its buckets are small", "DistributedDataParallel(..., bucket_cap_mb=25)"),
+    "overlap": (": nothing hides it", "DistributedDataParallel, whose buckets travel during the backward pass"),
+    "server": (": one rank serves the others", "DistributedDataParallel, or all_reduce: no rank has all of the bytes"),
+    "unused": (": it looks for unused parameters", "find_unused_parameters=False, as every parameter is used"),
+}
+"""By reason: what exposes the exchange, and what to do."""
 STALL_ADVICE = {
     "io": "more loader workers or a longer prefetch, or look at the storage at these steps",
     "other": "look at what the loop does at these steps: logging, evaluation, checkpoints",
@@ -74,13 +82,16 @@ def title_of(cause: StepCause) -> str:
     if cause.kind == "stalls":
         how = f"every {cause.every} steps" if cause.every else f"in {cause.count} of {cause.num_steps} steps"
         return f"{who or 'the step '}stalls {where} {how}, first in step {cause.since} ({cause.pattern})"
+    repeated = f" every {cause.every} steps" if cause.every else ""
     words = {
         "slow_rank": f"{who}holds up the others, mostly {where}",
         "slowdown": f"{who or 'every rank '}became slower, mostly {where}",
         "io": "the step waits for its batch",
-        "aggregate": "the step waits for the exchange of gradients",
+        "aggregate": f"the step waits for the exchange of gradients{EXCHANGES[cause.reason or 'link'][0]}",
         "other": "the step spends time outside of its phases",
-        "collections": "Python's garbage collection interrupts the steps",
+        "collections": f"Python's garbage collection interrupts the steps{repeated}",
+        "batch": "the batch is small for the weights: update and exchange take longer than their share",
+        "threads": "the ranks of a host have more compute threads than it has cores",
     }
     since = "from the beginning" if cause.since is None else f"since step {cause.since}"
     until = "" if cause.until is None else f" until step {cause.until}"
@@ -88,6 +99,10 @@ def title_of(cause: StepCause) -> str:
 
 
 def _cost(cause: StepCause) -> str:
+    if cause.kind == "threads":
+        return (
+            f"an unknown part of the {format_share(cause.share.value)} of compute: one number of threads does not tell"
+        )
     low, high = (format_share(max(0.0, value)) for value in (cause.share.low, cause.share.high))
     a_day = SECONDS.format(DAY_S * cause.share.value)
     return f"{format_share(cause.share.value)} of the time (95 %: {low} to {high}), {a_day} of every day"
@@ -98,6 +113,8 @@ def advice_for(cause: StepCause) -> str:
     if cause.kind == "stalls":
         default = "look at what runs on the host at these steps: daemons, other jobs, garbage collection"
         return STALL_ADVICE.get(cause.phase, default)
+    if cause.kind == "aggregate":
+        return EXCHANGES[cause.reason or "link"][1]
     return ADVICE[cause.kind].format(rank=cause.rank)
 
 
@@ -108,7 +125,7 @@ def judgement_document(judgement: Judgement | None, campaign: str, note: str) ->
     causes = [
         {
             "kind": cause.kind, "phase": cause.phase, "rank": cause.rank, "since": cause.since, "until": cause.until,
-            "every": cause.every, "pattern": cause.pattern, "share": cause.share.value,
+            "every": cause.every, "pattern": cause.pattern, "reason": cause.reason, "share": cause.share.value,
             "interval": [cause.share.low, cause.share.high], "title": title_of(cause), "advice": advice_for(cause),
         }
         for cause in judgement.causes

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,9 +90,13 @@ class Journal:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self._synchronising = threading.Lock()
         self.facts: dict[str, Any] = {}
         self.arrays: dict[str, np.ndarray] = {}
         content = disk.read()
+        # What a process before this one wrote may be lost with the host's power as well.
+        self._written, self._synchronised = int(bool(content)), 0
+        """Records written, and how many of them are on disk."""
         self._size = self._load(content)
         if self._size < len(content):
             log.warning("%s ends in a record that was cut off; it was never answered and is dropped", disk.name)
@@ -99,6 +104,20 @@ class Journal:
 
     def append(self, facts: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
         """Write a record; it is on disk when this returns."""
+        self.write(facts, arrays)
+        self.synchronise()
+
+    def synchronise(self) -> None:
+        """Return when everything that was written is on disk; threads that wait together share one synchronisation."""
+        wanted = self._written
+        with self._synchronising:
+            if self._synchronised < wanted:
+                reached = self._written
+                self._disk.synchronise()
+                self._synchronised = reached
+
+    def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
+        """Write a record, one thread at a time; it survives the end of this process, but not yet that of its host."""
         self.facts |= facts
         self.arrays |= arrays or {}
         record = _record(facts, arrays or {})
@@ -108,8 +127,8 @@ class Journal:
             self._size = 0
         else:
             self._disk.append(record)
-            self._disk.synchronise()
         self._size += len(record)
+        self._written += 1
 
     def _load(self, content: bytes) -> int:
         """Take in all whole records; the bytes that they are."""

@@ -123,9 +123,17 @@ class SyncerShard:
         return self._groups.get(group, GroupState.UNHEARD if self._restarted else GroupState.UNKNOWN)
 
     def _reply(self, message: messages.GroupMessage) -> messages.Message:
-        """Carry out one request; only a push waits, for its round."""
-        # Unpacked before the lock is taken: groups that arrive together do so side by side.
-        numbers = _payload_numbers(message)
+        """Carry out one request; what its answer says is on disk before it is said."""
+        # Unpacked before the lock is taken, and on disk after it is released: groups that arrive together do so side
+        # by side.
+        reply = self._carry_out(message, _payload_numbers(message))
+        if self._journal is not None and not isinstance(reply, messages.HeartbeatReply):
+            with saved_or_exit("the journal"):
+                self._journal.synchronise()
+        return reply
+
+    def _carry_out(self, message: messages.GroupMessage, numbers: Array) -> messages.Message:
+        """Change what the request changes; only a push waits, for its round."""
         with self._changed:
             if message.group in self._last_heard:
                 self._last_heard[message.group] = time.monotonic()
@@ -262,7 +270,7 @@ class SyncerShard:
         )
 
     def _persist(self, *, parameters: bool = False) -> None:
-        """One record of what has changed, on disk before any group is told of it."""
+        """One record of what has changed; `_reply` has it on disk before any group is told of it."""
         if self._journal is None or self._leases is None:
             return
         revoked = sorted(group for group, state in self._groups.items() if state is GroupState.REVOKED)
@@ -276,7 +284,7 @@ class SyncerShard:
         }
         moved = self._written != self._shard.version or parameters
         with saved_or_exit("the journal"):
-            self._journal.append({"books": books, **self._shard.facts()}, self._shard.arrays() if moved else None)
+            self._journal.write({"books": books, **self._shard.facts()}, self._shard.arrays() if moved else None)
         self._written = self._shard.version
 
     @property

@@ -17,7 +17,14 @@ from typing import Any
 from paceline import variables
 from paceline.runtime.watch.recorder import Recorder
 
-__all__ = ["arm"]
+__all__ = ["arm", "armed"]
+
+_armed: list[Recorder] = []
+
+
+def armed() -> Recorder | None:
+    """The recorder of this process, if `paceline watch` armed it."""
+    return _armed[-1] if _armed else None
 
 
 def arm() -> None:
@@ -72,4 +79,5 @@ def _install(folder: str) -> None:
     every = os.environ.get(variables.WATCH_EVERY, "1")
     recorder = Recorder(folder, int(every) if every.isdigit() else 1)
     Hooks(recorder)
+    _armed.append(recorder)
     atexit.register(recorder.close)

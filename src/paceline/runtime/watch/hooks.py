@@ -49,6 +49,8 @@ class Hooks:
         self._exchanges = self._functional = False
         """Whether DistributedDataParallel exchanges gradients behind the backward pass."""
         self._forwards = 0
+        self._sent = 0
+        """Elements that this rank exchanged with single other ranks in the present step."""
         self._trace: LayerTrace | None = None
         if model is not None:
             self._adopt(model)
@@ -74,6 +76,8 @@ class Hooks:
         self._wrap(optimizers.Optimizer, "zero_grad", self._around("update"))
         if torch.distributed.is_available():
             self._wrap(torch.distributed.Work, "wait", self._around("aggregate"))
+            for name in ("send", "recv", "isend", "irecv"):
+                self._wrap(torch.distributed, name, self._around_message)
         if not known:
             self._look()
 
@@ -103,6 +107,14 @@ class Hooks:
             return original(*given, **named)
         finally:
             self._backward_ends()
+
+    def _around_message(self, original: Any, tensor: Any, *given: Any, **named: Any) -> Any:
+        self._message(tensor)
+        return original(tensor, *given, **named)
+
+    @guarded
+    def _message(self, tensor: Any) -> None:
+        self._sent += tensor.numel()
 
     @guarded
     def _begin(self, phase: str) -> None:
@@ -157,7 +169,7 @@ class Hooks:
             self._trace = LayerTrace(self._inner(next(iter(self._roots.values()))), step)
         elif step == TRACED_STEPS[-1] and self._exchanges:
             self._watch_last([p for root in self._roots.values() for p in root.parameters()][::-1])
-        self._forwards = 0
+        self._forwards = self._sent = 0
         self._depth = 0
 
     def _watch_functional(self) -> None:
@@ -260,15 +272,24 @@ class Hooks:
         ddp = {} if root is None or not self._exchanges else {
             "find_unused_parameters": bool(root.find_unused_parameters),
             "unused": sum(1 for p in parameters if p.requires_grad and p.grad is None),
+            "buckets": _buckets(root),
         }  # fmt: skip
         group = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
         place = {"rank": group.get_rank(), "world": group.get_world_size()} if group else {}
         return {
             **place, "model": type(inner).__name__, "parameters": sum(p.numel() for p in parameters), "ddp": ddp,
+            "served": 0 < sum(p.numel() for p in parameters if p.requires_grad) <= self._sent,
             "sharded": any(hasattr(p, "device_mesh") for p in parameters),
             "compiled": self._compiled(), "threads": torch.get_num_threads(), "torch": str(torch.__version__),
             "device": parameters[0].device.type if parameters else "cpu", "python": sys.version.split()[0],
         }  # fmt: skip
+
+
+def _buckets(root: Any) -> list[int]:
+    """Bytes of each bucket of DistributedDataParallel."""
+    told = root._get_ddp_logging_data()
+    sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+    return [int(size) for size in str(sizes).replace(",", " ").split()][:1000]
 
 
 def _trainable(module: Any) -> bool:

@@ -25,6 +25,8 @@ __all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_o
 SITE = Path(__file__).parent / "site"
 WARMUP = TRACED_STEPS[-1] + 1
 """Steps before the first one that counts: the others find out what is to be watched."""
+MOST_COLLECTED = 1000
+"""Steps with garbage collection that a run keeps."""
 SHARDED = (
     "FSDP or tensor parallelism: the exchange is what ranks wait for; layers have shards, so do not predict from them"
 )
@@ -88,7 +90,7 @@ def read_records(folder: Path) -> list[Record]:
 def _record(path: Path) -> Record | None:
     """The last facts of a process, all its rows and spans; a line that a kill cut short is left out."""
     record: Record = {}
-    listed: dict[str, list[Any]] = {"rows": [], "spans": []}
+    listed: dict[str, list[Any]] = {"rows": [], "spans": [], "collected": []}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -154,5 +156,17 @@ def _facts(records: Sequence[Record]) -> dict[str, Any]:
         "gc_share": sum(record["gc_s"] for record in records) / sum(r["elapsed"] for r in records),
         "gc_count": sum(record["gc_count"] for record in records),
         "peak_bytes": [record["peak_bytes"] for record in records],
-        **{name: records[0][name] for name in ("parameters", "ddp", "device", "every") if name in records[0]},
+        "gc_steps": _collected(records),
+        "served": all(record.get("served") for record in records) and len({r["parameters"] for r in records}) == 1,
+        **{
+            name: records[0][name] for name in ("parameters", "ddp", "device", "every", "sharded") if name in records[0]
+        },
     }
+
+
+def _collected(records: Sequence[Record]) -> list[tuple[int, float]]:
+    """Steps with most garbage collection, and its seconds on the rank with most."""
+    most: dict[int, float] = {}
+    for step, seconds in (item for record in records for item in record["collected"]):
+        most[step] = max(most.get(step, 0.0), seconds)
+    return sorted(sorted(most.items(), key=lambda item: -item[1])[:MOST_COLLECTED])

@@ -24,6 +24,8 @@ TRACED_STEPS = (4, 6, 8)
 """Steps that are traced layer by layer; they take longer, and have no row."""
 FLUSH_S = 2.0
 """Seconds between two writes."""
+PAUSE_S = 0.001
+"""Garbage collections that take longer are noted with their step."""
 HASH = 2654435761
 """Knuth's multiplier: which steps a sample takes is irregular, and the same on every rank."""
 
@@ -72,6 +74,7 @@ class Recorder:
         self._wall = 0.0
         self._flushed = time.perf_counter()
         self._collecting = 0.0
+        self._pauses: dict[int, float] = {}
         gc.callbacks.append(self._collected)
 
     def begin(self, phase: str) -> None:
@@ -143,10 +146,11 @@ class Recorder:
         self._flushed = time.perf_counter()
         if self._begin is None:
             return
-        events = [{"event": "rows", "rows": self.rows}, {"event": "spans", "spans": self.spans}]
+        new = {"rows": self.rows, "spans": self.spans, "collected": list(self._pauses.items())}
+        events = [{"event": name, name: found} for name, found in new.items()]
         with open(os.path.join(self.folder, f"process-{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(event) + "\n" for event in (*events, {**self._document(), **more})))
-        self.rows, self.spans = [], []
+        self.rows, self.spans, self._pauses = [], [], {}
 
     def close(self) -> None:
         """The last words of the process."""
@@ -166,5 +170,8 @@ class Recorder:
         if phase == "start":
             self._collecting = time.perf_counter()
         elif self._begin is not None and self._collecting:
-            self.facts["gc_s"] += time.perf_counter() - self._collecting
+            seconds = time.perf_counter() - self._collecting
+            self.facts["gc_s"] += seconds
             self.facts["gc_count"] += 1
+            if seconds > PAUSE_S:
+                self._pauses[self.step] = self._pauses.get(self.step, 0.0) + seconds

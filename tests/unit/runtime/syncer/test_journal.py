@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,58 @@ def test_progress_that_was_acknowledged_survives_a_power_cut(
     theta = served(tmp_path)._shard.theta
     assert theta is not None
     assert theta.tolist() == [-1.0, -1.0, -1.0], "what moved by 1 has been applied once"
+
+
+class SlowDisk:
+    """Synchronises when it is told to, and counts."""
+
+    name = "slow"
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.content, self.count = content, 0
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def read(self) -> bytes:
+        return self.content
+
+    def append(self, data: bytes) -> None:
+        self.content += data
+
+    def synchronise(self) -> None:
+        self.begun.set()
+        self.may_end.wait()
+        self.count += 1
+
+    def replace(self, data: bytes) -> None:
+        self.content = data
+
+
+def test_threads_that_wait_together_share_one_synchronisation() -> None:
+    disk = SlowDisk()
+    journal = Journal(disk)
+    threads = [threading.Thread(target=journal.append, args=({"n": 0},))]
+    threads[0].start()
+    disk.begun.wait()
+    for number in range(1, 6):  # written while the disk is busy: on disk only with the next synchronisation
+        journal.write({"n": number})
+        threads.append(threading.Thread(target=journal.synchronise))
+        threads[-1].start()
+    disk.may_end.set()
+    for thread in threads:
+        thread.join()
+    assert disk.count == 2
+    journal.synchronise()
+    assert disk.count == 2, "everything is on disk"
+
+
+def test_what_an_earlier_process_wrote_is_synchronised_before_it_is_answered() -> None:
+    first, second = SlowDisk(), SlowDisk()
+    first.may_end.set()
+    Journal(first).append({"n": 1})
+    second.content = first.content
+    second.may_end.set()
+    Journal(second).synchronise()
+    assert second.count == 1
 
 
 def served(folder: Path) -> SyncerShard:

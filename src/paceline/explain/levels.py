@@ -1,0 +1,58 @@
+"""Where the level of a series of steps changes: binary segmentation of the running median, in units of the noise."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NOISES", "NOTICEABLE", "SHORTEST", "levels_of"]
+
+NOTICEABLE = 0.03
+"""Share of the time below which nothing is a cause."""
+NOISES = 8.0
+"""A stall is this many robust standard deviations above the median, a change of level this many standard errors."""
+SHORTEST = 8
+"""Steps of the shortest level."""
+
+Floats = NDArray[np.float64]
+
+
+def levels_of(values: Floats, step_s: float) -> list[tuple[int, int, float]]:
+    """Begin, end and median of each stretch of steps on one level."""
+    smooth = _running_median(values)
+    noise = 1.4826 * float(np.median(np.abs(np.diff(values)))) / 2**0.5
+    cuts = _cuts(smooth, 0, len(smooth), max(noise, 1e-3 * step_s))
+    while cuts:  # a change that is not noticeable divides nothing
+        edges = [0, *cuts, len(values)]
+        middles = [float(np.median(values[a:b])) for a, b in itertools.pairwise(edges)]
+        steps = [abs(after - before) for before, after in itertools.pairwise(middles)]
+        if min(steps) >= NOTICEABLE * step_s:
+            break
+        del cuts[int(np.argmin(steps))]
+    edges = [0, *cuts, len(values)]
+    return [(a, b, float(np.median(values[a:b]))) for a, b in itertools.pairwise(edges)]
+
+
+def _cuts(values: Floats, begin: int, end: int, noise: float) -> list[int]:
+    """Places at which the mean changes by more than its noise allows, in order."""
+    count = end - begin
+    if count < 2 * SHORTEST:
+        return []
+    sums = np.cumsum(values[begin:end])
+    before = np.arange(SHORTEST, count - SHORTEST + 1)
+    left, right = sums[before - 1] / before, (sums[-1] - sums[before - 1]) / (count - before)
+    score = np.abs(left - right) * np.sqrt(before * (count - before) / count) / noise
+    best = int(score.argmax())
+    if score[best] < NOISES:
+        return []
+    place = begin + int(before[best])
+    return [*_cuts(values, begin, place, noise), place, *_cuts(values, place, end, noise)]
+
+
+def _running_median(values: Floats, width: int = 5) -> Floats:
+    """Edges stay where they are, single outliers go."""
+    padded = np.pad(values, width // 2, mode="edge")
+    middle: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    return middle

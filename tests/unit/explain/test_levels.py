@@ -1,0 +1,31 @@
+"""Levels of a series."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_series_is_divided_where_its_level_changes(seed: int) -> None:
+    values = 1 + 0.02 * np.random.default_rng(seed).standard_normal(120)
+    assert [(begin, end) for begin, end, _ in levels_of(values, 1.0)] == [(0, 120)]
+    values[70:] += 0.3
+    (first, second) = levels_of(values, 1.0)
+    assert abs(first[1] - 70) <= 2
+    assert (first[0], second[0], second[1]) == (0, first[1], 120)
+    assert second[2] - first[2] == pytest.approx(0.3, abs=0.05)
+
+
+def test_what_is_short_or_not_noticeable_is_no_level() -> None:
+    values = np.ones(60)
+    values[20 : 20 + SHORTEST // 2 - 2] = 2
+    assert len(levels_of(values, 1.0)) == 1
+    values = np.ones(60)
+    values[30:] += 0.9 * NOTICEABLE
+    assert len(levels_of(values, 1.0)) == 1
+    values[30:] += 0.2 * NOTICEABLE
+    assert len(levels_of(values, 1.0)) == 2
+    assert NOISES > 3
