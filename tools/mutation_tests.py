@@ -39,8 +39,10 @@ OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"
            "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
 """The warning would be that libraries are imported already."""
 NONE_LEFT = 5
-FAILED = (1, 2, 4)
-"""A test failed, or a module of tests could not be imported."""
+FAILED = (1, 2, 3, 4)
+"""A test failed, pytest itself did (a mutation can leak a socket), or a module of tests could not be imported."""
+BROKEN = 70
+"""The tool itself failed."""
 LATE = -signal.SIGKILL
 LONGEST = 600.0
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -304,7 +306,7 @@ def _child(request: dict[str, Any]) -> int:
         return int(pytest.main([*request["tests"], *OPTIONS], plugins=[_Commands(), _FewExamples()]))
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
-        return 3
+        return BROKEN
 
 
 if __name__ == "__main__":
