@@ -67,7 +67,7 @@ def main() -> int:
     figures = [
         Figure("schedules", args.schedules),
         Figure("violations", len(wrong)),
-        Figure("schedules to the first violation", wrong[0][0] - args.seed + 1 if wrong else float("nan")),
+        *([Figure("schedules to the first violation", wrong[0][0] - args.seed + 1)] if wrong else []),
         Figure("committed steps", happened["settled"]),
         Figure("duration", time.monotonic() - began, "s"),
     ]

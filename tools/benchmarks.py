@@ -199,8 +199,8 @@ def section(entry: Entry, result: dict[str, Any]) -> str:
     lines = [f"## {entry.name}", "", title_of(entry), "", f"    {result['command']}", ""]
     if result.get("failed"):
         lines += ["It failed:", "", *(f"    {line}" for line in result["failed"].splitlines()), ""]
-    if result["figures"]:
-        lines += ["| figure | value | interval |", "|---|---|---|", *map(row, result["figures"]), ""]
+    if figures := [figure for figure in result["figures"] if figure["value"] == figure["value"]]:  # not a NaN
+        lines += ["| figure | value | interval |", "|---|---|---|", *map(row, figures), ""]
     if "commit" in result:
         target = "" if result["passed"] else "Misses its target. "
         lines += [f"{target}Commit {result['commit']}, {result['started_at']}, {result['seconds']:.0f} s on "
