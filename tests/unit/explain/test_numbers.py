@@ -19,18 +19,8 @@ from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import across
 from paceline.explain.findings.finding import Change, Finding, gain_of, is_shown, ranked
 from paceline.explain.findings.rules import _on_faster_link, _spread_over
-from paceline.explain.watched import (
-    StepCause,
-    _cuts,
-    _lasting,
-    _levels,
-    _period,
-    _running_median,
-    _Series,
-    _share,
-    _shares,
-    _waiting,
-)
+from paceline.explain.levels import _cuts, _running_median, levels_of
+from paceline.explain.watched import StepCause, _lasting, _period, _Series, _share, _shares, _waiting
 from paceline.measurements.run import Span
 from paceline.measurements.summary import Interval
 from tests.made import Made, write
@@ -242,7 +232,7 @@ def series(seconds: list[list[float]], first: int = 0, **phases: list[list[float
     names = ("io", "h2d", "forward", "backward", "aggregate", "update")
     parts = {name: np.array(phases.get(name, np.zeros_like(whole))) for name in names}
     parts["other"] = whole - sum(parts.values())
-    return _Series(np.arange(first, first + whole.shape[1]), whole, parts)
+    return _Series(np.arange(first, first + whole.shape[1]), whole, parts, np.zeros(whole.shape[1]))
 
 
 def test_waiting_is_what_an_exchange_takes_beyond_the_shortest() -> None:
@@ -301,10 +291,10 @@ def test_levels_are_cut_where_the_mean_changes() -> None:
     assert _cuts(values, 0, 22, 0.3) == []
     assert _cuts(values[3:], 0, 19, 0.01) == [8], "a level has at least eight steps"
     assert _cuts(values[:15], 0, 15, 0.001) == [], "and two have sixteen"
-    assert _levels(values, 1.5) == [(0, 10, 1.0), (10, 22, 2.0)]
-    assert _levels(np.where(values > 1, 1.04, 1.0), 1.5) == [(0, 22, 1.04)], "a change of less than three percent"
+    assert levels_of(values, 1.5) == [(0, 10, 1.0), (10, 22, 2.0)]
+    assert levels_of(np.where(values > 1, 1.04, 1.0), 1.5) == [(0, 22, 1.04)], "a change of less than three percent"
     three = np.array([1.0] * 10 + [3.0] * 10 + [2.0] * 10)
-    assert _levels(three, 2.0) == [(0, 10, 1.0), (10, 20, 3.0), (20, 30, 2.0)]
+    assert levels_of(three, 2.0) == [(0, 10, 1.0), (10, 20, 3.0), (20, 30, 2.0)]
 
 
 # Rules that compare cases, with the numbers that they print.
