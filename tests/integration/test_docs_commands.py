@@ -42,6 +42,7 @@ MARKED = {
     r"^frameworks (install|verify|remove)|frameworks\.toml": "downloads: make test-frameworks",
     r"^import": "files of other tools: tests/unit/imports",
     r"^predict --from": "a watched run: tests/unit/test_observed.py",
+    r"^top\b": "a running training: tests/integration/runtime/test_observe.py",
     r"^train examples": "scikit-learn: the test of the example below",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import socket
@@ -25,6 +26,7 @@ _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A filter of one instruction: keep no bytes of any packet."""
 
 Endpoints = frozenset[tuple[str, int]]
+log = logging.getLogger("paceline.runtime")
 
 
 def endpoints_of(values: Iterable[bytes]) -> Endpoints:
@@ -38,10 +40,20 @@ def ignore_callers(endpoints: Endpoints) -> int:
     count = 0
     for each in _sockets(endpoints):
         if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            program = ctypes.create_string_buffer(_DROP, len(_DROP))
-            each.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
-            count += 1
+            count += _deafened(each)
     return count
+
+
+def _deafened(listener: socket.socket) -> bool:
+    """Whether a listener hears nobody any more: some kernels let only privileged processes attach a filter."""
+    program = ctypes.create_string_buffer(_DROP, len(_DROP))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+    except PermissionError:
+        host, port = listener.getsockname()[:2]
+        log.warning("this kernel allows no socket filter: whoever reaches %s:%d can disturb the exchange", host, port)
+        return False
+    return True
 
 
 def cut_connections(endpoints: Endpoints) -> int:

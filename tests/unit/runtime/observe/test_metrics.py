@@ -76,7 +76,7 @@ def test_an_endpoint_is_read_by_its_url() -> None:
 def test_top_shows_ranks_and_marks_those_that_are_silent(tmp_path: Path) -> None:
     write(tmp_path / "g-0.jsonl", line(0, input_seconds=0.002, steps_per_second=3.5))
     write(tmp_path / "g-1.jsonl", line(1, time=time.time() - 100))
-    shown = CliRunner().invoke(program, ["top", str(tmp_path), "--once"]).output
+    shown = CliRunner(env={"COLUMNS": "140"}).invoke(program, ["top", str(tmp_path), "--once"]).output
     assert "3.50" in shown
     assert "2.00 ms" in shown
     assert shown.count("silent") == 1
