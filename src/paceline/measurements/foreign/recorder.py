@@ -6,9 +6,7 @@ process group. The ranks that lack a collective which others have entered are th
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,14 +16,13 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.files import read_regular
+from paceline.measurements.foreign.pickles import load_plain
 
 __all__ = ["Dump", "Hang", "find_hangs", "looks_like_dump", "read_dump"]
 
-MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 26
 COMPLETED = "completed"
 """The state of a collective that ended; gloo leaves `scheduled` and says `retired`."""
-LISTS = {"build_intlist", "build_tensorlist", "build_doublelist", "build_boollist"}
-"""Lists as the C++ writer of dumps may name them."""
 SETTING = (
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make every rank write a dump "
     "(TORCH_NCCL_DEBUG_INFO_TEMP_FILE=PREFIX)"
@@ -78,18 +75,6 @@ class Hang:
     place: str
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickles numbers, text, lists, tuples and tables; every class or function is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch.jit._pickle" and name in LISTS:
-            return list
-        raise pickle.UnpicklingError(f"it would import {module[:60]}.{name[:60]}, which was not executed")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to objects outside the file")
-
-
 def looks_like_dump(path: Path) -> bool:
     """Whether a file begins as a pickle, or as JSON that has entries of a flight recorder."""
     try:
@@ -124,7 +109,7 @@ def _parsed(path: Path, content: bytes) -> Any:
     try:
         if content.lstrip()[:1] == b"{":
             return json.loads(content)
-        return _Plain(io.BytesIO(content)).load()
+        return load_plain(content)
     except RecursionError:
         raise InputError(f"{path} is too deeply nested for a dump of a flight recorder", hint=SETTING) from None
     except MemoryError:
@@ -145,28 +130,35 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
         raise InputError(f"{path}: entries[{number}]: expected a table with `collective_seq_id` and `profiling_name`",
                          hint=SETTING)  # fmt: skip
     group = given.get("process_group", given.get("pg_id", 0))
-    names = [str(part) for part in group[:2]] if isinstance(group, list | tuple) else [str(group)[:80]]
+    names = [_word(part) for part in group[:2]] if isinstance(group, list | tuple) else [_word(group)]
     sizes, created = given.get("input_sizes"), given.get("time_created_ns")
     return Collective(
         group=names[-1] if len(names) > 1 and names[-1] not in ("", "undefined") else names[0] if names else "0",
         number=int(sequence or 0) if not given.get("is_p2p") else -1,
         name=given["profiling_name"][:80],
-        state=COMPLETED if given.get("retired") is True else str(given.get("state", ""))[:40],
+        state=COMPLETED if given.get("retired") is True else _word(given.get("state", ""))[:40],
         sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
         created_ns=created if isinstance(created, int) and 0 <= created < 2**63 else 0,
         place=_place(given.get("frames")),
     )
 
 
+def _word(value: Any) -> str:
+    """Text or a number for people; nothing of lists, which may repeat each other without end."""
+    return str(value)[:80] if isinstance(value, str) or _is_count(value) else ""
+
+
 def _is_flat(sizes: Sequence[Any]) -> bool:
-    return all(isinstance(size, list | tuple) and all(isinstance(n, int) for n in size[:9]) for size in sizes[:4])
+    return all(
+        isinstance(size, list | tuple) and len(size) < 10 and all(_is_count(n) for n in size) for size in sizes[:4]
+    )
 
 
 def _place(frames: Any) -> str:
     """The first frame that is not of PyTorch."""
     for frame in frames[:64] if isinstance(frames, list) else ():
         if isinstance(frame, dict) and isinstance(frame.get("filename"), str) and "/torch/" not in frame["filename"]:
-            return f"{str(frame.get('name', ''))[:60]} ({frame['filename'][-80:]}:{str(frame.get('line', ''))[:9]})"
+            return f"{_word(frame.get('name', ''))[:60]} ({frame['filename'][-80:]}:{_word(frame.get('line', ''))[:9]})"
     return ""
 
 
@@ -178,7 +170,7 @@ def _groups(config: Any) -> dict[str, tuple[int, ...]]:
         listed = [int(n) for n in re.findall(r"\d{1,7}", ranks)] if isinstance(ranks, str) else ranks
         if isinstance(listed, list | tuple) and all(_is_count(rank) for rank in listed):
             named = [given[key] for key in ("name", "desc") if isinstance(given.get(key), str)]
-            groups |= {key: tuple(listed) for key in (str(number)[:80], *named)}
+            groups |= {key: tuple(listed) for key in (_word(number), *named)}
     return groups
 
 
