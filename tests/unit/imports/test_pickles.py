@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.measurements.foreign import pickles
-from paceline.measurements.foreign.pickles import load_plain
+from paceline.measurements.foreign.pickles import unpickle_plain
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -21,11 +21,11 @@ PLAIN = st.recursive(
 
 @given(data=PLAIN, protocol=st.integers(2, 5))
 def test_data_are_what_python_reads(data: object, protocol: int) -> None:
-    assert load_plain(pickle.dumps([data, data], protocol)) == [data, data]
+    assert unpickle_plain(pickle.dumps([data, data], protocol)) == [data, data]
 
 
 def test_a_list_that_the_writer_in_cpp_names_is_that_list() -> None:
-    assert load_plain(b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n](K\x01K\x02e\x85R.") == [1, 2]
+    assert unpickle_plain(b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n](K\x01K\x02e\x85R.") == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -46,25 +46,25 @@ def test_a_list_that_the_writer_in_cpp_names_is_that_list() -> None:
 )
 def test_what_is_no_data_is_refused(content: bytes, words: str) -> None:
     with pytest.raises((pickle.UnpicklingError, ValueError, IndexError), match=words):
-        load_plain(content)
+        unpickle_plain(content)
 
 
 def test_a_large_number_of_the_memo_takes_no_memory() -> None:
-    assert load_plain(b"\x80\x02]r\xff\xff\xff\x7f.") == []
+    assert unpickle_plain(b"\x80\x02]r\xff\xff\xff\x7f.") == []
 
 
 def test_tuples_that_repeat_each_other_are_no_keys() -> None:
     # Two to the power of 60 steps to hash.
     bomb = b"\x80\x02}" + b")" + 60 * b"2\x86" + b"K\x01s."
     with pytest.raises(pickle.UnpicklingError, match="tuple stands"):
-        load_plain(bomb)
+        unpickle_plain(bomb)
 
 
 def test_instructions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     content = pickle.dumps(list(range(10)), 2)
     count = len(list(pickletools.genops(content)))
     monkeypatch.setattr(pickles, "MOST_INSTRUCTIONS", count - 1)
-    assert load_plain(content) == list(range(10))
+    assert unpickle_plain(content) == list(range(10))
     monkeypatch.setattr(pickles, "MOST_INSTRUCTIONS", count - 2)
     with pytest.raises(pickle.UnpicklingError, match="instructions"):
-        load_plain(content)
+        unpickle_plain(content)

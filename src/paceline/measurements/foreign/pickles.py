@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pickle import UnpicklingError
 from typing import Any
 
-__all__ = ["load_plain"]
+__all__ = ["unpickle_plain"]
 
 LISTS = {f"torch.jit._pickle build_{kind}list" for kind in ("int", "tensor", "double", "bool")}
 """Lists as PyTorch's writer in C++ may name them: functions that return the list that they are given."""
@@ -29,7 +29,7 @@ MOST_INSTRUCTIONS = 10_000_000
 """Each can make an object of up to 64 bytes; twenty thousand collectives with their frames take about five million."""
 
 
-def load_plain(content: bytes) -> Any:
+def unpickle_plain(content: bytes) -> Any:
     """Numbers, text, lists, tuples and tables; anything else is an `UnpicklingError` or another error."""
     machine = _Machine()
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
@@ -93,10 +93,10 @@ class _Machine:
             what = str(argument) if argument is not None else " ".join(_expected(part, str) for part in self._last(2))
             if what not in LISTS:
                 raise UnpicklingError(f"it would import {'.'.join(what.split(' '))[:120]}, which was not executed")
-            self.stack.append(load_plain)  # stands for any of them, and is never called
+            self.stack.append(unpickle_plain)  # stands for any of them, and is never called
         elif name == "REDUCE":
             function, arguments = self._last(2)
-            if function is not load_plain:
+            if function is not unpickle_plain:
                 raise UnpicklingError("it calls what is no function")
             (given,) = arguments
             self.stack.append(_expected(given, list))

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.files import read_regular
-from paceline.measurements.foreign.pickles import load_plain
+from paceline.measurements.foreign.pickles import unpickle_plain
 
 __all__ = ["Dump", "Hang", "find_hangs", "looks_like_dump", "read_dump"]
 
@@ -109,7 +109,7 @@ def _parsed(path: Path, content: bytes) -> Any:
     try:
         if content.lstrip()[:1] == b"{":
             return json.loads(content)
-        return load_plain(content)
+        return unpickle_plain(content)
     except RecursionError:
         raise InputError(f"{path} is too deeply nested for a dump of a flight recorder", hint=SETTING) from None
     except MemoryError:
