@@ -94,6 +94,13 @@ def test_a_launch_ends_with_the_turn_after_which_another_would_exceed_its_budget
         assert (len(clean), len(split["compute"])) == (10 * turns, 5 * turns)
 
 
+@pytest.mark.parametrize("phases", [True, False])
+def test_a_launch_without_time_left_takes_five_complete_steps(phases: bool) -> None:
+    clean, split = harness._alternate({**JOB, "phases": phases}, Idle(), ALONE, (5, 2 * phases), -math.inf)
+    assert len(clean) == 5
+    assert all(len(rows) >= 2 for rows in split.values())
+
+
 @pytest.mark.parametrize(
     ("most", "expected"),
     [(1000, [40, 15]), (103, [40, 15]), (51.5, [20, 7]), (10, [5, 2]), (-3, [5, 2])],

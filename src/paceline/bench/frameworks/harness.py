@@ -42,6 +42,8 @@ TREND = 1.28
 """Mann-Kendall statistic beyond which step times have a trend: one in five without a trend exceeds it."""
 BLOCK = 5
 """Number of consecutive steps of one pass."""
+LEAST = 5
+"""Fewest complete steps that a launch times, whatever they take."""
 UNPHASED = 4
 """Blocks of complete steps of a launch without phases; between two the launch can end."""
 TRACED = 3
@@ -195,7 +197,7 @@ def _fitting(job: Job, session: Session, most: float) -> list[int]:
     # Complete steps, partial ones, which take no longer, the steps with the framework's timers, and the traced ones.
     asked = steps + phase_steps * (len(_partial(job, session)) + 1) + min(TRACED, phase_steps)
     share = min(1.0, max(0.0, most) / asked)
-    return [max(5, int(share * steps)), max(2, int(share * phase_steps)) if phase_steps else 0]
+    return [max(LEAST, int(share * steps)), max(2, int(share * phase_steps)) if phase_steps else 0]
 
 
 def _partial(job: Job, session: Session) -> list[str]:
@@ -224,7 +226,7 @@ def _alternate(
     longest = 0.0
     for turn, whole in enumerate(_parts(steps[0], len(turns) + 1)):
         # Rank 0 decides, with the longest turn so far: step times during warm-up can mislead.
-        if turn and channel.agree(now + longest > end):
+        if sum(map(len, blocks)) >= LEAST and channel.agree(now + longest > end):
             break
         blocks.append([])
         _block(session, channel, last, whole, start, blocks[-1], fresh=turn == 0 or bool(job["phases"]))
