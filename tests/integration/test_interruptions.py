@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline import variables
 from paceline.bench.campaign import MAX_AGAIN
 from paceline.measurements.store import Store
 from tests.conftest import Command
@@ -44,10 +46,14 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def workers() -> list[psutil.Process]:
-    """Ranks that still run."""
-    processes = psutil.process_iter(["cmdline"])
-    return [p for p in processes if any("quick_worker.py" in part for part in p.info["cmdline"] or ())]
+def workers(command: Command) -> list[psutil.Process]:
+    """Ranks of this command that still run: other tests may have theirs."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if any("quick_worker.py" in part for part in process.info["cmdline"] or ()):
+                found += [process] if process.environ().get(variables.STORE) == str(command.store) else []
+    return found
 
 
 @pytest.mark.timeout(900)
@@ -71,7 +77,7 @@ def test_kills_at_random_moments(quick: Command, study_file: Callable[[str], Pat
     before = len(runs)
     quick("run", path, "--resume")
     assert len(store.read_all()) == before
-    wait_for(lambda: not workers())
+    wait_for(lambda: not workers(quick))
     store.clean()
     assert not list((quick.store / "tmp").iterdir())
 
@@ -104,7 +110,7 @@ def test_interrupt_from_the_keyboard_keeps_what_is_finished(quick: Command, stud
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "--resume" in errors
-    wait_for(lambda: not workers())
+    wait_for(lambda: not workers(quick))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +139,9 @@ def test_a_rank_that_fails_is_stored_and_the_study_goes_on(
 
 def test_a_killed_rank_is_stored(quick: Command, study_file: Callable[[str], Path]) -> None:
     process = quick.start("run", str(study_file(text(batch="1001", launches=1))))
-    wait_for(lambda: len(workers()) >= 1, seconds=20)
+    wait_for(lambda: len(workers(quick)) >= 1, seconds=20)
     time.sleep(0.5)
-    for worker in workers()[:1]:
+    for worker in workers(quick)[:1]:
         worker.kill()
     wait_for(lambda: len(Store(quick.store).read_all()) >= 1, seconds=30)
     process.kill()
