@@ -47,3 +47,9 @@ def test_the_verb_exits_by_what_it_saw(paceline: Command) -> None:
     assert process.returncode == 1
     assert document["ok"] is False
     assert document["machine"]["cores"] >= 1
+
+
+def test_an_unknown_link_is_said_before_hosts_are_asked(paceline: Command) -> None:
+    message = paceline("doctor", "--on", "slurm", "--link", "nope", code=2)
+    assert "no link is called 'nope'" in message
+    assert "10gbe" in message

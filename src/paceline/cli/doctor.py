@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from paceline import catalog
 from paceline.bench.environments import cache_folders
 from paceline.bench.fabric.hosts import probe_target
 from paceline.bench.machine import describe_machine, diagnose
@@ -71,6 +72,8 @@ def _test_hosts(
     target: LaunchTarget, where: str | None, link: str | None, program: str | None, least: float, *, as_json: bool
 ) -> int:
     """Test the links between hosts; the exit code."""
+    if link is not None:
+        catalog.link(link)  # a name that is unknown is said before hosts are asked
     probed = probe_target(target, where, link, program)
     verdict = judge_fabric(probed.test, probed.rates, probed.cluster if probed.known else None, least)
     emit(fabric_document(verdict), "doctor") if as_json else show_fabric(verdict, slurm="slurm" in target.on)

@@ -154,7 +154,22 @@ def _kind(paths: Sequence[Path]) -> Kind:
         return "flight-recorder"
     if looks_like_nccl_tests(first):
         return "nccl-tests"
-    return "trace" if first.suffix == ".et" or _begins_as_json(first) or not looks_like_log(first) else "log"
+    if first.suffix == ".et" or _begins_as_json(first):
+        return "trace"
+    if looks_like_log(first):
+        return "log"
+    if _is_text(first):
+        raise InputError(f"{first} is no file that `import` knows", hint=f"known: {', '.join(IMPORT_KINDS)}")
+    return "trace"
+
+
+def _is_text(path: Path) -> bool:
+    with open_trace(path) as file:
+        try:
+            begin = file.read(256)
+        except BROKEN:
+            return False
+    return bool(begin) and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in begin)
 
 
 def _begins_as_json(path: Path) -> bool:

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
-from paceline.runtime.data.batches import Batch
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 
-__all__ = ["Batch", "Training"]
+__all__ = ["Training"]
 
 log = logging.getLogger("paceline.runtime")
 

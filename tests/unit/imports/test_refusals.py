@@ -125,6 +125,7 @@ CASES: dict[str, tuple[Files, str]] = {
     "test of one rank": ({"out.txt": NCCL_TEXT.replace("#  Rank  1", "# rank 1").encode()}, "measured with 1 rank"),
     "test with a negative time": ({"out.txt": NCCL_TEXT.replace(" 20.00 ", "-20.00 ").encode()}, "size 1048576"),
     "test without rows": ({"out.txt": NCCL_TEXT.split("     1048576")[0].encode()}, "no row with a size"),
+    "table of something else": ({"a.csv": b"gpus,speed\n1,360\n"}, "no file that `import` knows.*nccl-tests"),
     "log of an unknown program": ({"a.log": b"epoch 1 done\n" * 50}, "a.log"),
     "log with one step": ({"a.log": TITAN.split("\n")[2].encode()}, "timed step of torchtitan"),
     "table without columns": ({"t.parquet": operations(duration=None)}, "lacks the columns duration"),
