@@ -61,6 +61,7 @@ ENTRIES = (
     Entry("fuzz_inputs", "fuzz_inputs", "", "--count 500"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
     Entry("watch_overhead", "watch_overhead", "--turns 30", "--quick"),
+    Entry("watch_overhead-ddp", "watch_overhead", "--turns 30 --ranks 2", "--quick --ranks 2"),
     Entry("watched_causes", "watched_causes", "--anew", "--only input --store results/benchmarks/watched"),
     Entry("trace_breakdown", "trace_breakdown"),
     Entry("predict_own", "predict_own", "--rounds 3", "--quick"),
