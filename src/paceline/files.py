@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-__all__ = ["atomic_directory", "atomic_write", "read_regular", "remove_abandoned", "sync"]
+__all__ = ["atomic_directory", "atomic_write", "printable", "read_regular", "remove_abandoned", "sync"]
 
 if TYPE_CHECKING:
     Content = str | bytes | Callable[[IO[bytes]], object]
@@ -109,6 +109,11 @@ def remove_abandoned(scratch: Path) -> int:
     for path in gone:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return len(gone)
+
+
+def printable(name: str) -> str:
+    """A name as text for people: bytes that are no text, and commands to the terminal, as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
 
 
 def sync(path: Path) -> None:
