@@ -74,7 +74,7 @@ def disk(job: Job, generator: random.Random) -> Cost:
             after_kill(job, generator, [victim], killed)
         all_step(job, time.monotonic())
     freed = time.time_ns()
-    job.wait_for(lambda: job.checkpoint.stat().st_mtime_ns > freed, "a checkpoint after there was space again")
+    job.wait_for(lambda: job.saved_at() > freed, "a checkpoint after there was space again")
     if job.said("is not a sound checkpoint"):
         raise Failed("a full disk left a damaged checkpoint")
     return Cost(go_on=longest_gap(job, at), victims=(victim,))

@@ -300,6 +300,13 @@ class DiskJob(ForkedJob):
         """With checkpoints."""
         return {**super().environment(name), "CHECKPOINT": str(self.checkpoint)}
 
+    def saved_at(self) -> int:
+        """When the newest checkpoint was written, by time.time_ns(); 0 if there is none, or it is being renamed."""
+        try:
+            return self.checkpoint.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
         """No space is left (ENOSPC), or, without a disk of our own, no file may become as large as a checkpoint."""
