@@ -58,8 +58,8 @@ def _write(file: IO[bytes], content: Content) -> None:
         content(file)
 
 
-def read_regular(path: Path, *, most: int | None = None, follow: bool = False) -> bytes:
-    """The content of a regular file, at most `most` bytes of it; never waits.
+def read_regular(path: Path, *, most: int | None = None, follow: bool = False, tail: int | None = None) -> bytes:
+    """The content of a regular file, at most `most` bytes of it, or its last `tail` bytes; never waits.
 
     A FIFO, a device, a directory and (unless `follow`) a symbolic link are an OSError whose text says so.
     """
@@ -73,6 +73,9 @@ def read_regular(path: Path, *, most: int | None = None, follow: bool = False) -
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if tail is not None:
+            file.seek(max(0, os.fstat(handle).st_size - tail))
+            return file.read(tail)
         return file.read() if most is None else file.read(most)
 
 
