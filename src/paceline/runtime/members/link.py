@@ -15,7 +15,7 @@ from paceline.runtime.protocol.messages import Heartbeat, LeaderHeartbeat, Messa
 __all__ = ["MemberLink"]
 
 FILLED = 4
-"""Every so many heartbeats one is filled: three in a heartbeat timeout, and two kilobytes a second."""
+"""One heartbeat in this number is filled: three in a heartbeat timeout, and two kilobytes a second."""
 
 
 class MemberLink:

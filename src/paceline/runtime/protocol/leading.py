@@ -304,7 +304,7 @@ class Leading:
     def _form(self, ready: list[Follower]) -> None:
         self.number = self._memory.formed = self.number + 1
         self.machine.on(Event.FORMED)
-        self._stalled = 0.0
+        self._moved_at, self._stalled = self._last_tick, 0.0
         peers = tuple(follower.peer for follower in ready)
         self._members, self._probed = {peer.id for peer in peers}, {}
         for follower in self.followers.values():

@@ -340,6 +340,19 @@ def test_ranks_that_all_wait_for_each_other_are_named_each_time_twice_as_late(ca
     assert [second for second in said if said[second] > said.get(second - 1, 0)] == [12, 24, 52], "41 is another step"
 
 
+def test_a_view_that_was_formed_just_now_has_not_waited(caplog: pytest.LogCaptureFixture) -> None:
+    leading, _ = led("a", "b", first=2)
+    for second in range(1, 20):
+        for name in "ab":
+            leading.hear(name, messages.Heartbeat(), float(second))
+        if second == 18:
+            for name in "ab":
+                leading.hear(name, messages.Ready(0, 0, Report(0), False), float(second))
+        leading.tick(float(second))
+    assert leading.number == 1
+    assert "have waited for" not in caplog.text
+
+
 def test_ranks_of_which_one_computes_do_not_all_wait(caplog: pytest.LogCaptureFixture) -> None:
     leading = formed("a", "b")
     for second in range(1, 40):
