@@ -59,7 +59,8 @@ def thread_gain(step: Callable[[], object], budget: float = 0.5) -> float:
 
     Other load only ever lengthens a step, and lengthens steps of several threads most.
     """
-    threads, best = torch.get_num_threads(), {}
+    threads = torch.get_num_threads()
+    best: dict[int, float] = {}
     for count in (threads, 1) * 3:
         torch.set_num_threads(count)
         try:
