@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["host_rates", "seconds_of", "thread_gain", "typical_seconds"]
+__all__ = ["host_rates", "seconds_of_turns", "thread_gain", "typical_seconds"]
 
 SIDE = 768
 """Rows of the matrices whose product is timed: large enough to be limited by arithmetic."""
@@ -40,10 +40,10 @@ def host_rates() -> dict[str, Any]:
 
 def typical_seconds(action: Callable[[], object], budget: float, *, least: int = 3) -> float:
     """Median seconds of an action that is repeated for about `budget` seconds, after one that does not count."""
-    return statistics.median(seconds_of(action, budget, least=least))
+    return statistics.median(seconds_of_turns(action, budget, least=least))
 
 
-def seconds_of(action: Callable[[], object], budget: float, *, least: int) -> list[float]:
+def seconds_of_turns(action: Callable[[], object], budget: float, *, least: int) -> list[float]:
     """Seconds of each turn of an action that is repeated for about `budget` seconds, after one that does not count."""
     action()
     times: list[float] = []
@@ -64,7 +64,7 @@ def thread_gain(step: Callable[[], object], budget: float = 0.5) -> float:
     for count in (threads, 1) * 3:
         torch.set_num_threads(count)
         try:
-            best[count] = min(best.get(count, math.inf), *seconds_of(step, budget / 6, least=2))
+            best[count] = min(best.get(count, math.inf), *seconds_of_turns(step, budget / 6, least=2))
         finally:
             torch.set_num_threads(threads)
     return best[1] / best[threads]
