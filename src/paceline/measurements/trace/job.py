@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from paceline.errors import InputError, UnknownName
@@ -142,12 +142,12 @@ def _check_ranks(traces: Sequence[RankTrace], *, partial: bool) -> list[str]:
     world = max([*worlds, max(ranks) + 1])
     if worlds and max(ranks) >= min(worlds):
         raise InputError(f"rank {max(ranks)} of a job of {min(worlds)} ranks", hint="import the traces of one run")
-    missing = world - len(ranks)  # a trace may say a number of ranks for which no list has room
+    missing = world - len(ranks)
     if not missing:
         return []
-    there = set(ranks)
-    named = ", ".join(map(str, islice((rank for rank in range(world) if rank not in there), 8)))
-    named += " ..." if missing > 8 else ""
+    # Only the first are looked for: a trace may say that its job had any number of ranks.
+    first = itertools.islice((rank for rank in range(world) if rank not in ranks), 8)
+    named = ", ".join(map(str, first)) + (" ..." if missing > 8 else "")
     if not partial:
         raise InputError(f"traces of {missing} of {world} ranks are missing: {named}", hint=EVERY_RANK)
     return [f"{missing} of {world} ranks are missing ({named}): a slow one among them would not be seen"]
