@@ -134,7 +134,8 @@ class Hooks:
             skip = torch.compiler.is_compiling() or self._backwards or not self.recorder.watching
             if skip or not torch.is_grad_enabled():
                 return function(*given, **named)
-            self._graphs, self._forwards = True, self._forwards + 1
+            self._graphs = True
+            self._count(given, named)
             return self._around("forward")(function, *given, **named)
 
         return timed
@@ -324,13 +325,18 @@ class Hooks:
     def _forward_begins(self, module: Any, inputs: Any, named: Any) -> None:
         if self._backwards or not (module.training and self.recorder.watching):
             return  # a checkpoint computes again; evaluation is not a part of the step
+        self._count(inputs, named)
+        if self._trace is not None:
+            self._trace.starts()
+        self.recorder.begin("forward")
+
+    @guarded
+    def _count(self, inputs: Any, named: Any) -> None:
+        """One more forward pass, and the samples of one with gradients."""
         self._forwards += 1
         if torch.is_grad_enabled():
             tensors = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
             self.recorder.samples += int(tensors[0].shape[0]) if tensors else 0
-        if self._trace is not None:
-            self._trace.starts()
-        self.recorder.begin("forward")
 
     def _stop_trace(self) -> None:
         trace, self._trace = self._trace, None
