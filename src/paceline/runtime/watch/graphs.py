@@ -96,8 +96,9 @@ class GraphHooks:
         self._wait: Any = getattr(module, "block_until_ready", None)
         self._inside = False
         self._calls: dict[int, int] = {}
-        self._seconds: dict[int, float] = {}
+        self._least: dict[int, float] = {}
         self._step: int | None = None
+        self._named: int | None = None
         self._others = 0
         self._begin = 0.0
 
@@ -147,8 +148,8 @@ class GraphHooks:
         self.recorder.end("forward")
         key, seconds = id(function), time.perf_counter() - self._begin
         self._calls[key] = self._calls.get(key, 0) + 1
-        if self._calls[key] > 1:  # the first call compiles
-            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+        if self._calls[key] > 1:  # the first call compiles; the shortest one was not held up
+            self._least[key] = min(self._least.get(key, seconds), seconds)
         self._others = 0 if key == self._step else self._others + 1
         if self._is_step(key):
             self._describe(function)
@@ -158,12 +159,16 @@ class GraphHooks:
         """Whether this call ends a step: of the function that takes most of the time, as far as is known early on."""
         early = self.recorder.step < TRACED_STEPS[-1] or self._others > LOST
         if early and self._calls[key] >= SEEN:
-            more = self._step is None or self._seconds[key] > self._seconds[self._step] or self._others > LOST
+            more = self._step is None or self._took(key) > self._took(self._step) or self._others > LOST
             self._step = key if more else self._step
         return key == self._step
 
+    def _took(self, key: int) -> float:
+        return self._calls[key] * self._least[key]
+
     def _describe(self, function: Any) -> None:
-        if self.recorder.owner is None or self.recorder.step == TRACED_STEPS[0]:
+        if self._named != id(function):
+            self._named = id(function)
             name = getattr(function, "__name__", None) or getattr(function, "_name", None) or "step"
             jax = self._wait is not None
             place = {"rank": self._module.process_index(), "world": self._module.process_count()} if jax else {}

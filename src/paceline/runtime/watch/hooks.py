@@ -126,7 +126,7 @@ class Hooks:
         return self._graph(made)
 
     def _graph(self, function: Any) -> Any:
-        if isinstance(function, torch.nn.Module):
+        if isinstance(function, torch.nn.Module) or hasattr(function, "watched"):
             return function
 
         @functools.wraps(function)
@@ -138,6 +138,7 @@ class Hooks:
             self._count(given, named)
             return self._around("forward")(function, *given, **named)
 
+        timed.watched = True  # type: ignore[attr-defined]
         return timed
 
     def _around(self, phase: str) -> Any:
@@ -332,11 +333,10 @@ class Hooks:
 
     @guarded
     def _count(self, inputs: Any, named: Any) -> None:
-        """One more forward pass, and the samples of one with gradients."""
+        """One more forward pass, and its samples."""
         self._forwards += 1
-        if torch.is_grad_enabled():
-            tensors = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
-            self.recorder.samples += int(tensors[0].shape[0]) if tensors else 0
+        tensors = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
+        self.recorder.samples += int(tensors[0].shape[0]) if tensors else 0
 
     def _stop_trace(self) -> None:
         trace, self._trace = self._trace, None
