@@ -4,9 +4,10 @@ python tools/mutants.py                                     40 mutations in each
 python tools/mutants.py --only cost --count 30 --seed 7     the mutations of an earlier run
 python tools/mutants.py --processes 20                      mutations that only real processes of PyTorch reach
 
-Each mutation is applied to a copy of the tree. Which tests reach which function is recorded once for every test file
-and kept in results/mutants, beside the verdicts: a run that was stopped goes on where it was; what was caught is not
-tried again while its file is the same, and what survived is tried again with other tests. A mutation that no test
+Each mutation is applied to a copy of the tree. Its tests are the files that import the changed module, and then those
+that import the modules that use it; after `--collect`, which takes half an hour, also every other test that reaches the
+changed function. Verdicts are kept in results/mutants: a run that was stopped goes on where it was; what was caught is
+not tried again while its file is the same, and what survived is tried again with other tests. A mutation that no test
 could see because it changes nothing is listed with its reason in tools/equivalent_mutants.txt and not drawn. The exit
 code is 1 if fewer than 85 % are caught in a package.
 """
@@ -29,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 
 from mutation_sites import Mutation, mutations_of
-from mutation_tests import PACKAGES, Reach, Server, Verdict, digest, reaches
+from mutation_tests import PACKAGES, Reach, Server, Verdict, digest, importing_tests, reaches
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/paceline")
@@ -54,6 +55,8 @@ PROCESSES = {
 """Tests with real processes of PyTorch, for functions that no test in the same process reaches; the first that fits."""
 SECONDS = 15.0
 """Tests of one mutation: the quickest that together take this long."""
+ASSUMED = 5.0
+"""Seconds of a file of tests, for the time limit."""
 LIMIT = 12.0
 """Seconds that a file of tests with processes takes, roughly: its time limit follows from it."""
 
@@ -84,7 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write seed, counts and survivors")
     parser.add_argument(
-        "--collect", nargs="*", metavar="TEST_FILE", help="record again which tests reach what, and end"
+        "--collect", nargs="*", metavar="TEST_FILE", help="record which tests reach what, of these files anew, and end"
     )
     options = parser.parse_args()
     unknown = set(options.only) - set(PACKAGES)
@@ -115,7 +118,10 @@ def _shuffled(package: str, seed: int) -> Iterator[Mutation]:
 
 
 def _quick_tests(mutation: Mutation, reach: Reach) -> Tests:
-    return reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
+    file = mutation.path.relative_to(SOURCE).as_posix()
+    near = importing_tests(ROOT, file)
+    recorded = reach.tests_of(file, mutation.function, SECONDS)
+    return [(test, ASSUMED) for test in near] + [one for one in recorded if one[0].split("::")[0] not in near]
 
 
 def _process_tests(mutation: Mutation) -> Tests:

@@ -24,7 +24,7 @@ import time
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 from mutation_sites import Mutation, function_at, functions_of
 
-__all__ = ["PACKAGES", "Reach", "Server", "Verdict", "digest", "reaches"]
+__all__ = ["PACKAGES", "Reach", "Server", "Verdict", "digest", "importing_tests", "reaches"]
 
 PACKAGES = ("cost", "model", "measurements", "runtime", "explain")
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
@@ -76,12 +76,12 @@ class Reach:
 
 
 def reaches(root: Path, collect: list[str] | None = None) -> Reach:
-    """Read what was recorded; record test files that are new or changed, or those named, each for itself."""
+    """Read what was recorded; with `collect` record test files that are new or changed, or those named."""
     folder = root / "results" / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
     files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path)]
     records = {path: folder / ("-".join(path.relative_to(root).parts) + ".json") for path in files}
-    stale = [path for path in files if _is_stale(path, records[path], root, collect or [])]
+    stale = [path for path in files if collect is not None and _is_stale(path, records[path], root, collect)]
     if stale:
         print(f"recording which functions {len(stale)} test files reach", flush=True)
         server = Server(root, hot=True)
@@ -97,6 +97,40 @@ def reaches(root: Path, collect: list[str] | None = None) -> Reach:
             for function in facts["functions"]:
                 tests.setdefault(function, set()).add(test)
     return Reach(seconds, tests)
+
+
+NAMED = re.compile(r"^(?:from (paceline[\w.]*) import ([^(\n]+|\([^)]*\))|import (paceline[\w.]+))", flags=re.M)
+"""What an import names: a module, and what is taken from it, which may be modules too."""
+MOST_FILES = 6
+
+
+@cache
+def _imported(path: Path) -> frozenset[str]:
+    """Modules of Paceline that a file imports by name."""
+    found = set()
+    for module, names, alone in NAMED.findall(path.read_text(encoding="utf-8")):
+        found |= {module or alone, *(f"{module}.{name}" for name in re.findall(r"\w+", names))}
+    return frozenset(found)
+
+
+def importing_tests(root: Path, file: str) -> list[str]:
+    """Test files for a module of which nothing is recorded: those that import it, then those that import its users."""
+    module = _dotted(Path(file))
+    tests = [path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))]
+    source = root / "src" / "paceline"
+    users = {_dotted(path.relative_to(source)) for path in source.rglob("*.py") if module in _imported(path)}
+    near = [[path for path in tests if _is_of(path, some)] for some in ({module}, users)]
+    chosen = dict.fromkeys(path for some in near for path in sorted(some, key=lambda path: path.stat().st_size))
+    return [str(path.relative_to(root)) for path in list(chosen)[:MOST_FILES]]
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(("paceline", *path.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _is_of(path: Path, modules: set[str]) -> bool:
+    """Whether a test file imports one of the modules, or is in a folder of its name."""
+    return bool(modules & _imported(path)) or bool({name.rpartition(".")[2] for name in modules} & set(path.parts[:-1]))
 
 
 def _concerns(path: Path) -> bool:
@@ -252,14 +286,18 @@ class Server:
         self.log = tree / f"mutant-{'hot' if hot else 'cold'}.log"
         argv, pipe = [sys.executable, __file__, "hot" if hot else "cold"], subprocess.PIPE
         self._process = subprocess.Popen(argv, cwd=tree, env=_environment(tree), stdin=pipe, stdout=pipe, text=True)
+        self._answer()  # nothing may be mutated before everything is imported
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        return int(json.loads(self._process.stdout.readline()))
 
     def ask(self, request: dict[str, Any], limit: float) -> int:
         """The exit code of pytest; `LATE` where it was killed at the limit."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"log": str(self.log), **request, "limit": limit}) + "\n")
         self._process.stdin.flush()
-        return int(json.loads(self._process.stdout.readline()))
+        return self._answer()
 
     def verdict(self, tests: list[str], *, limit: float, mutation: Mutation | None = None) -> str:
         """Whether one of the tests fails, or all together take longer than the limit."""
@@ -286,8 +324,9 @@ def _serve(*, hot: bool) -> int:
     for path in sorted(Path("src/paceline").rglob("*.py")) if hot else ():
         name = ".".join(path.relative_to("src").with_suffix("").parts).removesuffix(".__init__")
         if not {"frameworks", "site"} & set(path.parts) and path.name != "__main__.py":
-            with contextlib.suppress(ImportError):  # what needs a framework
+            with contextlib.suppress(Exception):  # what needs a framework
                 importlib.import_module(name)
+    print(0, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
