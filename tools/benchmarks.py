@@ -94,6 +94,7 @@ ENTRIES = (
     Entry("best_bucket", "best_bucket", "--turns 3", "--turns 1 --steps 4"),
     Entry("drift", "drift", "--turns 5", "--turns 1"),
     Entry("plan_accuracy", "plan_accuracy", "", "--only 0"),
+    Entry("plan_train", "plan_train", "", "--quick"),
     Entry("message_effort", "message_effort"),
     Entry("channel_cost", "channel_cost", "", "--turns 1"),
     Entry("asynchrony_price", "asynchrony_price", "", "--seeds 1"),
