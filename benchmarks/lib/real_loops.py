@@ -59,10 +59,10 @@ def _by_paceline(model: nn.Module, optimizer: Any, images: Any, labels: Any, *, 
 
     ends = []
     with join(model, optimizer, TensorDataset(images, labels), global_batch=batch) as pace:
-        for part in pace.batches(steps=steps):
+        for part in pace.batches(epochs=-(-steps * batch // len(images))):  # several groups count epochs
             pace.step(cross_entropy(model(part.inputs), part.targets))
             ends.append(time.perf_counter())
-    return ends
+    return ends[:steps]
 
 
 def _by_ddp(model: nn.Module, optimizer: Any, images: Any, labels: Any, *, batch: int, steps: int) -> list[float]:

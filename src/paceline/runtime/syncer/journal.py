@@ -8,6 +8,7 @@ answered and is dropped; damage before the end is an error. When old records fil
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -163,8 +164,9 @@ class Journal:
 def _record(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
     kinds = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
     text = json.dumps({"facts": facts, "arrays": kinds}).encode()
-    content = b"".join((_TEXT.pack(len(text)), text, *(array.tobytes() for array in arrays.values())))
-    return _HEAD.pack(len(content), zlib.crc32(content)) + content
+    parts = [_TEXT.pack(len(text)), text, *(array.tobytes() for array in arrays.values())]
+    checksum = functools.reduce(lambda before, part: zlib.crc32(part, before), parts, 0)
+    return b"".join((_HEAD.pack(sum(map(len, parts)), checksum), *parts))
 
 
 def _size_of(arrays: dict[str, np.ndarray]) -> int:
