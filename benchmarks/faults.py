@@ -29,7 +29,8 @@ Detection is from the fault to the first moment at which a survivor knows of it;
 known by its silence, here one second. Going on is from detection to the next step that survivors commit. Returning is
 from the call of `join` (or SIGCONT, or the mended link) to the first step with everybody. The books: every step number
 is committed once, parameters are equal after every step on all ranks that were in it and in the end on all, and no
-sample of an epoch is used twice, none is left out of an epoch that ended.
+sample of an epoch is used twice, none is left out of an epoch that ended. Turns in which a third of a second was too
+little for a thread of a rank to wake up are `starved`: their books count, their times do not.
 
 Up to ten faults of a kind happen in one job, then its books are closed and added to --results as one line. A run that
 was interrupted goes on from there; --anew starts again.
@@ -45,7 +46,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from lib.fault_books import Absence, books, syncer_books
 from lib.fault_groups import RoundsJob, SyncerJob
 from lib.fault_jobs import DiskJob, Failed, ForkedJob, Job, VirtualJob
 from lib.fault_kinds import KINDS
-from lib.fault_turns import Cost
+from lib.fault_turns import STARVED, Cost, lag_of
 from lib.result import Figure, parser_of, publish
 
 TOGETHER = 10
@@ -87,7 +88,8 @@ def main() -> None:
         complete(kind, args.times, args.results, progress)
         found[kind] = summary([job for job in known(args.results) if job["fault"] == kind])
         print(line(kind, found[kind]), flush=True)
-    figures = [figure for kind, item in found.items() for figure in figures_of(kind, item)]
+    figures = [Figure(name, sum(item[name] for item in found.values())) for name in ("times", "starved", "seconds")]
+    figures += [figure for kind, item in found.items() for figure in figures_of(kind, item)]
     sys.exit(publish(args, figures, turns=found, passed=all(item["passed"] for item in found.values())))
 
 
@@ -140,14 +142,15 @@ def complete(kind: str, times: int, results: Path, progress: Progress) -> None:
 
 def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, Any]:
     """One job with so many faults of one kind; the first that is not survived is its last."""
-    generator, costs, absences = random.Random(seed), list[Cost](), list[Absence]()
+    generator, costs, absences, started = random.Random(seed), list[Cost](), list[Absence](), time.monotonic()
     found: dict[str, Any] = {"fault": kind, "failed": None, "books": None}
     with tempfile.TemporaryDirectory() as name, contextlib.closing(JOBS.get(kind, ForkedJob)(Path(name))) as job:
         try:
             job.begin()
             for _ in range(times):
                 began = time.monotonic()
-                costs.append(KINDS[kind](job, generator))
+                cost = KINDS[kind](job, generator)
+                costs.append(replace(cost, lag=lag_of(job, began, cost.victims)))
                 absences += [Absence(victim, began, time.monotonic()) for victim in costs[-1].victims]
                 progress.turn(kind)
             job.end()
@@ -155,7 +158,8 @@ def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, An
         except (Failed, subprocess.TimeoutExpired) as error:
             found["failed"] = str(error)
     tried = len(costs) + (found["failed"] is not None and len(costs) < times)
-    return {**found, "times": tried, "costs": [asdict(cost) for cost in costs]}
+    spent = {"times": tried, "seconds": time.monotonic() - started, "costs": [asdict(cost) for cost in costs]}
+    return {**found, **spent}
 
 
 def summary(jobs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -164,11 +168,13 @@ def summary(jobs: list[dict[str, Any]]) -> dict[str, Any]:
     closed = [job["books"] for job in jobs if job["books"]]
     totals = {key: sum(book[key] for book in closed) for key in ("steps", "unfinished", *BAD)}
     failed = sum(job["failed"] is not None for job in jobs)
-    slowest = max((cost["go_on"] for cost in costs if cost["go_on"] is not None), default=0.0)
+    timed = [cost for cost in costs if cost["lag"] < STARVED]
+    slowest = max((cost["go_on"] for cost in timed if cost["go_on"] is not None), default=0.0)
     passed = not failed and not any(totals[key] for key in BAD) and slowest < GO_ON
-    parts = {f"{part}_s": spread([cost[part] for cost in costs]) for part in ("detect", "go_on", "back")}
-    whole = [cost["detect"] + cost["go_on"] for cost in costs if None not in (cost["detect"], cost["go_on"])]
+    parts = {f"{part}_s": spread([cost[part] for cost in timed]) for part in ("detect", "go_on", "back")}
+    whole = [cost["detect"] + cost["go_on"] for cost in timed if None not in (cost["detect"], cost["go_on"])]
     count = {"times": sum(job["times"] for job in jobs), "failed": failed, "passed": passed}
+    count |= {"starved": len(costs) - len(timed), "seconds": round(sum(job["seconds"] for job in jobs))}
     return {**count, **totals, **parts, "fault_to_next_step_s": spread(whole)}
 
 
