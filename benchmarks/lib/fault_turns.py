@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Cost:
     victims: tuple[str, ...] = ()
     lag: float = 0.0
     """Seconds by which threads of other ranks woke up late meanwhile; from `STARVED` on, times say nothing."""
+    usual: float = 0.0
+    """Seconds from one step to the next, usually."""
 
 
 def chosen(job: Job, generator: random.Random, count: int) -> list[str]:
@@ -94,13 +97,23 @@ def lag_of(job: Job, since: float, victims: Sequence[str] = ()) -> float:
 
 
 def longest_gap(job: Job, since: float) -> float:
-    """Seconds between two steps, whoever wrote them: a rank that has no share of a step writes nothing."""
+    """Seconds between two steps, whoever wrote them."""
+    moments = _moments(job)
+    return max(after - before for before, after in pairwise(moments) if after > since)
+
+
+def usual_gap(job: Job) -> float:
+    """The same, as it is mostly."""
+    return statistics.median([after - before for before, after in pairwise(_moments(job))] or [0.0])
+
+
+def _moments(job: Job) -> list[float]:
+    """When each step was first written."""
     first: dict[int, float] = {}
     for name in job.names:
         for record in job.steps(name):
             first[record["step"]] = min(record["at"], first.get(record["step"], record["at"]))
-    moments = sorted(first.values())
-    return max(after - before for before, after in pairwise(moments) if after > since)
+    return sorted(first.values())
 
 
 @contextlib.contextmanager
