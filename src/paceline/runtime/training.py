@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
+from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
@@ -62,6 +63,8 @@ class Training:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
         """The checkpoint that is being written, and of which step it is."""
+        self._looked = 0
+        """The step after which a checkpoint was last considered."""
         self._unsaved = 0
         """Checkpoints in a row that could not be written."""
         self._again = -1
@@ -77,6 +80,12 @@ class Training:
         for each in self.optimizers:
             _check_closure(each)
         self.device = self.parameters[0].device
+        self.unit = unit_of(self.parameters, settings)
+        """With whom this rank holds one model together."""
+        self.writes = False
+        """Whether this rank has a part in the checkpoint that rank 0 writes."""
+        self.norm: float | None = None
+        """Of the whole gradient of this step, where ranks hold parts of it."""
 
     @property
     def may_be_divided(self) -> bool:
@@ -118,8 +127,7 @@ class Training:
     def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
         """Become what another rank is."""
         self.check(report["identity"])
-        for part, state in zip(self._parts(), unpack_state(report["state"], tensors), strict=True):
-            part.load_state_dict(state)
+        self._load(unpack_state(report["state"], tensors))
         self.position = Position(**report["position"])
         self.changed(report["view"], report["mark"])
 
@@ -133,18 +141,28 @@ class Training:
 
     def update(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Apply the exchanged gradients; equal on all ranks, so that a scaler skips a step on all or on none."""
+        if scaler is not None and self.unit.sharded:
+            raise InputError("a GradScaler looks at this rank's shards only", hint="bfloat16 needs no scaler")
         if self.settings.clip is not None:
             if scaler is not None:
                 raise InputError(
                     "Settings(clip=...) would clip scaled gradients",
                     hint="scaler.unscale_(optimizer) and clip_grad_norm_ between backward() and update()",
                 )
-            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+            self._clip(self.settings.clip)
         for optimizer in self.optimizers:
             optimizer.step() if scaler is None else scaler.step(optimizer)
         if scaler is not None:
             scaler.update()
         self.discard_gradients()
+
+    def _clip(self, most: float) -> None:
+        if self.norm is None:
+            nn.utils.clip_grad_norm_(self.parameters, most)
+        elif self.norm > most:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(most / (self.norm + 1e-6))
 
     def discard_gradients(self) -> None:
         """No gradient is left, neither of this pass nor of those before."""
@@ -191,9 +209,9 @@ class Training:
             return
         self.check(content["identity"])
         try:
-            for part, state in zip(self._parts(), content["state"], strict=True):
-                part.load_state_dict(state)
+            self._load(content["state"])
             self.position = Position(**content["position"])
+            self._looked = self.position.step
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:400]
             hint = "resume with the model, optimizer and further states that wrote it, or move it away to start anew"
@@ -202,11 +220,13 @@ class Training:
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
         """Rank 0 begins a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
-        if self.settings.checkpoint is None:
+        if self.settings.checkpoint is None or self.position.step in (0, self._looked):
             return
+        self._looked = self.position.step
         if self._saving is not None and self._saving[1].done():
             self.finish_saving()
-        if self.position.step % self.settings.checkpoint_every == 0 or self.position.step == self._again:
+        again = self.position.step == self._again and not self.unit.sharded  # only the rank that writes knows of it
+        if self.position.step % self.settings.checkpoint_every == 0 or again:
             self.costs = costs
             self._begin_saving(rank)
 
@@ -235,7 +255,7 @@ class Training:
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
         path = self.settings.checkpoint
-        if path is None or rank != 0:
+        if path is None or not (rank == 0 or self.writes):
             return
         self.finish_saving()
         began, step = time.perf_counter(), self.position.step
@@ -248,7 +268,10 @@ class Training:
         }
         tensors: list[Tensor] = []
         packed = pack_state(content, tensors)
-        copies = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
+        # Of a sharded model every rank asks for the whole, one tensor after the other, and the first keeps it.
+        copies = [copy for tensor in tensors if (copy := self._copy(tensor, keep=rank == 0)) is not None]
+        if rank != 0:
+            return
         held = time.perf_counter() - began
 
         def write() -> None:
@@ -257,6 +280,16 @@ class Training:
             log.info("step %d: checkpoint: %.1f ms of the loop, %.1f ms beside it", step, held * 1e3, beside * 1e3)
 
         self._saving = (step, self._writer.submit(write))
+
+    def _copy(self, tensor: Tensor, *, keep: bool) -> Tensor | None:
+        whole = gather_whole(tensor)
+        if not keep:
+            return None
+        return whole.cpu() if whole.is_cuda else whole.clone()
+
+    def _load(self, states: Sequence[dict[str, Any]]) -> None:
+        for part, state in zip(self._parts(), states, strict=True):
+            part.load_state_dict(keep_own_rows(part, state) if self.unit.sharded else state)
 
     def _parts(self) -> tuple[Stateful, ...]:
         return (self.model, *self.optimizers, *self._also)

@@ -31,7 +31,7 @@ class _Bucket:
         self.views = []
         offset = 0
         for parameter in parameters:
-            self.views.append(self.buffer[offset : offset + parameter.numel()].view_as(parameter))
+            self.views.append(self.buffer[offset : offset + parameter.numel()].view(parameter.shape))
             offset += parameter.numel()
         self.missing = len(parameters)
         self.wait: Callable[[], None] | None = None
