@@ -78,8 +78,8 @@ class Pace:
         self._holder, start = WireHolder(), start_of(settings)
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
-        self._planned, global_batch = start.batch is not None, start.batch or global_batch
-        self.settings, self.global_batch = settings, global_batch
+        self._planned, self.settings = start.batch is not None, settings
+        self.global_batch = global_batch = start.batch or global_batch
         self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
@@ -93,6 +93,7 @@ class Pace:
             split=start.split,
             ahead=source.ahead,
         )
+        self._training.whole_batch = global_batch
         self._feed = Feed(source, settings, self._training.device)
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
         self._training.resume()
@@ -358,8 +359,7 @@ class Pace:
         self._training.position = self._mode.after(self.position, attempt.size)
         session, view = self._group.session, self._group.session.view
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
-        self._attempt = None
-        end = time.perf_counter()
+        self._attempt, end = None, time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
         spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
         self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import secrets
@@ -44,12 +45,16 @@ class Training:
     ) -> None:
         self.global_batch = global_batch
         """Samples of a full step of this group."""
+        self.whole_batch = global_batch
+        """Samples of a step of all groups."""
         self.ahead = ahead
         """Batches that this rank loads before it uses them."""
         self.split = split
         """Samples of each rank to start from, as a plan has them; empty: equal shares."""
-        self._also = (*settings.also, *also)
         self.model, self.settings = model, settings
+        self.noise = NoiseScale()
+        self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
+        self._also = (*self._own, *also)
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
         self.position = Position()
@@ -59,7 +64,6 @@ class Training:
         """Number of the view in which this state last changed; 0 if it is from a checkpoint, or fresh."""
         self.costs: dict[str, Any] = {}
         """What samples cost each rank, from a checkpoint or from the group before."""
-        self.noise = NoiseScale()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
         """The checkpoint that is being written, and of which step it is."""
@@ -79,6 +83,8 @@ class Training:
         _check_sparse(model)
         for each in self.optimizers:
             _check_closure(each)
+        if settings.large is not None:
+            settings.large.check(self.optimizers)
         self.device = self.parameters[0].device
         self.unit = unit_of(self.parameters, settings)
         """With whom this rank holds one model together."""
@@ -95,7 +101,7 @@ class Training:
 
     def share_with(self, others: tuple[Stateful, ...], *, global_batch: int) -> None:
         """From now on this group steps with this batch, and keeps this state of other groups as well."""
-        self._also = (*self.settings.also, *others)
+        self._also = (*self._own, *others)
         self.global_batch = global_batch
 
     def report(self, costs: dict[str, Any], link: Sequence[float] | None) -> dict[str, Any]:
@@ -150,11 +156,20 @@ class Training:
                     hint="scaler.unscale_(optimizer) and clip_grad_norm_ between backward() and update()",
                 )
             self._clip(self.settings.clip)
-        for optimizer in self.optimizers:
-            optimizer.step() if scaler is None else scaler.step(optimizer)
+        with self._scaled_rates():
+            for optimizer in self.optimizers:
+                optimizer.step() if scaler is None else scaler.step(optimizer)
         if scaler is not None:
             scaler.update()
         self.discard_gradients()
+
+    def _scaled_rates(self) -> contextlib.AbstractContextManager[None]:
+        """The rates of this step, if the batch is larger than the one that they were tuned for."""
+        large = self.settings.large
+        if large is None:
+            return contextlib.nullcontext()
+        factor = large.factor(self.position.step, batch=self.whole_batch, noise=self.noise.samples)
+        return large.applied(self.optimizers, factor)
 
     def _clip(self, most: float) -> None:
         if self.norm is None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.reducer import NOTES, Reducer
 from paceline.runtime.group.shards import Unit, is_sharded, rows_of
 from paceline.runtime.group.wire import Broken, Wire
 
@@ -133,7 +133,7 @@ class ColumnReducer:
     ) -> None:
         """`wire`: of all ranks, for their notes; `connect`: a wire of the ranks of a column, by its number."""
         self._wire, self._failed = wire, list[Broken]()
-        self._notes = torch.zeros(2, wire.size, dtype=torch.float64)
+        self._notes = torch.zeros(NOTES, wire.size, dtype=torch.float64)
         self._norms = torch.zeros(len(columns), dtype=torch.float64)
         self.sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
         """Bytes of each gradient, over all shards."""
@@ -179,13 +179,13 @@ class ColumnReducer:
             own = [[place for number in bucket for place in places.get(number, [])] for bucket in buckets]
             reducer.arrange([bucket for bucket in own if bucket])
 
-    def begin(self, weight: float, *, step_began: float, notes: tuple[float, float]) -> None:
+    def begin(self, weight: float, *, step_began: float, notes: Sequence[float]) -> None:
         """The next backward pass is the last of this step."""
         self._failed.clear()
         self._notes.zero_()
         self._notes[:, self._wire.rank] = torch.tensor(notes, dtype=torch.float64)
         for _, reducer in self._columns:
-            reducer.begin(weight, step_began=step_began, notes=(0.0, 0.0))
+            reducer.begin(weight, step_began=step_began, notes=())
 
     def flush(self) -> None:
         """Send what the backward pass did not touch."""
@@ -210,10 +210,10 @@ class ColumnReducer:
         self._wire.all_reduce(self._norms)()
         return float(self._norms.sum()) ** 0.5
 
-    def noted(self) -> tuple[list[float], list[float]]:
-        """The numbers of each rank that came with this step's gradients."""
-        first, second = self._notes.tolist()
-        return first, second
+    def noted(self) -> list[list[float]]:
+        """What each rank noted with this step's gradients."""
+        noted: list[list[float]] = self._notes.tolist()
+        return noted
 
     def close(self) -> None:
         """Take the hooks off the model."""

@@ -57,8 +57,9 @@ class GroupSession:
             self._leave()
             raise
         self._committed = 0
-        self._reported: tuple[tuple[int, ...], float, float] | None = None
-        """Shares of the step before, what it cost this rank, and what loading its samples cost."""
+        self._reported: tuple[tuple[int, ...], float, float, float, float] | None = None
+        """Shares of the step before, what it and loading its samples cost this rank, squared norms of this rank's
+        gradient and of all."""
         self.loading: list[float] = []
         """Seconds of loading of each rank in the newest step that all know of."""
         self._began = time.perf_counter(), time.process_time()
@@ -102,21 +103,25 @@ class GroupSession:
 
     def exchange(self, shares: tuple[int, ...], cost: float, loading: float) -> None:
         """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
+        noise = self._training.settings.noise
         self.reducer.flush()
-        local = self._squared_norm() if self._training.settings.noise else 0.0
+        local = self._squared_norm() if noise and shares[self.rank] else 0.0
         self.reducer.finish()
         if self._training.settings.clip is not None and isinstance(self.reducer, ColumnReducer):
             self._training.norm = self.reducer.norm()
-        if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
-            self._training.noise.observe((shares[self.rank], local), (sum(shares), self._squared_norm()))
         if self._reported is not None:
-            costs, self.loading = self.reducer.noted()
-            self.balance.learn(self._reported[0], costs)
-        self._reported = (shares, cost, loading)
+            before, (costs, self.loading, small, large) = self._reported[0], self.reducer.noted()
+            self.balance.learn(before, costs)
+            if noise:
+                # The norm of all is the first rank's, so that every rank comes to the same estimate.
+                self._training.noise.observe_ranks(before, small, large[0])
+        if self._holder.wire is not None and shares[self.rank]:
+            local *= (sum(shares) / shares[self.rank]) ** 2  # the loss was weighted before the backward pass
+        self._reported = (shares, cost, loading, local, self._squared_norm() if noise else 0.0)
 
     def begin(self, weight: float, *, step_began: float) -> None:
         """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
-        self.reducer.begin(weight, step_began=step_began, notes=self._reported[1:] if self._reported else (0.0, 0.0))
+        self.reducer.begin(weight, step_began=step_began, notes=self._reported[1:] if self._reported else ())
 
     def _squared_norm(self) -> float:
         gradients = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]

@@ -150,6 +150,7 @@ def unit_of(parameters: Sequence[nn.Parameter], settings: Settings) -> Unit:
         "batchnorm='sync'": settings.batchnorm == "sync",
         "chunk": settings.chunk is not None,
         "noise": settings.noise,
+        "large with layer-wise rates": settings.large is not None and settings.large.layerwise != "none",
     }
     if any(refused.values()):
         raise InputError(
