@@ -69,10 +69,8 @@ class Training:
         """The checkpoint that is being written, and of which step it is."""
         self._looked = 0
         """The step after which a checkpoint was last considered."""
-        self._unsaved = 0
-        """Checkpoints in a row that could not be written."""
-        self._again = -1
-        """The step after which the last of them is tried again: 1, 2, 4, ... steps later."""
+        self._unsaved, self._again = 0, -1
+        """Checkpoints in a row that could not be written; the last is tried again 1, 2, 4, ... steps later."""
         self._all = dict(model.named_parameters())
         self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
         """Those that are trained; which ones is decided when the rank joins."""
@@ -81,10 +79,7 @@ class Training:
         if not self.parameters:
             raise InputError("the model has no parameter that is trained")
         _check_sparse(model)
-        for each in self.optimizers:
-            _check_closure(each)
-        if settings.large is not None:
-            settings.large.check(self.optimizers)
+        _check_optimizers(self.optimizers, settings)
         self.device = self.parameters[0].device
         self.unit = unit_of(self.parameters, settings)
         """With whom this rank holds one model together."""
@@ -321,6 +316,13 @@ def _check_sparse(model: nn.Module) -> None:
             f"layers with sparse gradients: {', '.join(sparse)}; ranks sum dense gradients only",
             hint="nn.Embedding(..., sparse=False)",
         )
+
+
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], settings: Settings) -> None:
+    for optimizer in optimizers:
+        _check_closure(optimizer)
+    if settings.large is not None:
+        settings.large.check(optimizers)
 
 
 def _check_closure(optimizer: torch.optim.Optimizer) -> None:

@@ -21,7 +21,8 @@ from paceline.errors import PacelineError
 from paceline.runtime import Timeouts
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-QUICK = Timeouts(heartbeat_interval=0.1, heartbeat_timeout=1.0, join=60.0, settle=0.05)
+PATIENT = Timeouts(heartbeat_interval=0.2, heartbeat_timeout=120.0, join=300.0, settle=0.05)
+"""A closed connection tells of a killed rank at once; on a busy machine a rank may be silent for long."""
 
 
 def network() -> nn.Sequential:
@@ -57,7 +58,7 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     settings = Settings(
         clip=options.get("clip"),
-        timeouts=QUICK,
+        timeouts=PATIENT,
         checkpoint=Path(options["checkpoint"]) if "checkpoint" in options else None,
         checkpoint_every=4,
     )

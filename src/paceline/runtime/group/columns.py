@@ -183,7 +183,7 @@ class ColumnReducer:
         """The next backward pass is the last of this step."""
         self._failed.clear()
         self._notes.zero_()
-        self._notes[:, self._wire.rank] = torch.tensor(notes, dtype=torch.float64)
+        self._notes[: len(notes), self._wire.rank] = torch.tensor(notes, dtype=torch.float64)
         for _, reducer in self._columns:
             reducer.begin(weight, step_began=step_began, notes=())
 
