@@ -43,7 +43,7 @@ def cluster_file(name: str) -> ClusterFile:
 
 
 def more_hosts(cluster: Cluster, devices: int) -> str:
-    """How the command line names so many devices of a cluster of the catalog; empty for other clusters."""
+    """How the command line names a cluster of the catalog with this number of devices; empty for other clusters."""
     base, count = times_of(cluster.name)
     times = -(-devices * count // cluster.num_devices)
     return f': --cluster "{base} x {times}"' if base in cluster_names() else ""
