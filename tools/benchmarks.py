@@ -87,6 +87,7 @@ ENTRIES = (
     Entry("trainers", "trainers", "", "--quick"),
     Entry("keras_digits", "keras_digits", "", "--times 1"),
     Entry("utilisation-four", "utilisation", "--speeds 4,2,1,1 --turns 5", "--speeds 4,2,1,1 --turns 1 --steps 10"),
+    Entry("fsdp_group", "fsdp_group", "--turns 5", "--quick"),
     Entry("throttled", "throttled", "--turns 5", "--turns 1 --steps 5"),
     Entry("slow_loader", "slow_loader", "--turns 5", "--quick"),
     Entry("hybrid_step", "hybrid_step", "--turns 5", "--quick"),

@@ -20,6 +20,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline import variables
 from paceline.errors import InputError
+from paceline.runtime.group.shards import is_sharded
 from paceline.runtime.members.channel import Endpoint
 from paceline.runtime.protocol.messages import LeaseReply
 from paceline.runtime.settings import Settings
@@ -72,6 +73,11 @@ class SyncerClient:
         trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
         self._parameters = [parameter for _, parameter in trained]
         self._layout = tuple((name, parameter.numel()) for name, parameter in trained)
+        if any(is_sharded(parameter) for parameter in self._parameters):
+            raise InputError(
+                "groups exchange whole models through a syncer, and this one is sharded",
+                hint="units of one group exchange the shards that they hold: start all ranks as one group",
+            )
         if any(parameter.dtype != torch.float32 for parameter in self._parameters):
             raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
         self.batch = max(1, round(global_batch * where.share))
