@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/faults.py --fault kill,hang --times 20
 
-What happens at a random moment to a random rank of a job of three:
+The jobs train a transformer of 24 layers with AdamW. What happens at a random moment to a random rank of three:
 
     kill         SIGKILL; it is started again and joins
     aggregation  SIGKILL of itself in the middle of an all-reduce
@@ -16,12 +16,20 @@ What happens at a random moment to a random rank of a job of three:
     cut          its link drops everything until the others go on, then works again (virtual cluster, root)
     syncer       two groups, two shards: SIGKILL of a shard, which is started again
     group        two groups that wait for each other at every exchange: SIGKILL or SIGSTOP of one, which comes back
+    payload      its link lets small packets through, with which connections open or even log in, and drops the others
+                 until the rest goes on, then works again (virtual cluster, root)
+    imposter     SIGKILL, and a stranger on its port: noise, silence, or what a survivor says, relayed to a survivor
+    disk         no space is left for checkpoints, half of the times with a SIGKILL meanwhile; then there is space again
+    between      as `syncer`, but at any moment between two messages of the shard, also while a group starts
+    stuck        user code that does not return until the rank was named with its step and seconds
+    crowd        SIGKILL while a thousand strangers call the others, who form a group anew
+    pause        SIGSTOP for half of the deadline at most, or for up to three of them, then SIGCONT
 
 Detection is from the fault to the first moment at which a survivor knows of it; a process that hangs or is cut off is
 known by its silence, here one second. Going on is from detection to the next step that survivors commit. Returning is
 from the call of `join` (or SIGCONT, or the mended link) to the first step with everybody. The books: every step number
-is committed once, parameters are equal after every step on all ranks that were in it, and no sample of an epoch is
-used twice, none is left out of an epoch that ended.
+is committed once, parameters are equal after every step on all ranks that were in it and in the end on all, and no
+sample of an epoch is used twice, none is left out of an epoch that ended.
 
 Up to ten faults of a kind happen in one job, then its books are closed and added to --results as one line. A run that
 was interrupted goes on from there; --anew starts again.
@@ -42,16 +50,21 @@ from pathlib import Path
 from typing import Any
 
 from lib.fault_books import Absence, books, syncer_books
-from lib.fault_jobs import Failed, ForkedJob, Job, RoundsJob, SyncerJob, VirtualJob
-from lib.fault_kinds import KINDS, Cost
+from lib.fault_groups import RoundsJob, SyncerJob
+from lib.fault_jobs import DiskJob, Failed, ForkedJob, Job, VirtualJob
+from lib.fault_kinds import KINDS
+from lib.fault_turns import Cost
 from lib.result import Figure, parser_of, publish
 
 TOGETHER = 10
 """Faults of one job."""
 GO_ON = 2.0
 """Seconds within which survivors must go on once they know."""
-BAD = ("lost_steps", "samples_used_twice", "samples_left_out")
-JOBS: dict[str, type[Job]] = {"delay": VirtualJob, "cut": VirtualJob, "syncer": SyncerJob, "group": RoundsJob}
+BAD = ("lost_steps", "samples_used_twice", "samples_left_out", "unequal_ends")
+JOBS: dict[str, type[Job]] = {
+    "delay": VirtualJob, "cut": VirtualJob, "payload": VirtualJob, "disk": DiskJob,
+    "syncer": SyncerJob, "between": SyncerJob, "group": RoundsJob,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -68,12 +81,28 @@ def main() -> None:
     if args.anew:
         forget(args.results, kinds)
     found = {}
+    done = {kind: sum(job["times"] for job in known(args.results) if job["fault"] == kind) for kind in kinds}
+    progress = Progress(sum(max(0, args.times - count) for count in done.values()))
     for kind in kinds:
-        complete(kind, args.times, args.results)
+        complete(kind, args.times, args.results, progress)
         found[kind] = summary([job for job in known(args.results) if job["fault"] == kind])
         print(line(kind, found[kind]), flush=True)
     figures = [figure for kind, item in found.items() for figure in figures_of(kind, item)]
     sys.exit(publish(args, figures, turns=found, passed=all(item["passed"] for item in found.values())))
+
+
+class Progress:
+    """Says after each turn how long the others will take."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns, self._done, self._began = turns, 0, time.monotonic()
+
+    def turn(self, kind: str) -> None:
+        """One is over."""
+        self._done += 1
+        each = (time.monotonic() - self._began) / self._done
+        left = each * max(0, self._turns - self._done) / 60
+        print(f"{kind}: turn {self._done} of {self._turns}, {each:.1f} s each, {left:.0f} min left", file=sys.stderr)
 
 
 def figures_of(kind: str, item: dict[str, Any]) -> list[Figure]:
@@ -85,7 +114,7 @@ def figures_of(kind: str, item: dict[str, Any]) -> list[Figure]:
         )
         for key, meaning in meanings.items()
         if item[key]
-    ] + [Figure(f"{kind}: lost steps, samples twice or left out", sum(item[key] for key in BAD))]
+    ] + [Figure(f"{kind}: lost steps, samples twice or left out, unequal ends", sum(item[key] for key in BAD))]
 
 
 def known(results: Path) -> list[dict[str, Any]]:
@@ -100,16 +129,16 @@ def forget(results: Path, kinds: list[str]) -> None:
     results.write_text("".join(json.dumps(job) + "\n" for job in kept))
 
 
-def complete(kind: str, times: int, results: Path) -> None:
+def complete(kind: str, times: int, results: Path, progress: Progress) -> None:
     """Run jobs until there were so many faults."""
     results.parent.mkdir(parents=True, exist_ok=True)
     while (done := sum(job["times"] for job in known(results) if job["fault"] == kind)) < times:
-        job = suffer(kind, min(TOGETHER, times - done), seed=f"{kind} {done}")
+        job = suffer(kind, min(TOGETHER, times - done), progress, seed=f"{kind} {done}")
         with results.open("a") as file:
             file.write(json.dumps(job) + "\n")
 
 
-def suffer(kind: str, times: int, seed: str) -> dict[str, Any]:
+def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, Any]:
     """One job with so many faults of one kind; the first that is not survived is its last."""
     generator, costs, absences = random.Random(seed), list[Cost](), list[Absence]()
     found: dict[str, Any] = {"fault": kind, "failed": None, "books": None}
@@ -120,6 +149,7 @@ def suffer(kind: str, times: int, seed: str) -> dict[str, Any]:
                 began = time.monotonic()
                 costs.append(KINDS[kind](job, generator))
                 absences += [Absence(victim, began, time.monotonic()) for victim in costs[-1].victims]
+                progress.turn(kind)
             job.end()
             found["books"] = syncer_books(job) if isinstance(job, SyncerJob) else books(job, absences)
         except (Failed, subprocess.TimeoutExpired) as error:
@@ -137,7 +167,7 @@ def summary(jobs: list[dict[str, Any]]) -> dict[str, Any]:
     slowest = max((cost["go_on"] for cost in costs if cost["go_on"] is not None), default=0.0)
     passed = not failed and not any(totals[key] for key in BAD) and slowest < GO_ON
     parts = {f"{part}_s": spread([cost[part] for cost in costs]) for part in ("detect", "go_on", "back")}
-    whole = [cost["detect"] + cost["go_on"] for cost in costs if cost["detect"] is not None]
+    whole = [cost["detect"] + cost["go_on"] for cost in costs if None not in (cost["detect"], cost["go_on"])]
     count = {"times": sum(job["times"] for job in jobs), "failed": failed, "passed": passed}
     return {**count, **totals, **parts, "fault_to_next_step_s": spread(whole)}
 

@@ -1,6 +1,7 @@
 """More ranks than cores, predicted and measured: 1, 2, 4 ranks here, one and two threads each, catalog and own models.
 
-    .venv/bin/python benchmarks/oversubscribed.py                       everything, --rounds 2 (20 min)
+    .venv/bin/python benchmarks/oversubscribed.py                       everything, --rounds 3 (20 min)
+    .venv/bin/python benchmarks/oversubscribed.py --rounds 1 --add      one more round, judged with those of the store
     .venv/bin/python benchmarks/oversubscribed.py --only resnet20 own-mlp --rounds 1 --ranks 1,2
 
 Of each network there is one profile: one rank on all cores (a run of `paceline run`, or `paceline.capture` in the
@@ -54,7 +55,7 @@ launches = 1
 max_launches = 1
 warmup = 3
 steps = 20
-launch_budget = "3 s"
+launch_budget = "{budget}"
 phases = {phases}
 phase_steps = 6
 threads = {threads}
@@ -75,6 +76,7 @@ def measure_network(name: str, store: Path, ranks: list[int]) -> None:
     for kind, counts, threads, phases in plans:
         path = store / f"{kind}-{name}.toml"
         fields = {"name": path.stem, "network": name, "batch": NETWORKS[name], "ranks": counts, "threads": threads}
+        fields["budget"] = "8 s" if kind == "profile" else "3 s"  # everything of a network rests on its profile
         path.write_text(STUDY.format(**fields, phases=phases), encoding="utf-8")
         paceline(store, "run", str(path))
 
@@ -141,7 +143,9 @@ def one_round(args: argparse.Namespace, ranks: list[int]) -> list[dict[str, Any]
         for threads in THREADS:
             for item in newest(store, f"run{threads}-{name}"):
                 seconds[name, item.first.ranks, threads] = statistics.median(item.steps)
-    return [_row(profiles[key[0]], key, measured, store) for key, measured in seconds.items()]
+    rows = [_row(profiles[key[0]], key, measured, store) for key, measured in seconds.items()]
+    (place / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    return rows
 
 
 def _row(profile: Profile, key: tuple[str, int, int], measured: float, store: Store) -> dict[str, Any]:
@@ -179,11 +183,14 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=[*NETWORKS, *OWN], default=[*NETWORKS, *OWN])
     parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--add", action="store_true", help="judge the rounds that are in the store as well")
     parser.add_argument("--store", type=Path, default=Path("results/oversubscribed"))
     args = parser.parse_args()
     ranks = [int(count) for count in args.ranks.split(",")]
-    rounds = [one_round(args, ranks) for _ in range(args.rounds)]
+    kept = sorted(args.store.glob("round-*/rows.json")) if args.add else []
+    rounds = [json.loads(path.read_text(encoding="utf-8")) for path in kept]
+    rounds += [one_round(args, ranks) for _ in range(args.rounds)]
     rows = judged(rounds)
     print(f"{'network':16} {'ranks':>5} {'threads':>7} {'measured':>10} {'predicted':>10} {'90 %':>20} {'error':>8}")
     for row in rows:

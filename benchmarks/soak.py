@@ -1,12 +1,14 @@
 """Kills of ranks of real jobs, one after the other for as long as asked: nothing lost, nothing that grows.
 
-    .venv/bin/python benchmarks/soak.py [--minutes 60] [--kills 40] [--seed 0]
+    .venv/bin/python benchmarks/soak.py [--minutes 60] [--kills 100] [--beside 2] [--seed 0]
 
-Jobs of three ranks with steps of 40 ms. Kills come at random moments, in the middle of an all-reduce, while the group
-forms anew or hands its state over, and two at once; whoever was killed is started again. One rank of each job, another
-one in each, survives all its kills: its threads and descriptors are counted when all step together again, and may not
-become more from the first third of the job to the last. When a job has seen `--kills`, its books are closed as those of
-`faults.py`: every step committed once and never undone, every sample of an epoch in one step.
+Two jobs of three ranks beside each other train the transformer of `faults.py`. Kills come at random moments, in the
+middle of an all-reduce, while the group forms anew or hands its state over, and two at once. Whoever was killed is
+started again, from a process that has torch loaded, so that it joins within tenths of a second. One rank of each job,
+another one in each, survives all its kills: its threads and descriptors are counted when all step together again, and
+may not become more from the first third of the job to the last. When a job has seen `--kills`, its books are closed as
+those of `faults.py`: every step committed once and never undone, every sample of an epoch in one step, and parameters
+that are equal in the end.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ from lib.fault_kinds import KINDS
 from lib.result import Figure, median_figure, parser_of, publish
 
 KILLS = ("kill", "aggregation", "recovery", "last")
-BAD = ("lost_steps", "samples_used_twice", "samples_left_out")
+BAD = ("lost_steps", "samples_used_twice", "samples_left_out", "unequal_ends")
+HASTE = 4.0
+"""By how much the time between two kills is shorter than between two turns of `faults.py`."""
 LOOKS = 4
 """Looks at a survivor, of which the least counts: a thread that is about to end is none too many."""
 FLAT = 1
@@ -39,13 +44,21 @@ def main() -> int:
     """Run jobs until the time is over."""
     parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--kills", type=int, default=40, help="of one job")
+    parser.add_argument("--kills", type=int, default=100, help="of one job")
+    parser.add_argument("--beside", type=int, default=2, help="jobs at one time")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    until, jobs = time.monotonic() + 60 * args.minutes, list[dict[str, Any]]()
-    while time.monotonic() < until:
-        jobs.append(soak(random.Random(f"{args.seed} {len(jobs)}"), args.kills, until))
-        print(_line(jobs[-1]), flush=True)
+    until, began = time.monotonic() + 60 * args.minutes, time.monotonic()
+
+    def row(number: int) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = []
+        while time.monotonic() < until:
+            jobs.append(soak(random.Random(f"{args.seed} {number} {len(jobs)}"), args.kills, until))
+            print(f"{(time.monotonic() - began) / 60:.0f} min: {_line(jobs[-1])}", flush=True)
+        return jobs
+
+    with ThreadPoolExecutor(args.beside) as pool:
+        jobs = [job for row_of_jobs in pool.map(row, range(args.beside)) for job in row_of_jobs]
     return publish(args, figures_of(jobs), turns=jobs, passed=all(_passed(job) for job in jobs))
 
 
@@ -54,7 +67,7 @@ def soak(generator: random.Random, kills: int, until: float) -> dict[str, Any]:
     absences, seconds, counted = list[Absence](), list[float](), list[tuple[int, int]]()
     found: dict[str, Any] = {"failed": None, "books": dict.fromkeys(BAD, 0) | {"steps": 0}}
     with tempfile.TemporaryDirectory() as name, contextlib.closing(ForkedJob(Path(name))) as job:
-        survivor = generator.choice(job.names)
+        survivor, job.haste = generator.choice(job.names), HASTE
         job.spared = {survivor}
         try:
             job.begin()

@@ -37,14 +37,20 @@ def books(job: Job, absences: Sequence[Absence]) -> dict[str, int]:
             by_step[record["step"]].append({**record, "name": name})
     kept = _history(by_step)
     undone = [record for step, records in by_step.items() for record in records if record not in kept.get(step, [])]
-    misused = [_misused(job, step, records) for step, records in kept.items()]
+    misused, last = [_misused(job, step, records) for step, records in kept.items()], max(by_step)
     return {
-        "steps": max(by_step),
-        "lost_steps": max(by_step) - len(kept) + sum(not _excused(record, absences) for record in undone),
+        "steps": last,
+        "lost_steps": last - len(kept) + sum(not _excused(record, absences) for record in undone),
         "unfinished": sum(_excused(record, absences) for record in undone),
         "samples_used_twice": sum(twice for twice, _ in misused),
         "samples_left_out": sum(left for _, left in misused),
+        "unequal_ends": len({(end["last"], end["final"]) for end in _ends(job)} - {(last, kept[last][0]["hash"])}),
     }
+
+
+def _ends(job: Job) -> list[Record]:
+    """What each rank had in the end."""
+    return [record for name in job.names for record in job.lines(name) if "final" in record]
 
 
 def _history(by_step: Steps) -> Steps:
@@ -110,6 +116,7 @@ def syncer_books(job: Job) -> dict[str, int]:
         "unfinished": sum(place not in done for place in places),
         "samples_used_twice": sum(count > 1 for count in done.values()) + wrong,
         "samples_left_out": sum(place not in done and place not in open_ones for place in places),
+        "unequal_ends": 0,
     }
 
 

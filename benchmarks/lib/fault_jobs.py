@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import re
+import resource
 import select
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +32,12 @@ SILENCE = 1.0
 HANG = 60.0
 """Seconds without the awaited step after which a job hangs."""
 Record = dict[str, Any]
+Endpoint = tuple[str, int]
+NAMED = re.compile(r"(rank\S+) has been in its own code for (\d+) s in step (\d+)")
+
+
+ENDING = 20
+"""Steps from the order to end to the last one: enough for every rank to see the order before."""
 
 
 class Failed(Exception):
@@ -106,6 +116,8 @@ class Job:
         self.processes: dict[str, Process] = {}
         self.names = [str(rank) for rank in range(size)]
         """Of all ranks that there ever were."""
+        self.haste = 1.0
+        """By how much the random times between two faults are shorter."""
         self.spared: set[str] = set()
         """Ranks to which nothing happens."""
         self._lines: dict[str, Lines] = {}
@@ -119,9 +131,12 @@ class Job:
         self.until(lambda record: record["size"] == self.size, since=0.0, timeout=START)
 
     def end(self) -> None:
-        """Let the job stop by itself."""
-        self.stopped = time.monotonic()
-        (self.folder / "stop").touch()
+        """Let the job stop by itself, all ranks after the same step."""
+        last = max((record["step"] for name in self.names for record in self.newest(name)), default=0)
+        self.order("stop").write_text(f"{last + ENDING}\n")
+        self._wait_for_ends()
+
+    def _wait_for_ends(self) -> None:
         for name in self.names:
             if name in self.processes:
                 self.processes[name].wait(60)
@@ -212,36 +227,110 @@ class Job:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def said(self, text: str) -> int:
+        """How often ranks have said something."""
+        return sum(self.log(name).count(text) for name in self.names)
+
+    def named(self, rank: str) -> list[tuple[int, int]]:
+        """Step and seconds of each time that a rank was said to hang in its own code, in the order of seconds."""
+        found = [match.groups() for name in self.names for match in NAMED.finditer(self.log(name))]
+        return sorted((int(step), int(seconds)) for who, seconds, step in found if who.startswith(rank))
+
+    def wait_for(self, happened: Callable[[], bool], what: str) -> None:
+        """Look until something has happened."""
+        deadline = time.monotonic() + HANG
+        while not happened():
+            if time.monotonic() > deadline:
+                raise Failed(f"{HANG} s without {what}\n" + "\n".join(self.log(name)[-2000:] for name in self.names))
+            time.sleep(0.02)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Where the ranks listen, in their order."""
+        return [(address, port) for address, port in json.loads(self.order("roster.json").read_text())]
+
     def order(self, name: str) -> Path:
         """A file that tells ranks something while it is there."""
         return self.folder / name
 
 
-class ForkedJob(Job):
-    """Ranks that come from a nursery: whoever is killed is back as soon as it may be."""
+class Nursery:
+    """One for all jobs of a benchmark: loading torch takes longer than most turns."""
 
-    def __init__(self, folder: Path, size: int = 3) -> None:
-        super().__init__(folder, size)
-        argv = [ranks.interpreter(), str(HERE / "fault_nursery.py")]
-        pipe = subprocess.PIPE
-        self._nursery = subprocess.Popen(argv, env=self._env, stdin=pipe, stdout=pipe, text=True)
-
-    def spawn(self, name: str, env: dict[str, str]) -> Process:
-        """A fork."""
-        return self.ordered({"folder": str(self.folder), "env": env, "log": str(self.folder / f"{name}.log")})
+    def __init__(self) -> None:
+        argv, pipe = [ranks.interpreter(), str(HERE / "fault_nursery.py")], subprocess.PIPE
+        self._process = subprocess.Popen(argv, env=ranks.environment(1), stdin=pipe, stdout=pipe, text=True)
+        self._lock = threading.Lock()
 
     def ordered(self, order: dict[str, Any]) -> Process:
         """What the nursery makes of an order."""
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.write(json.dumps(order) + "\n")
-        self._nursery.stdin.flush()
-        return Forked(int(self._nursery.stdout.readline()))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return Forked(int(self._process.stdout.readline()))
+
+
+the_nursery = functools.cache(Nursery)
+
+
+class ForkedJob(Job):
+    """Ranks that come from a nursery: whoever is killed is back as soon as it may be."""
+
+    def spawn(self, name: str, env: dict[str, str]) -> Process:
+        """A fork."""
+        order = {"folder": str(self.folder), "env": env, "log": str(self.folder / f"{name}.log")}
+        return the_nursery().ordered(order)
+
+
+class DiskJob(ForkedJob):
+    """Ranks with checkpoints on a disk of their own, which can be filled: a small tmpfs if this user may mount one."""
+
+    SMALL, MAX_FILE = 16 << 20, 1 << 20
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        disk = folder / "disk"
+        disk.mkdir()
+        self.checkpoint = disk / "checkpoint"
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={self.SMALL}", "none", str(disk)]
+        self._mounted = os.geteuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0
+
+    def environment(self, name: str) -> dict[str, str]:
+        """With checkpoints."""
+        return {**super().environment(name), "CHECKPOINT": str(self.checkpoint)}
+
+    def saved_at(self) -> int:
+        """When the newest checkpoint was written, by time.time_ns(); 0 if there is none, or it is being renamed."""
+        try:
+            return self.checkpoint.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """No space is left (ENOSPC), or, without a disk of our own, no file may become as large as a checkpoint."""
+        filler = self.checkpoint.with_name("filler")
+        if self._mounted:
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(1 << 16)):
+                    pass
+        else:
+            self._limit(self.MAX_FILE)
+        try:
+            yield
+        finally:
+            filler.unlink(missing_ok=True) if self._mounted else self._limit(resource.RLIM_INFINITY)
+
+    def _limit(self, size: int) -> None:
+        for process in self.processes.values():
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def close(self) -> None:
-        """The nursery goes too."""
+        """The disk goes too."""
         super().close()
-        self._nursery.communicate(timeout=30)
+        if self._mounted:
+            subprocess.run(["umount", "-l", str(self.checkpoint.parent)], check=False)
 
 
 class VirtualJob(Job):
@@ -256,11 +345,21 @@ class VirtualJob(Job):
         """Started on the network of its host."""
         return on_network(self.up.pid_of(f"n{name}"), argv)
 
-    def link(self, name: str, *, up: bool) -> None:
-        """Drop everything on a host's link, or let it pass again."""
+    def link(self, name: str, *, up: bool, which: Sequence[str] = ()) -> None:
+        """Drop everything on a host's link, or packets of some kind; or let them pass again."""
         for chain, way in (("INPUT", "-i"), ("OUTPUT", "-o")):
-            argv = ["iptables", "--wait", "5", "-D" if up else "-I", chain, way, "eth0", "-j", "DROP"]
+            argv = ["iptables", "--wait", "5", "-D" if up else "-I", chain, way, "eth0", *which, "-j", "DROP"]
             subprocess.run(on_network(self.up.pid_of(f"n{name}"), argv), check=True, timeout=10, capture_output=True)
+
+    @contextlib.contextmanager
+    def smaller_than(self, name: str, size: int) -> Iterator[None]:
+        """Only packets below this size pass a host's link."""
+        which = ("-m", "length", "--length", f"{size}:65535")
+        self.link(name, up=False, which=which)
+        try:
+            yield
+        finally:
+            self.link(name, up=True, which=which)
 
     def close(self) -> None:
         """The cluster goes too."""
@@ -277,58 +376,3 @@ def _cluster(latency: float, size: int) -> Cluster:
 def delayed(job: Job) -> Cluster:
     """The same cluster with a tenth of a second on the way between two hosts."""
     return _cluster(0.05, job.size)
-
-
-class SyncerJob(ForkedJob):
-    """Two groups of one rank that exchange through two shards, without waiting for each other."""
-
-    quorum = 1
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.ports = free_ports(2)
-        self.names = ["a", "b"]
-        self.secret = self._env["PACELINE_SECRET"]
-        self._env.pop("MASTER_PORT")
-        for index, port in enumerate(self.ports):
-            settings = {"index": index, "folder": str(folder), "address": "127.0.0.1", "port": port}
-            settings |= {"groups": 2, "quorum": self.quorum, "heartbeat_timeout": SILENCE}
-            (folder / f"shard-{index}.json").write_text(json.dumps(settings))
-
-    def begin(self) -> None:
-        """Shards first."""
-        for index in range(len(self.ports)):
-            self.start_shard(index)
-        for name in self.names:
-            self.start(name)
-        for name in self.names:
-            self.until(lambda record: record["step"] > 2, since=0.0, only=[name], timeout=START)
-
-    def start_shard(self, index: int) -> None:
-        """Start a shard; it goes on from what it had committed."""
-        name = f"shard-{index}"
-        order = {"shard": str(self.folder / f"{name}.json"), "env": self._env, "log": str(self.folder / f"{name}.log")}
-        self.processes[name] = self.ordered(order)
-
-    def environment(self, name: str) -> dict[str, str]:
-        """A group of one."""
-        places = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        told = {"PACELINE_SYNCER": places, "PACELINE_SYNCER_SECRET": self.secret, "PACELINE_GROUP": name}
-        told |= {"PACELINE_GROUP_SHARE": "0.5", "PACELINE_LOCAL_STEPS": "2", "WORKER": name}
-        return told | {"WORLD_SIZE": "1", "RANK": "0"}
-
-
-class RoundsJob(SyncerJob):
-    """Two groups that wait for each other at every exchange."""
-
-    quorum = 2
-
-    def lost(self, group: str, since: float) -> float | None:
-        """When the last shard took a group for dead, by time.time()."""
-        moments = []
-        for index in range(len(self.ports)):
-            said = [line.split(maxsplit=1) for line in self.log(f"shard-{index}").splitlines()]
-            found = [float(at) for at, text in said if text.startswith(f"group {group} sent no heartbeat")]
-            moments.append(next((at for at in found if at > since), None))
-        known = [at for at in moments if at is not None]
-        return max(known) if len(known) == len(moments) else None

@@ -10,25 +10,33 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 
 def nursery() -> None:
     """Serve orders."""
-    import torch.distributed  # noqa: F401 - loaded for the children
-    from torch import nn, optim, utils  # noqa: F401
-    from torch.utils import data  # noqa: F401
-
-    import paceline.runtime.emulate
-    import paceline.runtime.syncer.shard  # noqa: F401
-
+    _load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while order := sys.stdin.readline():
         child = os.fork()
         if child == 0:
             _become(json.loads(order))
         print(child, flush=True)
+
+
+def _load() -> None:
+    """Whatever children need, also what an optimizer imports when it is first used."""
+    import torch.distributed
+    from torch.utils import data  # noqa: F401
+
+    import paceline.runtime.syncer.shard  # noqa: F401
+    from paceline.runtime import join  # noqa: F401
+
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.ones(1)
+    torch.optim.AdamW([parameter]).step()
 
 
 def _become(order: dict[str, Any]) -> None:
@@ -46,6 +54,7 @@ def _become(order: dict[str, Any]) -> None:
 
             logging.basicConfig(level=logging.INFO, format="%(created).3f %(message)s")
             sys.argv = ["shard", order["shard"]]
+            _die_between_messages(Path(order["shard"]))
             main()
         else:
             sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
@@ -56,6 +65,33 @@ def _become(order: dict[str, Any]) -> None:
         sys.excepthook(*sys.exc_info()) if sys.exc_info()[0] else None
         sys.stderr.flush()
         os._exit(1)
+
+
+def _die_between_messages(settings: Path) -> None:
+    """SIGKILL of this shard at the n-th moment between two messages after an order that names n."""
+    from paceline.runtime.members.channel import Channel
+
+    order, left, lock = settings.with_name(f"die-at-{settings.stem}"), list[int](), threading.Lock()
+
+    def moment() -> None:
+        with lock:
+            if not left and order.exists() and (text := order.read_text()):
+                left.append(int(text))
+            if left and left[0] == 0:
+                order.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[:] = [number - 1 for number in left]
+
+    for operation in ("send", "receive"):
+        plain = getattr(Channel, operation)
+
+        def called(channel: Channel, *given: Any, plain: Any = plain) -> Any:
+            moment()
+            result = plain(channel, *given)
+            moment()
+            return result
+
+        setattr(Channel, operation, called)
 
 
 if __name__ == "__main__":

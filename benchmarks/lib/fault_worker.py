@@ -1,7 +1,12 @@
-"""One rank of a job that suffers faults: trains until a file says stop, and writes a line after every step."""
+"""One rank of a job that suffers faults: trains a transformer until a file says stop, and writes a line per step.
+
+24 layers with AdamW, so that a report of the state is as long as that of a real model; narrow, so that a step of three
+ranks on two cores takes a tenth of a second.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -17,45 +22,97 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
 from lib.leases import syncer_of
 
-SAMPLES, BATCH, PER_SAMPLE = 600, 60, 0.002
+SAMPLES, BATCH = 240, 24
 EPOCHS = 10**6
+LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 24, 16, 2, 8, 32
+SLOWER = 5
+"""Times by which a slow device is slower."""
+
+
+def transformer(seed: int) -> Any:
+    """Predicts the next of some tokens; every rank begins with other parameters."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+            self.head = nn.Linear(WIDTH, VOCABULARY)
+            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS - 1))
+
+        def forward(self, tokens: Any) -> Any:
+            found = self.head(self.layers(self.embedding(tokens[:, :-1]), mask=self.mask, is_causal=True))
+            return nn.functional.cross_entropy(found.flatten(0, 1), tokens[:, 1:].flatten())
+
+    return torch, Transformer()
 
 
 def worker(folder: Path) -> None:
     """Train, write, watch for orders in the folder."""
-    import torch
-    from torch import nn
+    name = os.environ["WORKER"]
+    torch, model = transformer(seed=sum(name.encode()))
     from torch.utils.data import TensorDataset
 
-    from paceline.runtime import Settings, Timeouts, join
-    from paceline.runtime.emulate import Emulated, emulate
+    from paceline.runtime import join
 
     logging.basicConfig(format="%(relativeCreated)d %(message)s", level=logging.INFO)
     torch.set_num_threads(1)
-    name = os.environ["WORKER"]
-    torch.manual_seed(sum(name.encode()))
-    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1))
-    device = Emulated(per_sample=PER_SAMPLE)
-    emulate(model, device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    data = torch.randn(SAMPLES, 20, generator=torch.Generator().manual_seed(1))
-    settings = Settings(timeouts=Timeouts(heartbeat_interval=0.1, heartbeat_timeout=1.0, settle=0.05))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.randint(VOCABULARY, (SAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
     _die_as_ordered(folder, name)
     with (folder / f"{name}.steps").open("a") as lines:
         lines.write("\n")  # whoever was killed may have left half a line
         _write(lines, {"joins": time.monotonic()})
-        with join(model, optimizer, TensorDataset(data), global_batch=BATCH, settings=settings) as pace:
+        with join(model, optimizer, TensorDataset(data), global_batch=BATCH, settings=_settings()) as pace:
+            if syncer_of(pace) is None:
+                threading.Thread(target=_end_as_ordered, args=(folder, pace), daemon=True).start()
             for batch in pace.batches(epochs=EPOCHS):
                 step, epoch, before, lease = pace.position.step, pace.position.epoch, _hash(model), _lease(pace)
-                pace.step(model(batch.inputs).square().mean())
+                began = time.perf_counter()
+                loss = model(batch.inputs)
+                _suffer(folder, name, time.perf_counter() - began)
+                pace.step(loss)
                 if pace.position.step == step + 1:
                     record = {"step": step + 1, "epoch": epoch, "samples": batch.indices.tolist(), "from": before}
                     _write(lines, record | {"lease": lease} | _state(pace, model))
-                device.speed = 0.2 if (folder / f"slow-{name}").exists() else 1.0
-                if (folder / "stop").exists():
+                if syncer_of(pace) is not None and (folder / "stop").exists():
                     break
-        _write(lines, {"ended": time.monotonic()})
+        _write(lines, {"ended": time.monotonic(), "last": pace.position.step, "final": _hash(model)})
     os._exit(0)
+
+
+def _settings() -> Any:
+    """Failures are known early, and checkpoints are frequent where there are any."""
+    from paceline.runtime import Settings, Timeouts
+
+    timeouts = Timeouts(heartbeat_interval=0.1, heartbeat_timeout=1.0, settle=0.05, hang=1.0)
+    checkpoint = Path(os.environ["CHECKPOINT"]) if "CHECKPOINT" in os.environ else None
+    return Settings(timeouts=timeouts, checkpoint=checkpoint, checkpoint_every=5)
+
+
+def _suffer(folder: Path, name: str, forward: float) -> None:
+    """A slow device, or user code that does not return, while an order says so."""
+    if (folder / f"slow-{name}").exists():
+        time.sleep((SLOWER - 1) * 3 * forward)
+    stuck = folder / f"stuck-{name}"
+    with contextlib.suppress(FileNotFoundError):
+        while order := stuck.read_text():
+            time.sleep(0.02 if order == "sleeps" else 0.0)
+
+
+def _end_as_ordered(folder: Path, pace: Any) -> None:
+    """A group alone is told its last step, and all its ranks end after that one, also those without a share of it."""
+    from paceline.runtime.groups import Limits
+
+    stop = folder / "stop"
+    while not stop.exists() or not (text := stop.read_text()).endswith("\n"):
+        time.sleep(0.02)
+    pace._mode.begin(Limits(steps=int(text)))
 
 
 def _state(pace: Any, model: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-__all__ = ["atomic_directory", "atomic_write", "read_regular", "remove_abandoned", "sync"]
+__all__ = ["atomic_directory", "atomic_write", "printable", "read_regular", "remove_abandoned", "sync"]
 
 if TYPE_CHECKING:
     Content = str | bytes | Callable[[IO[bytes]], object]
@@ -58,8 +58,8 @@ def _write(file: IO[bytes], content: Content) -> None:
         content(file)
 
 
-def read_regular(path: Path, *, most: int | None = None, follow: bool = False) -> bytes:
-    """The content of a regular file, at most `most` bytes of it; never waits.
+def read_regular(path: Path, *, most: int | None = None, follow: bool = False, tail: int | None = None) -> bytes:
+    """The content of a regular file, at most `most` bytes of it, or its last `tail` bytes; never waits.
 
     A FIFO, a device, a directory and (unless `follow`) a symbolic link are an OSError whose text says so.
     """
@@ -73,6 +73,9 @@ def read_regular(path: Path, *, most: int | None = None, follow: bool = False) -
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if tail is not None:
+            file.seek(max(0, os.fstat(handle).st_size - tail))
+            return file.read(tail)
         return file.read() if most is None else file.read(most)
 
 
@@ -109,6 +112,11 @@ def remove_abandoned(scratch: Path) -> int:
     for path in gone:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return len(gone)
+
+
+def printable(name: str) -> str:
+    """A name as text for people: bytes that are no text, and commands to the terminal, as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
 
 
 def sync(path: Path) -> None:

@@ -328,6 +328,12 @@ def flip(frame: bytes, at: int) -> bytes:
     return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
 
 
+def announced(connection: SecureConnection, text: int, data: int) -> bytes:
+    """The head of a frame of these sizes, with the MAC of one who may send it."""
+    assert connection._keys is not None
+    return connection._keys[0].seal(struct.pack(">IQ", text, data), b"", b"")[0]
+
+
 AFTER: dict[str, Callable[[SecureConnection], bytes]] = {
     "flipped bit in the size": lambda own: flip(sealed(own, b"{}"), 3),
     "flipped bit in the text": lambda own: flip(sealed(own, b'{"kind":"x"}'), 30),
@@ -342,6 +348,14 @@ AFTER: dict[str, Callable[[SecureConnection], bytes]] = {
     "number": lambda own: sealed(own, b"7"),
     "no text": lambda own: sealed(own, b"\xff\xfe"),
     "empty": lambda own: sealed(own, b""),
+    "huge text": lambda own: announced(own, 2**32 - 1, 0),
+    "huge data": lambda own: announced(own, 2, 2**63),
+    "long number": lambda own: sealed(own, b'{"kind":"hello","view":' + b"9" * 10_000 + b"}"),
+    "no number": lambda own: sealed(own, b'{"kind":"heartbeat","step":NaN,"seconds":Infinity}'),
+    **{
+        f"kind {kind}": lambda own, kind=kind: sealed(own, json.dumps({"kind": kind}).encode())
+        for kind in messages.KINDS
+    },
 }
 
 
@@ -353,3 +367,13 @@ def test_after_the_login_only_that_connection_ends(subject: Subject, name: str) 
         own.end_sending()
     subject.check()
     own.close()
+
+
+def test_silence_and_half_a_frame_after_the_login_do_not_hold_up_others(subject: Subject) -> None:
+    callers = [subject.call() for _ in range(20)]
+    for own in callers[::2]:
+        own._connection.send(sealed(own, b'{"kind":"x"}')[:30])
+    subject.check()
+    for own in callers:
+        own.close()
+    subject.check()

@@ -171,6 +171,18 @@ def test_an_old_campaign_without_checksum_is_read(store: Store) -> None:
     assert store.read_campaigns() == []
 
 
+@pytest.mark.parametrize("name", ["title", "launcher", "digest", "study", "started_at"])
+@pytest.mark.parametrize("value", [-1, None, float("inf"), ["text"]])
+def test_a_campaign_whose_texts_are_none_is_damaged_even_with_a_checksum(
+    store: Store, name: str, value: object
+) -> None:
+    path = store.campaigns / "made-1.json"
+    document = {key: item for key, item in json.loads(path.read_text()).items() if key != "checksum"}
+    path.write_text(seal({**document, name: value}))
+    assert store.read_campaigns() == []
+    assert store.damaged["made-1"].reason == f"no text called {name}"
+
+
 def test_check_names_every_damaged_file_and_repair_moves_it_aside(store: Store) -> None:
     flip(store.runs / BAD / "spans.parquet", 99)
     (store.campaigns / "made-1.json").write_text("{")
@@ -242,3 +254,25 @@ def test_a_checksum_is_that_of_the_content_in_any_order_of_its_keys() -> None:
     assert unseal(json.dumps(turned)) == unseal(json.dumps(sealed))
     with pytest.raises(ValueError, match="checksum"):
         unseal(json.dumps({**sealed, "cases": ["y", "x"]}))
+
+
+def test_whatever_else_lies_in_a_store_is_named_or_left_alone_by_every_command(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (store.runs, store.campaigns):
+        (folder / "file.json").write_text("{}")
+        (folder / "folder.json").mkdir()
+        (folder / "loop.json").symlink_to(folder / "loop.json")
+        os.mkfifo(folder / "pipe.json")
+        Path(os.fsdecode(bytes(folder) + b"/\xff\xfe.json")).mkdir()
+        (folder / "line\nbreak\x1b[31m.json").mkdir()
+        os.link(store.runs / GOOD / "run.json", folder / "hard.json")
+    for name in ("run.json", "SHA256SUMS"):
+        (store.runs / BAD / name).unlink()
+        os.link(store.runs / GOOD / name, store.runs / BAD / name)
+    for words in (*READING, ("store", "check")):
+        done = run(store, *words)
+        assert done.exit_code == (1 if words[0] == "store" else 0), (words, done.output, done.exception)
+        assert "\x1b[31m" not in done.output, "a name is not a command to the terminal"
+        json.loads(run(store, *words, "--json").stdout)

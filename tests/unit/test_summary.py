@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
 from paceline.measurements.summary import (
+    Comparison,
     Interval,
     amount_interval,
     compare,
+    gate_code,
     median_interval,
     phases_of,
     speedup_interval,
@@ -165,3 +167,12 @@ def test_a_difference_needs_both_the_test_and_the_interval() -> None:
     assert found.ratio.low == 1.0
     assert found.verdict == "no difference shown"
     assert compare([value * 1.001 for value in sample], base).verdict == "faster"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "code"), [(0.90, 0.94, 1), (0.90, 0.95, 2), (0.90, 1.0, 2), (0.95, 1.0, 0), (0.94, 1.0, 2)]
+)
+def test_a_gate_is_shut_where_the_whole_interval_is_below_it(low: float, high: float, code: int) -> None:
+    found = Comparison(Interval(0.95, low, high), 0.5, (3, 3), 0, "no difference shown")
+    assert gate_code(found, 0.95) == code
+    assert gate_code(Comparison(found.ratio, 0.5, (2, 3), 0, "too few launches"), 0.95) == 2

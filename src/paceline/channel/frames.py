@@ -346,7 +346,10 @@ def open_connection(address: str, port: int, login: Login, *, listener: str, tim
 
     Raises OSError if nobody is there, ConnectionError if it is not who it should be.
     """
-    plain = socket.create_connection((address, port), timeout=timeout)
+    try:
+        plain = socket.create_connection((address, port), timeout=timeout)
+    except ValueError as error:  # a name that no resolver takes, from a peer or from a file
+        raise OSError(f"{address[:60]!r} is no address: {error}") from error
     return call_connected(plain, login, listener=listener, timeout=timeout)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import StoreError
-from paceline.files import read_regular
+from paceline.files import printable, read_regular
 from paceline.measurements.run import SCHEMA_VERSION
 
 __all__ = [
@@ -57,7 +57,7 @@ class Damage:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.run}: {self.file}: {self.reason}"
+        return printable(f"{self.run}: {self.file}: {self.reason}")
 
 
 class DamagedData(StoreError):

@@ -46,6 +46,8 @@ __all__ = ["Store", "StoredRun", "default_store"]
 
 CAMPAIGN_TEXTS = ("campaign", "study", "started_at")
 """What every campaign's document holds."""
+OPTIONAL_TEXTS = {"title": "", "launcher": "", "digest": ""}
+"""What older ones lack."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Store:
         """The document of a campaign and whether its checksum verified it; DamagedData if it cannot be used."""
         try:
             document, verified = unseal(read_regular(path).decode("utf-8"))
-            missing = [name for name in CAMPAIGN_TEXTS if not isinstance(document.get(name), str)]
+            texts = {**OPTIONAL_TEXTS, **document}
+            missing = [name for name in (*CAMPAIGN_TEXTS, *OPTIONAL_TEXTS) if not isinstance(texts.get(name), str)]
             if missing or document["campaign"] != path.stem:
                 raise ValueError(
                     f"no text called {missing[0]}" if missing else "it is the document of another campaign"
@@ -160,7 +163,7 @@ class Store:
                 continue
             if not verified:
                 NOTES.read_unverified(self.root, path.stem)
-            documents.append({"title": "", "launcher": "", "digest": "", **document})
+            documents.append({**OPTIONAL_TEXTS, **document})
         chosen = [document for document in documents if study is None or document["study"] == study]
         return sorted(chosen, key=lambda document: (str(document["started_at"]), str(document["campaign"])))
 

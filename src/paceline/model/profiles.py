@@ -77,7 +77,9 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
     clean = median(launches.steps)
     update = max(0.0, clean - passes["compute"] if not run.is_observed else _own_update(passes, clean))
-    layers, ready = _layers(rows, *_halves(rows, passes))
+    forward, backward = _halves(rows, passes)
+    within = min(1.0, clean / passes["compute"])  # a part that was timed in a slower moment is not longer than the step
+    layers, ready = _layers(rows, within * forward, within * backward)
     return Profile(
         network=run.network,
         device=str(run.case["cluster"]["hosts"][0]["devices"][0]["name"]),

@@ -37,7 +37,7 @@ __all__ = ["Capture"]
 WARMUP = 2
 TRACED = 3
 """Number of traced steps, alternating with untraced steps so that drift affects both equally."""
-ON_ONE_THREAD = 3
+ON_ONE_THREAD = 5
 """Number of steps on one thread, alternating with steps on all threads."""
 ROOT = "whole model"
 Clock = Callable[[], float]
@@ -132,10 +132,11 @@ class Capture:
             "backward": at["backward"] - at["forward"],
             "update": end - at["backward"],
         }
-        as_usual = not self._tracing and torch.get_num_threads() == self._threads
+        on_all = torch.get_num_threads() == self._threads
+        as_usual = not self._tracing and on_all
         if self._step >= WARMUP and as_usual:
             self._clean.append(times)
-        elif not self._tracing:
+        elif not on_all:
             self._single.append(times["forward"] + times["backward"] + times["update"])
         self._step += 1
         self._stop_tracing()

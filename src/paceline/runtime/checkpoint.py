@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -169,19 +170,26 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     without one before it, and one of a newer Paceline, are a StoreError.
     """
     before = _previous(path)
-    if not path.exists():
-        return _content(before) if before.exists() else None
+    if not os.path.lexists(path):  # a link that leads nowhere is not "no checkpoint": its disk may be absent today
+        return _content(before) if os.path.lexists(before) else None
     try:
         return _content(path)
     except NewerCheckpoint:
         raise
     except StoreError as error:
-        content = _content(before) if before.exists() else None
+        content = _content(before) if os.path.lexists(before) else None
         if content is None:
             raise
-        aside = path.replace(path.with_name(f"{path.name}.damaged"))
-        log.warning("%s: going on from the one before it; the damaged one is now %s", error.message, aside)
+        log.warning("%s: going on from the one before it; the damaged one is now %s", error.message, _set_aside(path))
         return content
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename what is damaged; it stays where it is if something else has the name, or nothing may be renamed here."""
+    try:
+        return path.replace(path.with_name(f"{path.name}.damaged"))
+    except OSError:
+        return path
 
 
 class NewerCheckpoint(StoreError):
@@ -200,6 +208,8 @@ def _content(path: Path) -> dict[str, Any]:
         missing = {"identity", "position", "mark", "costs", "state"} - set(content)
     except OSError as error:
         raise StoreError(f"cannot read the checkpoint {path}: {error.strerror or error}", hint=hint) from None
+    except (MemoryError, OverflowError):
+        raise StoreError(f"cannot read the checkpoint {path}: no memory for it", hint=hint) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: {error}", hint=hint) from None
     if missing:

@@ -123,6 +123,16 @@ def only_before(folder: Path, said: Messages) -> Any:
     return [same(load_checkpoint(folder / "a"), content()), load_checkpoint(folder / "b")]
 
 
+def name_taken(folder: Path, said: Messages) -> Any:
+    """The damaged one cannot be set aside: it stays, and the one before it is taken all the same."""
+    path = folder / "a"
+    for value in (1.0, 2.0):
+        save_checkpoint(path, content(value))
+    flip(path, 8 * (path.stat().st_size - 1))
+    (folder / "a.damaged").mkdir()
+    return [same(load_checkpoint(path), content(1.0)), path.exists()]
+
+
 def foreign(folder: Path, said: Messages) -> Any:
     """What each kind of other file is called."""
     torch.save({"model": torch.ones(2)}, folder / "torch.pt")
@@ -137,13 +147,19 @@ def foreign(folder: Path, said: Messages) -> Any:
     _sealed(folder / "shape.safetensors", {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4]}})
     _sealed(folder / "hollow.safetensors", {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 0]}})
     _sealed(folder / "offset.safetensors", {"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}})
+    _sealed(folder / "type.safetensors", {"w": {"dtype": "F64", "shape": [1], "data_offsets": [0, 4]}})
+    _sealed(folder / "kind.safetensors", {"w": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}})
+    whole = (folder / "other.safetensors").read_bytes()
+    (folder / "long").write_bytes((1 << 63).to_bytes(8, "little") + whole[8:])
+    (folder / "cut").write_bytes(whole[: int.from_bytes(whole[:8], "little")])
+    (folder / "nowhere").symlink_to(folder / "absent")
     (folder / "empty").write_bytes(b"")
     (folder / "text").write_text("hello, this is not a checkpoint at all")
     (folder / "deep").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
     (folder / "folder").mkdir()
     os.mkfifo(folder / "pipe")
     names = sorted(path.name for path in folder.iterdir())
-    return {name: [error_of(folder / name), (folder / name).exists()] for name in names}
+    return {name: [error_of(folder / name), os.path.lexists(folder / name)] for name in names}
 
 
 def _sealed(path: Path, header: dict[str, Any]) -> None:
@@ -266,6 +282,7 @@ CHECKS = (
     round_trip,
     flips,
     falls_back,
+    name_taken,
     only_before,
     foreign,
     newer,

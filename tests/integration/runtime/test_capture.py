@@ -75,6 +75,27 @@ try:
 except InputError as error:
     print(error)
 """
+THREADS = """
+import sys, time, torch, paceline
+from torch import nn
+
+class Waits(nn.Linear):
+    "Three times as long on one thread, and in the first steps."
+    steps = 0
+    def forward(self, x):
+        self.steps += 1
+        time.sleep(0.03 if torch.get_num_threads() == 1 or self.steps < 3 else 0.01)
+        return super().forward(x)
+
+torch.set_num_threads(2)
+model = nn.Sequential(Waits(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with paceline.capture(model, optimizer, path=sys.argv[1], name="waits", quiet=True):
+    for _ in range(20):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+assert torch.get_num_threads() == 2
+"""
 STUDY = """
 name = "beside"
 networks = ["lenet"]
@@ -91,6 +112,17 @@ steps = 8
 warmup = 2
 threads = 1
 """
+
+
+def test_what_threads_gain_is_measured_on_one_thread_and_not_while_the_loop_warms_up(
+    pytorch: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "waits.profile"
+    env = {**os.environ, "PYTHONPATH": str(worker_path())}
+    subprocess.run([str(environment_python(pytorch)), "-c", THREADS, str(path)], env=env, timeout=120, check=True)
+    host = read_profile(path).host
+    assert host is not None
+    assert host.thread_gain == pytest.approx(3, abs=0.7)
 
 
 def test_a_loop_is_captured_and_predicted(pytorch: Path, paceline: Command, tmp_path: Path) -> None:

@@ -45,12 +45,13 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_with_a_warning(found
     assert len(said) == 1
     assert "does not match its checksum" in said[0]
     assert "a.damaged" in said[0]
+    assert found["name_taken"] == [True, True]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.pt", *(f"{name}.safetensors" for name in ("plain", "other", "index", "shape", "hollow", "offset")),
-     "empty", "text", "deep"],
+    ["torch.pt", "empty", "text", "deep", "long", "cut", *(f"{name}.safetensors" for name in (
+        "plain", "other", "index", "shape", "hollow", "offset", "type", "kind"))],
 )  # fmt: skip
 def test_a_foreign_file_is_one_clear_error_and_stays(found: Any, name: str) -> None:
     error, is_there = found["foreign"][name]
@@ -59,7 +60,7 @@ def test_a_foreign_file_is_one_clear_error_and_stays(found: Any, name: str) -> N
     assert is_there
 
 
-@pytest.mark.parametrize("name", ["folder", "pipe"])
+@pytest.mark.parametrize("name", ["folder", "pipe", "nowhere"])
 def test_what_is_no_file_is_refused_without_waiting(found: Any, name: str) -> None:
     assert found["foreign"][name][0].startswith("StoreError: cannot read the checkpoint")
 

@@ -45,6 +45,9 @@ class Written:
         self._lines = lines
 
     def steps(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self._lines[name] if "step" in line]
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
         return self._lines[name]
 
 
@@ -71,6 +74,7 @@ def lines(name: str, *changed: tuple[int, dict[str, Any]]) -> list[dict[str, Any
 
 
 BALANCED = {"steps": 3, "lost_steps": 0, "unfinished": 0, "samples_used_twice": 0, "samples_left_out": 0}
+BALANCED["unequal_ends"] = 0
 
 
 def test_books_balance_where_nothing_happened(books: Any) -> None:
@@ -89,6 +93,12 @@ def test_books_find_a_step_that_somebody_committed_and_others_did_otherwise(book
     assert books(a=lines("a"), b=other)["lost_steps"] == 1
     excused = books([("b", 1.5, 2.5)], a=lines("a"), b=other)
     assert (excused["lost_steps"], excused["unfinished"]) == (0, 1)
+
+
+@pytest.mark.parametrize(("last", "final", "unequal"), [(3, "h3", 0), (3, "other", 1), (2, "h2", 1)])
+def test_books_find_ranks_that_end_with_other_parameters(books: Any, last: int, final: str, unequal: int) -> None:
+    ends = [{"ended": 4.0, "last": 3, "final": "h3"}], [{"ended": 4.0, "last": last, "final": final}]
+    assert books(a=lines("a") + ends[0], b=lines("b") + ends[1])["unequal_ends"] == unequal
 
 
 def test_books_find_a_step_that_nobody_wrote(books: Any) -> None:

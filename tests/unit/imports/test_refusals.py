@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 
 from paceline.cli import program
 from paceline.errors import InputError
+from paceline.measurements.trace.job import read_job
 from tests.unit.imports.generated import NCCL_TEXT, TITAN, dump, entry, event, kineto, step_events
 
 Files = dict[str, bytes]
@@ -149,3 +151,15 @@ def test_what_cannot_be_imported_is_one_clear_error(tmp_path: Path, name: str) -
     assert re.search(expected, message), message
     assert len(message) < 1500
     assert not (tmp_path / "store" / "runs").exists()
+
+
+def test_a_trace_of_a_job_that_is_said_to_be_huge_costs_no_more_memory_than_others(tmp_path: Path) -> None:
+    peaks = []
+    for world in (2, 10**6):
+        (tmp_path / "t.json").write_bytes(trace(rank=0, world=world))
+        tracemalloc.start()
+        with pytest.raises(InputError, match=f"{world - 1} of {world} ranks are missing: 1"):
+            read_job([tmp_path / "t.json"])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]

@@ -35,7 +35,7 @@ def steps(pass_name, seconds, ranks=1):
     return [Step(pass_name, rank, step, False, step * 1.0, seconds) for rank in range(ranks) for step in range(6)]
 
 
-def one_rank(store, forward=FORWARD):
+def one_rank(store, forward=FORWARD, compute=FORWARD + BACKWARD):
     spans = [
         Span(0, 0, "forward", "conv1", 0.0, 0.02, 10),
         Span(0, 0, "forward", "relu", 0.02, 0.004, 10),
@@ -44,9 +44,7 @@ def one_rank(store, forward=FORWARD):
         Span(0, 0, "backward", "fc.weight", 0.06, 0.02, GRADIENTS["fc.weight"]),
         Span(0, 0, "backward", "conv1.weight", 0.09, 0.05, GRADIENTS["conv1.weight"]),
     ]
-    rows = (
-        steps("clean", FORWARD + BACKWARD + UPDATE) + steps("forward", forward) + steps("compute", FORWARD + BACKWARD)
-    )
+    rows = steps("clean", FORWARD + BACKWARD + UPDATE) + steps("forward", forward) + steps("compute", compute)
     run = make_run("demo-1-one-000", case_id="one", ranks=1, network="mine", case=case(None), machine=ONE_THREAD)
     store.write(RunData(run, tuple(rows), tuple(spans)))
 
@@ -139,6 +137,16 @@ def test_a_disturbed_forward_pass_gives_a_profile_that_spans_split_and_that_is_d
     assert forward + backward == pytest.approx(FORWARD + BACKWARD)
     assert forward / backward == pytest.approx(spans[0] / spans[1])
     assert "not to be trusted" in profile.source
+
+
+def test_parts_that_took_longer_than_the_whole_step_are_scaled_to_it(tmp_path):
+    store = Store(tmp_path)
+    whole = FORWARD + BACKWARD + UPDATE
+    one_rank(store, forward=FORWARD, compute=1.25 * whole)
+    profile = profile_of(store, load_launches(store, "demo-1")[0])
+    assert sum(layer.forward for layer in profile.layers) == pytest.approx(FORWARD / 1.25)
+    assert sum(layer.forward + layer.backward for layer in profile.layers) == pytest.approx(whole)
+    assert profile.update == 0.0
 
 
 def test_a_quiet_profile_is_split_by_its_passes_and_not_doubted(tmp_path):

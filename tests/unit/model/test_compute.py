@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cost.roofline import LayerTimes
 from paceline.errors import Unsupported
-from paceline.model.compute import BATCH_SPREAD, DeviceWork
+from paceline.model.compute import BATCH_SPREAD, MOVED_SPREAD, DeviceWork, in_chunks, moved_by_rooflines
 
 NOTHING = np.zeros((2, 3))
 TIMES = LayerTimes(
@@ -57,3 +57,34 @@ def test_no_samples_take_no_time() -> None:
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(Unsupported, match="no parameters"):
         replace(WORK, times=replace(TIMES, gradients=((), (), ()))).at(1)
+
+
+def test_a_move_takes_the_ratio_of_rooflines_of_each_gradient_and_of_all_where_one_takes_no_time() -> None:
+    work = replace(WORK.at(2), spread=0.3)
+    wanted = replace(work, forward=np.array([13.0, 1.4, 5.0]), backward=3 * work.backward, update=1.0, jitter=0.05)
+    moved = moved_by_rooflines(work, measured=work, wanted=wanted)
+    # Of the third gradient nothing was measured: it keeps its zero.
+    assert moved.forward == pytest.approx([13.0, 1.4, 0.0])
+    assert moved.backward == pytest.approx(3 * work.backward)
+    assert (moved.update, moved.jitter, moved.threads, moved.parallel) == (1.0, 0.05, None, None)
+    assert moved.spread == pytest.approx(np.hypot(0.3, MOVED_SPREAD))
+    assert moved_by_rooflines(work, measured=work, wanted=wanted, far=True).spread == pytest.approx(0.5)
+    # Other gradients than the roofline's: all by the ratio of sums, (13 + 1.4 + 5) / 13.5.
+    fewer = replace(work, forward=np.array([2.0]), backward=np.array([4.0]), gradients=np.array([60.0]))
+    other = moved_by_rooflines(fewer, measured=work, wanted=wanted)
+    assert (other.forward, other.backward) == (pytest.approx([2.0 * 19.4 / 13.5]), pytest.approx([12.0]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "largest", "last", "before"), [(4, None, 4, 0), (4, 4, 4, 0), (5, 4, 1, 1), (12, 4, 4, 2), (9, 4, 1, 2)]
+)
+def test_a_batch_beyond_the_memory_takes_chunk_after_chunk(
+    samples: int, largest: int | None, last: int, before: int
+) -> None:
+    step = in_chunks(WORK.at, samples, largest)
+    # A chunk of n samples takes 6 n forward, 12 n backward, and half a second for each layer and pass.
+    assert step.forward.sum() == pytest.approx(6 * last + 1.5)
+    assert step.before == pytest.approx(before * (18 * 4 + 3.0))
+    assert step.start == pytest.approx(step.before + 6 * last + 1.5)
+    assert step.compute == pytest.approx(step.before + 18 * last + 3.0)
+    assert (step.total_bytes, step.num_gradients) == (60.0, 3)

@@ -13,6 +13,7 @@ from paceline.model.plan.search import (
     Candidate,
     GroupStep,
     PlannedDevice,
+    asynchrony_sentence,
     exchange_seconds_of,
     measured_pricing,
     ranked_candidates,
@@ -157,3 +158,17 @@ def test_every_candidate_has_every_sample_of_the_batch(hosts: int, batch: int) -
     devices = [device(str(host)) for host in range(hosts) for _ in range(2)]
     ranked = ranked_candidates(devices, batch, size=1e6)
     assert {sum(map(sum, one.shares)) for one in ranked} == {batch}
+
+
+def test_asynchrony_pays_where_its_progress_is_faster_than_the_best_that_waits() -> None:
+    waiting = candidate(8, predicted_throughput=100.0, efficiency=0.8)
+    free = candidate(8, predicted_throughput=120.0, efficiency=0.7, staleness=0.5)
+    # 84 against 80 units of progress.
+    rates = "(120.0 samples/s against 100.0, a stale sample counted as less)."
+    assert asynchrony_sentence([free, waiting]) == f"Asynchrony pays: 5.0% more progress per second {rates}"
+    equal = replace(free, efficiency=2 / 3)
+    assert asynchrony_sentence([waiting, equal]) == f"Asynchrony does not pay: 0.0% less progress per second {rates}"
+    worse = replace(free, efficiency=0.6)
+    assert asynchrony_sentence([waiting, worse]).startswith("Asynchrony does not pay: 10.0% less")
+    for one in ([waiting], [free], []):
+        assert asynchrony_sentence(one).startswith("Asynchrony has nothing to offer")

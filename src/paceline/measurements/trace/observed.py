@@ -110,9 +110,9 @@ def _check(observed: Observed) -> None:
     if not observed.steps:
         raise InputError("no step was observed", hint="a run has at least one step of every rank")
     ranks = {step.rank for step in observed.steps}
-    missing = sorted(set(range(observed.ranks)) - ranks)
-    if missing or max(ranks) >= observed.ranks:
-        what = f"no step of rank {missing[0]}" if missing else f"a step of rank {max(ranks)}"
+    missing = next((rank for rank in range(observed.ranks) if rank not in ranks), None)
+    if missing is not None or max(ranks) >= observed.ranks:
+        what = f"a step of rank {max(ranks)}" if missing is None else f"no step of rank {missing}"
         raise InputError(f"{what}, where {observed.ranks} ranks took part", hint="give the steps of every rank")
     wrong = next((step for step in observed.steps if not _sound(step)), None)
     if wrong is not None:

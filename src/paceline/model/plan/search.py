@@ -148,7 +148,9 @@ def asynchrony_sentence(ranked: Sequence[Candidate]) -> str:
     rates = f"{free.predicted_throughput:,.1f} samples/s against {waiting.predicted_throughput:,.1f}"
     if gain > 0:
         return f"Asynchrony pays: {gain:.1%} more progress per second ({rates}, a stale sample counted as less)."
-    return f"Asynchrony does not pay: {-gain:.1%} less progress per second ({rates}, a stale sample counted as less)."
+    return (
+        f"Asynchrony does not pay: {abs(gain):.1%} less progress per second ({rates}, a stale sample counted as less)."
+    )
 
 
 def _candidates(devices: Sequence[PlannedDevice], batch: int, size: float, price: Pricing) -> Iterator[Candidate]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.files import printable
 from paceline.measurements.run import Check, RunData
 from paceline.report.terminal import print_rows, say
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
@@ -187,8 +188,8 @@ def _judged(row: Row, laws: Sequence[str]) -> list[object]:
 
 def show_inspection(found: Inspection, store: Path) -> None:
     """What a store holds, and every damaged file."""
-    bad = [("damaged", item.run, item.file, item.reason) for item in found.damaged]
-    bad += [("newer", item.run, item.file, item.reason) for item in found.newer]
+    named = [("damaged", item) for item in found.damaged] + [("newer", item) for item in found.newer]
+    bad = [(kind, *map(printable, (item.run, item.file, item.reason))) for kind, item in named]
     if bad:
         print_rows("", ("", "run or campaign", "file", "what is wrong"), bad)
     say(
@@ -201,5 +202,9 @@ def show_inspection(found: Inspection, store: Path) -> None:
 def show_repairs(done: Sequence[Repair], store: Path) -> None:
     """What a repair did."""
     if done:
-        print_rows("", ("run or campaign", "done", "where"), [(item.run, item.done, item.place) for item in done])
+        print_rows(
+            "",
+            ("run or campaign", "done", "where"),
+            [[printable(text) for text in vars(item).values()] for item in done],
+        )
     say(f"{store}: {len(done)} repairs" if done else f"{store}: nothing to repair")

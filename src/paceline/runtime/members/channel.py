@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=Message)
+FULL_PACKET = 2048
+"""Bytes of a message that fills a packet of an Ethernet link, or exceeds what one that is said to be longer passes."""
 Endpoint = tuple[str, int]
 """Address and port at which a process listens."""
 log = logging.getLogger("paceline.runtime")
@@ -44,9 +46,13 @@ class Channel:
         """The name by which the peer logged in."""
         return self._connection.peer
 
-    def send(self, message: Message) -> None:
-        """Send one message without waiting for the peer; raises ConnectionError if it is known to be gone."""
-        self._connection.send(*encode_message(message))
+    def send(self, message: Message, *, filled: bool = False) -> None:
+        """Send one message without waiting for the peer; raises ConnectionError if it is known to be gone.
+
+        A message that is `filled` takes a whole packet: it arrives only where gradients would.
+        """
+        text, data = encode_message(message)
+        self._connection.send(text.ljust(FULL_PACKET) if filled else text, data)
 
     def receive(self, *expected: type[M]) -> M:
         """The next message; raises ConnectionError if the peer is gone or sends what was not expected."""

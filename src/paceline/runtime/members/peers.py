@@ -76,7 +76,7 @@ def ask_to_follow(
     reply: messages.Message | None = None
     with contextlib.suppress(OSError):
         channel.set_timeout(WELCOME_TIMEOUT)
-        channel.send(hello)
+        channel.send(hello, filled=True)
         reply = channel.receive(messages.Welcome, messages.Redirect, messages.WaitForSuccessor)
         channel.set_timeout(None)
         if isinstance(reply, messages.Welcome):

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.files import atomic_write
+from paceline.files import atomic_write, read_regular
 
 __all__ = [
     "HELD",
@@ -27,6 +27,8 @@ HELD = 16
 """The first ranks of a view know all of its peers, the others know these first ranks: enough to find who leads next,
 and a view of n ranks costs n messages of constant size."""
 
+MOST = 1 << 22
+"""Bytes of a roster that are read: of the `HELD` endpoints that it has, and of whatever else stands in its place."""
 OVER = "over"
 """In place of a roster: training is over and nobody is left to be joined."""
 log = logging.getLogger("paceline.runtime")
@@ -139,16 +141,21 @@ class Ballot:
 
 def read_roster(path: Path | None) -> list[tuple[str, int]]:
     """Endpoints of the members of the last view."""
-    if path is None or not path.exists():
-        return []
-    with contextlib.suppress(ValueError, TypeError):
-        return [(str(address), int(port)) for address, port in json.loads(path.read_text(encoding="utf-8"))]
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        return [(str(address), int(port)) for address, port in json.loads(_content(path))]
     return []
 
 
 def is_closed(path: Path | None) -> bool:
     """Whether the group wrote that training is over."""
-    return path is not None and path.exists() and path.read_text(encoding="utf-8") == json.dumps(OVER)
+    return _content(path) == json.dumps(OVER).encode()
+
+
+def _content(path: Path | None) -> bytes:
+    """What the file says; nothing if there is none, or something else in its place: training goes on without it."""
+    with contextlib.suppress(OSError):
+        return read_regular(path, most=MOST, follow=True) if path is not None else b""
+    return b""
 
 
 def write_roster(path: Path | None, view: View) -> None:

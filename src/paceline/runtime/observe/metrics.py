@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
+from paceline.files import read_regular
 
 __all__ = ["METRICS", "Line", "prometheus_text", "read_metrics"]
 
@@ -66,9 +66,7 @@ def read_metrics(where: str) -> list[Line]:
 def _newest(path: Path) -> Line:
     """The last whole line of a file; empty if there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            rows = file.read(TAIL).splitlines()
+        rows = read_regular(path, follow=True, tail=TAIL).splitlines()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     return next((line for line in map(_line, reversed(rows)) if line), {})
@@ -78,10 +76,15 @@ def _line(text: bytes) -> Line:
     """What a line says; empty if it is cut off or something else."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    needed: Sequence[str] = ("time", "group", "rank", *METRICS)
-    return content if isinstance(content, dict) and all(name in content for name in needed) else {}
+    return content if isinstance(content, dict) and _is_sound(content) else {}
+
+
+def _is_sound(line: Line) -> bool:
+    numbers = [line.get(name) for name in ("time", *METRICS)]
+    finite = all(isinstance(number, int | float) and abs(number) < float("inf") for number in numbers)
+    return finite and isinstance(line.get("group"), str) and isinstance(line.get("rank"), int)
 
 
 def _fetch(url: str) -> Line:

@@ -95,6 +95,8 @@ class Leading:
         self._unready = 0
         self._changed_at = self._last_tick = self._last_beat = now
         self._warned_at = now
+        self._moved_at, self._stalled = now, 0.0
+        """When a follower was last seen to compute, or in another step; and the stall that was warned of last."""
         self._probed: dict[str, float] = {}
         self._out: list[Action] = []
 
@@ -131,6 +133,8 @@ class Leading:
         elif isinstance(message, messages.Resume):
             self._is_ready(follower, None)
         elif isinstance(message, messages.Heartbeat):
+            if message.seconds or message.step != follower.step:
+                self._moved_at, self._stalled = now, 0.0
             follower.step, follower.busy = message.step, message.seconds
             follower.warned = 0.0 if message.seconds == 0.0 else follower.warned
         elif isinstance(message, messages.BoardPut) and message.view == self.number:
@@ -218,7 +222,18 @@ class Leading:
                 self._lose(id, now, farewell=True)
             else:
                 self._send(id, messages.LeaderHeartbeat())
+        self._name_stall(now)
         self._name_hanging(now)
+
+    def _name_stall(self, now: float) -> None:
+        """Say that all wait and nobody computes, each time twice as late."""
+        stall = now - self._moved_at
+        active = self.machine.state is LeaderState.VIEW_ACTIVE and not any(f.finished for f in self.followers.values())
+        if active and stall > max(self._timeouts.hang, 2 * self._stalled):
+            self._stalled = stall
+            step = max(follower.step for follower in self.followers.values())
+            why = "for each other or for the syncer: do whole packets pass between all of their hosts?"
+            log.warning("all %d ranks have waited for %.0f s in step %d, %s", len(self._members), stall, step, why)
 
     def _name_hanging(self, now: float) -> None:
         """Say who keeps the others waiting, each time twice as late; beyond the limit the others go on."""
@@ -289,6 +304,7 @@ class Leading:
     def _form(self, ready: list[Follower]) -> None:
         self.number = self._memory.formed = self.number + 1
         self.machine.on(Event.FORMED)
+        self._moved_at, self._stalled = self._last_tick, 0.0
         peers = tuple(follower.peer for follower in ready)
         self._members, self._probed = {peer.id for peer in peers}, {}
         for follower in self.followers.values():

@@ -10,9 +10,21 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.runtime.members.channel import Channel, Refused, login_of, message_listener, open_channel
+from paceline.runtime.members.link import FILLED, MemberLink
+from paceline.runtime.members.peers import ask_to_follow
 from paceline.runtime.members.view import Peer
-from paceline.runtime.protocol.codec import ProtocolError
-from paceline.runtime.protocol.messages import Heartbeat, LeadershipQuery, Push, Role
+from paceline.runtime.protocol.codec import ProtocolError, decode_message
+from paceline.runtime.protocol.messages import (
+    Halt,
+    Heartbeat,
+    Hello,
+    LeaderHeartbeat,
+    LeadershipQuery,
+    Push,
+    Role,
+    WaitForSuccessor,
+    Welcome,
+)
 
 SECRET = b"the secret of this job"
 CALLER = login_of(SECRET, Role.MEMBER, "rank1-a")
@@ -60,6 +72,36 @@ def test_peers_with_the_secret_exchange_values_and_bytes(door: Door) -> None:
     assert theirs.receive(Push) == sent
     assert (mine.peer, theirs.peer) == ("rank0-b", "rank1-a")
     mine.close()
+
+
+def test_what_says_that_a_link_works_fills_whole_packets_now_and_then(door: Door) -> None:
+    mine, theirs = door.call()
+    link = MemberLink(mine)
+    for message in [Welcome(1)] + 2 * FILLED * [Heartbeat(1, 0.5), Halt(1, "why")] + FILLED * [LeaderHeartbeat()]:
+        link.send(message)
+    sizes = {kind: list[int]() for kind in ("welcome", "heartbeat", "halt", "leader-heartbeat")}
+    for _ in range(1 + 5 * FILLED):
+        text, _ = theirs._connection.receive()
+        sizes[decode_message(text).kind].append(len(text))
+    assert sizes.pop("welcome")[0] >= 1500
+    assert max(sizes.pop("halt")) < 100, "other messages stay short"
+    beats = [size >= 1500 for size in (*sizes["heartbeat"], *sizes["leader-heartbeat"])]
+    assert beats == 3 * ([True] + (FILLED - 1) * [False])
+    mine.close()
+
+
+def test_who_asks_to_follow_fills_a_whole_packet(door: Door) -> None:
+    hello, replies = Hello(QUERY.peer, 0, ()), list[object]()
+    asking = threading.Thread(target=lambda: replies.append(ask_to_follow(("127.0.0.1", door.port), CALLER, hello)))
+    asking.start()
+    while not door.let_in:
+        time.sleep(0.005)
+    text, _ = door.let_in[0]._connection.receive()
+    assert len(text) >= 1500
+    assert decode_message(text) == hello
+    door.let_in[0].send(WaitForSuccessor(None))
+    asking.join(10)
+    assert replies == [(WaitForSuccessor(None), None)]
 
 
 def test_a_listener_of_another_role_is_refused(door: Door) -> None:

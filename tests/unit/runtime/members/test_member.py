@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import threading
@@ -18,7 +19,7 @@ from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members.channel import login_of
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.peers import ask_leadership
-from paceline.runtime.members.view import Peer, Report, Timeouts, View
+from paceline.runtime.members.view import Peer, Report, Timeouts, View, is_closed
 from paceline.runtime.protocol.messages import Farewell, Role
 
 SECRET = b"the secret of this job"
@@ -216,6 +217,47 @@ def test_a_roster_that_cannot_be_written_is_a_warning(crew: Crew, caplog: pytest
     crew.add(0, first=1)
     assert len(crew.next_views(0)[0].peers) == 1
     assert "cannot be written" in caplog.text
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+UNREADABLE = {
+    "folder": _folder,
+    "fifo": lambda path: os.mkfifo(path),
+    "loop": lambda path: path.symlink_to(path),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe[" * 100),
+    "open lists": lambda path: path.write_text("[" * 100_000),
+    "no addresses": lambda path: path.write_text(json.dumps([["a" * 300, 80], ["127.0.0.1", -1], [7], "x", None])),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_whatever_stands_in_place_of_the_roster_ends_nobody(crew: Crew, name: str) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    crew.roster.unlink()
+    UNREADABLE[name](crew.roster)
+    assert not is_closed(crew.roster)
+    crew.vanish(0)
+    assert len(crew.next_views(1)[0].peers) == 1
+
+
+def test_an_endpoint_that_is_none_does_not_end_the_leader_that_is_told_of_it(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runtime.members.member.LOOK_AROUND", 0.02)
+    member = crew.add(0, first=1)
+    crew.next_views(0)
+    login = login_of(SECRET, Role.MEMBER, "rank1-b")
+    for address, port in (("a" * 300, 80), ("127.0.0.1", 1 << 40), ("127.0.0.1", -1), ("\0", 80), ("", 0)):
+        assert ask_leadership(member.peer.endpoint, login, Peer("rank1-b", 1, address, port)) is not None
+    asked = threading.Event()
+    monkeypatch.setattr("paceline.runtime.members.peers.ask_leadership", lambda *_: asked.set())
+    assert asked.wait(5), "it looks around still"
+    assert member.leads
 
 
 def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:

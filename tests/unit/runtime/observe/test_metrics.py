@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -33,6 +34,25 @@ def test_the_newest_whole_line_of_each_rank_counts(tmp_path: Path) -> None:
         file.write('{"step": 10, "ti')
     write(tmp_path / "g-2.jsonl", {"other": 1})
     assert [(each["rank"], each["step"]) for each in read_metrics(str(tmp_path))] == [(0, 9), (1, 5)]
+
+
+ODD: list[dict[str, Any]] = [
+    {"step": "many"}, {"time": None}, {"group": {}}, {"group": 7}, {"rank": "first"}, {"share": [1]},
+    {"view": float("nan")}, {"steps_per_second": float("inf")},
+]  # fmt: skip
+
+
+def test_lines_of_somebody_else_and_what_is_no_file_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "g-0.jsonl", line(0, step=8))
+    for number, odd in enumerate(ODD):
+        write(tmp_path / f"odd-{number}.jsonl", {**line(1), **odd})
+    (tmp_path / "deep.jsonl").write_text("[" * 50_000)
+    found = CliRunner().invoke(program, ["top", str(tmp_path), "--once"])
+    assert found.exit_code == 0, found.output
+    assert [each["step"] for each in read_metrics(str(tmp_path))] == [8]
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(InputError, match=r"pipe\.jsonl cannot be read: not a regular file"):
+        read_metrics(str(tmp_path))
 
 
 def test_a_file_longer_than_its_tail_is_read_from_its_end(tmp_path: Path) -> None:

@@ -329,6 +329,39 @@ def test_slow_steps_of_all_are_no_hang(caplog: pytest.LogCaptureFixture) -> None
     assert "own code" not in caplog.text
 
 
+def test_ranks_that_all_wait_for_each_other_are_named_each_time_twice_as_late(caplog: pytest.LogCaptureFixture) -> None:
+    leading = formed("a", "b")
+    said = {}
+    for second in range(1, 60):
+        for name in "ab":
+            leading.hear(name, messages.Heartbeat(7 + (second > 40), 0.0), float(second))
+        leading.tick(float(second))
+        said[second] = caplog.text.count("all 2 ranks have waited for")
+    assert [second for second in said if said[second] > said.get(second - 1, 0)] == [12, 24, 52], "41 is another step"
+
+
+def test_a_view_that_was_formed_just_now_has_not_waited(caplog: pytest.LogCaptureFixture) -> None:
+    leading, _ = led("a", "b", first=2)
+    for second in range(1, 20):
+        for name in "ab":
+            leading.hear(name, messages.Heartbeat(), float(second))
+        if second == 18:
+            for name in "ab":
+                leading.hear(name, messages.Ready(0, 0, Report(0), False), float(second))
+        leading.tick(float(second))
+    assert leading.number == 1
+    assert "have waited for" not in caplog.text
+
+
+def test_ranks_of_which_one_computes_do_not_all_wait(caplog: pytest.LogCaptureFixture) -> None:
+    leading = formed("a", "b")
+    for second in range(1, 40):
+        leading.hear("a", messages.Heartbeat(7, 0.0), float(second))
+        leading.hear("b", messages.Heartbeat(7, 0.5), float(second))
+        leading.tick(float(second))
+    assert "have waited for" not in caplog.text
+
+
 def test_a_silent_follower_may_be_alive_and_one_whose_connection_broke_is_called_at_once() -> None:
     leading = formed("a", "b", "c")
     assert Probe(peer("b")) in leading.lose("b", 1.0, farewell=False)

@@ -5,6 +5,7 @@ Standard library and torch only; about half a second.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["host_rates", "thread_gain", "typical_seconds"]
+__all__ = ["host_rates", "seconds_of_turns", "thread_gain", "typical_seconds"]
 
 SIDE = 768
 """Rows of the matrices whose product is timed: large enough to be limited by arithmetic."""
@@ -39,23 +40,31 @@ def host_rates() -> dict[str, Any]:
 
 def typical_seconds(action: Callable[[], object], budget: float, *, least: int = 3) -> float:
     """Median seconds of an action that is repeated for about `budget` seconds, after one that does not count."""
+    return statistics.median(seconds_of_turns(action, budget, least=least))
+
+
+def seconds_of_turns(action: Callable[[], object], budget: float, *, least: int) -> list[float]:
+    """Seconds of each turn of an action that is repeated for about `budget` seconds, after one that does not count."""
     action()
     times: list[float] = []
     while sum(times) < budget or len(times) < least:
         begin = time.perf_counter()
         action()
         times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return times
 
 
 def thread_gain(step: Callable[[], object], budget: float = 0.5) -> float:
-    """How many times faster a step is on the present threads than on one, timed in turn so that drift hits both."""
-    threads, ratios = torch.get_num_threads(), []
-    for _ in range(3):
-        many = typical_seconds(step, budget / 6, least=1)
-        torch.set_num_threads(1)
+    """How many times faster a step is on the present threads than on one: the fastest steps of both, timed in turn.
+
+    Other load only ever lengthens a step, and lengthens steps of several threads most.
+    """
+    threads = torch.get_num_threads()
+    best: dict[int, float] = {}
+    for count in (threads, 1) * 3:
+        torch.set_num_threads(count)
         try:
-            ratios.append(typical_seconds(step, budget / 6, least=1) / many)
+            best[count] = min(best.get(count, math.inf), *seconds_of_turns(step, budget / 6, least=2))
         finally:
             torch.set_num_threads(threads)
-    return statistics.median(ratios)
+    return best[1] / best[threads]
