@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.errors import InputError, Unsupported
+from paceline.errors import Unsupported
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import PRIOR, Doubt, _log_density, _table, interval, scale_of
 from paceline.model.measured.extrapolate import _candidates, _terms, extrapolate_series
@@ -195,13 +195,6 @@ def test_a_batch_far_from_the_measured_ones_is_a_distance():
     assert doubt.doublings == pytest.approx(3), "64 to 8 is farther than 4 to 8 devices"
     other = replace(points, siblings=(series({1: 80.0}, batch=16.0),))
     assert forecast(posteriors([other], shipped_population())[0], None, 8.0, 8.0).doubt.doublings == pytest.approx(1)
-
-
-def test_less_than_one_sample_on_a_device_is_refused_unless_the_points_have_it():
-    with pytest.raises(InputError, match="a global batch of 32 gives 64 devices less than one sample each"):
-        predicted(series({1: 100.0, 2: 190.0, 4: 340.0}), 64, global_batch=32)
-    shared = series({8: 100.0, 16: 190.0, 32: 340.0}, at_8=1.0, at_16=0.5, at_32=0.25)
-    assert predicted(shared, 64, global_batch=8).value > 340
 
 
 def test_the_spread_of_a_prediction_is_that_of_the_counts_beside_it():

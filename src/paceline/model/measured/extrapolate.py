@@ -47,7 +47,7 @@ def extrapolate_series(
     """
     if not at or min(at) < 1:
         raise InputError("numbers of devices must be at least 1", hint="for example 32,64")
-    _check_points(series, max(at), global_batch)
+    _check_points(series, global_batch)
     alike = [one for one in series if one.has_one_batch]
     population = adapted(population, alike) if alike else population
     fits = posteriors(series, population)
@@ -66,7 +66,7 @@ def extrapolate_series(
     return tuple(curves)
 
 
-def _check_points(series: Sequence[Series], most: int, global_batch: float | None) -> None:
+def _check_points(series: Sequence[Series], global_batch: float | None) -> None:
     """Refuse what nothing supports: a series of one point that shares neither link nor network with another."""
     links = {normal(one.link) for one in series if one.num_points > 1}
     for one in series:
@@ -80,11 +80,6 @@ def _check_points(series: Sequence[Series], most: int, global_batch: float | Non
             raise InputError(
                 f"a global batch needs the batches of the measured points: {one.label} has none",
                 hint="add the column batch_per_device or global_batch",
-            )
-        if global_batch is not None and global_batch < most and not np.min(one.batches) < 1:
-            raise InputError(
-                f"a global batch of {global_batch:g} gives {most} devices less than one sample each",
-                hint=f"ask for at most {global_batch:g} devices, or for a larger global batch",
             )
 
 
