@@ -4,9 +4,10 @@ python tools/mutants.py                                     40 mutations in each
 python tools/mutants.py --only cost --count 30 --seed 7     the mutations of an earlier run
 python tools/mutants.py --processes 20                      mutations that only real processes of PyTorch reach
 
-Each mutation is applied to a copy of the tree. Which tests reach which function is recorded once for every test file
-and kept in results/mutants, beside the verdicts: a run that was stopped goes on where it was; what was caught is not
-tried again while its file is the same, and what survived is tried again with other tests. A mutation that no test
+Each mutation is applied to a copy of the tree. Its tests are the files that import the changed module, and then those
+that import the modules that use it; after `--collect`, which takes half an hour, also every other test that reaches the
+changed function. Verdicts are kept in results/mutants: a run that was stopped goes on where it was; what was caught is
+not tried again while its file is the same, and what survived is tried again with other tests. A mutation that no test
 could see because it changes nothing is listed with its reason in tools/equivalent_mutants.txt and not drawn. The exit
 code is 1 if fewer than 85 % are caught in a package.
 """
@@ -29,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 
 from mutation_sites import Mutation, mutations_of
-from mutation_tests import PACKAGES, Reach, Server, Verdict, digest, reaches
+from mutation_tests import PACKAGES, Reach, Server, Verdict, digest, importing_tests, reaches
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/paceline")
@@ -54,6 +55,8 @@ PROCESSES = {
 """Tests with real processes of PyTorch, for functions that no test in the same process reaches; the first that fits."""
 SECONDS = 15.0
 """Tests of one mutation: the quickest that together take this long."""
+ASSUMED = 5.0
+"""Seconds of a file of tests, for the time limit."""
 LIMIT = 12.0
 """Seconds that a file of tests with processes takes, roughly: its time limit follows from it."""
 
@@ -71,6 +74,8 @@ def main() -> int:
     drawn = _drawn(options, reach)
     print(f"seed {options.seed}: {len(drawn)} mutations", flush=True)
     verdicts = _verdicts(drawn)
+    if options.json:
+        _write(options, drawn, verdicts)
     return _table(drawn, verdicts, options.seed, time.monotonic() - started)
 
 
@@ -80,8 +85,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=40, help="mutations of each package, of what quick tests reach")
     parser.add_argument("--processes", type=int, metavar="COUNT", help="instead: of what only PyTorch processes reach")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write seed, counts and survivors")
     parser.add_argument(
-        "--collect", nargs="*", metavar="TEST_FILE", help="record again which tests reach what, and end"
+        "--collect", nargs="*", metavar="TEST_FILE", help="record which tests reach what, of these files anew, and end"
     )
     options = parser.parse_args()
     unknown = set(options.only) - set(PACKAGES)
@@ -112,7 +118,10 @@ def _shuffled(package: str, seed: int) -> Iterator[Mutation]:
 
 
 def _quick_tests(mutation: Mutation, reach: Reach) -> Tests:
-    return reach.tests_of(mutation.path.relative_to(SOURCE).as_posix(), mutation.function, SECONDS)
+    file = mutation.path.relative_to(SOURCE).as_posix()
+    near = importing_tests(ROOT, file)
+    recorded = reach.tests_of(file, mutation.function, SECONDS)
+    return [(test, ASSUMED) for test in near] + [one for one in recorded if one[0].split("::")[0] not in near]
 
 
 def _process_tests(mutation: Mutation) -> Tests:
@@ -126,12 +135,11 @@ def _verdicts(drawn: list[tuple[Mutation, Tests]]) -> list[str]:
     known = _known()
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, VERDICTS.open("a", encoding="utf-8") as file:
-        server = Server(_copy(Path(folder) / "tree"))
-        _check_unchanged([tests for one, tests in drawn if _of_before(known, one, tests) is None], server)
+        trial = Trial(_copy(Path(folder) / "tree"))
         for number, (mutation, tests) in enumerate(drawn, 1):
             verdict = _of_before(known, mutation, tests)
             if verdict is None:
-                verdict = _verdict(mutation, server, tests)
+                verdict = trial.verdict(mutation, tests)
                 line = {"mutation": _identity(mutation), "tests": _content(tests), "verdict": verdict}
                 print(json.dumps(line), file=file, flush=True)
             verdicts.append(verdict)
@@ -140,7 +148,7 @@ def _verdicts(drawn: list[tuple[Mutation, Tests]]) -> list[str]:
             if number % 10 == 0:
                 seen = sum(one in Verdict.SEEN for one in verdicts)
                 print(f"{number} of {len(drawn)}: {seen} caught", flush=True)
-        server.stop()
+        trial.stop()
     return verdicts
 
 
@@ -168,13 +176,6 @@ def _content(tests: Tests) -> str:
     return digest("".join([*(test for test, _ in tests), *(digest((ROOT / f).read_bytes()) for f in files)]).encode())
 
 
-def _check_unchanged(tests: list[Tests], server: Server) -> None:
-    """Without a mutation the tests pass; else every mutation would look caught. Compiles the tests on the way."""
-    names = sorted({test for some in tests for test, _ in some})
-    if names and server.verdict(names, limit=1800, warm=True) != Verdict.SURVIVED:
-        sys.exit(f"tests fail without a mutation: {server.log.read_text()[-2000:]}")
-
-
 def _copy(tree: Path) -> Path:
     left = shutil.ignore_patterns(".venv", ".git", "results", "__pycache__", ".*_cache", ".hypothesis", "dist")
     shutil.copytree(ROOT, tree, ignore=left)
@@ -184,21 +185,70 @@ def _copy(tree: Path) -> Path:
     return tree
 
 
-def _verdict(mutation: Mutation, server: Server, tests: Tests) -> str:
-    if not tests:
-        return Verdict.UNREACHED
-    target = server.tree / mutation.path
-    target.write_text(mutation.after, encoding="utf-8")
-    Path(importlib.util.cache_from_source(str(target))).unlink(missing_ok=True)
-    try:
-        return server.verdict([test for test, _ in tests], limit=30 + 8 * sum(seconds for _, seconds in tests))
-    finally:
-        target.write_text(mutation.before, encoding="utf-8")
+class Trial:
+    """Mutations in a copy of the tree, one after the other."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._hot, self._cold = Server(tree, hot=True), Server(tree)
+        self._sound: dict[str, bool] = {}
+        """Whether a test that failed passes without a mutation."""
+
+    def verdict(self, mutation: Mutation, tests: Tests) -> str:
+        """Whether the tests see a mutation; a test that fails without one counts for nothing."""
+        while True:
+            sound = [(test, seconds) for test, seconds in tests if self._sound.get(test, True)]
+            if not sound:
+                return Verdict.UNREACHED
+            verdict, failed = self._mutated(mutation, sound)
+            if failed is None or self._is_sound(failed):
+                return verdict
+
+    def _mutated(self, mutation: Mutation, tests: Tests) -> tuple[str, str | None]:
+        """The verdict and the test that failed."""
+        target = self._tree / mutation.path
+        target.write_text(mutation.after, encoding="utf-8")
+        Path(importlib.util.cache_from_source(str(target))).unlink(missing_ok=True)
+        names, limit = [test for test, _ in tests], 30 + 8 * sum(seconds for _, seconds in tests)
+        verdict = Verdict.SURVIVED
+        try:
+            for server in (self._hot, self._cold):
+                verdict = server.verdict(names, limit=limit, mutation=mutation)
+                if verdict != Verdict.SURVIVED:
+                    return verdict, server.failed_test if verdict == Verdict.CAUGHT else None
+        finally:
+            target.write_text(mutation.before, encoding="utf-8")
+        return verdict, None
+
+    def _is_sound(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = self._hot.verdict([test], limit=600) == Verdict.SURVIVED
+            if not self._sound[test]:
+                print(f"fails without a mutation, and is left out: {test}", flush=True)
+        return self._sound[test]
+
+    def stop(self) -> None:
+        """End both servers."""
+        self._hot.stop()
+        self._cold.stop()
 
 
 def _tell(mutation: Mutation, verdict: str, tests: Tests) -> None:
     where = f"{mutation.path}:{mutation.line} {mutation.function or '(module)'}"
     print(f"{verdict} ({len(tests)} tests): {where} ({mutation.kind})\n{mutation.diff()}\n", flush=True)
+
+
+def _write(options: argparse.Namespace, drawn: list[tuple[Mutation, Tests]], verdicts: list[str]) -> None:
+    """Seed, counts and what was not caught, as JSON."""
+    pairs = [(mutation, verdict) for (mutation, _), verdict in zip(drawn, verdicts, strict=True)]
+    counts: dict[str, Counter[str]] = {}
+    for mutation, verdict in pairs:
+        counts.setdefault(mutation.path.parts[2], Counter())[verdict] += 1
+    missed = [{"mutation": mutation.key, "kind": mutation.kind, "verdict": verdict}
+              for mutation, verdict in pairs if verdict not in Verdict.SEEN]  # fmt: skip
+    content = {"seed": options.seed, "count": options.count, "verdicts": counts, "missed": missed}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _table(drawn: list[tuple[Mutation, Tests]], verdicts: list[str], seed: int, seconds: float) -> int:

@@ -102,6 +102,8 @@ def _mutable(node: ast.AST) -> Iterator[ast.AST]:
             continue
         if isinstance(child, ast.Call) and _name(child.func) in SILENT:
             continue
+        if isinstance(child, ast.keyword) and child.arg == "strict":
+            continue  # of zip: an assertion
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             for part in child.body:
                 yield part

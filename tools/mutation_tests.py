@@ -1,12 +1,16 @@
 """Which tests reach which function, recorded by coverage.py once per test file; and a quick run of some tests.
 
 A server process imports the libraries once and forks for every run, since importing them takes longer than most tests.
-Tests of commands call the command line in the same process, where coverage sees it. A file of tests that takes longer
-than `LONGEST` under coverage is left out of this run, and tried again in the next.
+A hot server imports Paceline too: a mutation exchanges the code of one function there, and nothing is imported again.
+What survives so is tried again by a cold server, which imports the mutated file: tables that were computed while
+modules were imported are made anew there. Tests of commands call the command line in the same process, where coverage
+sees it. A file of tests that takes longer than `LONGEST` under coverage is left out of this run, and tried again in the
+next.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import io
@@ -20,13 +24,15 @@ import time
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from mutation_sites import function_at, functions_of
+from mutation_sites import Mutation, function_at, functions_of
 
-__all__ = ["PACKAGES", "Reach", "Server", "Verdict", "digest", "reaches"]
+__all__ = ["PACKAGES", "Reach", "Server", "Verdict", "digest", "importing_tests", "reaches"]
 
 PACKAGES = ("cost", "model", "measurements", "runtime", "explain")
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
@@ -43,6 +49,8 @@ FAILED = (1, 2, 3, 4)
 """A test failed, pytest itself did (a mutation can leak a socket), or a module of tests could not be imported."""
 BROKEN = 70
 """The tool itself failed."""
+COLD = 71
+"""The mutation is not in a function whose code can be exchanged."""
 LATE = -signal.SIGKILL
 LONGEST = 600.0
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -68,15 +76,15 @@ class Reach:
 
 
 def reaches(root: Path, collect: list[str] | None = None) -> Reach:
-    """Read what was recorded; record test files that are new or changed, or those named, each for itself."""
+    """Read what was recorded; with `collect` record test files that are new or changed, or those named."""
     folder = root / "results" / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
     files = [path for name in FOLDERS for path in sorted((root / name).rglob("test_*.py")) if _concerns(path)]
     records = {path: folder / ("-".join(path.relative_to(root).parts) + ".json") for path in files}
-    stale = [path for path in files if _is_stale(path, records[path], root, collect or [])]
+    stale = [path for path in files if collect is not None and _is_stale(path, records[path], root, collect)]
     if stale:
         print(f"recording which functions {len(stale)} test files reach", flush=True)
-        server = Server(root)
+        server = Server(root, hot=True)
         for number, path in enumerate(stale, 1):
             print(f"{number} of {len(stale)}: {path.relative_to(root)}", flush=True)
             _collect(server, path, records[path])
@@ -89,6 +97,40 @@ def reaches(root: Path, collect: list[str] | None = None) -> Reach:
             for function in facts["functions"]:
                 tests.setdefault(function, set()).add(test)
     return Reach(seconds, tests)
+
+
+NAMED = re.compile(r"^(?:from (paceline[\w.]*) import ([^(\n]+|\([^)]*\))|import (paceline[\w.]+))", flags=re.M)
+"""What an import names: a module, and what is taken from it, which may be modules too."""
+MOST_FILES = 6
+
+
+@cache
+def _imported(path: Path) -> frozenset[str]:
+    """Modules of Paceline that a file imports by name."""
+    found = set()
+    for module, names, alone in NAMED.findall(path.read_text(encoding="utf-8")):
+        found |= {module or alone, *(f"{module}.{name}" for name in re.findall(r"\w+", names))}
+    return frozenset(found)
+
+
+def importing_tests(root: Path, file: str) -> list[str]:
+    """Test files for a module of which nothing is recorded: those that import it, then those that import its users."""
+    module = _dotted(Path(file))
+    tests = [path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))]
+    source = root / "src" / "paceline"
+    users = {_dotted(path.relative_to(source)) for path in source.rglob("*.py") if module in _imported(path)}
+    near = [[path for path in tests if _is_of(path, some)] for some in ({module}, users)]
+    chosen = dict.fromkeys(path for some in near for path in sorted(some, key=lambda path: path.stat().st_size))
+    return [str(path.relative_to(root)) for path in list(chosen)[:MOST_FILES]]
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(("paceline", *path.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _is_of(path: Path, modules: set[str]) -> bool:
+    """Whether a test file imports one of the modules, or is in a folder of its name."""
+    return bool(modules & _imported(path)) or bool({name.rpartition(".")[2] for name in modules} & set(path.parts[:-1]))
 
 
 def _concerns(path: Path) -> bool:
@@ -237,37 +279,54 @@ class Verdict:
 
 
 class Server:
-    """A process that has imported the libraries and forks for every run of tests in one tree."""
+    """A process that has imported the libraries and forks for every run of tests in one tree; Paceline too if `hot`."""
 
-    def __init__(self, tree: Path) -> None:
-        self.tree = tree
-        self.log = tree / "mutant.log"
-        argv, pipe = [sys.executable, __file__, "serve"], subprocess.PIPE
+    def __init__(self, tree: Path, *, hot: bool = False) -> None:
+        self.tree, self.hot = tree, hot
+        self.log = tree / f"mutant-{'hot' if hot else 'cold'}.log"
+        argv, pipe = [sys.executable, __file__, "hot" if hot else "cold"], subprocess.PIPE
         self._process = subprocess.Popen(argv, cwd=tree, env=_environment(tree), stdin=pipe, stdout=pipe, text=True)
+        self._answer()  # nothing may be mutated before everything is imported
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        return int(json.loads(self._process.stdout.readline()))
 
     def ask(self, request: dict[str, Any], limit: float) -> int:
         """The exit code of pytest; `LATE` where it was killed at the limit."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"log": str(self.log), **request, "limit": limit}) + "\n")
         self._process.stdin.flush()
-        return int(json.loads(self._process.stdout.readline()))
+        return self._answer()
 
-    def verdict(self, tests: list[str], *, limit: float, warm: bool = False) -> str:
-        """Whether one of the tests fails, or all together take longer than the limit; `warm` keeps compiled tests."""
-        code = self.ask({"tests": tests, "warm": warm}, limit)
-        if code not in (0, LATE, *FAILED):
+    def verdict(self, tests: list[str], *, limit: float, mutation: Mutation | None = None) -> str:
+        """Whether one of the tests fails, or all together take longer than the limit."""
+        changed = {"path": str(mutation.path), "function": mutation.function} if mutation and self.hot else None
+        code = self.ask({"tests": tests, "changed": changed, "hot": self.hot}, limit)
+        if code not in (0, LATE, COLD, *FAILED):
             sys.exit(f"pytest ended with {code}: {self.log.read_text()[-2000:]}")
-        return {0: Verdict.SURVIVED, LATE: Verdict.LATE}.get(code, Verdict.CAUGHT)
+        return {0: Verdict.SURVIVED, COLD: Verdict.SURVIVED, LATE: Verdict.LATE}.get(code, Verdict.CAUGHT)
+
+    @property
+    def failed_test(self) -> str | None:
+        """The test that failed in the last run; none if a module of tests could not be imported."""
+        found = re.search(r"^FAILED (tests/[^\s\[]+)", self.log.read_text(errors="replace"), flags=re.M)
+        return found[1] if found else None
 
     def stop(self) -> None:
         """End the process."""
         self._process.communicate()
 
 
-def _serve() -> int:
+def _serve(*, hot: bool) -> int:
     for library in LIBRARIES:
         importlib.import_module(library)
+    for path in sorted(Path("src/paceline").rglob("*.py")) if hot else ():
+        name = ".".join(path.relative_to("src").with_suffix("").parts).removesuffix(".__init__")
+        if not {"frameworks", "site"} & set(path.parts) and path.name != "__main__.py":
+            with contextlib.suppress(Exception):  # what needs a framework
+                importlib.import_module(name)
+    print(0, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -278,6 +337,44 @@ def _serve() -> int:
             os._exit(code)
         print(_ended(child, time.monotonic() + request["limit"]), flush=True)
     return 0
+
+
+def _exchange_code(path: str, function: str) -> bool:
+    """Give a function of an imported module the code that its file has now; false where it has to be imported."""
+    name = ".".join(Path(path).relative_to("src").with_suffix("").parts).removesuffix(".__init__")
+    found: Any = sys.modules.get(name)
+    for part in function.split("."):
+        if not isinstance(found, ModuleType | type) or part not in vars(found):
+            break
+        found = _plain(vars(found)[part])
+    if not isinstance(found, FunctionType):
+        return False
+    new = _code_at(compile(Path(path).read_text(encoding="utf-8"), found.__code__.co_filename, "exec"), found.__code__)
+    if new is None or len(new.co_freevars) != len(found.__code__.co_freevars):
+        return False
+    found.__code__ = new
+    return True
+
+
+def _plain(found: Any) -> Any:
+    """The function behind decorators."""
+    if isinstance(found, property):
+        found = found.fget
+    if isinstance(found, cached_property):
+        found = found.func
+    if isinstance(found, staticmethod | classmethod):
+        found = found.__func__
+    while hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found
+
+
+def _code_at(code: CodeType, old: CodeType) -> CodeType | None:
+    """The code of the same name that begins at the same line."""
+    if (code.co_name, code.co_firstlineno) == (old.co_name, old.co_firstlineno):
+        return code
+    inner = (_code_at(one, old) for one in code.co_consts if isinstance(one, CodeType))
+    return next((one for one in inner if one is not None), None)
 
 
 def _ended(child: int, until: float) -> int:
@@ -302,7 +399,11 @@ def _child(request: dict[str, Any]) -> int:
     try:
         if "collect" in request:
             return _record(request["collect"], request["record"])
-        sys.dont_write_bytecode = not request["warm"]
+        # Compiled tests are kept; a compiled mutation would outlive it. Only the cold server imports mutated files.
+        sys.dont_write_bytecode = not request["hot"]
+        changed = request["changed"]
+        if changed and not _exchange_code(changed["path"], changed["function"]):
+            return COLD
         return int(pytest.main([*request["tests"], *OPTIONS], plugins=[_Commands(), _FewExamples()]))
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
@@ -310,4 +411,4 @@ def _child(request: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_serve())
+    sys.exit(_serve(hot=sys.argv[1] == "hot"))

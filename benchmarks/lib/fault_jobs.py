@@ -36,7 +36,7 @@ Endpoint = tuple[str, int]
 NAMED = re.compile(r"(rank\S+) has been in its own code for (\d+) s in step (\d+)")
 
 
-ENDING = 20
+ENDING = 8
 """Steps from the order to end to the last one: enough for every rank to see the order before."""
 
 

@@ -25,6 +25,8 @@ from lib.leases import syncer_of
 SAMPLES, BATCH = 240, 24
 EPOCHS = 10**6
 LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 24, 16, 2, 8, 32
+LOOK = 0.05
+"""Seconds between two looks at the clock."""
 SLOWER = 5
 """Times by which a slow device is slower."""
 
@@ -65,6 +67,7 @@ def worker(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.randint(VOCABULARY, (SAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
     _die_as_ordered(folder, name)
+    lag = Lag()
     with (folder / f"{name}.steps").open("a") as lines:
         lines.write("\n")  # whoever was killed may have left half a line
         _write(lines, {"joins": time.monotonic()})
@@ -76,10 +79,11 @@ def worker(folder: Path) -> None:
                 began = time.perf_counter()
                 loss = model(batch.inputs)
                 _suffer(folder, name, time.perf_counter() - began)
-                pace.step(loss)
+                pace.backward(loss)  # not `step`, which leaves out ranks without a share: each rank writes each step
+                pace.update()
                 if pace.position.step == step + 1:
                     record = {"step": step + 1, "epoch": epoch, "samples": batch.indices.tolist(), "from": before}
-                    _write(lines, record | {"lease": lease} | _state(pace, model))
+                    _write(lines, record | {"lease": lease, "lag": lag.worst()} | _state(pace, model))
                 if syncer_of(pace) is not None and (folder / "stop").exists():
                     break
         _write(lines, {"ended": time.monotonic(), "last": pace.position.step, "final": _hash(model)})
@@ -113,6 +117,25 @@ def _end_as_ordered(folder: Path, pace: Any) -> None:
     while not stop.exists() or not (text := stop.read_text()).endswith("\n"):
         time.sleep(0.02)
     pace._mode.begin(Limits(steps=int(text)))
+
+
+class Lag:
+    """How late a thread that sleeps, as those that send heartbeats do, wakes up: a busy machine, not a fault."""
+
+    def __init__(self) -> None:
+        self._worst = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            time.sleep(LOOK)
+            self._worst = max(self._worst, time.monotonic() - began - LOOK)
+
+    def worst(self) -> float:
+        """Since the last question."""
+        worst, self._worst = self._worst, 0.0
+        return worst
 
 
 def _state(pace: Any, model: Any) -> dict[str, Any]:

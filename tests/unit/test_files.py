@@ -114,3 +114,22 @@ def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -
     (tmp_path / f"file.tmp-{host}-{dead.pid}-0").write_text("half")
     assert remove_abandoned(tmp_path) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    target = tmp_path / "run"
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: seen.append((Path(os.readlink(f"/proc/self/fd/{handle}")).name, target.exists()))
+    )
+    with atomic_directory(target, durable=durable) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a").write_text("a")
+        (folder / "b").write_text("b")
+    assert sorted(seen[:-1]) == (
+        [("a", False), ("b", False), ("inner", False), (folder.name, False)] if durable else []
+    )
+    assert seen[-1:] == ([(tmp_path.name, True)] if durable else [])

@@ -14,6 +14,7 @@ from paceline import catalog
 from paceline.explain.cases.step import scaled_step
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.results import usage_of_group
+from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
 from paceline.report.exports import EXPORTS, export, markdown_report
@@ -22,7 +23,7 @@ from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html.page import render_page
 from paceline.report.tables import gap_table
 from paceline.report.terminal.campaign import explanation_lines, show_results
-from paceline.report.words import file_name
+from paceline.report.words import file_name, percent_half
 from tests.made import Made, write
 
 HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
@@ -266,3 +267,12 @@ def test_markdown_is_a_table(explained):
     rows = [line for line in markdown_report(explanation).splitlines() if line.startswith("| lenet")]
     assert len(rows) == 3
     assert all(row.count(" | ") == 6 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("half", "words"),
+    [(0.034, "± 3.4 %"), (9.99, "± 999.0 %"), (10.0, "more than ± 1000 %"), (float("inf"), "one launch")],
+)
+def test_half_of_an_interval(half: float, words: str) -> None:
+    assert percent_half(Interval(1.0, 1 - half, 1 + half)) == words
+    assert percent_half(None) == "one launch"

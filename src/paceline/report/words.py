@@ -37,13 +37,19 @@ __all__ = [
 
 WORTH_NAMING = 0.05
 """Smallest share of a step that is named beside compute."""
+WIDEST = 10.0
+"""Half of an interval beyond which its number is not printed."""
 MOST_OTHERS = 5
 """Further cases of the same cause that are named."""
 
 
 def percent_half(interval: Interval | None) -> str:
-    """Half of an interval in percent; one launch has none."""
-    return f"± {100 * interval.half:.1f} %" if interval and math.isfinite(interval.half) else "one launch"
+    """Half of an interval in percent; one launch has none, and two that differ much have one that says nothing."""
+    if interval is None or not math.isfinite(interval.half):
+        return "one launch"
+    return (
+        f"± {100 * interval.half:.1f} %" if interval.half < WIDEST else f"more than ± {WIDEST:.0%}".replace("%", " %")
+    )
 
 
 def mfu_words(share: float) -> str:

@@ -32,7 +32,7 @@ def test_a_kill_and_the_death_of_a_group_are_survived(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "result.json").read_text())["turns"]
     assert found["kill"]["times"] == found["group"]["times"] == 1
-    assert found["kill"]["go_on_s"]["max"] < 2.0
+    assert found["kill"]["starved"] or found["kill"]["go_on_s"]["max"] < 2.0
 
 
 class Written:

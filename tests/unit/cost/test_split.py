@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cost.split import Cost, proportional_split, split_batch
+from paceline.cost.split import Cost, _give_back, proportional_split, split_batch
 from paceline.errors import InputError
 
 costs = st.builds(
@@ -64,3 +64,12 @@ def test_a_thousand_devices_are_split_at_once() -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=20), st.integers(0, 1000))
 def test_proportional_shares_sum_to_the_total(weights: list[float], total: int) -> None:
     assert sum(proportional_split(weights, total)) == total
+
+
+@pytest.mark.parametrize(
+    ("least", "surplus", "left"), [(0, 0, [9, 3]), (0, 1, [8, 3]), (0, 2, [8, 2]), (0, 3, [7, 2]), (3, 3, [6, 3])]
+)
+def test_what_is_too_much_is_taken_from_whoever_finishes_last(least: int, surplus: int, left: list[int]) -> None:
+    samples = [9, 3]  # 9 s each; without one sample the first takes 8 s, the second 6 s
+    _give_back(samples, [Cost(0.0, 1.0), Cost(0.0, 3.0, least=least)], surplus)
+    assert samples == left
