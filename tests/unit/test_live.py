@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 from paceline.integrations.live import WINDOW, Alert, LiveWatch
+from paceline.integrations.watching import Watch
 from paceline.report.terminal.watched import alert_line
+from paceline.runtime.watch.job import read_records
+from paceline.runtime.watch.recorder import Recorder
 
 
 class Ranks:
@@ -91,3 +95,36 @@ def test_half_a_line_waits_for_its_end_and_missing_ranks_are_waited_for(tmp_path
     live.look()
     assert live._judged == ranks.step - 1
     assert max(len(steps) for steps in live._steps.values()) <= WINDOW
+
+
+def test_a_watch_says_its_verdict_while_the_training_runs(tmp_path: Path) -> None:
+    watch, clock = Watch(store=tmp_path), itertools.count(0.0, 0.01)
+    assert watch.summary() == "the first rank has the summary of the whole training"
+    recorder = watch._recorder = Recorder(str(tmp_path))
+    recorder.now = lambda: next(clock)
+    assert watch.summary() == "paceline watch: no training step was seen, so far"
+    for _ in range(40):
+        recorder.begin("forward")
+        recorder.end("forward")
+        recorder.boundary()
+    assert watch.summary().startswith("paceline watched 31 steps on 1 rank, 30.0 ms a step: still running")
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("worlds", "expected", "others"),
+    [
+        ([(1, 0, 0, 30), (2, 0, 0, 20), (2, 1, 0, 20)], [20, 20], 1),  # the ranks of a training that the first started
+        ([(2, 0, 0, 9), (2, 1, 0, 9), (2, 0, 1, 20), (2, 1, 1, 21)], [20, 21], 2),  # started anew
+        ([(1, 0, 0, 30), (1, 0, 0, 40)], [40], 1),  # two that know nothing of each other
+    ],
+)
+def test_records_are_of_the_training_with_most_steps(
+    tmp_path: Path, worlds: list[tuple[int, int, int, int]], expected: list[int], others: int
+) -> None:
+    for number, (world, rank, attempt, steps) in enumerate(worlds):
+        facts = {"event": "facts", "world": world, "rank": rank, "attempt": attempt, "steps": steps}
+        (tmp_path / f"process-{number}.jsonl").write_text(json.dumps(facts) + "\n")
+    records = read_records(tmp_path)
+    assert [record["steps"] for record in records] == expected
+    assert {record["others"] for record in records} == {others}

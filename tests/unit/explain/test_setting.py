@@ -31,6 +31,7 @@ DDP = {"hosts": ["a", "a"], "ddp": {"find_unused_parameters": False, "unused": 0
         (Setting(by_hand=True), "overlap"),
         (Setting(by_hand=True, served=True), "server"),
         (Setting(searches=True, buckets=(4096,) * 8), "unused"),
+        (Setting(sharded=True), "shards"),
     ],
 )
 def test_an_exposed_exchange_has_a_reason(setting: Setting, reason: str) -> None:
@@ -65,6 +66,7 @@ def test_facts_of_a_run_are_its_setting() -> None:
     assert not setting_of({"hosts": ["a", "a"], "ddp": {}, "sharded": True}, 1, 2, 2).by_hand, (
         "FSDP exchanges by itself"
     )
+    assert setting_of({"hosts": ["a", "a"], "ddp": {}, "sharded": True}, 1, 2, 2).sharded
     collected = setting_of({**DDP, "gc_share": 0.1, "gc_steps": [[12, 0.2]], "served": True}, 1, 2, 2)
     assert (collected.collecting, collected.collected, collected.served) == (0.1, {12: 0.2}, True)
 

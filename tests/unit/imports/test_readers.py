@@ -158,6 +158,24 @@ def test_a_compressed_trace_is_read_as_it_is(tmp_path: Path) -> None:
     assert read_job([path]).steps == (3, 4, 5, 6)
 
 
+FORMER = {"cpu_op": "Operator", "user_annotation": "Operator"}
+
+
+@pytest.mark.parametrize("how", ["text", "former", "marked"])
+def test_traces_of_other_versions_have_the_same_shares(tmp_path: Path, how: str) -> None:
+    document = kineto(0, 1)
+    usual, other = tmp_path / "usual.json", tmp_path / "other.json"
+    usual.write_text(json.dumps(document))
+    for one in document["traceEvents"]:
+        one.update({"ts": str(one["ts"]), "dur": str(one["dur"])} if how == "text" else {})
+        one.update(cat=FORMER[one["cat"]] if how == "former" else one["cat"])
+    for name in ("schemaVersion", "distributedInfo") if how == "former" else ():
+        del document[name]
+    other.write_bytes(b"\xef\xbb\xbf" * (how == "marked") + json.dumps(document).encode())
+    (expected,), (found,) = ([job.shares] for job in (read_job([usual]), read_job([other])))
+    assert [one.exposed for one in found] == [one.exposed for one in expected]
+
+
 def test_a_timeline_of_horovod_has_a_step_for_each_exchange_of_a_tensor(tmp_path: Path) -> None:
     events = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"grad{pid}"}} for pid in (1, 2)]
     for step in range(3):

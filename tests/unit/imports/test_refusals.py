@@ -95,6 +95,8 @@ CASES: dict[str, tuple[Files, str]] = {
     "time that is not finite": ({"t.json": SOUND.replace(b'"ts": 1000000004000.0', b'"ts": NaN', 1)}, r"\.ts: got nan"),
     "infinite duration": ({"t.json": SOUND.replace(b'"dur": 30000.0', b'"dur": 1e999', 1)}, r"\.dur: got inf"),
     "negative duration": ({"t.json": first(dur=-5)}, r"\.dur: got -5, expected a number of microseconds, 0 or more"),
+    "no durations": ({"t.json": trace(lambda d: [e.pop("dur") for e in d["traceEvents"]])}, "3 takes no time"),
+    "text in another encoding": ({"t.json": SOUND.decode().encode("utf-16")}, "expected JSON in UTF-8"),
     "arguments as a list": ({"t.json": first(args=[1])}, "args"),
     "event without a name": ({"t.json": trace(lambda d: d["traceEvents"][3].pop("name"))}, "name"),
     "deep nesting": ({"t.json": nested(100_000)}, "nested"),
