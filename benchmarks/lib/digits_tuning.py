@@ -8,6 +8,7 @@ settings name. One group is one process with the whole batch, which data paralle
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import random
@@ -21,6 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
 from lib.digits import Digits, Watch
+from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.samples import epoch_order, even_part
 from paceline.runtime.syncer.leases import Lease, Leases
 from paceline.runtime.syncer.rounds import Arrival, ShardState
@@ -35,21 +37,45 @@ def together(told: Told) -> dict[str, Any]:
     """One group; a step lasts as long as its slowest rank and one exchange."""
     digits, watch = Digits(told["seed"], told["hidden"]), Watch(told["accuracy"], told["looks"])
     optimizer, chance, now = digits.optimizer(told), random.Random(told["seed"]), 0.0
-    total, batch = len(digits.labels), told["batch"]
+    total, batch, curve = len(digits.labels), told["batch"], Curve(told)
     for epoch in range(told["epochs"]):
         order = epoch_order(total, seed=told["seed"], epoch=epoch)
         for begin in range(0, total - batch + 1, batch):
             _step(digits, optimizer, order[begin : begin + batch])
             now += max(_seconds(told, chance) for _ in range(told["devices"])) + told["exchange"]
-            watch.look(digits.accuracy(), now)
-    return watch.result(digits.accuracy(), now)
+            accuracy = digits.accuracy()
+            watch.look(accuracy, now)
+            curve.add(now, accuracy)
+    return {**watch.result(digits.accuracy(), now), **curve.plain()}
 
 
-def _step(digits: Digits, optimizer: torch.optim.Optimizer, samples: np.ndarray) -> None:
+class Curve:
+    """Accuracy over time, if it is asked for."""
+
+    def __init__(self, told: Told) -> None:
+        self._asked, self._points = told.get("curve", False), list[tuple[float, float]]()
+
+    def add(self, now: float, accuracy: float) -> None:
+        """A point."""
+        self._points.append((round(now, 3), round(accuracy, 4)))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"curve": self._points} if self._asked else {}
+
+
+def _step(
+    digits: Digits,
+    optimizer: torch.optim.Optimizer,
+    samples: np.ndarray,
+    recipe: tuple[LargeBatch, float] | None = None,
+) -> None:
+    """With a recipe: and the factor that it has now."""
     chosen = torch.from_numpy(samples.copy())
     optimizer.zero_grad(set_to_none=True)
     digits.loss(digits.images[chosen], digits.labels[chosen]).backward()
-    optimizer.step()
+    with recipe[0].applied([optimizer], recipe[1]) if recipe else contextlib.nullcontext():
+        optimizer.step()
 
 
 def _seconds(told: Told, chance: random.Random) -> float:
@@ -66,13 +92,15 @@ class Swarm:
         groups = told["groups"]
         self.digits = [Digits(told["seed"], told["hidden"]) for _ in range(groups)]
         self.optimizers = [digits.optimizer(told) for digits in self.digits]
-        self.shard = ShardState(round_policy({**told, "rule": {"name": told["rule"]}}))
+        self.shard = ShardState(round_policy({**told, "rule": {"name": told["rule"], **told.get("with", {})}}))
         self.busy = set(range(groups))
         self.shard.start(parameters_to_vector(self.digits[0].model.parameters()).detach().numpy())
         self.leases = Leases(len(self.digits[0].labels), told["epochs"])
         self.held: dict[int, tuple[int, int, Lease]] = {}
         """Sequence number, version and samples that a group works on."""
         self.events: list[tuple[float, int]] = []
+        self.recipe = LargeBatch(told["reference"], told["warmup"]) if "reference" in told else None
+        self.steps = [0] * groups
 
     def give(self, group: int, sequence: int, now: float) -> None:
         """Common parameters and the next samples for a group."""
@@ -100,7 +128,9 @@ class Swarm:
         begin = lease.begin
         while begin < lease.end:
             part = order[begin : begin + even_part(lease.end - begin, share)]
-            _step(digits, self.optimizers[group], part)
+            recipe, self.steps[group] = self.recipe, self.steps[group] + 1
+            factor = recipe.factor(self.steps[group] - 1, batch=self.told["batch"], noise=None) if recipe else 1.0
+            _step(digits, self.optimizers[group], part, (recipe, factor) if recipe else None)
             begin += len(part)
         progress = (before - parameters_to_vector(digits.model.parameters()).detach()).numpy()
         self.shard.arrive(Arrival(str(group), sequence, version, lease.end - lease.begin, progress), now)
@@ -119,7 +149,7 @@ class Swarm:
 def apart(told: Told) -> dict[str, Any]:
     """Several groups; those that have handed in go on when their round is over, which the clock may bring about."""
     swarm, watch, now = Swarm(told), Watch(told["accuracy"], told["looks"]), 0.0
-    every, waiting = max(1, told["groups"] // told["quorum"]), set[int]()
+    every, waiting, curve = max(1, told["groups"] // told["quorum"]), set[int](), Curve(told)
     for group in range(told["groups"]):
         swarm.give(group, 1, 0.0)
     while swarm.events:
@@ -128,14 +158,16 @@ def apart(told: Told) -> dict[str, Any]:
             swarm.work(group, now)
             waiting.add(group)
         while swarm.shard.advance(now):
-            if swarm.shard.version % every == 0 and not watch.reached:
-                watch.look(swarm.accuracy(), now)
+            if swarm.shard.version % every == 0 and (not watch.reached or "curve" in told):
+                accuracy = swarm.accuracy()
+                watch.look(accuracy, now)
+                curve.add(now, accuracy)
             for ready in sorted(waiting):
                 swarm.give(ready, swarm.held[ready][0] + 1, now)
             waiting.clear()
         if waiting and group != CLOCK:
             heapq.heappush(swarm.events, (now + told["grace"] + 1e-9, CLOCK))
-    return watch.result(swarm.accuracy(), now)
+    return {**watch.result(swarm.accuracy(), now), **curve.plain()}
 
 
 if __name__ == "__main__":

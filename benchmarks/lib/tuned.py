@@ -38,9 +38,7 @@ def tune(name: str, sides: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]
     chosen = {}
     for side, (fixed, grid) in sides.items():
         rows = _tried(fixed, grid)
-        good = max(row["final"] for row in rows if row["reached"]) - SLACK
-        best = min((row for row in rows if row["reached"] and row["final"] >= good), key=lambda row: row["seconds"])
-        chosen[side] = best
+        chosen[side] = best = _best(rows)
         for row in sorted(rows, key=lambda row: row["seconds"])[:5]:
             print(f"{side:12} {row}", file=sys.stderr, flush=True)
         print(f"{side:12} chosen of {len(rows)}: {best}", file=sys.stderr, flush=True)
@@ -49,12 +47,27 @@ def tune(name: str, sides: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]
     path.write_text(json.dumps(chosen, indent=2) + "\n")
 
 
+def best_settings(fixed: dict[str, Any], grid: dict[str, list[Any]]) -> dict[str, Any]:
+    """The best settings of a grid on top of fixed ones."""
+    found: dict[str, Any] = _best(_tried(fixed, grid))["settings"]
+    return found
+
+
+def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The quickest of those whose final accuracy is as good as any; if none reached it, the most accurate."""
+    reached = [row for row in rows if row["reached"]]
+    if not reached:
+        return max(rows, key=lambda row: row["final"])
+    good = max(row["final"] for row in reached) - SLACK
+    return min((row for row in reached if row["final"] >= good), key=lambda row: row["seconds"])
+
+
 def _tried(fixed: dict[str, Any], grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
     settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     told = [{**fixed, **setting, "seed": seed} for setting in settings for seed in SEEDS]
     halves = [told[index::2] for index in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(_simulated, halves))
+        results = list(pool.map(simulated, halves))
     found = [results[index % 2][index // 2] for index in range(len(told))]
     rows = []
     for number, setting in enumerate(settings):
@@ -66,7 +79,8 @@ def _tried(fixed: dict[str, Any], grid: dict[str, list[Any]]) -> list[dict[str, 
     return rows
 
 
-def _simulated(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def simulated(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each of some settings comes to, in virtual time."""
     env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
     argv = [python_of("digits"), str(HERE / "digits_tuning.py")]
     done = subprocess.run(argv, input=json.dumps(told), env=env, stdout=subprocess.PIPE, text=True, check=True)

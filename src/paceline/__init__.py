@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.api import capture, explain, extrapolate, load_runs, load_trace, plan, predict
     from paceline.integrations.watching import watch
+    from paceline.runtime.group.shards import shard_mesh
     from paceline.runtime.pace import join
     from paceline.runtime.settings import Settings
 
@@ -31,6 +32,7 @@ __all__ = [
     "load_trace",
     "plan",
     "predict",
+    "shard_mesh",
     "watch",
 ]
 
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Settings": "paceline.runtime.settings",
     "join": "paceline.runtime.pace",
+    "shard_mesh": "paceline.runtime.group.shards",
     "watch": "paceline.integrations.watching",
 }
 """The modules of names that are not in `paceline.api`."""

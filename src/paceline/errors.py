@@ -107,11 +107,11 @@ class TrainingOver(SystemExit):
 class UnknownName(InputError):
     """An unknown name, with the nearest known name."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> None:
         known = sorted(known)
         close = nearest(name, known)
-        message = f"no {kind} is called {name!r}"
-        super().__init__(message, hint=f"did you mean {close!r}?" if close else f"known: {_listed(known)}")
+        parts = [f"did you mean {close!r}?"] if close else [] if otherwise else [f"known: {_listed(known)}"]
+        super().__init__(f"no {kind} is called {name!r}", hint=" ".join([*parts, otherwise]).strip())
 
 
 @dataclass(frozen=True)

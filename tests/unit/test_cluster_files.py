@@ -1,8 +1,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from paceline.catalog import cluster, device, link
+from paceline.cli import program
 from paceline.errors import InputError, SpecError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "unequal.toml"
@@ -65,3 +67,21 @@ def test_wrong_files_name_line_and_field(tmp_path, body, words):
 def test_a_missing_file_is_an_error():
     with pytest.raises(InputError, match="No such file"):
         cluster("nowhere/c.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--network", "llama-7b", "--cluster", "dgx-a100"), "--profile of paceline.capture"),
+        (("--network", "resnet50", "--cluster", "RTX 3090 x 2"), "clusters with rtx-3090: "),
+        (("--network", "resnet50", "--cluster", "A100"), "clusters with a100-40gb: dgx-a100, "),
+        (
+            ("--network", "resnet50", "--cluster", "p4d.24xlarge x 2", "--devices", "8,33"),
+            'at most 16, or for a larger cluster: --cluster "p4d.24xlarge x 5"',
+        ),
+    ],
+)
+def test_a_name_of_something_else_or_too_few_hosts_get_the_words_to_type(words, hint):
+    error = CliRunner().invoke(program, ["predict", *words]).exception
+    assert isinstance(error, InputError)
+    assert hint in error.hint

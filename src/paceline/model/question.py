@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline import catalog
+from paceline.catalog.clusters import more_hosts
 from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
@@ -110,7 +111,7 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
     if counts[-1] > have:
         raise InputError(
             f"{counts[-1]} devices asked, cluster {question.cluster.name!r} has {have}",
-            hint=f"ask for at most {have}, or describe a larger cluster",
+            hint=f"ask for at most {have}, or for a larger cluster{more_hosts(question.cluster, counts[-1])}",
         )
     if question.batch < 1:
         raise InputError(f"a batch of {question.batch} is no batch", hint="a batch is at least 1 sample")

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.runtime.group.shards import shard_mesh as shard_mesh
     from paceline.runtime.members.view import Timeouts as Timeouts
     from paceline.runtime.pace import Pace as Pace
     from paceline.runtime.pace import StepRecord as StepRecord
@@ -25,6 +26,7 @@ _HOMES = {
     "StepRecord": "paceline.runtime.pace",
     "Timeouts": "paceline.runtime.members.view",
     "join": "paceline.runtime.pace",
+    "shard_mesh": "paceline.runtime.group.shards",
 }
 
 

@@ -88,12 +88,14 @@ def unpack_state(packed: Any, tensors: Sequence[Tensor]) -> Any:
     return packed["value"]
 
 
-def broadcast_state(packed: Any, mine: Sequence[Tensor] | None, broadcast: Callable[[Tensor], None]) -> list[Tensor]:
-    """The source's tensors on every rank; `mine` is None on the ranks that receive."""
+def broadcast_state(
+    packed: Any, mine: Sequence[Tensor] | None, broadcast: Callable[[Tensor], None], *, receive: bool
+) -> list[Tensor]:
+    """The source's tensors on every rank; `mine` is None on ranks that have nothing to give."""
     tensors = list(mine) if mine is not None else _empty(packed)
     flat = [tensor.detach().cpu().contiguous().view(-1) for tensor in tensors]
     for dtype in sorted({tensor.dtype for tensor in flat}, key=str):
-        _broadcast_alike([tensor for tensor in flat if tensor.dtype == dtype], broadcast, receive=mine is None)
+        _broadcast_alike([tensor for tensor in flat if tensor.dtype == dtype], broadcast, receive=receive)
     return tensors
 
 

@@ -13,11 +13,9 @@ all N, whatever the split. If the group changes in mid-step, the step is not com
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
 from paceline.runtime.observe.recorder import MetricsRecorder
-from paceline.runtime.samples import REACHED, Attempt, Position, StepRecord, reached_rate
+from paceline.runtime.samples import Attempt, Position, StepRecord, print_reached
 from paceline.runtime.settings import Settings
 from paceline.runtime.training import Training
 
@@ -80,8 +78,8 @@ class Pace:
         self._holder, start = WireHolder(), start_of(settings)
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
-        self._planned, global_batch = start.batch is not None, start.batch or global_batch
-        self.settings, self.global_batch = settings, global_batch
+        self._planned, self.settings = start.batch is not None, settings
+        self.global_batch = global_batch = start.batch or global_batch
         self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
@@ -95,6 +93,7 @@ class Pace:
             split=start.split,
             ahead=source.ahead,
         )
+        self._training.whole_batch = global_batch
         self._feed = Feed(source, settings, self._training.device)
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
         self._training.resume()
@@ -111,6 +110,8 @@ class Pace:
         """Whether the loop calls `step`, so that a rank without samples can update by itself."""
         self._unsettled: float | None = None
         """Seconds of a committed step whose consequences are still to come."""
+        self._broken: Broken | None = None
+        """Why all ranks of a sharded unit change the view before their next step."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
 
@@ -118,9 +119,7 @@ class Pace:
         self._enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if kind is None and self._unsettled is not None:
             # The loop was left by `break`: what was due after its last step.
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
@@ -128,6 +127,8 @@ class Pace:
         self._feed.close()
         self._recorder.close()
         self._mode.leave()
+        if self._training.unit.is_lost(error):
+            raise self._training.unit.lost() from error
 
     @property
     def position(self) -> Position:
@@ -208,10 +209,8 @@ class Pace:
             self._enter(view)
         self._feed.close()
         self._training.save_last(self.rank)
-        rate, steps = reached_rate(self.records)
-        if self._planned and self.rank == 0 and steps:
-            sys.stdout.write(REACHED.format(rate=rate, steps=steps) + "\n")
-            sys.stdout.flush()
+        if self._planned and self.rank == 0:
+            print_reached(self.records)
 
     def step(self, loss: Tensor) -> bool:
         """The short form of `backward` and `update`; whether a step was committed."""
@@ -272,22 +271,27 @@ class Pace:
         """The chunks of this rank's share; none if it has no share, or until the group has changed."""
         self._group.member.waiting()
         try:
-            if self._group.member.interrupted.is_set():
-                raise Broken("the group changes")
-            self._mode = self._mode.prepare()
+            self._training.unit.together(self._prepare)
         except Broken as error:
             self._recover(error)
             return
+        self._training.save_if_due(self.rank, self._group.session.balance.plain())
         if self._mode.finished():
             return
         group = self._group
         attempt = self._feed.next_attempt(self._mode, group.session, self.position, began=group.last_end)
         self._attempt, self._again = attempt, False
-        if attempt.shares[self.rank] or not self._short:
+        if attempt.shares[self.rank] or not self._short or self._training.unit.sharded:
             yield from self._passes(attempt)
         else:
             self._step_without_samples(attempt)
         self._settle()
+
+    def _prepare(self) -> None:
+        """Have samples for the next step, if the view goes on."""
+        if self._broken is not None or self._group.member.interrupted.is_set():
+            raise self._broken or Broken("the group changes")
+        self._mode = self._mode.prepare()
 
     def _passes(self, attempt: Attempt) -> Iterator[Batch]:
         """The batches of a step; a rank without samples gets some that do not count, as it has to update as well."""
@@ -307,20 +311,17 @@ class Pace:
     def _backward(self, loss: Tensor, attempt: Attempt) -> None:
         if self._holder.broken is not None:
             raise self._holder.broken
-        session, mean = self._group.session, self.settings.reduction == "mean"
-        chunk, mine = attempt.chunks[attempt.done - 1], attempt.shares[session.rank]
-        weight = mine / attempt.size if mean or not mine else 1.0
-        if mean and len(attempt.chunks) > 1:
-            loss = loss * (len(chunk) / mine)
-        if self._synced:
-            # Layers that sum over the ranks in the backward pass need gradients that are weighted already.
-            loss, weight = loss * weight, 1.0
+        session, unit = self._group.session, self._training.unit
+        loss, weight = attempt.weighed(loss, session.rank, mean=self.settings.reduction == "mean")
+        if self._synced or unit.sharded:
+            # What is summed in the backward pass must be weighted already; FSDP2 takes the mean over its unit.
+            loss, weight = loss * (weight * unit.ranks), 1.0
         last = attempt.done == len(attempt.chunks)
         if last:
             self._training.check_trained()
             session.begin(weight, step_began=attempt.began)
         self._training.bring_back()
-        if len(chunk):
+        if len(attempt.chunks[attempt.done - 1]) or unit.sharded:
             loss.backward()
         if last:
             self._exchange(attempt)
@@ -341,28 +342,29 @@ class Pace:
         self._training.drain()
         self._group.member.waiting()
         attempt.compute = time.perf_counter() - attempt.began
-        self._group.session.exchange(attempt.shares, attempt.cost, attempt.loading)
+        self._training.unit.together(lambda: self._sum_gradients(attempt))
         attempt.exchange = time.perf_counter() - attempt.began - attempt.compute
         self._group.member.working(self.position.step + 1)
 
+    def _sum_gradients(self, attempt: Attempt) -> None:
+        self._group.session.exchange(attempt.shares, attempt.cost, attempt.loading)
+        self._group.check_certain()
+
     def _commit(self, attempt: Attempt, scaler: torch.amp.GradScaler | None) -> None:
         # After the exchange and before the update: a process that was suspended in between may hold the sum of a step
-        # that the others have tried again without it.
-        if self._group.member.doubtful:
-            raise Broken("this process may have been declared failed while it waited")
+        # that the others have tried again without it. The ranks of a sharded unit have agreed that it counts.
+        if not self._training.unit.sharded:
+            self._group.check_certain()
         self._training.update(scaler)
         self._training.position = self._mode.after(self.position, attempt.size)
-        session = self._group.session
-        view = session.view
+        session, view = self._group.session, self._group.session.view
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
-        self._attempt = None
-        end = time.perf_counter()
+        self._attempt, end = None, time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
         spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
         self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))
-        self._recorder.step(
-            self.records[-1], rank=session.rank, epoch=self.position.epoch, staleness=self._mode.staleness
-        )
+        epoch, staleness = self.position.epoch, self._mode.staleness
+        self._recorder.step(self.records[-1], rank=session.rank, epoch=epoch, staleness=staleness)
         self._unsettled = seconds
 
     def _settle(self) -> None:
@@ -377,18 +379,18 @@ class Pace:
         self._group.member.waiting()
         try:
             session.after_commit()
-            # Twice, and kept in between: the first may change the groups, and the second, which may break, is of the
-            # new.
+            # Twice, and kept in between: the first may change the groups, the second, which may break, is of the new.
             self._mode = self._mode.prepare(seconds)
             self._mode = self._mode.prepare()
-            self._training.save_if_due(session.rank, session.balance.plain())
             self._group.member.working(self.position.step)
         except Broken as error:
-            self._recover(error)
+            self._broken = error
+            if not self._training.unit.sharded:
+                self._recover(error)
 
     def _recover(self, error: Broken) -> None:
         log.info("step %d is tried again: %s", self.position.step + 1, str(error).splitlines()[0][:160])
-        self._attempt, self._again = None, True
+        self._attempt, self._again, self._broken = None, True, None
         self._training.discard_gradients()
         self._group.recover(error)
         self._mode.entered()

@@ -7,8 +7,10 @@ exactly once however the shares change and whoever fails: a step that did not co
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ __all__ = [
     "chunked",
     "epoch_order",
     "even_part",
+    "print_reached",
     "reached_rate",
     "share_of",
     "step_size",
@@ -102,6 +105,14 @@ def reached_rate(records: Sequence[StepRecord]) -> tuple[float, int]:
     return sum(record.samples for record in later[1:]) / (later[-1].ended - later[0].ended), len(later) - 1
 
 
+def print_reached(records: Sequence[StepRecord]) -> None:
+    """What a planned training came to, for `paceline train`."""
+    rate, steps = reached_rate(records)
+    if steps:
+        sys.stdout.write(REACHED.format(rate=rate, steps=steps) + "\n")
+        sys.stdout.flush()
+
+
 @dataclass
 class Attempt:
     """A step that is being tried."""
@@ -124,6 +135,14 @@ class Attempt:
     """Seconds from its gradients to those of all ranks."""
     beside: bool = False
     """Whether samples are loaded while the rank computes."""
+
+    def weighed(self, loss: Any, rank: int, *, mean: bool) -> tuple[Any, float]:
+        """The loss of the chunk at hand as part of the rank's share, and the weight of the rank's gradients."""
+        mine = self.shares[rank]
+        weight = mine / self.size if mean or not mine else 1.0
+        if mean and len(self.chunks) > 1:
+            loss = loss * (len(self.chunks[self.done - 1]) / mine)
+        return loss, weight
 
     @property
     def cost(self) -> float:

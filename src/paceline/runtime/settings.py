@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from paceline.errors import InputError
 from paceline.runtime.checkpoint import Stateful
+from paceline.runtime.large.recipe import LARGE_OUTER, LargeBatch, Layerwise
 from paceline.runtime.members.view import Timeouts
 from paceline.runtime.syncer.packing import Packing, check_packing
 from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
@@ -65,12 +66,33 @@ class Settings:
     """Folder for event files with the same numbers; needs the tensorboard package."""
     noise: bool = False
     """Estimate the gradient noise scale, which costs two norms of the gradient per step."""
+    large: LargeBatch | None = None
+    """How the rate follows the batch; see `large_batch`."""
     also: tuple[Stateful, ...] = ()
     """Further objects whose state is kept and shared, such as a learning rate schedule."""
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Puts samples together into a batch; torch's default if absent."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     """How long ranks wait for each other, and after how long one without heartbeats is declared failed."""
+
+    @classmethod
+    def large_batch(
+        cls,
+        reference_batch: int,
+        *,
+        warmup: int = 500,
+        layerwise: Layerwise = "none",
+        trust: float = 0.001,
+        **others: Any,
+    ) -> Settings:
+        """Settings for a batch far above the one that the optimizer's rate was tuned for, which is `reference_batch`.
+
+        The rate grows over the warm-up to that of the global batch: linearly, but no further than the measured noise
+        of the gradients allows. `layerwise`: 'lars' with SGD, 'lamb' with Adam or AdamW. Between groups, late progress
+        counts by the default rule, under delayed Nesterov momentum. `others` are further settings.
+        """
+        large = LargeBatch(reference_batch, warmup, layerwise, trust)
+        return cls(**{"noise": True, "outer": LARGE_OUTER, "large": large, **others})
 
     def __post_init__(self) -> None:
         _check_choice("scheme", self.scheme, Scheme)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import secrets
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
+from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
@@ -43,12 +45,16 @@ class Training:
     ) -> None:
         self.global_batch = global_batch
         """Samples of a full step of this group."""
+        self.whole_batch = global_batch
+        """Samples of a step of all groups."""
         self.ahead = ahead
         """Batches that this rank loads before it uses them."""
         self.split = split
         """Samples of each rank to start from, as a plan has them; empty: equal shares."""
-        self._also = (*settings.also, *also)
         self.model, self.settings = model, settings
+        self.noise = NoiseScale()
+        self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
+        self._also = (*self._own, *also)
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
         self.position = Position()
@@ -58,14 +64,13 @@ class Training:
         """Number of the view in which this state last changed; 0 if it is from a checkpoint, or fresh."""
         self.costs: dict[str, Any] = {}
         """What samples cost each rank, from a checkpoint or from the group before."""
-        self.noise = NoiseScale()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
         """The checkpoint that is being written, and of which step it is."""
-        self._unsaved = 0
-        """Checkpoints in a row that could not be written."""
-        self._again = -1
-        """The step after which the last of them is tried again: 1, 2, 4, ... steps later."""
+        self._looked = 0
+        """The step after which a checkpoint was last considered."""
+        self._unsaved, self._again = 0, -1
+        """Checkpoints in a row that could not be written; the last is tried again 1, 2, 4, ... steps later."""
         self._all = dict(model.named_parameters())
         self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
         """Those that are trained; which ones is decided when the rank joins."""
@@ -74,9 +79,14 @@ class Training:
         if not self.parameters:
             raise InputError("the model has no parameter that is trained")
         _check_sparse(model)
-        for each in self.optimizers:
-            _check_closure(each)
+        _check_optimizers(self.optimizers, settings)
         self.device = self.parameters[0].device
+        self.unit = unit_of(self.parameters, settings)
+        """With whom this rank holds one model together."""
+        self.writes = False
+        """Whether this rank has a part in the checkpoint that rank 0 writes."""
+        self.norm: float | None = None
+        """Of the whole gradient of this step, where ranks hold parts of it."""
 
     @property
     def may_be_divided(self) -> bool:
@@ -86,7 +96,7 @@ class Training:
 
     def share_with(self, others: tuple[Stateful, ...], *, global_batch: int) -> None:
         """From now on this group steps with this batch, and keeps this state of other groups as well."""
-        self._also = (*self.settings.also, *others)
+        self._also = (*self._own, *others)
         self.global_batch = global_batch
 
     def report(self, costs: dict[str, Any], link: Sequence[float] | None) -> dict[str, Any]:
@@ -118,8 +128,7 @@ class Training:
     def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
         """Become what another rank is."""
         self.check(report["identity"])
-        for part, state in zip(self._parts(), unpack_state(report["state"], tensors), strict=True):
-            part.load_state_dict(state)
+        self._load(unpack_state(report["state"], tensors))
         self.position = Position(**report["position"])
         self.changed(report["view"], report["mark"])
 
@@ -133,18 +142,37 @@ class Training:
 
     def update(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Apply the exchanged gradients; equal on all ranks, so that a scaler skips a step on all or on none."""
+        if scaler is not None and self.unit.sharded:
+            raise InputError("a GradScaler looks at this rank's shards only", hint="bfloat16 needs no scaler")
         if self.settings.clip is not None:
             if scaler is not None:
                 raise InputError(
                     "Settings(clip=...) would clip scaled gradients",
                     hint="scaler.unscale_(optimizer) and clip_grad_norm_ between backward() and update()",
                 )
-            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        for optimizer in self.optimizers:
-            optimizer.step() if scaler is None else scaler.step(optimizer)
+            self._clip(self.settings.clip)
+        with self._scaled_rates():
+            for optimizer in self.optimizers:
+                optimizer.step() if scaler is None else scaler.step(optimizer)
         if scaler is not None:
             scaler.update()
         self.discard_gradients()
+
+    def _scaled_rates(self) -> contextlib.AbstractContextManager[None]:
+        """The rates of this step, if the batch is larger than the one that they were tuned for."""
+        large = self.settings.large
+        if large is None:
+            return contextlib.nullcontext()
+        factor = large.factor(self.position.step, batch=self.whole_batch, noise=self.noise.samples)
+        return large.applied(self.optimizers, factor)
+
+    def _clip(self, most: float) -> None:
+        if self.norm is None:
+            nn.utils.clip_grad_norm_(self.parameters, most)
+        elif self.norm > most:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(most / (self.norm + 1e-6))
 
     def discard_gradients(self) -> None:
         """No gradient is left, neither of this pass nor of those before."""
@@ -191,9 +219,9 @@ class Training:
             return
         self.check(content["identity"])
         try:
-            for part, state in zip(self._parts(), content["state"], strict=True):
-                part.load_state_dict(state)
+            self._load(content["state"])
             self.position = Position(**content["position"])
+            self._looked = self.position.step
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:400]
             hint = "resume with the model, optimizer and further states that wrote it, or move it away to start anew"
@@ -202,11 +230,13 @@ class Training:
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
         """Rank 0 begins a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
-        if self.settings.checkpoint is None:
+        if self.settings.checkpoint is None or self.position.step in (0, self._looked):
             return
+        self._looked = self.position.step
         if self._saving is not None and self._saving[1].done():
             self.finish_saving()
-        if self.position.step % self.settings.checkpoint_every == 0 or self.position.step == self._again:
+        again = self.position.step == self._again and not self.unit.sharded  # only the rank that writes knows of it
+        if self.position.step % self.settings.checkpoint_every == 0 or again:
             self.costs = costs
             self._begin_saving(rank)
 
@@ -235,7 +265,7 @@ class Training:
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
         path = self.settings.checkpoint
-        if path is None or rank != 0:
+        if path is None or not (rank == 0 or self.writes):
             return
         self.finish_saving()
         began, step = time.perf_counter(), self.position.step
@@ -248,7 +278,10 @@ class Training:
         }
         tensors: list[Tensor] = []
         packed = pack_state(content, tensors)
-        copies = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
+        # Of a sharded model every rank asks for the whole, one tensor after the other, and the first keeps it.
+        copies = [copy for tensor in tensors if (copy := self._copy(tensor, keep=rank == 0)) is not None]
+        if rank != 0:
+            return
         held = time.perf_counter() - began
 
         def write() -> None:
@@ -257,6 +290,16 @@ class Training:
             log.info("step %d: checkpoint: %.1f ms of the loop, %.1f ms beside it", step, held * 1e3, beside * 1e3)
 
         self._saving = (step, self._writer.submit(write))
+
+    def _copy(self, tensor: Tensor, *, keep: bool) -> Tensor | None:
+        whole = gather_whole(tensor)
+        if not keep:
+            return None
+        return whole.cpu() if whole.is_cuda else whole.clone()
+
+    def _load(self, states: Sequence[dict[str, Any]]) -> None:
+        for part, state in zip(self._parts(), states, strict=True):
+            part.load_state_dict(keep_own_rows(part, state) if self.unit.sharded else state)
 
     def _parts(self) -> tuple[Stateful, ...]:
         return (self.model, *self.optimizers, *self._also)
@@ -273,6 +316,13 @@ def _check_sparse(model: nn.Module) -> None:
             f"layers with sparse gradients: {', '.join(sparse)}; ranks sum dense gradients only",
             hint="nn.Embedding(..., sparse=False)",
         )
+
+
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], settings: Settings) -> None:
+    for optimizer in optimizers:
+        _check_closure(optimizer)
+    if settings.large is not None:
+        settings.large.check(optimizers)
 
 
 def _check_closure(optimizer: torch.optim.Optimizer) -> None:

@@ -10,54 +10,57 @@ from typing import Any
 import torch
 from large_worker_facts import BIAS, DIMENSIONS, GRADIENTS, SIGMA, WEIGHTS
 from torch import nn
+from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 
 from paceline.errors import InputError
 from paceline.runtime import Settings, join
-from paceline.runtime.large.optimizers import Lamb, Lars, LinearScaling
+from paceline.runtime.group.balance import Balance
+from paceline.runtime.large.recipe import LargeBatch
 
 
-def two_steps(kind: type[torch.optim.Optimizer], scale: float = 1.0, **options: Any) -> list[list[float]]:
+def two_steps(kind: type[torch.optim.Optimizer], layerwise: Any, scale: float = 1.0, **options: Any) -> Any:
     """A matrix and a vector after two updates with known gradients."""
     weights = nn.Parameter(torch.tensor(WEIGHTS, dtype=torch.float64))
     bias = nn.Parameter(torch.tensor(BIAS, dtype=torch.float64))
     optimizer = kind([weights, bias], **options)
+    recipe = LargeBatch(1, 0, layerwise, trust=0.02)
     for of_weights, of_bias in GRADIENTS:
         weights.grad = scale * torch.tensor(of_weights, dtype=torch.float64)
         bias.grad = scale * torch.tensor(of_bias, dtype=torch.float64)
-        optimizer.step()
+        with recipe.applied([optimizer], 0.5):
+            optimizer.step()
     return [weights.detach().flatten().tolist(), bias.detach().tolist()]
 
 
-def rates() -> list[float]:
-    """The rate of ten steps, of which five are warm-up, taken over by a late rank after the third."""
-    found = []
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = LinearScaling(optimizer, global_batch=256, reference_batch=64, warmup=5)
-    for step in range(10):
-        if step == 3:
-            late = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-            other = LinearScaling(late, global_batch=256, reference_batch=64, warmup=5)
-            late.load_state_dict(optimizer.state_dict())
-            other.load_state_dict(schedule.state_dict())
-            optimizer, schedule = late, other
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return found
+def steps() -> list[float]:
+    """How far a parameter whose gradient is one moves in each step, and the rate that is left."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer, moved = torch.optim.SGD(model.parameters(), lr=0.1), []
+    settings = Settings.large_batch(16, warmup=4, noise=False)  # these gradients have none
+    with join(model, optimizer, TensorDataset(torch.ones(640, 1)), global_batch=64, settings=settings) as pace:
+        for batch in pace.batches(steps=6):
+            before = model.weight.item()
+            pace.step(model(batch.inputs).mean())
+            moved.append(before - model.weight.item())
+    return [*moved, optimizer.param_groups[0]["lr"]]
 
 
 def refused() -> str:
-    """What a batch of nothing is told."""
+    """What LAMB on SGD is told."""
+    model = nn.Linear(1, 1)
+    settings = Settings.large_batch(16, layerwise="lamb")
     try:
-        LinearScaling(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), global_batch=0, reference_batch=64)
+        join(model, torch.optim.SGD(model.parameters(), lr=0.1), [1, 2], global_batch=2, settings=settings)
     except InputError as error:
         return str(error)
     return ""
 
 
-def noise() -> float | None:
+def noise(shares: tuple[int, int]) -> float | None:
     """The noise scale of samples around a mean: each one's gradient is the negative sample."""
+    Balance.shares = lambda self, total: shares  # type: ignore[method-assign]
     torch.manual_seed(3)
     data = torch.full((DIMENSIONS,), 0.5) + SIGMA * torch.randn(6400, DIMENSIONS)
     model = nn.Linear(1, DIMENSIONS, bias=False)
@@ -74,13 +77,13 @@ def noise() -> float | None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     found = {
-        "lars": two_steps(Lars, lr=0.5, momentum=0.9, decay=0.1, trust=0.02),
-        "lamb": two_steps(Lamb, lr=0.1, decay=0.1),
-        "lars_of_larger": two_steps(Lars, 1000.0, lr=0.5, momentum=0.9, trust=0.02),
-        "lars_of_smaller": two_steps(Lars, 1.0, lr=0.5, momentum=0.9, trust=0.02),
-        "rates": rates(),
+        "lars": two_steps(SGD, "lars", lr=1.0, momentum=0.9, weight_decay=0.1),
+        "lamb": two_steps(AdamW, "lamb", lr=0.2, weight_decay=0.1, eps=1e-6),
+        "lars_of_larger": two_steps(SGD, "lars", 1000.0, lr=1.0, momentum=0.9),
+        "lars_of_smaller": two_steps(SGD, "lars", 1.0, lr=1.0, momentum=0.9),
+        "steps": steps(),
         "refused": refused(),
-        "noise": noise(),
+        "noise": noise((56, 8)),
     }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()

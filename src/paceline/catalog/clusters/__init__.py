@@ -11,11 +11,12 @@ from pathlib import Path
 
 from paceline.catalog.clusters.files import ClusterFile, resolved
 from paceline.catalog.clusters.instances import instance_file, instance_records, repeated, times_of
+from paceline.catalog.devices import device_called
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.load import parse_noun, read_text
 
-__all__ = ["cluster", "cluster_file", "cluster_names"]
+__all__ = ["cluster", "cluster_file", "cluster_names", "more_hosts"]
 
 FOLDER = Path(__file__).parent
 
@@ -36,9 +37,16 @@ def cluster_file(name: str) -> ClusterFile:
     if name in instance_records():
         return instance_file(name)
     if name not in cluster_names():
-        raise UnknownName("cluster", name, cluster_names())
+        raise UnknownName("cluster", name, cluster_names(), otherwise=_with_device(name))
     path = FOLDER / f"{name}.toml"
     return parse_noun(read_text(path), ClusterFile, str(path))
+
+
+def more_hosts(cluster: Cluster, devices: int) -> str:
+    """How the command line names a cluster of the catalog with this number of devices; empty for other clusters."""
+    base, count = times_of(cluster.name)
+    times = -(-devices * count // cluster.num_devices)
+    return f': --cluster "{base} x {times}"' if base in cluster_names() else ""
 
 
 @cache
@@ -49,3 +57,12 @@ def _named(name: str) -> Cluster:
 def _load(path: Path) -> Cluster:
     text = read_text(path)
     return resolved(parse_noun(text, ClusterFile, str(path)), text=text, file=str(path))
+
+
+def _with_device(name: str) -> str:
+    """Where the device stands that people name instead of a cluster: only they know its hosts and links."""
+    if (called := device_called(name)) is None:
+        return ""
+    hosts = {one: _named(one).hosts for one in cluster_names()}
+    having = [one for one, found in hosts.items() if called in {each.name for host in found for each in host.devices}]
+    return f"clusters with {called}: {', '.join(having) or 'none'}, or describe yours in a .toml file"

@@ -47,7 +47,8 @@ def network(name: str) -> Network:
 @cache
 def _named(name: str) -> Network:
     if name not in NETWORKS:
-        raise UnknownName("network", name, NETWORKS)
+        own = "`paceline networks` lists all; your own: --profile of paceline.capture, or a .toml file of layers"
+        raise UnknownName("network", name, NETWORKS, otherwise=own)
     return NETWORKS[name](name)
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from paceline.errors import InputError
 from paceline.runtime.data.batches import Batch, InLoop, Samples, Source, as_batch
 from paceline.runtime.data.loader import EXPECTED, LoaderFactory, LoaderSource
-from paceline.runtime.group.balance import Balance
+from paceline.runtime.group.balance import Balance, UnitBalance
 from paceline.runtime.samples import Attempt, Position, chunked, epoch_order, share_of
 from paceline.runtime.settings import Settings
 
@@ -47,7 +47,7 @@ class GroupSplit(Protocol):
 
     rank: int
     ahead: int
-    balance: Balance
+    balance: Balance | UnitBalance
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.cost.split import Cost, proportional_split, split_batch
 
-__all__ = ["Balance", "CostEstimate"]
+__all__ = ["Balance", "CostEstimate", "UnitBalance"]
 
 
 WINDOW = 32
@@ -285,6 +285,59 @@ class Balance:
         for name, numbers in estimates.items():
             if name in self._estimates:
                 self._estimates[name].assume(numbers)
+
+
+class UnitBalance:
+    """The split between units, with the methods of a `Balance`: inside a unit all take alike, as all wait for all."""
+
+    def __init__(
+        self,
+        units: Sequence[Sequence[int]],
+        ids: Sequence[str],
+        *,
+        fixed: bool,
+        split: Sequence[int],
+    ) -> None:
+        self._units, self._size = units, len(ids)
+        parts = [sum(split[rank] for rank in unit) for unit in units] if len(split) == len(ids) else []
+        whole = parts or [len(unit) for unit in units]
+        names = [ids[unit[0]] for unit in units]
+        self._between = Balance(names, chunks=[None] * len(units), fixed=fixed, split=whole)
+
+    def shares(self, total: int) -> tuple[int, ...]:
+        """Samples of each rank in a step of `total`."""
+        shares = [0] * self._size
+        for unit, samples in zip(self._units, self._between.shares(total), strict=True):
+            for place, rank in enumerate(unit):
+                shares[rank] = (samples + len(unit) - 1 - place) // len(unit)
+        return tuple(shares)
+
+    def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
+        """Update with the cost of a step of each rank."""
+        self._between.learn(
+            [sum(shares[rank] for rank in unit) for unit in self._units],
+            [max(seconds[rank] for rank in unit) for unit in self._units],
+        )
+
+    def costs(self) -> list[Cost]:
+        """The cost of each rank, by the samples that it takes itself."""
+        found = [Cost(0.0, 0.0)] * self._size
+        for unit, cost in zip(self._units, self._between.costs(), strict=True):
+            for rank in unit:
+                found[rank] = Cost(cost.a, cost.b * len(unit))
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """The estimates as JSON data."""
+        return self._between.plain()
+
+    def assume(self, estimates: dict[str, Sequence[float]]) -> None:
+        """Start from the estimates of an earlier view."""
+        self._between.assume(estimates)
+
+    def straggling(self) -> list[tuple[float, float]]:
+        """Not told apart inside a unit."""
+        return [(0.0, 1.0)] * self._size
 
 
 def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int, gain: float) -> bool:

@@ -16,7 +16,10 @@ from paceline.cost.buckets import bucket_members, fill_buckets
 from paceline.errors import InputError
 from paceline.runtime.group.wire import Wire
 
-__all__ = ["Reducer"]
+__all__ = ["NOTES", "Reducer"]
+
+NOTES = 4
+"""Numbers of each rank that travel with its gradients."""
 
 
 class _Bucket:
@@ -31,7 +34,7 @@ class _Bucket:
         self.views = []
         offset = 0
         for parameter in parameters:
-            self.views.append(self.buffer[offset : offset + parameter.numel()].view_as(parameter))
+            self.views.append(self.buffer[offset : offset + parameter.numel()].view(parameter.shape))
             offset += parameter.numel()
         self.missing = len(parameters)
         self.wait: Callable[[], None] | None = None
@@ -91,22 +94,24 @@ class Reducer:
         pure = [part for bucket in buckets for part in self._by_type(bucket)]
         *early, last = [[self._parameters[index] for index in bucket] for bucket in pure]
         ranks = self._wire.size
-        # Two numbers of each rank, and how many ranks have not used some parameter.
-        along = 2 * ranks + 1 if self._prompt and last[0].dtype in (torch.float32, torch.float64) else 0
+        # What each rank notes, and how many ranks have not used some parameter.
+        numbers = NOTES * ranks + 1
+        along = numbers if self._prompt and last[0].dtype in (torch.float32, torch.float64) else 0
         self._buckets = [*map(_Bucket, early), _Bucket(last, more=along)]
-        self._notes = self._buckets[-1].buffer[-along:] if along else torch.zeros(2 * ranks + 1, dtype=torch.float64)
+        self._notes = self._buckets[-1].buffer[-along:] if along else torch.zeros(numbers, dtype=torch.float64)
         self._apart = not along
         self._bucket_of = {index: bucket for bucket, part in zip(self._buckets, pure, strict=True) for index in part}
         self.layout = [list(part) for part in pure]
 
-    def begin(self, weight: float, *, step_began: float, notes: tuple[float, float]) -> None:
-        """The next backward pass is the last of this step: exchange its gradients, weighted, and two numbers.
+    def begin(self, weight: float, *, step_began: float, notes: Sequence[float]) -> None:
+        """The next backward pass is the last of this step: exchange its gradients, weighted, and some numbers.
 
         A weight of 0 is that of a rank without samples.
         """
         self._weight, self._armed, self._began = weight, True, step_began
         self._notes.zero_()
-        self._notes[self._wire.rank], self._notes[self._wire.size + self._wire.rank] = notes
+        for number, note in enumerate(notes):
+            self._notes[number * self._wire.size + self._wire.rank] = note
         self._next = 0
         for bucket in self._buckets:
             bucket.missing, bucket.wait = len(bucket.parameters), None
@@ -141,10 +146,10 @@ class Reducer:
             if not users:
                 parameter.grad = None
 
-    def noted(self) -> tuple[list[float], list[float]]:
-        """The numbers of each rank that came with this step's gradients: all first ones, all second ones."""
+    def noted(self) -> list[list[float]]:
+        """What each rank noted with this step's gradients: all first numbers, all second ones, and so on."""
         ranks, notes = self._wire.size, self._notes.tolist()
-        return notes[:ranks], notes[ranks:-1]
+        return [notes[number * ranks : (number + 1) * ranks] for number in range(NOTES)]
 
     def close(self) -> None:
         """Take the hooks off the model."""

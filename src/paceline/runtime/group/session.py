@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ import torch
 from paceline.cost.buckets import LinkCost, bucket_members, schedule_buckets
 from paceline.errors import InputError
 from paceline.runtime.checkpoint import broadcast_state
-from paceline.runtime.group.balance import Balance
+from paceline.runtime.group.balance import Balance, UnitBalance
 from paceline.runtime.group.batchnorm import WireHolder
+from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
 from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.shards import spread_rows
 from paceline.runtime.group.wire import BoardStore, Broken, Wire
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import HELD, Peer, View
@@ -54,8 +57,9 @@ class GroupSession:
             self._leave()
             raise
         self._committed = 0
-        self._reported: tuple[tuple[int, ...], float, float] | None = None
-        """Shares of the step before, what it cost this rank, and what loading its samples cost."""
+        self._reported: tuple[tuple[int, ...], float, float, float, float] | None = None
+        """Shares of the step before, what it and loading its samples cost this rank, squared norms of this rank's
+        gradient and of all."""
         self.loading: list[float] = []
         """Seconds of loading of each rank in the newest step that all know of."""
         self._began = time.perf_counter(), time.process_time()
@@ -68,32 +72,56 @@ class GroupSession:
         self._holder.broken = None
         self.peers = self._share_peers()
         """All ranks of the view, in order."""
-        source = self._share_state(report)
-        self.ahead = 0
+        chunks, ahead, *places = self._share_facts()
+        self.ahead = max(ahead)
         """Steps whose shares are decided before they begin: as far as the deepest loader of any rank prefetches."""
+        self.units = complete_units(*places, mine=self._training.unit, rank=self.rank)
+        """Ranks that hold one model together, of all ranks of the view."""
+        self._training.writes = any({0, self.rank} <= set(unit) for unit in self.units)
+        source = self._share_state(report)
         # All others have taken the view, or the exchanges above would not have ended.
         member.establish(self.view)
-        self.balance = self._balance(source, synced)
+        self.balance = self._balance(source, chunks, synced)
         self._link = self._measure_link(source)
-        bucket = self._training.settings.bucket
+        self.reducer = self._reducer(member)
+
+    def _reducer(self, member: Member) -> Reducer | ColumnReducer:
+        bucket, parameters = self._training.settings.bucket, self._training.parameters
         limits = USUAL_LIMITS if bucket is None else (bucket,)
-        self.reducer = Reducer(self._training.parameters, self.wire, limits=limits, prompt=bucket is None)
+        if len(self.units) == self.size:
+            return Reducer(parameters, self.wire, limits=limits, prompt=bucket is None)
+        columns = columns_of(self.units, [parameter.shape for parameter in parameters])
+        return ColumnReducer(
+            parameters,
+            self.wire,
+            columns,
+            lambda number, ranks: self._connect(member, f"column {number} ", ranks),
+            self._training.unit,
+            limits=limits,
+            prompt=bucket is None,
+        )
 
     def exchange(self, shares: tuple[int, ...], cost: float, loading: float) -> None:
         """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
+        noise = self._training.settings.noise
         self.reducer.flush()
-        local = self._squared_norm() if self._training.settings.noise else 0.0
+        local = self._squared_norm() if noise and shares[self.rank] else 0.0
         self.reducer.finish()
-        if self._training.settings.noise and 0 < shares[self.rank] < sum(shares):
-            self._training.noise.observe((shares[self.rank], local), (sum(shares), self._squared_norm()))
+        if self._training.settings.clip is not None and isinstance(self.reducer, ColumnReducer):
+            self._training.norm = self.reducer.norm()
         if self._reported is not None:
-            costs, self.loading = self.reducer.noted()
-            self.balance.learn(self._reported[0], costs)
-        self._reported = (shares, cost, loading)
+            before, (costs, self.loading, small, large) = self._reported[0], self.reducer.noted()
+            self.balance.learn(before, costs)
+            if noise:
+                # The norm of all is the first rank's, so that every rank comes to the same estimate.
+                self._training.noise.observe_ranks(before, small, large[0])
+        if self._holder.wire is not None and shares[self.rank]:
+            local *= (sum(shares) / shares[self.rank]) ** 2  # the loss was weighted before the backward pass
+        self._reported = (shares, cost, loading, local, self._squared_norm() if noise else 0.0)
 
     def begin(self, weight: float, *, step_began: float) -> None:
         """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
-        self.reducer.begin(weight, step_began=step_began, notes=self._reported[1:] if self._reported else (0.0, 0.0))
+        self.reducer.begin(weight, step_began=step_began, notes=self._reported[1:] if self._reported else ())
 
     def _squared_norm(self) -> float:
         gradients = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
@@ -147,13 +175,14 @@ class GroupSession:
         for wire in self._wires:
             wire.leave()
 
-    def _connect(self, member: Member, prefix: str) -> Wire:
+    def _connect(self, member: Member, prefix: str, ranks: Sequence[int] = ()) -> Wire:
+        """All ranks of the view, or some."""
         store = BoardStore(member, self.view.number, prefix)
-        wire = self._wire_over(store, member)
+        wire = self._wire_over(store, member, ranks or range(self.size))
         self._wires.append(wire)
         return wire
 
-    def _wire_over(self, store: BoardStore, member: Member) -> Wire:
+    def _wire_over(self, store: BoardStore, member: Member, ranks: Sequence[int]) -> Wire:
         """What the settings ask for; NCCL by itself where the model is on a GPU."""
         transport, interrupted = self._training.settings.transport, member.interrupted
         if transport == "mpi":
@@ -165,7 +194,7 @@ class GroupSession:
             raise InputError("transport='nccl' needs a model on a GPU", hint="model.cuda(), or leave transport out")
         nccl = on_gpu and transport != "gloo"
         address = member.peer.address
-        return Wire(store, self.rank, self.size, address=address, interrupted=interrupted, nccl=nccl)
+        return Wire(store, ranks.index(self.rank), len(ranks), address=address, interrupted=interrupted, nccl=nccl)
 
     def _share_peers(self) -> tuple[Peer, ...]:
         """The first rank knows all peers; where there are many, the others know only who may lead next."""
@@ -182,21 +211,38 @@ class GroupSession:
         said = {key: value for key, value in report.items() if not alike or key in ("costs", "link")}
         told: dict[str, Any] = json.loads(self.wire.tell(json.dumps(said), source))
         if not alike:
-            mine = self._training.tensors() if source == self.rank else None
-            tensors = broadcast_state(told["state"], mine, lambda tensor: self.wire.broadcast(tensor, source))
-            if source != self.rank:
+            unit = next(unit for unit in self.units if source in unit)
+            speaks, mine = source == self.rank, None
+            if self.rank in unit:
+                mine = [spread_rows(tensor, speaks=speaks) for tensor in self._training.tensors()]
+            # The ranks of a unit hold parts of the state, whose sum it is.
+            send = self._sum if len(unit) > 1 else lambda tensor: self.wire.broadcast(tensor, source)
+            tensors = broadcast_state(told["state"], mine, send, receive=not speaks)
+            if not speaks:
                 self._training.take(told, tensors)
         return told
 
-    def _balance(self, source: dict[str, Any], synced: bool) -> Balance:
-        limits = torch.zeros(2, self.size, dtype=torch.int64)
-        limits[:, self.rank] = torch.tensor([self._training.settings.chunk or 0, self._training.ahead])
-        self.wire.all_reduce(limits)()
-        chunks = [limit or None for limit in limits[0].tolist()]
-        self.ahead = int(limits[1].max())
-        ids = [peer.id for peer in self.peers]
-        fixed = not self._training.settings.balance
-        balance = Balance(ids, chunks=chunks, least=1 if synced else 0, fixed=fixed, split=self._training.split)
+    def _sum(self, tensor: torch.Tensor) -> None:
+        self.wire.all_reduce(tensor)()
+
+    def _share_facts(self) -> list[list[int]]:
+        """Of each rank: samples that fit at once, how far it loads ahead, and which shards of which unit it holds."""
+        training, unit = self._training, self._training.unit
+        facts = torch.zeros(5, self.size, dtype=torch.int64)
+        mine = [training.settings.chunk or 0, training.ahead, unit.first, unit.index, unit.ranks]
+        facts[:, self.rank] = torch.tensor(mine)
+        self.wire.all_reduce(facts)()
+        shared: list[list[int]] = facts.tolist()
+        return shared
+
+    def _balance(self, source: dict[str, Any], chunks: Sequence[int], synced: bool) -> Balance | UnitBalance:
+        ids, fixed = [peer.id for peer in self.peers], not self._training.settings.balance
+        split = self._training.split
+        if len(self.units) < self.size:
+            balance: Balance | UnitBalance = UnitBalance(self.units, ids, fixed=fixed, split=split)
+        else:
+            limits = [limit or None for limit in chunks]
+            balance = Balance(ids, chunks=limits, least=1 if synced else 0, fixed=fixed, split=split)
         balance.assume(source["costs"])
         return balance
 
@@ -273,6 +319,11 @@ class RankGroup:
                 view = None
         self.views.append((view.number, view.size, time.monotonic()))
         self.last_end = time.perf_counter()
+
+    def check_certain(self) -> None:
+        """The view has ended if the others may have gone on without this process."""
+        if self.member.doubtful:
+            raise Broken("this process may have been declared failed while it waited")
 
     def recover(self, error: Broken) -> None:
         """Change to the next view after the present one has failed."""

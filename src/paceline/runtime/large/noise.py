@@ -4,10 +4,14 @@ With G_b the mean gradient of b samples, E|G_b|^2 = |G|^2 + tr(S) / b. Two batch
 
     |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)        tr(S) = (|G_b|^2 - |G_B|^2) / (1 / b - 1 / B)
 
-and the noise scale is tr(S) / |G|^2. Numerator and denominator are averaged over steps before they are divided.
+and the noise scale is tr(S) / |G|^2. Numerator and denominator are averaged over steps before they are divided. Ranks
+with shares b_1, b_2, ... give one small batch: the mean of their squared norms is that of their harmonic mean.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from paceline.errors import InputError
 
@@ -22,7 +26,14 @@ class NoiseScale:
         self._signal = self._noise = 0.0
         self._seen = 0
 
-    def observe(self, small: tuple[int, float], large: tuple[int, float]) -> None:
+    def observe_ranks(self, shares: Sequence[int], norms: Sequence[float], norm: float) -> None:
+        """Take in a step: the share and squared norm of each rank, and the squared norm of all."""
+        taken = [(samples, each) for samples, each in zip(shares, norms, strict=True) if samples]
+        if len(taken) > 1:
+            samples = len(taken) / sum(1 / share for share, _ in taken)
+            self.observe((samples, sum(each for _, each in taken) / len(taken)), (sum(shares), norm))
+
+    def observe(self, small: tuple[float, float], large: tuple[float, float]) -> None:
         """Take in (samples, squared norm of their mean gradient) for both."""
         (b, norm_b), (total, norm_total) = small, large
         if not 0 < b < total:
@@ -38,3 +49,11 @@ class NoiseScale:
     def samples(self) -> float | None:
         """The noise scale in samples; None while the signal is not clearly above zero."""
         return self._noise / self._signal if self._signal > 0 and self._noise > 0 else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """For late ranks and checkpoints: the rate depends on it."""
+        return {"signal": self._signal, "noise": self._noise, "seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from another rank's estimate."""
+        self._signal, self._noise, self._seen = state["signal"], state["noise"], state["seen"]

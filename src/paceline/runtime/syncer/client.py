@@ -20,6 +20,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline import variables
 from paceline.errors import InputError
+from paceline.runtime.group.shards import is_sharded
 from paceline.runtime.members.channel import Endpoint
 from paceline.runtime.protocol.messages import LeaseReply
 from paceline.runtime.settings import Settings
@@ -72,6 +73,11 @@ class SyncerClient:
         trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
         self._parameters = [parameter for _, parameter in trained]
         self._layout = tuple((name, parameter.numel()) for name, parameter in trained)
+        if any(is_sharded(parameter) for parameter in self._parameters):
+            raise InputError(
+                "groups exchange whole models through a syncer, and this one is sharded",
+                hint="units of one group exchange the shards that they hold: start all ranks as one group",
+            )
         if any(parameter.dtype != torch.float32 for parameter in self._parameters):
             raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
         self.batch = max(1, round(global_batch * where.share))
@@ -126,7 +132,7 @@ class SyncerClient:
         else:
             try:
                 known = self.versions[0]
-                theta, self.versions = self._hand_in(connections)
+                theta, self.versions = self._hand_in(connections, (self.batch * self.local_steps, status))
                 self.staleness = max(0, self.versions[0] - known - 1)
                 self._settle()
             except LeaseRevoked:
@@ -199,13 +205,16 @@ class SyncerClient:
         assert reply is not None, "asked before the first lease"
         return reply
 
-    def _hand_in(self, connections: ShardConnections) -> tuple[np.ndarray, list[int]]:
+    def _hand_in(
+        self, connections: ShardConnections, then: tuple[int, GroupStatus | None]
+    ) -> tuple[np.ndarray, list[int]]:
         return connections.exchange(
             self._progress().numpy(),
             sequence=self.sequence,
             versions=self.versions,
             samples=self.end - self.begin,
             packing=self._packing,
+            then=then,
         )
 
     def _progress(self) -> Tensor:

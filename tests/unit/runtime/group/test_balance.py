@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline.runtime.group.balance import Balance, CostEstimate
+from paceline.runtime.group.balance import Balance, CostEstimate, UnitBalance
 
 
 def test_constant_and_slope_are_found_from_two_sizes() -> None:
@@ -202,3 +202,32 @@ def test_a_split_of_a_plan_holds_until_costs_are_known() -> None:
     assert Balance(["x", "y"], chunks=[None, None], split=[30, 10], fixed=True).shares(4) == (3, 1)
     assert Balance(["x", "y", "z"], chunks=[None] * 3, split=[30, 10]).shares(9) == (3, 3, 3), "of other ranks"
     assert Balance(["x", "y"], chunks=[None, None], split=[30, 0], least=1).shares(8) == (7, 1)
+
+
+def test_units_share_by_their_speed_and_inside_them_all_take_alike() -> None:
+    """Ranks 0 and 3 wait for each other, so each step costs both what it costs the slower."""
+    balance = UnitBalance([[0, 3], [1], [2]], list("abcd"), fixed=False, split=())
+    assert balance.shares(80) == (20, 20, 20, 20)
+    for _ in range(12):
+        shares = balance.shares(90)
+        each = [0.01 * shares[0], 0.04 * shares[1], 0.02 * shares[2], 0.01 * shares[3]]
+        unit = max(each[0], each[3])
+        balance.learn(shares, [unit, each[1], each[2], unit / 2])
+    assert balance.shares(110) == (40, 10, 20, 40)
+    assert balance.shares(111)[0] - balance.shares(111)[3] in (0, 1)
+    assert [cost.seconds(4) for cost in balance.costs()] == pytest.approx([0.04, 0.16, 0.08, 0.04])
+
+
+def test_a_plan_starts_units_with_the_samples_of_their_ranks() -> None:
+    balance = UnitBalance([[0, 1], [2]], list("abc"), fixed=True, split=(30, 10, 20))
+    assert balance.shares(60) == (20, 20, 20)
+    assert balance.shares(7) == (3, 2, 2)
+
+
+def test_units_keep_what_was_learnt_before() -> None:
+    first = UnitBalance([[0, 1], [2]], list("abc"), fixed=False, split=())
+    for _ in range(6):
+        first.learn((10, 10, 10), (0.1, 0.1, 0.4))
+    second = UnitBalance([[0, 1], [2]], list("abc"), fixed=False, split=())
+    second.assume(first.plain())
+    assert second.shares(90) == first.shares(90) == (40, 40, 10)

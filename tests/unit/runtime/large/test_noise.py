@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError
-from paceline.runtime.large import NoiseScale
+from paceline.runtime.large.noise import NoiseScale
 
 
 def test_noise_scale_is_found_from_known_noise() -> None:
