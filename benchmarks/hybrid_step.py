@@ -4,7 +4,7 @@
 
 LeNet, 8 samples per rank, real compute on loopback. `group` sums gradients; in `hybrid` each rank hands its progress to
 a syncer, which has it on disk before it answers, and gets samples and parameters back. Also printed: what the disk
-takes to synchronise a record of this size, of which a step has two.
+takes to synchronise a record of this size, for which every step of `hybrid` waits once.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/keras_digits.py [--backends tensorflow,torch,jax]
 
-The script is examples/training/keras_digits.py. In the third job rank 1 ends in mid-training, as if killed; the time
-runs from there to the end of rank 0's next step.
+The script is examples/training/keras_digits.py; each turn has another seed, of the network and of the order of samples.
+In the third job of a turn rank 1 ends in mid-training, as if killed; the time runs from there to the end of rank 0's
+next step.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ def main() -> None:
     """Run the jobs of every backend."""
     parser = parser_of(__doc__)
     parser.add_argument("--backends", default="tensorflow,torch,jax")
-    parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--worker", choices=("whole", "killed"), help=argparse.SUPPRESS)
+    parser.add_argument("--times", type=int, default=5, help="turns, and seeds")
+    parser.add_argument("--worker", nargs=2, metavar=("WHAT", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        ranks.finish(worker(args.worker == "killed"))
+        ranks.finish(worker(args.worker[0] == "killed", int(args.worker[1])))
     figures, turns = [], {}
     for backend in args.backends.split(","):
-        found = turns[backend] = [turn(backend) for _ in range(args.times)]
+        found = turns[backend] = [turn(backend, seed) for seed in range(args.times)]
         for name in found[0]:
             unit = "s" if name.startswith("seconds") else ""
-            figures.append(median_figure(f"{backend}: {name}", [each[name] for each in found], unit))
+            figures.append(median_figure(f"{backend}: {name}", [each[name] for each in found], unit, of="seeds"))
     publish(args, figures, turns=turns)
 
 
-def turn(backend: str) -> dict[str, float]:
+def turn(backend: str, seed: int) -> dict[str, float]:
     """One process, two, and two of which one ends."""
-    alone = job(backend, 1, "whole")
-    both = job(backend, 2, "whole")
-    left, dead = job(backend, 2, "killed")
+    alone = job(backend, 1, "whole", seed)
+    both = job(backend, 2, "whole", seed)
+    left, dead = job(backend, 2, "killed", seed)
     next_end = min(end for end in left["ends"] if end > dead["died"])
     return {
         "accuracy, one process": alone[0]["accuracy"],
@@ -54,13 +55,13 @@ def turn(backend: str) -> dict[str, float]:
     }
 
 
-def job(backend: str, size: int, what: str) -> list[Any]:
+def job(backend: str, size: int, what: str, seed: int) -> list[Any]:
     """What each rank printed."""
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return ranks.run(__file__, ["--worker", what], size, env=env, framework="keras")
+    return ranks.run(__file__, ["--worker", what, str(seed)], size, env=env, framework="keras")
 
 
-def worker(killed: bool) -> dict[str, Any]:
+def worker(killed: bool, seed: int) -> dict[str, Any]:
     """One rank."""
     spec = importlib.util.spec_from_file_location("example", EXAMPLE)
     assert spec is not None
@@ -72,7 +73,8 @@ def worker(killed: bool) -> dict[str, Any]:
     import paceline
 
     images, labels = example.digits()
-    model, join, ends = example.network(images.shape[1:]), paceline.keras.Join(128), []
+    model, ends = example.network(images.shape[1:], seed), []
+    join = paceline.keras.Join(128, paceline.Settings(seed=seed))
 
     def note(batch: int, logs: Any) -> None:
         ends.append(time.monotonic())

@@ -78,14 +78,18 @@ class Place:
 
     def plan(self) -> Plan:
         """The best ways to train on it."""
-        part = PER_SAMPLE * self.batch / LAYERS
-        layers = tuple(
-            ProfiledLayer(name=f"l{n}", forward=part / 3, backward=part * 2 / 3, gradients=(GRADIENTS / LAYERS,))
-            for n in range(LAYERS)
-        )
-        profile = Profile(network="emulated", batch=self.batch, layers=layers)
-        question = Question(self.cluster(), "paceline", self.batch, profile=profile)
+        question = Question(self.cluster(), "paceline", self.batch, profile=profile_of(self))
         return make_plan(question, global_batch=self.batch, calibration=AS_STATED)
+
+
+def profile_of(place: Place) -> Profile:
+    """One step of the whole batch on a device of speed 1."""
+    part = PER_SAMPLE * place.batch / LAYERS
+    layers = tuple(
+        ProfiledLayer(name=f"l{n}", forward=part / 3, backward=part * 2 / 3, gradients=(GRADIENTS / LAYERS,))
+        for n in range(LAYERS)
+    )
+    return Profile(network="emulated", batch=place.batch, layers=layers)
 
 
 PLACES = (

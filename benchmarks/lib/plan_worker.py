@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
-from lib.layers import Scale
 from paceline.runtime import join
 
 WARMUP = 20
@@ -24,6 +22,9 @@ WARMUP = 20
 
 def main() -> None:
     """Train to the end, then count whole rounds."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
+    from lib.layers import Scale
+
     torch.set_num_threads(1)
     batch, gradients, layers, local_steps, steps = map(int, sys.argv[2:])
     model = nn.Sequential(*(Scale(max(1, round(gradients / 4 / layers))) for _ in range(layers)))

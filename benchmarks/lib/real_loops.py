@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +13,34 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-__all__ = ["trained"]
+__all__ = ["captured", "trained"]
 
 
 def trained(way: str, *, batch: int, steps: int, hidden: tuple[int, ...] = ()) -> list[float]:
     """The moments at which the steps ended."""
+    loop = {"paceline": _by_paceline, "ddp": _by_ddp}[way]
+    return loop(*_parts(batch, hidden), batch=batch, steps=steps)
+
+
+def captured(path: Path, *, batch: int, steps: int) -> None:
+    """Write a profile of the loop in one process."""
+    import paceline
+
+    model, optimizer, images, labels = _parts(batch, ())
+    with paceline.capture(model, optimizer, path=path, name="own-cnn", quiet=True):
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            cross_entropy(model(images[:batch]), labels[:batch]).backward()
+            optimizer.step()
+
+
+def _parts(batch: int, hidden: tuple[int, ...]) -> tuple[nn.Module, Any, Any, Any]:
+    """Model, optimizer, images and labels."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = _network(hidden)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images, labels = torch.randn(4 * batch, 3, 32, 32), torch.randint(10, (4 * batch,))
-    loop = {"paceline": _by_paceline, "ddp": _by_ddp}[way]
-    return loop(model, optimizer, images, labels, batch=batch, steps=steps)
+    return model, optimizer, torch.randn(4 * batch, 3, 32, 32), torch.randint(10, (4 * batch,))
 
 
 def _network(hidden: tuple[int, ...]) -> nn.Module:
@@ -42,10 +59,10 @@ def _by_paceline(model: nn.Module, optimizer: Any, images: Any, labels: Any, *, 
 
     ends = []
     with join(model, optimizer, TensorDataset(images, labels), global_batch=batch) as pace:
-        for part in pace.batches(steps=steps):
+        for part in pace.batches(epochs=-(-steps * batch // len(images))):  # several groups count epochs
             pace.step(cross_entropy(model(part.inputs), part.targets))
             ends.append(time.perf_counter())
-    return ends
+    return ends[:steps]
 
 
 def _by_ddp(model: nn.Module, optimizer: Any, images: Any, labels: Any, *, batch: int, steps: int) -> list[float]:

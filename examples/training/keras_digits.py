@@ -45,9 +45,9 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return (data.images / 16).astype("float32"), data.target
 
 
-def network(shape: tuple[int, ...]) -> keras.Model:
+def network(shape: tuple[int, ...], seed: int = 0) -> keras.Model:
     """A small network for images of this shape."""
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     layers = [keras.layers.Flatten(), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
     model = keras.Sequential([keras.Input(shape), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

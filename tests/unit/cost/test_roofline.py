@@ -73,6 +73,7 @@ def test_the_update_moves_float32_copies_five_times() -> None:
     assert update_seconds(1e6, DEVICE) == pytest.approx(5 * 4e6 / (1e8 * REACH["elementwise"]) + 1e-5)
     assert update_seconds(1e6, DEVICE, precision="float16") == update_seconds(1e6, DEVICE)
     assert update_seconds(1e6, Device(name="d")) == 0.0
+    assert update_seconds(1e6, DEVICE, precision="tf32_convolutions") == update_seconds(1e6, DEVICE)
     half = DEVICE.model_copy(update={"quota": 0.5})
     assert update_seconds(1e6, half) == pytest.approx(2 * update_seconds(1e6, DEVICE))
     emulated = half.model_copy(update={"emulation": Emulation(speed=2.0)})

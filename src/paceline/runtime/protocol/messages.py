@@ -280,16 +280,17 @@ class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("paramete
 
 
 class Push(GroupMessage, route=_TO_SHARD, kind="push", answers=("parameters", "push-rejected"), payload=True):
-    """Progress of the group since a version; answered when the round that it is part of is complete."""
+    """Progress of the group since a version; answered when its round is complete, with the samples that it asks for."""
 
     session: int
     sequence: int
     """Counts the group's exchanges: a repeated push is applied once."""
-    base: int
-    """The version that the progress started from."""
+    base: int  # the version that the progress started from
     samples: int
     packing: Packing
     data: bytes
+    wanted: int = 0  # samples of the next lease, as if a `lease-request` followed; 0 for none
+    status: GroupStatus | None = None  # the status of that request
 
 
 class FetchParameters(GroupMessage, route=_TO_SHARD, kind="fetch", answers=("parameters",)):
@@ -346,9 +347,9 @@ class Parameters(Message, route=_FROM_SHARD, kind="parameters", payload=True):
 
     version: int
     packing: Packing
-    waited: float
-    """Seconds that the push waited for other groups."""
+    waited: float  # seconds that the push waited for other groups
     data: bytes
+    lease: LeaseReply | None = None  # to a push that asked for samples
 
 
 class StartRefused(Message, route=_FROM_SHARD, kind="start-refused"):

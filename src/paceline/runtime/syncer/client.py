@@ -132,7 +132,7 @@ class SyncerClient:
         else:
             try:
                 known = self.versions[0]
-                theta, self.versions = self._hand_in(connections)
+                theta, self.versions = self._hand_in(connections, (self.batch * self.local_steps, status))
                 self.staleness = max(0, self.versions[0] - known - 1)
                 self._settle()
             except LeaseRevoked:
@@ -205,13 +205,16 @@ class SyncerClient:
         assert reply is not None, "asked before the first lease"
         return reply
 
-    def _hand_in(self, connections: ShardConnections) -> tuple[np.ndarray, list[int]]:
+    def _hand_in(
+        self, connections: ShardConnections, then: tuple[int, GroupStatus | None]
+    ) -> tuple[np.ndarray, list[int]]:
         return connections.exchange(
             self._progress().numpy(),
             sequence=self.sequence,
             versions=self.versions,
             samples=self.end - self.begin,
             packing=self._packing,
+            then=then,
         )
 
     def _progress(self) -> Tensor:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -68,6 +69,8 @@ class ShardConnections:
         """Seconds of the last exchange that were spent waiting for other groups."""
         self.last_reply: messages.LeaseReply | None = None
         """What the syncer said with the last lease."""
+        self._granted: messages.LeaseReply | None = None
+        """The lease that came with the answer to a push, until it is taken."""
         self._pool = ThreadPoolExecutor(max_workers=len(shards), thread_name_prefix="paceline-syncer")
         self._heartbeats = GroupHeartbeats(self._shards, self._login, group=group, cut_off=self._hang_up)
 
@@ -106,9 +109,11 @@ class ShardConnections:
         versions: Sequence[int],
         samples: int,
         packing: Packing = "none",
+        then: tuple[int, GroupStatus | None] = (0, None),
     ) -> tuple[np.ndarray, list[int]]:
         """Hand in progress since some versions; the common parameters and their versions come back.
 
+        `then`: size of the lease that is asked for next, and the status with it; a single shard answers both at once.
         Raises LeaseRevoked if this group was declared failed meanwhile.
         """
         # Asked before anything is handed in: only the first shard knows of leases, and the others would count progress
@@ -122,6 +127,8 @@ class ShardConnections:
             messages.Push(self._group, self.session, sequence, version, samples, packing, pack_numbers(part, packing))
             for version, part in zip(versions, parts, strict=True)
         ]
+        if len(requests) == 1:  # of several, the others may not have this progress yet: the next samples come after it
+            requests[0] = replace(requests[0], wanted=then[0], status=then[1])
         return self._parameters(requests)
 
     def come_back(self) -> tuple[np.ndarray, list[int]]:
@@ -134,7 +141,8 @@ class ShardConnections:
         aside = False
         request = messages.LeaseRequest(self._group, self.session, sequence, size, status)
         while True:
-            reply = self.last_reply = self._ask(0, request, messages.LeaseReply)
+            granted, self._granted = self._granted, None
+            reply = self.last_reply = granted or self._ask(0, request, messages.LeaseReply)
             if reply.lease is not None or not reply.outstanding:
                 if aside and reply.lease is not None:
                     self._heartbeats.busy = True
@@ -170,6 +178,13 @@ class ShardConnections:
             self._ask(index, message, messages.Done)
 
     def _parameters(self, requests: Sequence[messages.Message]) -> tuple[np.ndarray, list[int]]:
+        """What the shards answer, put together."""
+        parts = [self._part(0, requests[0])] if len(requests) == 1 else self._parts(requests)
+        self.waited, self._granted = max(part.waited for part in parts), parts[0].lease
+        theta = np.concatenate([unpack_numbers(part.data, part.packing) for part in parts])
+        return theta, [part.version for part in parts]
+
+    def _parts(self, requests: Sequence[messages.Message]) -> list[messages.Parameters]:
         """Ask the first shard, which alone may refuse, and once it has not, all others, each for its part."""
         first = self._pool.submit(self._part, 0, requests[0])
         # Not until its round is over: the round of another shard may wait for this group, and the first shard's for a
@@ -179,14 +194,11 @@ class ShardConnections:
         if first.done():
             first.result()
         asked = [self._pool.submit(self._part, index, request) for index, request in enumerate(requests[1:], start=1)]
-        parts = [future.result() for future in (first, *asked)]
-        self.waited = max(part.waited for part in parts)
-        theta = np.concatenate([unpack_numbers(part.data, part.packing) for part in parts])
-        return theta, [part.version for part in parts]
+        return [future.result() for future in (first, *asked)]
 
     def _taken_in(self, request: messages.Message) -> bool:
         """Whether the first shard has the progress of a push that it has not answered."""
-        if not isinstance(request, messages.Push) or len(self._shards) == 1:
+        if not isinstance(request, messages.Push):
             return False
         try:
             channel = open_channel(*self._shards[0], self._login, listener=messages.Role.SHARD, timeout=CONNECT_TIMEOUT)

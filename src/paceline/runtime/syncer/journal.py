@@ -1,15 +1,17 @@
 """One append-only file of records with checksums: what a shard has answered is in it, on disk, whole or not at all.
 
-A record is its length in eight bytes, the CRC-32 of its content in four, and the content: facts as JSON and arrays.
+A record is its length in eight bytes, the CRC-32 of its content in four, and the content: the length of a JSON text in
+eight, the text, which holds facts and the name, type and shape of arrays, and the numbers of the arrays.
 Facts and arrays of a later record replace those of earlier ones. A record that was cut off at the end was never
 answered and is dropped; damage before the end is an error. When old records fill the file, it is written anew.
 """
 
 from __future__ import annotations
 
-import io
+import functools
 import json
 import logging
+import math
 import struct
 import threading
 import zlib
@@ -29,8 +31,10 @@ SHARD_RESTARTS = 20
 """How often a shard is started again: one that ends more often has a reason that starting it does not remove."""
 
 LARGEST = 8
-"""The file is written anew when it is this many times as large as one record of everything, and a mebibyte."""
-_HEAD = struct.Struct(">QI")
+"""The file is written anew when it is this many times as large as one record of everything, and has many bytes."""
+MANY_BYTES = 16 << 20
+"""Read in a moment; small models would be written anew, which synchronises twice, after every few steps otherwise."""
+_HEAD, _TEXT = struct.Struct(">QI"), struct.Struct(">Q")
 log = logging.getLogger("paceline.runtime")
 
 
@@ -121,7 +125,7 @@ class Journal:
         self.facts |= facts
         self.arrays |= arrays or {}
         record = _record(facts, arrays or {})
-        if self._size > (1 << 20) and self._size > LARGEST * _size_of(self.arrays):
+        if self._size > MANY_BYTES and self._size > LARGEST * _size_of(self.arrays):
             record = _record(self.facts, self.arrays)
             self._disk.replace(record)
             self._size = 0
@@ -147,18 +151,22 @@ class Journal:
 
     def _take(self, body: bytes, at: int) -> None:
         try:
-            with np.load(io.BytesIO(body), allow_pickle=False) as content:
-                self.facts |= json.loads(content["facts"].tobytes())
-                self.arrays |= {name: content[name] for name in content.files if name != "facts"}
-        except (OSError, ValueError, KeyError) as error:
+            begin = _TEXT.size + _TEXT.unpack_from(body)[0]
+            about = json.loads(body[_TEXT.size : begin])
+            self.facts |= about["facts"]
+            for name, kind, shape in about["arrays"]:
+                self.arrays[name] = np.frombuffer(body, kind, math.prod(shape), begin).reshape(shape).copy()
+                begin += self.arrays[name].nbytes
+        except (struct.error, TypeError, ValueError, KeyError) as error:
             raise StoreError(f"{self._disk.name} cannot be read at byte {at}: {error}") from error
 
 
 def _record(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    body = io.BytesIO()
-    np.savez(body, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
-    content = body.getvalue()
-    return _HEAD.pack(len(content), zlib.crc32(content)) + content
+    kinds = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    text = json.dumps({"facts": facts, "arrays": kinds}).encode()
+    parts = [_TEXT.pack(len(text)), text, *(array.tobytes() for array in arrays.values())]
+    checksum = functools.reduce(lambda before, part: zlib.crc32(part, before), parts, 0)
+    return b"".join((_HEAD.pack(sum(map(len, parts)), checksum), *parts))
 
 
 def _size_of(arrays: dict[str, np.ndarray]) -> int:

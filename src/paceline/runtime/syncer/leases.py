@@ -7,7 +7,7 @@ lost answer costs nothing. A lease that its group never trained on, because the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.runtime.samples import even_part
@@ -113,9 +113,9 @@ class Leases:
         return {
             "num_samples": self.num_samples,
             "epochs": self.epochs,
-            "next": asdict(self._next),
-            "held": {group: [sequence, asdict(lease)] for group, (sequence, lease) in self._held.items()},
-            "returned": [asdict(lease) for lease in self._returned],
+            "next": vars(self._next),
+            "held": {group: [sequence, vars(lease)] for group, (sequence, lease) in self._held.items()},
+            "returned": [vars(lease) for lease in self._returned],
             "asked": dict(self._asked),
             "halted": self.halted,
         }

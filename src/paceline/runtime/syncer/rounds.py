@@ -22,7 +22,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -259,8 +259,8 @@ class ShardState:
             "applied": dict(self._applied),
             "samples": dict(self._samples),
             "quorum": self._policy.quorum,
-            "rule": asdict(self._policy.rule),
-            "outer": asdict(self._policy.outer),
+            "rule": vars(self._policy.rule),
+            "outer": vars(self._policy.outer),
             "count": self._state.count if self._state is not None else 0,
         }
 

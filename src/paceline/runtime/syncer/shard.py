@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +236,12 @@ class SyncerShard:
         # group that waits asks again after a while.
         self._changed.wait_for(lambda: self._shard.settled(group, sequence))
         packing: Packing = "none" if message.packing == "none" else "half"
-        return self._parameters(packing, waited=time.monotonic() - began)
+        found = self._parameters(packing, waited=time.monotonic() - began)
+        if not message.wanted:
+            return found
+        # Both are on disk before the one answer: a group that exchanges after every step waits for the disk once.
+        wanted = messages.LeaseRequest(group, message.session, sequence + 1, message.wanted, message.status)
+        return replace(found, lease=self._lease(wanted))
 
     def _retune(self, message: messages.Retune) -> None:
         """Another quorum, another number of local steps, or the end of all groups but one."""

@@ -102,7 +102,17 @@ WRONG = [
     ("retune", {"group": "a", "local_steps": 1, "quorum": 1, "merge_at": ["h"]}, "retune.merge_at"),
     (
         "push",
-        {"group": "a", "session": 1, "sequence": 1, "base": 0, "samples": 1, "packing": "zip", "data": 0},
+        {
+            "group": "a",
+            "session": 1,
+            "sequence": 1,
+            "base": 0,
+            "samples": 1,
+            "packing": "zip",
+            "data": 0,
+            "wanted": 0,
+            "status": None,
+        },
         "push.packing",
     ),
     (

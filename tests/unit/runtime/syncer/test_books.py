@@ -96,9 +96,12 @@ class Group:
         used[self.lease.begin : self.lease.end] = 1.0
         samples = self.lease.end - self.lease.begin
         data = pack_numbers(used, "none")
-        return messages.Push(self.name, self.session, self.sequence, 0, samples, "none", data)
+        wanted = self._chance.choice((0, SIZE))  # the next samples with the answer, or by a request of their own
+        return messages.Push(self.name, self.session, self.sequence, 0, samples, "none", data, wanted)
 
     def answered(self, reply: Any) -> None:
+        if isinstance(reply, messages.Parameters) and reply.lease is not None:
+            reply = reply.lease
         if isinstance(reply, messages.PushRejected):
             self.stage = "busy"
         elif isinstance(reply, messages.LeaseReply):
@@ -222,7 +225,8 @@ def test_an_empty_journal_is_a_new_one(tmp_path: Any) -> None:
     assert Journal(FileDisk(tmp_path / "journal")).facts == {}
 
 
-def test_a_journal_is_written_anew_when_old_records_fill_it(tmp_path: Any) -> None:
+def test_a_journal_is_written_anew_when_old_records_fill_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.syncer.journal.MANY_BYTES", 1 << 20)
     path = tmp_path / "journal"
     journal = Journal(FileDisk(path))
     for number in range(40):

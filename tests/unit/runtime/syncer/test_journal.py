@@ -36,6 +36,7 @@ def test_a_journal_that_is_written_anew_is_on_disk_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
 ) -> None:
     power, path = Power(tmp_path, monkeypatch), tmp_path / "journal"
+    monkeypatch.setattr("paceline.runtime.syncer.journal.MANY_BYTES", 1 << 20)
     journal = Journal(FileDisk(path))
     for number in range(20):
         journal.append({"n": number}, {"x": np.full(20_000, number, dtype=np.float32)})
@@ -59,6 +60,28 @@ def test_progress_that_was_acknowledged_survives_a_power_cut(
     theta = served(tmp_path)._shard.theta
     assert theta is not None
     assert theta.tolist() == [-1.0, -1.0, -1.0], "what moved by 1 has been applied once"
+
+
+@BOTH
+def test_progress_and_the_next_samples_are_on_disk_before_their_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
+) -> None:
+    power = Power(tmp_path, monkeypatch)
+    shard = served(tmp_path)
+    data = pack_numbers(np.zeros(3, dtype=np.float32), "none")
+    shard._reply(messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
+    shard._reply(messages.LeaseRequest("a", 1, 1, 5, None))
+    used = pack_numbers(np.ones(3, dtype=np.float32), "none")
+    push, synchronised = messages.Push("a", 1, 1, 0, 5, "none", used, wanted=4), []
+    disk = shard._journal._disk
+    monkeypatch.setattr(disk, "synchronise", lambda plain=disk.synchronise: synchronised.append(plain()))
+    granted = shard._reply(push).lease
+    assert (granted.lease.begin, granted.lease.end, len(synchronised)) == (5, 9, 1)
+    power.off(newer_names=newer_names)
+    again = served(tmp_path)
+    assert again._shard.theta.tolist() == [-1.0, -1.0, -1.0]
+    assert again._reply(push).lease.lease == granted.lease, "asked again, it is the same lease"
+    assert again._shard.theta.tolist() == [-1.0, -1.0, -1.0], "and the progress counts once"
 
 
 class SlowDisk:
