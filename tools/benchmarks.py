@@ -61,6 +61,7 @@ ENTRIES = (
     Entry("fuzz_inputs", "fuzz_inputs", "", "--count 500"),
     Entry("harness_overhead", "harness_overhead", "--pairs 12", "--pairs 1 --steps 10"),
     Entry("watch_overhead", "watch_overhead", "--turns 30", "--quick"),
+    Entry("watch_overhead-ddp", "watch_overhead", "--turns 30 --ranks 2", "--quick --ranks 2"),
     Entry("watched_causes", "watched_causes", "--anew", "--only input --store results/benchmarks/watched"),
     Entry("trace_breakdown", "trace_breakdown"),
     Entry("predict_own", "predict_own", "--rounds 3", "--quick"),
@@ -101,6 +102,7 @@ ENTRIES = (
     Entry("asynchrony_price", "asynchrony_price", "", "--seeds 1"),
     Entry("slow_link", "slow_link", "--seeds 0,1,2,3,4", "--seeds 0 --epochs 2"),
     Entry("stragglers", "stragglers", "--seeds 0,1,2", "--seeds 0 --epochs 1 --devices 2"),
+    Entry("staleness_rules", "stragglers", "--rules --seeds 0,1,2,3,4", "--rules --seeds 0 --epochs 2 --devices 2"),
     Entry("faults", "faults", "--times 20 --anew", "--times 1 --anew --results results/benchmarks/faults.jsonl"),
     Entry("membership_schedules", "membership_schedules", "", "--schedules 500"),
     Entry(

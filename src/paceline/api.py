@@ -156,7 +156,13 @@ def profile_of_run(name: str | None, store: File | None = None) -> Profile:
     good = [launches for launches in load_launches(place, campaign) if launches.counted]
     if not good:
         raise InputError(f"no launch of {campaign} succeeded", hint="`paceline show --list` lists what is stored")
-    return profile_of(place, min(good, key=lambda launches: launches.first.ranks))
+    fewest = min(good, key=lambda launches: launches.first.ranks)
+    if fewest.first.facts.get("sharded") and fewest.first.ranks > 1:
+        raise InputError(
+            f"{campaign}: its ranks had shards of the layers, and waited for each other within them",
+            hint="watch the same training on one rank, then predict --from that, with --framework pytorch/fsdp2",
+        )
+    return profile_of(place, fewest)
 
 
 def _in_precision(strategy: Strategy, precision: str) -> Strategy:

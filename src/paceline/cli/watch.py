@@ -46,7 +46,7 @@ def command(words: tuple[str, ...], name: str | None, every: int, store: Path, a
     watched = watch_command(words, Store(store), name=name, every=every, quiet=as_json)
     if as_json:
         emit({**judgement_document(watched.judgement, watched.campaign, watched.note),
-              "exit_code": watched.exit_code}, "watch")  # fmt: skip
+              "notes": list(watched.labels), "exit_code": watched.exit_code}, "watch")  # fmt: skip
     else:
         say(*watched.lines)
     sys.exit(watched.exit_code)

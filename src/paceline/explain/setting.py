@@ -33,6 +33,8 @@ class Setting:
     """Whether DistributedDataParallel looks for unused parameters in every step, and there are none."""
     by_hand: bool = False
     """Whether the ranks exchange gradients without DistributedDataParallel."""
+    sharded: bool = False
+    """Whether ranks hold shards of the weights, or of the tensors between layers."""
     served: bool = False
     """Whether ranks send gradients to one another, in place of a collective."""
 
@@ -48,6 +50,7 @@ def setting_of(facts: Mapping[str, Any], threads: int | None, cores: int, ranks:
         buckets=tuple(ddp.get("buckets") or ()),
         searches=bool(ddp.get("find_unused_parameters")) and not ddp.get("unused"),
         by_hand=ranks > 1 and "ddp" in facts and not ddp and not facts.get("sharded"),
+        sharded=bool(facts.get("sharded")),
         served=bool(facts.get("served")),
     )
 
@@ -61,6 +64,8 @@ def exchange_reason(setting: Setting) -> str:
     """Why the exchange of gradients is exposed; `link` if nothing in the setting explains it."""
     if setting.served:
         return "server"
+    if setting.sharded:
+        return "shards"
     if setting.by_hand:
         return "overlap"
     if setting.searches:

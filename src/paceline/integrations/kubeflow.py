@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import ssl
-import sys
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator
 
 from paceline.integrations.watching import Watch
@@ -23,8 +23,8 @@ URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL",
 @contextlib.contextmanager
 def report_progress(watch: Watch, total_steps: int, *, every_s: float = 10.0) -> Iterator[None]:
     """Report the steps of a watched training until the block ends; outside of a TrainJob, nothing happens."""
-    ended = threading.Event()
-    thread = threading.Thread(target=_report, args=(watch, max(1, total_steps), every_s, ended), daemon=True)
+    given = (watch, max(1, total_steps), every_s, ended := threading.Event())
+    thread = threading.Thread(target=_report, args=given, daemon=True)
     if os.environ.get(URL) and int(os.environ.get("RANK") or 0) == 0:
         thread.start()
     try:
@@ -35,22 +35,20 @@ def report_progress(watch: Watch, total_steps: int, *, every_s: float = 10.0) ->
 
 
 def _report(watch: Watch, total_steps: int, every_s: float, ended: threading.Event) -> None:
-    seen, complained, last = [(time.monotonic(), watch.steps)], False, False
+    seen, last = [(time.monotonic(), watch.steps)], False
     while not last:
         last = ended.wait(every_s)
         seen = [*seen[-30:], (time.monotonic(), watch.steps)]  # recent steps: a training may become slower
         (begin, before), (now, done) = seen[0], seen[-1]
         status = {"progressPercentage": min(100, 100 * done // total_steps),
                   "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}  # fmt: skip
-        if done > before:
-            step_s = (now - begin) / (done - before)
+        if step_s := (now - begin) / max(1, done - before) * (done > before):
             status["estimatedRemainingSeconds"] = round(max(0, total_steps - done) * step_s)
             status["metrics"] = [{"name": "step_seconds", "value": f"{step_s:.6g}"}]
         try:
             _post({"trainerStatus": status})
         except (OSError, ValueError, KeyError) as error:  # the training goes on
-            sys.stderr.write("" if complained else f"paceline: the status of the TrainJob is not updated: {error}\n")
-            complained = True
+            warnings.warn(f"paceline: the status of the TrainJob is not updated: {error}", stacklevel=1)
 
 
 def _post(document: dict[str, object]) -> None:

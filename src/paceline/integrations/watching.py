@@ -41,6 +41,8 @@ class Watched:
     note: str = ""
     """Why nothing was stored."""
     exit_code: int = 0
+    labels: tuple[str, ...] = ()
+    """What a reader of the verdict has to know."""
 
     @property
     def lines(self) -> list[str]:
@@ -50,7 +52,8 @@ class Watched:
         name = self.campaign
         following = (f"  Next: paceline explain {name}; paceline report {name};",
                      f"        paceline predict --from {name} --cluster ...")  # fmt: skip
-        return [*judgement_lines(self.judgement, name), *following]
+        notes = (f"  Note: {label}" for label in self.labels)
+        return [*judgement_lines(self.judgement, name), *notes, *following]
 
 
 def watch_command(command: Sequence[str], store: Store, *, name: str | None, every: int, quiet: bool) -> Watched:
@@ -70,7 +73,7 @@ def _stored(
     try:
         observed = observe(name, read_records(folder), labels=labels)
         observed = replace(observed, facts={**observed.facts, "alerts": list(alerts)})
-        return Watched(record(observed, store), judged(observed), "", code)
+        return Watched(record(observed, store), judged(observed), "", code, observed.labels)
     except PacelineError as error:
         return Watched("", None, str(error), code)
 
@@ -158,10 +161,17 @@ class Watch:
         return self._recorder.step if self._recorder is not None else 0
 
     def summary(self) -> str:
-        """The verdict in words."""
+        """The verdict in words; while the training runs, on the steps that all ranks have written so far."""
         if self.watched is not None:
             return "\n".join(self.watched.lines)
-        return "the first rank has the summary, after the block; under `paceline watch` the command prints it"
+        if self._recorder is None or not self._recorder.alive:
+            return "the first rank has the summary of the whole training"
+        self._recorder.flush()
+        try:
+            observed = observe(self._name, read_records(Path(self._recorder.folder)))
+            return "\n".join(judgement_lines(judged(observed), "still running"))
+        except InputError as error:
+            return f"paceline watch: {error.message}, so far"
 
 
 def _world() -> int:

@@ -69,6 +69,33 @@ def test_order_and_repetition_do_not_matter(tmp_path):
     assert one.predictions == other.predictions
 
 
+def test_repetitions_that_differ_are_a_spread(tmp_path):
+    rows = ["1,100,\n", "2,180,3\n", "2,200,3\n", "2,190,3\n", "4,360,\n", "4,370,90\n"]
+    (series,) = read_points(write(tmp_path, rows, head="gpus,img/s,spread\n"))
+    assert series.samples_per_s.tolist() == [100, 190, 365]
+    assert series.spread == pytest.approx([0, 10 / 190, 90 / 365])
+
+
+@pytest.mark.parametrize(
+    ("rows", "hosts", "per_host"),
+    [
+        (["4,100,1,\n", "8,190,1,\n", "16,370,1,\n"], [1, 1, 1], 16),  # one host held all 16
+        (["2,100,2,8\n", "4,190,4,8\n", "8,370,8,8\n"], [2, 4, 8], 8),  # hosts that are not full
+        (["1,100,1,\n", "2,190,2,\n", "4,370,4,\n"], [1, 2, 4], 1),
+        (["4,100,1,\n", "8,190,,\n", "16,370,,\n"], [1, 1, 2], 8),
+    ],
+)
+def test_hosts_are_those_that_are_stated(tmp_path, rows, hosts, per_host):
+    (series,) = read_points(write(tmp_path, rows, head="gpus,img/s,hosts,devices_per_host\n"))
+    assert (series.hosts.tolist(), series.per_host) == (hosts, per_host)
+
+
+def test_one_count_on_different_hosts_is_two_series(tmp_path):
+    rows = ["4,100,1\n", "4,90,2\n", "8,150,2\n"]
+    with pytest.raises(InputError, match="4 devices ran on 1 and on 2 hosts"):
+        read_points(write(tmp_path, rows, head="gpus,img/s,hosts\n"))
+
+
 def test_two_points_are_enough_but_less_sure(tmp_path):
     few = predict(write(tmp_path, [ROW.format(n, POINTS[n]) for n in (1, 4)]))[0].predictions[0]
     many = predict(write(tmp_path, [ROW.format(n, v) for n, v in POINTS.items()]))[0].predictions[0]

@@ -7,12 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.errors import Unsupported
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import PRIOR, Doubt, _log_density, _table, interval, scale_of
 from paceline.model.measured.extrapolate import _candidates, _terms, extrapolate_series
 from paceline.model.measured.fit import NOISE, _resampled, draw, log_evidence, maximise, pack
 from paceline.model.measured.forecast import _weights, forecast, posteriors
-from paceline.model.measured.forms import amdahl, closed_forms, power_law, situation_of, step_parts, straight_line
+from paceline.model.measured.forms import (
+    amdahl,
+    closed_forms,
+    least_slope,
+    power_law,
+    situation_of,
+    step_parts,
+    straight_line,
+)
 from paceline.model.measured.points import Series, series_of_rows
 from paceline.model.measured.prior import shipped_population
 
@@ -137,6 +146,86 @@ def test_situations():
     assert situation_of(points, 8, 64.0 * 1.06) == situation_of(points, 8, 60.0) == 4
     alone = replace(series({1: 100.0}), siblings=(points,))
     assert situation_of(alone, 1, 64.0) == 4
+
+
+@pytest.mark.parametrize(
+    ("rates", "count", "situation", "least"),
+    [
+        ({1: 100.0, 2: 100 * 2**0.5, 4: 200.0}, 16, 1, 0.25),  # half of each doubling is lost, and 0.5 squared
+        ({1: 100.0, 2: 90.0, 4: 70.0}, 16, 1, 1.0),
+        ({1: 10.0, 2: 100.0, 4: 100.0, 8: 100.0}, 16, 1, 1.0),  # the last three points alone
+        ({1: 100.0, 2: 220.0, 4: 480.0}, 16, 1, 0.0),
+        ({1: 100.0, 2: 90.0, 4: 70.0}, 8, 0, 1.0),
+        ({1: 100.0, 2: 60.0, 4: 70.0}, 8, 0, 0.0),  # rises again at its last step
+        ({1: 100.0, 2: 300.0, 4: 290.0}, 8, 0, 0.0),  # falls at its last step alone
+        ({8: 100.0, 16: 50.0}, 32, 2, 0.0),  # crossing hosts costs once: inside and between are not compared
+        ({8: 100.0, 16: 50.0, 32: 45.0}, 64, 3, 1.0),
+        ({8: 100.0, 16: 50.0, 32: 60.0}, 64, 3, 0.0),
+    ],
+)
+def test_points_that_gain_nothing_leave_little_possible(rates, count, situation, least):
+    points = series(rates)
+    assert situation_of(points, count, 64.0) == situation
+    assert least_slope(points, count, situation) == pytest.approx(least)
+
+
+def predicted(points, at, **more):
+    (found,) = extrapolate_series([points], [at], population=shipped_population(), **more)
+    return found.predictions[0].samples_per_s
+
+
+def test_a_total_that_fell_does_not_rise_on_more_devices_or_hosts():
+    falling = {1: 100.0, 2: 90.0, 4: 70.0, 8: 50.0}
+    assert predicted(series(falling), 16).value <= 50.001
+    assert predicted(series(falling), 64).value <= 50.001
+    assert predicted(series(falling, per_host=64.0), 16).value <= 50
+    strong = {8: 1000.0, 16: 1500.0, 32: 1400.0, 64: 1000.0}
+    split = series(strong, at_8=32.0, at_16=16.0, at_32=8.0, at_64=4.0)
+    assert predicted(split, 128).value <= 1000
+
+
+def test_a_batch_far_from_the_measured_ones_is_a_distance():
+    points = series({1: 100.0, 2: 190.0, 4: 340.0})
+    near, far = (predicted(points, 4, global_batch=batch).half_width for batch in (512, 4096))
+    assert far > 1.5 * near
+    with pytest.raises(Unsupported, match=r"a batch of 32768 per device is 512 times away") as refusal:
+        predicted(points, 4, global_batch=4 * 32768)
+    assert "measure 1 device at a batch of 32768 per device" in refusal.value.hint
+    doubt = forecast(posteriors([points], shipped_population())[0], None, 8.0, 8.0).doubt
+    assert doubt.doublings == pytest.approx(3), "64 to 8 is farther than 4 to 8 devices"
+    other = replace(points, siblings=(series({1: 80.0}, batch=16.0),))
+    assert forecast(posteriors([other], shipped_population())[0], None, 8.0, 8.0).doubt.doublings == pytest.approx(1)
+
+
+def test_the_spread_of_a_prediction_is_that_of_the_counts_beside_it():
+    points = replace(series({1: 100.0, 2: 190.0, 4: 360.0}), spread=np.array([0.01, 0.3, 0.02]))
+    posterior = posteriors([points], shipped_population())[0]
+    spreads = [forecast(posterior, None, count, 64.0).doubt.spread for count in (1.0, 2.0, 3.0, 4.0, 32.0)]
+    assert spreads == pytest.approx([0.01, 0.3, 0.16, 0.02, 0.02])
+
+
+def test_the_first_crossing_is_no_surer_than_the_full_host():
+    lost = series({1: 100.0, 2: 190.0, 4: 340.0})
+    inside, across = (
+        found.samples_per_s.interval_90
+        for found in extrapolate_series([lost], [8, 16], population=shipped_population())[0].predictions
+    )
+    assert np.log(across[1] / across[0]) >= np.log(inside[1] / inside[0])
+    posterior = posteriors([lost], shipped_population())[0]
+    assert repr(forecast(posterior, None, 16.0, 64.0).doubt.inside) == repr(forecast(posterior, None, 8.0, 64.0).doubt)
+    full = posteriors([series({1: 100.0, 4: 340.0, 8: 640.0})], shipped_population())[0]
+    assert forecast(full, None, 16.0, 64.0).doubt.inside is None
+    wide = replace(DOUBT, inside=replace(DOUBT, situation=0, loss=3.0))
+    for share in (0.5, 0.9):
+        assert interval(PRIOR, wide, share) == interval(PRIOR, wide.inside, share)
+        assert interval(PRIOR, replace(wide, loss=30.0), share) == interval(PRIOR, replace(DOUBT, loss=30.0), share)
+
+
+def test_where_nothing_smaller_helps_the_count_itself_is_to_be_measured():
+    (found,) = extrapolate_series([series()], [4], population=shipped_population())
+    assert found.advice == "every asked count was measured"
+    (found,) = extrapolate_series([series({1: 100.0, 2: 190.0})], [3], population=shipped_population())
+    assert found.advice == "no smaller measurement narrows the interval: measure the asked count itself"
 
 
 DOUBT = Doubt(situation=1, doublings=3, posterior=0.05, disagreement=0.04, hindcast=0.06, spread=0.02, loss=0.5)

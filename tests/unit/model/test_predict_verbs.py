@@ -149,6 +149,15 @@ def test_without_a_batch_the_usual_one_is_assumed_and_named(paceline):
     assert "batch 64 (assumed) per device" in paceline("whatif", *asked, "--set", "link.bandwidth=1Gb/s")
 
 
+def test_a_simulation_without_a_batch_is_that_of_the_usual_one(paceline):
+    asked = ("simulate", "--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--devices", "8", "--steps", "20")
+    assumed, stated, other = (paceline.json(*asked, *batch) for batch in ((), ("--batch", "64"), ("--batch", "32")))
+    assert assumed["runs"] == stated["runs"] != other["runs"]
+    assert "batch 64 (assumed) per device" in assumed["question"]
+    assert "assumed" not in stated["question"]
+    assert "batch 64 (assumed) per device" in paceline(*asked)
+
+
 def test_frameworks_are_compared_at_one_assumed_batch_that_fits_all():
     small = V100.model_copy(update={"memory": 1.5e9})
     where, ways = cluster(2, 2, device=small), ["pytorch/fsdp2", "pytorch/ddp"]

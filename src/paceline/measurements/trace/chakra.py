@@ -86,7 +86,10 @@ def read_chakra(path: Path) -> tuple[Span, ...]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="give the path of a Chakra trace") from None
     except (ValueError, IndexError, TypeError, OverflowError, struct.error) as error:
-        raise InputError(f"{path} is not a Chakra execution trace: {error}", hint="expected an .et file") from None
+        raise InputError(
+            f"{path} is not a Chakra execution trace: {error}",
+            hint="expected JSON in UTF-8, its gzip, or a Chakra file (.et)",
+        ) from None
 
 
 def _messages(data: bytes) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ Times are microseconds with fractions; `args` keeps the exact values, so that re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def checked_events(stream: EventStream, *, ranks: bool = True) -> Iterator[dict[
     for index, event in enumerate(stream):
         if not isinstance(event, dict):
             continue
+        _as_numbers(event)
         under: tuple[Any, ...] = ("traceEvents", index) if stream.is_document else (index,)
         wrong = [(*under, *place, given, expected) for place, given, expected in _wrong(event, ranks=ranks)]
         if not wrong:
@@ -103,6 +105,14 @@ def checked_events(stream: EventStream, *, ranks: bool = True) -> Iterator[dict[
         refuse_rows(str(stream.path), [_problem(item, str(stream.path), places) for item in found[:MOST_PROBLEMS]])
 
 
+def _as_numbers(event: dict[str, Any]) -> None:
+    """Some versions of the profiler write times as text."""
+    for name in ("ts", "dur"):
+        given = event.get(name)
+        if isinstance(given, str) and NUMERAL.fullmatch(given):
+            event[name] = float(given)
+
+
 def _places(path: Path) -> dict[Any, int]:
     """The lines of a small trace; of a large one, the numbers of the events have to do."""
     with open_trace(path) as file:
@@ -110,6 +120,7 @@ def _places(path: Path) -> dict[Any, int]:
     return locate_json(text.decode("utf-8", errors="replace")) if len(text) <= LOCATED else {}
 
 
+NUMERAL = re.compile(r"-?\d{1,30}(\.\d{1,30})?")
 MOST_PROBLEMS = 20
 LOCATED = 2 << 20
 MOST = 1e18

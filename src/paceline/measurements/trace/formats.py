@@ -18,6 +18,8 @@ from paceline.measurements.trace.stream import AGAIN, BROKEN, EventStream, open_
 
 __all__ = ["TRACE_READERS", "busy_seconds", "format_of", "read_trace"]
 
+BY_PROFILER = ("cpu_op", "kernel", "Operator", "Kernel")
+"""Categories of events that only PyTorch's profiler writes."""
 SNIFFED = 1000
 """Events that tell the tool which wrote a trace."""
 
@@ -72,7 +74,7 @@ def format_of(path: Path) -> str:
     if any(event.get("ph") in ("B", "E") for event in first):
         return "horovod"
     by_profiler = {"distributedInfo", "schemaVersion", "deviceProperties"} & set(stream.head)
-    return "kineto" if by_profiler or any(event.get("cat") in ("cpu_op", "kernel") for event in first) else "chrome"
+    return "kineto" if by_profiler or any(event.get("cat") in BY_PROFILER for event in first) else "chrome"
 
 
 def busy_seconds(spans: Iterable[Span]) -> dict[int, dict[str, float]]:

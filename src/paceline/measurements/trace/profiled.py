@@ -26,6 +26,9 @@ from paceline.measurements.trace.stream import EventStream
 __all__ = ["PhaseScan", "scan_kineto"]
 
 MICRO = 1e-6
+FORMER = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset",
+          "Runtime": "cuda_runtime"}  # fmt: skip
+"""Categories as PyTorch 1.8 to 1.11 wrote them."""
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 MOST_KERNELS = 5_000_000
 EXCHANGES = ("gloo:", "nccl:", "mpi:", "ucc:")
@@ -61,6 +64,7 @@ class PhaseScan:
     def take(self, event: dict[str, Any]) -> None:
         """Note one complete event."""
         kind, name = str(event.get("cat", "")), str(event["name"])
+        kind = FORMER.get(kind, kind)
         begin = float(event["ts"]) * MICRO
         end = begin + float(event.get("dur", 0.0)) * MICRO
         if kind in KERNELS:

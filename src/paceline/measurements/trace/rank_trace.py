@@ -141,6 +141,12 @@ def gather_spans(path: str, spans: Iterable[Span], source: str) -> tuple[RankTra
 def check_clock(path: str, steps: Mapping[int, tuple[float, float]]) -> None:
     """Refuse steps that lie before or far behind the step before them: the clock was set while the trace was taken."""
     ordered = sorted(steps.items())
+    empty = next((number for number, (begin, end) in ordered if end <= begin), None)
+    if empty is not None:
+        raise InputError(
+            f"{path}: step {empty} takes no time",
+            hint="events need `ts` and `dur` in microseconds; steps are marked by `prof.step()` after every iteration",
+        )
     usual = median(end - begin for begin, end in steps.values()) if steps else 0.0
     for (number, (_, end)), (later, (begin, _)) in pairwise(ordered):
         jump = begin - end

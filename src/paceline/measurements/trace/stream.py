@@ -27,6 +27,8 @@ MOST = 1 << 36
 NUMBER_TAIL = 3
 """Characters after a number that show that it is whole: `1` may be the begin of `1e-7`."""
 GZIP = b"\x1f\x8b"
+MARK = b"\xef\xbb\xbf"
+"""Some editors begin UTF-8 with it."""
 AGAIN = "record the trace again, and let `export_chrome_trace` end before the program does"
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
 
@@ -42,8 +44,9 @@ def open_trace(path: Path) -> IO[bytes]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: {reason}", hint="give the path of a trace") from None
-    packed = file.read(2) == GZIP
-    file.seek(0)
+    begin = file.read(3)
+    packed = begin.startswith(GZIP)
+    file.seek(len(begin) if begin == MARK else 0)
     if not packed:
         return file
     unpacked = gzip.GzipFile(fileobj=file)

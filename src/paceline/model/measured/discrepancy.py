@@ -59,6 +59,8 @@ class Doubt:
     """Error of predicting the last point from those before it; nan if there were too few."""
     spread: float
     loss: float
+    inside: Doubt | None = None
+    """That of the full host before the first crossing: farther is never surer."""
 
 
 def _table(doubts: Sequence[Doubt]) -> Floats:
@@ -87,7 +89,8 @@ def interval(coefficients: Floats, doubt: Doubt, share: float) -> tuple[float, f
     scale = scale_of(coefficients, doubt)
     quantile = 0.5 + share / 2
     below, above = scale / skew * float(stdtrit(FAST_TAIL, quantile)), scale * skew * float(stdtrit(1 + tail, quantile))
-    return -min(below, WIDEST), min(above, WIDEST)
+    nearer = (0.0, 0.0) if doubt.inside is None else interval(coefficients, doubt.inside, share)
+    return min(-min(below, WIDEST), nearer[0]), max(min(above, WIDEST), nearer[1])
 
 
 def fit_discrepancy(doubts: Sequence[Doubt], errors: Sequence[float], campaigns: Sequence[str]) -> Floats:

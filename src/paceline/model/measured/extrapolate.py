@@ -98,7 +98,7 @@ def _curve(
         predictions=predictions,
         knee=None,
         knee_gain=knee_gain,
-        advice="; ".join(one.text for one in ranked) or "every asked count was measured",
+        advice="; ".join(one.text for one in ranked) or _nothing_helps(series, made),
         basis=_basis(series, kept[-1], [_distance(one, series, population, force=force) for one in far]),
         detail={"network": series.network, "strategy": series.how, "device": series.device, "link": series.link,
                 "precision": f"that of the measured points, {series.precision or 'which do not state it'}",
@@ -113,14 +113,20 @@ def _refusal(series: Series, far: Forecast, population: Population, ranked: Sequ
     )
 
 
+def _nothing_helps(series: Series, made: Sequence[Forecast]) -> str:
+    if all(one.count in series.devices and one.doubt.situation != BATCH for one in made):
+        return "every asked count was measured"
+    return "no smaller measurement narrows the interval: measure the asked count itself"
+
+
 def _distance(far: Forecast, series: Series, population: Population, *, force: bool) -> str:
-    times = far.count / series.devices[-1]
+    times, away = far.count / series.devices[-1], 2**far.doubt.doublings
     held = 2 ** population.supported[far.doubt.situation]
     word = "unsupported" if force else "refused"
-    return (
-        f"{word}: {far.count:g} devices are {times:g} times the largest measured count, "
-        f"and intervals were seen to hold up to {held:g} times"
-    )
+    what = f"{far.count:g} devices are {times:g} times the largest measured count"
+    if away > 1.001 * times:
+        what = f"a batch of {far.batch:g} per device is {away:.3g} times away from the nearest measured one"
+    return f"{word}: {what}, and intervals were seen to hold up to {held:g} times"
 
 
 MOST_LOG = 60.0
@@ -242,10 +248,11 @@ class NextMeasurement:
 def measure_next(posterior: Posterior, made: Forecast, population: Population) -> list[NextMeasurement]:
     """Measurements that would narrow this prediction, the best first."""
     series = posterior.series
-    if made.count <= series.devices[-1]:
+    if made.count <= series.devices[-1] and made.doubt.situation != BATCH:
         return []
     ranked = [_count(posterior, made, population, count) for count in _candidates(posterior, made, population)]
-    if made.doubt.situation == BATCH and np.ptp(np.nan_to_num(series.batches)) == 0:
+    measured = {round(float(batch), 6) for one in (series, *series.siblings) for batch in one.batches}
+    if made.doubt.situation == BATCH and series.has_one_batch and round(made.batch, 6) not in measured:
         ranked.append(_batch(posterior, made, population))
     if series.spread[-1] > 0:
         ranked.append(_spread(series, made, population))
@@ -282,6 +289,7 @@ def _count(posterior: Posterior, made: Forecast, population: Population, count: 
     after = _width(
         population, made, situation=situation, doublings=float(left), posterior=_given(posterior, made, count),
         disagreement=made.doubt.disagreement * share, hindcast=TYPICAL * scale_of(population.discrepancy, there.doubt),
+        inside=None,
     )  # fmt: skip
     what = f"measure {count:g} devices" + (f" ({series.hosts_at(count):g} hosts)" if series.hosts_at(count) > 1 else "")
     return NextMeasurement("devices", count, what, 1 - after / _width(population, made))
@@ -323,7 +331,8 @@ def _batch(posterior: Posterior, made: Forecast, population: Population) -> Next
     """One point at the target's batch tells what a step costs once."""
     series = posterior.series
     count, batch = series.devices[0], made.batch
-    what = f"measure {count:g} devices at a batch of {batch:g} per device"
+    what = f"measure {count:g} device{'s' if count > 1 else ''} at a batch of {batch:g} per device"
     known = TYPICAL * scale_of(population.discrepancy, made.doubt) / 2
-    after = _width(population, made, hindcast=known, disagreement=made.doubt.disagreement / 2)
+    left = float(np.log2(max(made.count / series.devices[-1], 1.0)))
+    after = _width(population, made, doublings=left, hindcast=known, disagreement=made.doubt.disagreement / 2)
     return NextMeasurement("batch", float(batch), what, 1 - after / _width(population, made))

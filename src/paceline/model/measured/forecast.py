@@ -2,13 +2,13 @@
 
 The centre never goes below the last point inside the same regime (nothing gets faster per device by adding devices),
 and once the regime is known never above it by more than the ratio of the counts (nothing gets slower in total, unless
-the points themselves do, and then no faster than they did).
+the points themselves do, and then no faster than they did). Points whose total falls do not rise again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import Doubt
 from paceline.model.measured.fit import NOISES, Packed, draw, log_evidence, maximise, pack
-from paceline.model.measured.forms import BATCH, WEIGHTS, closed_forms, situation_of, slope_of
+from paceline.model.measured.forms import (
+    BATCH,
+    FIRST_CROSSING,
+    WEIGHTS,
+    closed_forms,
+    least_slope,
+    situation_of,
+    slope_of,
+)
 from paceline.model.measured.names import strategy_kind
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, prior_of
@@ -133,18 +141,42 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
     forms, spread, situation = _forms(posterior, count, batch)
     missed, hindcast = _hindcast(series, before, situation)
     weights = _weights(posterior.overlapped, situation, missed, between=count <= series.devices[-1])
-    centre = float(weights @ forms)
+    average = float(weights @ forms)
     y = series.log_seconds
     doubt = Doubt(
         situation=situation,
-        doublings=float(np.log2(max(count / series.devices[-1], 1.0))),
+        doublings=_doublings(series, count, batch, situation),
         posterior=spread,
-        disagreement=float(np.sqrt(weights @ np.square(forms - centre))),
+        disagreement=float(np.sqrt(weights @ np.square(forms - average))),
         hindcast=hindcast,
-        spread=float(series.spread[-1]),
+        spread=float(np.interp(count, series.devices, series.spread)),
         loss=float(np.ptp(y)),
     )
-    return Forecast(count, batch, centre, doubt, forms, weights)
+    if situation == FIRST_CROSSING and series.devices[-1] < series.per_host:
+        doubt = replace(doubt, inside=forecast(posterior, before, series.per_host, batch).doubt)
+    return Forecast(count, batch, max(average, _least(series, count, batch, situation)), doubt, forms, weights)
+
+
+def _grows(series: Series, batch: float, situation: int) -> bool:
+    """Whether a larger batch may make each device faster."""
+    return situation == BATCH and bool(series.shrink_of(batch) < 0.99 * series.shrink_of(series.batches[-1]))
+
+
+def _least(series: Series, count: float, batch: float, situation: int) -> float:
+    """The centre's lower bound where the points gain little or nothing from more devices."""
+    if count <= series.devices[-1] or _grows(series, batch, situation):
+        return -np.inf
+    farther = float(np.log(count / series.devices[-1]))
+    return float(series.log_seconds[-1] + least_slope(series, count, situation) * farther)
+
+
+def _doublings(series: Series, count: float, batch: float, situation: int) -> float:
+    """Doublings to the target from the largest count, or from the nearest measured batch if that is farther."""
+    farther = float(np.log2(max(count / series.devices[-1], 1.0)))
+    if situation != BATCH:
+        return farther
+    measured = np.concatenate([series.shrink_of(one.batches) for one in (series, *series.siblings)])
+    return max(farther, float(np.abs(np.log2(measured / series.shrink_of(batch))).min()))
 
 
 def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
@@ -168,8 +200,7 @@ def _computed_forms(posterior: Posterior, count: float, batch: float) -> tuple[F
     forms = np.append(physical, closed_forms(series, count, batch, situation))
     if count <= series.devices[-1]:
         return forms, spread, situation
-    grows = situation == BATCH and series.shrink_of(batch) < 0.99 * series.shrink_of(series.batches[-1])
-    forms = np.maximum(forms, -np.inf if grows else last)
+    forms = np.maximum(forms, -np.inf if _grows(series, batch, situation) else last)
     if situation != 1:
         forms, spread = np.minimum(forms, last + most), min(spread, float(most))
     return forms, spread, situation

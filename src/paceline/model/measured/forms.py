@@ -23,8 +23,8 @@ from scipy.optimize import nnls
 
 from paceline.model.measured.points import Series
 
-__all__ = ["BATCH", "FIRST_CROSSING", "FORMS", "SITUATIONS", "WEIGHTS", "amdahl", "closed_forms", "power_law",
-           "situation_of", "slope_of", "step_parts", "straight_line"]  # fmt: skip
+__all__ = ["BATCH", "FIRST_CROSSING", "FORMS", "SITUATIONS", "WEIGHTS", "amdahl", "closed_forms", "least_slope",
+           "power_law", "situation_of", "slope_of", "step_parts", "straight_line"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -60,11 +60,28 @@ def situation_of(series: Series, count: float, batch: float) -> int:
 
 def slope_of(series: Series) -> float:
     """The slope of all points in logarithms (least squares), never falling; above 1 they get slower in total."""
-    if series.num_points == 1:
+    return _slope(np.log(series.devices), series.log_seconds)
+
+
+def _slope(ln: Floats, y: Floats) -> float:
+    if len(y) < 2:
         return 0.0
-    ln = np.log(series.devices)
     away = ln - ln.mean()
-    return max(float(away @ series.log_seconds / (away @ away)), 0.0)
+    return max(float(away @ y / (away @ away)), 0.0)
+
+
+def least_slope(series: Series, count: float, situation: int) -> float:
+    """The smallest slope that points which gain little or nothing leave possible.
+
+    By the last three points of the regime. At the first crossing, those inside the host: where its devices hardly add
+    to each other, further hosts do not free them of what they share. Later: a total that falls does not rise again.
+    """
+    alike = (series.hosts > 1) == (situation != FIRST_CROSSING and series.hosts_at(count) > 1)
+    ln, y = np.log(series.devices)[alike][-3:], series.log_seconds[alike][-3:]
+    slope = _slope(ln, y)
+    if situation == FIRST_CROSSING:
+        return min(slope, 1.0) ** 2
+    return 1.0 if slope > 1 and y[-1] - y[-2] > ln[-1] - ln[-2] else 0.0
 
 
 def _trend(series: Series, count: float) -> float:

@@ -277,7 +277,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
     counts = np.array(sorted({float(row["devices"] or 0) for row in rows}))
     groups = [[row for row in rows if row["devices"] == count] for count in counts]
     rates = np.array([float(np.median([float(row["samples_per_s"] or 0) for row in group])) for group in groups])
-    spread = np.array([max(float(row.get("spread") or 0) for row in group) for group in groups])
+    spread = np.array([_spread(group) for group in groups])
     how = " ".join(part for part in (text["framework"], text["strategy"]) if part)
     parts = [text["series"], text["network"], how, text["device"], text["link"], text["precision"], text["data"]]
     (only,) = batches if len(batches) == 1 else (None,)
@@ -287,16 +287,16 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
         assumed.append("framework or strategy not given: overlap not known")
     if batches == {None}:
         assumed.append("batch_per_device not given: a step is one sample on each device")
-    local = link_kind(text["link"]).inside
+    label = ", ".join(part for part in parts if part) or "measured points"
     return Series(
-        label=", ".join(part for part in parts if part) or "measured points",
+        label=label,
         network=text["network"],
         how=how,
         device=text["device"],
         link=text["link"],
         per_host=per_host,
         devices=counts,
-        hosts=np.ones(len(counts)) if local else np.maximum(1.0, np.ceil(counts / per_host - 1e-9)),
+        hosts=np.array([_hosts(group, per_host, label) for group in groups]),
         samples_per_s=rates,
         spread=spread / rates,
         batches=np.array([float(group[0]["batch_per_device"] or math.nan) for group in groups]),
@@ -306,13 +306,36 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
     )
 
 
+def _spread(rows: list[Row]) -> float:
+    """Standard deviation at one count: the largest stated, or that of repetitions that differ; at most the rate."""
+    rates = [float(row["samples_per_s"] or 0) for row in rows]
+    differ = float(np.std(list(set(rates)), ddof=1)) if len(set(rates)) > 1 else 0.0
+    stated = max(float(row.get("spread") or 0) for row in rows)
+    return max(min(differ, float(np.median(rates))), stated)
+
+
+def _hosts(rows: list[Row], per_host: float, label: str) -> float:
+    """Hosts of one count: as stated, else as few as can hold the devices."""
+    if link_kind(str(rows[0].get("link") or "")).inside:
+        return 1.0
+    count, stated = float(rows[0]["devices"] or 0), sorted({float(row.get("hosts") or 0) for row in rows} - {0.0})
+    if len(stated) > 1:
+        ran = " and on ".join(f"{hosts:g}" for hosts in stated)
+        raise InputError(
+            f"{label}: {count:g} devices ran on {ran} hosts", hint="tell the series apart by a column `series`"
+        )
+    return stated[0] if stated else max(1.0, math.ceil(count / per_host - 1e-9))
+
+
 def _full_host(rows: list[Row], counts: Floats, link: str) -> tuple[float, list[str]]:
     """Devices of a full host, and what had to be assumed about it."""
     stated = sorted({float(row.get("devices_per_host") or 0) for row in rows} - {0.0})
     if link_kind(link).inside:
         return max([*stated, counts[-1]]), []
     if not stated:
-        return FULL_HOST, [f"devices_per_host not given: hosts of {FULL_HOST:g} assumed"]
+        held = max(math.ceil(float(row["devices"] or 0) / float(row.get("hosts") or math.inf)) for row in rows)
+        full = max(FULL_HOST, float(held))
+        return full, [f"devices_per_host not given: hosts of {full:g} assumed"]
     if len(stated) > 1:
         return stated[-1], [f"devices_per_host differs between rows: {stated[-1]:g} taken as the full host"]
     return stated[0], []

@@ -35,6 +35,11 @@ EXCHANGES = {
     "buckets": (": its buckets are small", "DistributedDataParallel(..., bucket_cap_mb=25)"),
     "overlap": (": nothing hides it", "DistributedDataParallel, whose buckets travel during the backward pass"),
     "server": (": one rank serves the others", "DistributedDataParallel, or all_reduce: no rank has all of the bytes"),
+    "shards": (
+        ": ranks gather what they have shards of",
+        "shard larger units, and fewer ranks (HSDP: replicas between hosts, shards within); keep weights after forward "
+        "where the memory allows it (reshard_after_forward=False); exchange in half precision",
+    ),
     "unused": (": it looks for unused parameters", "find_unused_parameters=False, as every parameter is used"),
 }
 """By reason: what exposes the exchange, and what to do."""

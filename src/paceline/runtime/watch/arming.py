@@ -1,4 +1,4 @@
-"""Arms a Python process that `paceline watch` started: hooks go into PyTorch as soon as the process imports it.
+"""Arms a Python process that `paceline watch` started: hooks go into a framework as soon as the process imports it.
 
 Python 3.9 and the standard library only: this runs at the start of every Python process of the watched command.
 """
@@ -31,20 +31,20 @@ def arm() -> None:
     """Watch this process, if `paceline watch` asked for it."""
     folder = os.environ.get(variables.WATCH)
     if folder and os.path.isdir(folder):
-        sys.meta_path.insert(0, _AfterTorch(folder))
+        sys.meta_path.insert(0, _AfterImport(folder))
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch as the other finders do, and installs the hooks once its import is complete."""
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds frameworks as the other finders do, and installs the hooks once an import is complete."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self._folder, self._wanted = folder, {"torch", "keras", "jax", "tensorflow"}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The spec of torch with a loader that tells us; nothing for other modules."""
-        if fullname != "torch":
+        """The spec of a framework with a loader that tells us; nothing for other modules."""
+        if fullname not in self._wanted:
             return None
-        sys.meta_path.remove(self)
+        self._wanted.discard(fullname)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Telling(spec.loader, self._folder)
@@ -52,7 +52,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 class _Telling(importlib.abc.Loader):
-    """The loader of torch, and then the hooks."""
+    """The loader of a framework, and then the hooks."""
 
     def __init__(self, loader: Any, folder: str) -> None:
         self._loader, self._folder = loader, folder
@@ -68,16 +68,26 @@ class _Telling(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         try:
-            _install(self._folder)
+            _install(self._folder, module)
         except Exception as error:  # noqa: BLE001
             sys.stderr.write(f"paceline watch: this process is not watched: {type(error).__name__}: {error}\n")
 
 
-def _install(folder: str) -> None:
-    from paceline.runtime.watch.hooks import Hooks
+def _install(folder: str, module: ModuleType) -> None:
+    if not _armed:
+        every = os.environ.get(variables.WATCH_EVERY, "1")
+        _armed.append(Recorder(folder, int(every) if every.isdigit() else 1))
+        atexit.register(_armed[0].close)
+    if module.__name__ == "torch":
+        from paceline.runtime.watch.hooks import Hooks
 
-    every = os.environ.get(variables.WATCH_EVERY, "1")
-    recorder = Recorder(folder, int(every) if every.isdigit() else 1)
-    Hooks(recorder)
-    _armed.append(recorder)
-    atexit.register(recorder.close)
+        Hooks(_armed[0])
+        return
+    from paceline.runtime.watch.graphs import GraphHooks, KerasHooks
+
+    if module.__name__ == "keras":
+        KerasHooks(_armed[0], module)
+    elif module.__name__ == "jax":
+        GraphHooks(_armed[0], "jax/data_parallel", module).jitted(module, "jit")
+    else:
+        GraphHooks(_armed[0], "tensorflow/multiworker", module).called(type(module.function(lambda: None)))

@@ -2,12 +2,14 @@
 
     step        from one end of the optimiser's step to the next (hooks for all optimisers)
     io          the loader's iterator
-    forward     the outermost modules that are called with gradients on, and the loss after them
-    backward    `torch.autograd.backward`, until the last gradient is ready
+    h2d         tensors that move from the host to the device of the model
+    forward     the outermost modules that are called in training, and the loss after them
+    backward    `torch.autograd.backward` and `grad`, until the last gradient is ready; what a checkpoint computes again
     aggregate   what DistributedDataParallel adds before, between and after; every wait for a collective
     update      the optimiser's step and zero_grad
 
-Two steps find out which modules are outermost; then hooks stay on these alone. Standard library and torch only.
+Two steps find out which modules are outermost; then hooks stay on these alone. In a step that is not watched, each of
+them is the test of one flag. Standard library and torch only.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ import time
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from paceline.runtime.watch.layers import LayerTrace
-from paceline.runtime.watch.recorder import TRACED_STEPS, Recorder, guarded
+from paceline.runtime.watch.models import described, is_compiled, is_trainable, replica_of, user_module, wrapped
+from paceline.runtime.watch.recorder import TRACED_STEPS, F, Recorder, guarded
 
 __all__ = ["Hooks"]
 
@@ -33,6 +35,19 @@ LOOKS = 3
 """How often hooks are looked for anew, after a step without forward."""
 LAST_READY = 4
 """Gradients whose readiness is watched in every step: those that were ready last in a traced one."""
+LOST = 50
+"""Steps of other optimisers after which the one that ended the steps is taken to be gone."""
+
+
+def hooked(method: F) -> F:
+    """A guarded hook that is not there for `torch.compile`, whose graphs it would break."""
+    safe = guarded(method)
+
+    @functools.wraps(method)
+    def seen(*given: Any, **named: Any) -> Any:
+        return None if torch.compiler.is_compiling() else safe(*given, **named)
+
+    return seen  # type: ignore[return-value]
 
 
 class Hooks:
@@ -42,11 +57,20 @@ class Hooks:
         self.recorder = recorder
         self._undo: list[Any] = []
         self._finding: list[Any] = []
+        self._handles: list[Any] = []
+        """Hooks on the outermost modules and their last gradients."""
         self._roots: dict[int, Any] = {}
         self._depth, self._looks, self._look_until = 0, 0, 0
         self._optimizer = None if optimizer is None else id(optimizer)
+        self._fixed = optimizer is not None
+        self._calls: dict[int, int] = {}
+        """Steps of each optimiser, by its id, until it is settled which one ends a step."""
+        self._others = 0
+        """Steps of other optimisers since the last one that ended a step."""
+        self._backwards = 0
+        """Backward passes that run now: one may start another."""
         self._last_ready = 0.0
-        self._exchanges = self._functional = False
+        self._exchanges = self._functional = self._copies = self._graphs = False
         """Whether DistributedDataParallel exchanges gradients behind the backward pass."""
         self._forwards = 0
         self._sent = 0
@@ -60,9 +84,15 @@ class Hooks:
         """Leave PyTorch as it was."""
         for undo in reversed(self._undo):
             undo()
-        for handle in self._finding:
-            handle.remove()
-        self._undo, self._finding = [], []
+        self._undo = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """Watch the present modules no more."""
+        for undo in (*self._finding, *(handle.remove for handle in self._handles)):
+            undo()
+        self._finding, self._handles, self._roots = [], [], {}
+        self._exchanges = False
 
     def _install(self, known: bool) -> None:
         hooks = [
@@ -70,7 +100,8 @@ class Hooks:
             optimizers.register_optimizer_step_post_hook(self._update_ends),
         ]
         self._undo += [handle.remove for handle in hooks]
-        self._wrap(torch.autograd, "backward", self._around_backward)
+        for name in ("backward", "grad"):
+            self._wrap(torch.autograd, name, self._around_backward)
         self._wrap(dataloader._BaseDataLoaderIter, "__next__", self._around("io"))
         self._wrap(dataloader.DataLoader, "__iter__", self._around("io"))
         self._wrap(optimizers.Optimizer, "zero_grad", self._around("update"))
@@ -78,18 +109,37 @@ class Hooks:
             self._wrap(torch.distributed.Work, "wait", self._around("aggregate"))
             for name in ("send", "recv", "isend", "irecv"):
                 self._wrap(torch.distributed, name, self._around_message)
+        self._undo.append(wrapped(torch, "compile", self._around_compile, None))
         if not known:
             self._look()
 
     def _wrap(self, owner: Any, name: str, around: Any) -> None:
-        original = getattr(owner, name)
+        self._undo.append(wrapped(owner, name, around, self.recorder))
 
-        @functools.wraps(original)
-        def method(*given: Any, **named: Any) -> Any:
-            return around(original, *given, **named)
+    def _around_compile(self, original: Any, *given: Any, **named: Any) -> Any:
+        """A compiled function is forward; a compiled module has hooks, and a decorator is called with a function."""
+        made = original(*given, **named)
+        if isinstance(made, torch.nn.Module) or not callable(made):
+            return made
+        if not (given or named.get("model")):
+            return lambda function: self._graph(made(function)) if self.recorder.alive else made(function)
+        return self._graph(made)
 
-        setattr(owner, name, method)
-        self._undo.append(lambda: setattr(owner, name, original))
+    def _graph(self, function: Any) -> Any:
+        if isinstance(function, torch.nn.Module) or hasattr(function, "watched"):
+            return function
+
+        @functools.wraps(function)
+        def timed(*given: Any, **named: Any) -> Any:
+            skip = torch.compiler.is_compiling() or self._backwards or not self.recorder.watching
+            if skip or not torch.is_grad_enabled():
+                return function(*given, **named)
+            self._graphs = True
+            self._count(given, named)
+            return self._around("forward")(function, *given, **named)
+
+        timed.watched = True  # type: ignore[attr-defined]
+        return timed
 
     def _around(self, phase: str) -> Any:
         def around(original: Any, *given: Any, **named: Any) -> Any:
@@ -112,27 +162,30 @@ class Hooks:
         self._message(tensor)
         return original(tensor, *given, **named)
 
-    @guarded
+    @hooked
     def _message(self, tensor: Any) -> None:
         self._sent += tensor.numel()
 
-    @guarded
+    @hooked
     def _begin(self, phase: str) -> None:
         self.recorder.begin(phase)
 
-    @guarded
+    @hooked
     def _end(self, phase: str) -> None:
         self.recorder.end(phase)
 
     @guarded
     def _backward_begins(self) -> None:
         self._last_ready = 0.0
+        self._backwards += 1
+        self.recorder.backwards += 1
         if self._trace is not None:
             self._trace.backward_from()
         self.recorder.begin("backward")
 
     @guarded
     def _backward_ends(self) -> None:
+        self._backwards = max(0, self._backwards - 1)
         tail = self.recorder.now() - self._last_ready if self._exchanges and self._last_ready else 0.0
         self.recorder.end("backward", moved=tail, to="aggregate")
 
@@ -149,28 +202,50 @@ class Hooks:
     @guarded
     def _update_ends(self, optimizer: Any, given: Any, named: Any) -> None:
         self.recorder.end("update")
-        if id(optimizer) != self._optimizer:
+        found = id(optimizer) != self._optimizer and self._replaces(id(optimizer))
+        if id(optimizer) != self._optimizer or self.recorder.owner not in (None, self):
             return
+        self._others = 0
         if self._trace is not None:
             self._stop_trace()
         was_watching = self.recorder.watching
-        self.recorder.boundary()
+        self.recorder.boundary(counts=not (found or self._finding))
         self._after_step(was_watching)
+
+    def _replaces(self, optimizer: int) -> bool:
+        """Whether an optimiser ends the steps from now on, because the one that did so steps no more."""
+        self._others += 1
+        self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
+        if self._fixed or self._others <= LOST:
+            return False
+        self._optimizer, self._looks = optimizer, 0
+        self._forget()
+        self._look()
+        return True
+
+    def _settle_optimizer(self) -> None:
+        """A step has one call of the optimiser that is called least: of a GAN, that of the generator."""
+        if not self._fixed and self._calls:
+            rarest = min(self._calls, key=lambda found: self._calls[found])
+            self._optimizer = rarest if 2 * self._calls[rarest] <= self.recorder.step else self._optimizer
+            self.recorder.facts["optimizers"] = 1 + len(self._calls)
 
     def _after_step(self, was_watching: bool) -> None:
         step, recorder = self.recorder.step, self.recorder
         if self._finding and step >= self._look_until:
             self._settle()
         elif not self._finding and not self._forwards and was_watching and self._looks < LOOKS:
+            self._forget()
             self._look()
+        if step == TRACED_STEPS[-1]:
+            self._settle_optimizer()
         if step == TRACED_STEPS[0]:
-            recorder.facts.update(self._describe())
-        if step in TRACED_STEPS and not self._compiled() and len(self._roots) == 1:
-            self._trace = LayerTrace(self._inner(next(iter(self._roots.values()))), step)
+            recorder.facts.update(described(list(self._roots.values()), self._sent, self._graphs))
+        if step in TRACED_STEPS and not (self._graphs or is_compiled(self._roots.values())) and len(self._roots) == 1:
+            self._trace = LayerTrace(user_module(next(iter(self._roots.values()))), step)
         elif step == TRACED_STEPS[-1] and self._exchanges:
-            self._watch_last([p for root in self._roots.values() for p in root.parameters()][::-1])
-        self._forwards = self._sent = 0
-        self._depth = 0
+            self.watch_last([p for root in self._roots.values() for p in root.parameters()][::-1])
+        self._forwards = self._sent = self._depth = self._backwards = 0
 
     def _watch_functional(self) -> None:
         """Watch the waits of functional collectives, by which tensor parallelism exchanges, if the script uses them."""
@@ -189,24 +264,27 @@ class Hooks:
     def _look(self) -> None:
         self._looks += 1
         self._look_until = self.recorder.step + LOOKED_AT
-        self._finding = [
-            modules.register_module_forward_pre_hook(self._enters),
-            modules.register_module_forward_hook(self._leaves, always_call=True),
-        ]
+        self._finding = [wrapped(torch.nn.Module, "__call__", self._around_call, None)]
+
+    def _around_call(self, original: Any, module: Any, *given: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._finding:
+            return original(module, *given, **named)
+        self._enters(module)
+        try:
+            return original(module, *given, **named)
+        finally:
+            self._depth -= 1
 
     @guarded
-    def _enters(self, module: Any, inputs: Any) -> None:
-        if self._depth == 0 and module.training and torch.is_grad_enabled() and _trainable(module):
+    def _enters(self, module: Any) -> None:
+        again = self._backwards and self._roots  # a checkpoint computes an inner module again
+        if self._depth == 0 and not again and module.training and torch.is_grad_enabled() and is_trainable(module):
             self._roots.setdefault(id(module), module)
         self._depth += 1
 
-    @guarded
-    def _leaves(self, module: Any, inputs: Any, output: Any) -> None:
-        self._depth -= 1
-
     def _settle(self) -> None:
-        for handle in self._finding:
-            handle.remove()
+        for undo in self._finding:
+            undo()
         self._finding = []
         for root in list(self._roots.values()):
             self._adopt(root)
@@ -215,82 +293,60 @@ class Hooks:
         """Watch the forward pass of an outermost module; inside DistributedDataParallel, that of the user's own."""
         self._roots[id(root)] = root
         self._watch_functional()
-        inner = self._inner(root)
+        inner = user_module(root)
+        self._exchanges |= replica_of(root) is not None
         if inner is not root:
-            self._exchanges = True
-            handles = [
+            self._handles += [
                 root.register_forward_pre_hook(lambda module, inputs: self._begin("aggregate")),
-                root.register_forward_hook(lambda module, inputs, output: self._end("aggregate")),
+                root.register_forward_hook(lambda module, inputs, output: self._end("aggregate"), always_call=True),
             ]
-            self._undo += [handle.remove for handle in handles]
-        handles = [
-            inner.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-            inner.register_forward_hook(lambda module, inputs, output: self._end("forward")),
-        ]
-        self._undo += [handle.remove for handle in handles]
+        if inner._compiled_call_impl is not None:  # hooks would be a part of its graph
+            inner._compiled_call_impl = self._graph(inner._compiled_call_impl)
+        else:
+            self._handles += [
+                inner.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
+                inner.register_forward_hook(lambda module, inputs, output: self._end("forward"), always_call=True),
+            ]
         device = next((p.device for p in root.parameters()), torch.device("cpu"))
         if device.type == "cuda":
             self.recorder.now = lambda: (torch.cuda.synchronize(device), time.perf_counter())[1]
+        if device.type != "cpu" and not self._copies:
+            self._copies = True
+            for name in ("to", "cuda", "copy_"):
+                self._wrap(torch.Tensor, name, self._around_copy)
 
-    @guarded
+    def _around_copy(self, original: Any, tensor: Any, *given: Any, **named: Any) -> Any:
+        """A copy from the host, unless it is one within a forward or backward pass."""
+        source = given[0] if original.__name__ == "copy_" and given else tensor
+        if torch.compiler.is_compiling() or source.device.type != "cpu" or self.recorder.inside not in ("", "io"):
+            return original(tensor, *given, **named)
+        return self._around("h2d")(original, tensor, *given, **named)
+
+    @hooked
     def _forward_begins(self, module: Any, inputs: Any, named: Any) -> None:
-        if not (torch.is_grad_enabled() and module.training):
-            return  # evaluation is not a part of the step
-        self._forwards += 1
-        tensors = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
-        self.recorder.samples += int(tensors[0].shape[0]) if tensors else 0
+        if self._backwards or not (module.training and self.recorder.watching):
+            return  # a checkpoint computes again; evaluation is not a part of the step
+        self._count(inputs, named)
         if self._trace is not None:
             self._trace.starts()
         self.recorder.begin("forward")
+
+    @guarded
+    def _count(self, inputs: Any, named: Any) -> None:
+        """One more forward pass, and its samples."""
+        self._forwards += 1
+        tensors = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
+        self.recorder.samples += int(tensors[0].shape[0]) if tensors else 0
 
     def _stop_trace(self) -> None:
         trace, self._trace = self._trace, None
         assert trace is not None
         self.recorder.traced(trace.stop())
         if self._exchanges and self.recorder.step == TRACED_STEPS[-1]:
-            self._watch_last(trace.order)
+            self.watch_last(trace.order)
 
-    def _watch_last(self, order: list[Any]) -> None:
+    def watch_last(self, order: list[Any]) -> None:
         """Watch the gradients that are ready last, of parameters in the order of readiness."""
         trained = [parameter for parameter in order if parameter.requires_grad]
         hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in trained[-LAST_READY:]]
-        self._undo += [handle.remove for handle in hooks]
-
-    # What is trained, and how
-
-    def _inner(self, root: Any) -> Any:
-        return root.module if isinstance(root, torch.nn.parallel.DistributedDataParallel) else root
-
-    def _compiled(self) -> bool:
-        return any(type(self._inner(root)).__name__ == "OptimizedModule" for root in self._roots.values())
-
-    def _describe(self) -> dict[str, Any]:
-        root = next(iter(self._roots.values()), None)
-        inner = self._inner(root)
-        inner = getattr(inner, "_orig_mod", inner)
-        parameters = list(inner.parameters()) if inner is not None else []
-        ddp = {} if root is None or not self._exchanges else {
-            "find_unused_parameters": bool(root.find_unused_parameters),
-            "unused": sum(1 for p in parameters if p.requires_grad and p.grad is None),
-            "buckets": _buckets(root),
-        }  # fmt: skip
-        group = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
-        place = {"rank": group.get_rank(), "world": group.get_world_size()} if group else {}
-        return {
-            **place, "model": type(inner).__name__, "parameters": sum(p.numel() for p in parameters), "ddp": ddp,
-            "served": 0 < sum(p.numel() for p in parameters if p.requires_grad) <= self._sent,
-            "sharded": any(hasattr(p, "device_mesh") for p in parameters),
-            "compiled": self._compiled(), "threads": torch.get_num_threads(), "torch": str(torch.__version__),
-            "device": parameters[0].device.type if parameters else "cpu", "python": sys.version.split()[0],
-        }  # fmt: skip
-
-
-def _buckets(root: Any) -> list[int]:
-    """Bytes of each bucket of DistributedDataParallel."""
-    told = root._get_ddp_logging_data()
-    sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
-    return [int(size) for size in str(sizes).replace(",", " ").split()][:1000]
-
-
-def _trainable(module: Any) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
+        self._handles += hooks

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,18 @@ def name_of_command(command: Sequence[str]) -> str:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The record of each rank, by rank; of several processes with one rank, the one with most steps."""
-    found: dict[int, Record] = {}
-    for path in sorted(folder.glob("process-*.jsonl")):
-        record = _record(path)
-        if record and record["steps"] > found.get(record["rank"], {"steps": 0})["steps"]:
+    """The record of each rank, by rank, of the training with most steps: a command may run several, or start anew.
+
+    Of several processes with one rank, it is the one with most steps.
+    """
+    trainings: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)
+    records = [record for path in sorted(folder.glob("process-*.jsonl")) if (record := _record(path))]
+    for record in records:
+        found = trainings[record["world"], record["attempt"]]
+        if record["steps"] > found.get(record["rank"], {"steps": -1})["steps"]:
             found[record["rank"]] = record
-    return [found[rank] for rank in sorted(found)]
+    most = max(trainings.values(), key=lambda found: sum(r["steps"] for r in found.values()), default={})
+    return [{**most[rank], "others": len(records) - len(most)} for rank in sorted(most)]
 
 
 def _record(path: Path) -> Record | None:
@@ -103,8 +109,10 @@ def _record(path: Path) -> Record | None:
 
 def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", labels: tuple[str, ...] = ()) -> Observed:
     """What the processes of one training recorded, as one."""
-    if not records:
-        raise InputError("no training step was seen", hint=_NOTHING_SEEN)
+    if not any(record["steps"] for record in records):
+        passes = sum(record["backwards"] for record in records)
+        but = f": {passes} backward passes, but no step() of an optimiser" if passes else ""
+        raise InputError(f"no training step was seen{but}", hint=_NOTHING_SEEN)
     ranks, first = max(record["world"] for record in records), records[0]
     missing = sorted(set(range(ranks)) - {record["rank"] for record in records})
     if missing:
@@ -117,10 +125,11 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
         )
     origin = min(record["wall"] for record in records)
     machine = describe_machine().model_copy(
-        update={"threads": first.get("threads"), "versions": {"torch": str(first.get("torch", ""))}}
+        update={"threads": first.get("threads"), "versions": first.get("versions", {})}
     )
     return Observed(
         name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"],
+        framework=first.get("framework", "pytorch/ddp"),
         steps=[step for record in records for step in steps_of(record, record["wall"] - origin)],
         spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
         warmup=WARMUP, machine=machine, labels=(*labels, *_labels(first)), facts=_facts(records),
@@ -128,8 +137,8 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
 
 
 _NOTHING_SEEN = (
-    "Paceline sees PyTorch trainings whose Python reads PYTHONPATH (no -E, -I, -S) and whose optimiser is "
-    "one of torch.optim; a step is one call of its step()"
+    "Paceline sees trainings whose Python reads PYTHONPATH (no -E, -I, -S): steps of optimisers of torch.optim, "
+    "batches of Keras's `fit`, calls of functions of jax.jit and tf.function"
 )
 
 
@@ -142,11 +151,19 @@ def steps_of(record: Record, offset: float) -> Iterator[ObservedStep]:
 
 
 def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
-    compiled = ("torch.compile: whole graphs, no layers",) if first.get("compiled") else ()
-    sharded = (SHARDED,) if first.get("sharded") else ()
-    sampled = (f"one of {first['every']} steps watched",) if first["every"] > 1 else ()
-    ended = (f"the recording ended early: {first['error']}",) if first.get("error") else ()
-    return (*compiled, *sharded, *sampled, *ended)
+    """What a reader of the run has to know."""
+    optimizers, unseen = first.get("optimizers", 1), not first.get("modules", 1) and not first.get("compiled")
+    words = {
+        first.get("graphs", ""): first.get("graphs"),
+        "torch.compile: whole graphs, no layers": first.get("compiled"),
+        "no module was called in training: forward is outside of the phases": unseen,
+        SHARDED: first.get("sharded"),
+        f"{optimizers} optimisers: a step ends with the one that is called least": optimizers > 1,
+        f"{first.get('others')} more processes recorded steps: this is the training with most": first.get("others"),
+        f"one of {first['every']} steps watched": first["every"] > 1,
+        f"the recording ended early: {first.get('error')}": first.get("error"),
+    }
+    return tuple(word for word, holds in words.items() if holds)
 
 
 def _facts(records: Sequence[Record]) -> dict[str, Any]:

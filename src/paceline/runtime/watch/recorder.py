@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any, TypeVar
 
 __all__ = ["TRACED_STEPS", "Recorder", "guarded"]
@@ -22,10 +23,11 @@ ORDER = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The columns of a row after step, start and seconds."""
 TRACED_STEPS = (4, 6, 8)
 """Steps that are traced layer by layer; they take longer, and have no row."""
-FLUSH_S = 2.0
-"""Seconds between two writes."""
+FLUSH_S = (0.1, 2.0)
+"""Least and most seconds between two writes: a tenth of the time so far, which is what a kill may lose."""
 PAUSE_S = 0.001
 """Garbage collections that take longer are noted with their step."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 HASH = 2654435761
 """Knuth's multiplier: which steps a sample takes is irregular, and the same on every rank."""
 
@@ -59,7 +61,10 @@ class Recorder:
         """Number of updates so far: the number of the present step, from 0."""
         self.watching = True
         """Whether the present step is watched."""
-        self.samples = 0
+        self.owner: Any = None
+        """The hooks that end the steps, where several frameworks are in one process."""
+        self.samples = self.backwards = 0
+        """Samples of the present step; backward passes of all steps."""
         self.rows: list[list[float]] = []
         """Step, start, seconds, then the phases in order; of steps that are not written yet."""
         self.spans: list[dict[str, Any]] = []
@@ -76,6 +81,17 @@ class Recorder:
         self._collecting = 0.0
         self._pauses: dict[int, float] = {}
         gc.callbacks.append(self._collected)
+        register_after_fork(self, Recorder._forked)
+
+    def _forked(self) -> None:
+        """A process that was forked has a record of its own, and no exit at which Python itself calls `close`."""
+        self.rows, self.spans, self._pauses, self._begin, self.step, self.backwards = [], [], {}, None, 0, 0
+        Finalize(self, self.close, exitpriority=0)
+
+    @property
+    def inside(self) -> str:
+        """The innermost phase that is open, if one is."""
+        return str(self._open[-1][0]) if self._open else ""
 
     def begin(self, phase: str) -> None:
         """A phase begins."""
@@ -91,10 +107,10 @@ class Recorder:
         """The innermost phase ends; `moved` seconds of it were another one's."""
         if not self.watching or threading.get_ident() != self._thread:
             return
-        while self._open and self._open[-1][0] != phase:
-            self._open.pop()  # an exception left it open
-        if not self._open:
+        if not any(found[0] == phase for found in self._open):
             return
+        while self._open[-1][0] != phase:
+            self._open.pop()  # an exception left it open
         _, since, inner = self._open.pop()
         now = self.now()
         spent = now - since
@@ -106,12 +122,12 @@ class Recorder:
             self._seconds[to] += moved
         self._after = (phase, now, len(self._open))
 
-    def boundary(self) -> None:
-        """An update ended, and with it the step."""
+    def boundary(self, counts: bool = True) -> None:
+        """An update ended, and with it the step; it may be one that does not count."""
         now = self.now() if self.watching else time.perf_counter()
         if self._begin is None:
             self._origin, self._wall, self._thread = now, time.time(), threading.get_ident()
-        elif self.watching and self.step not in TRACED_STEPS:
+        elif counts and self.watching and self.step not in TRACED_STEPS:
             phases = [self._seconds[name] for name in ORDER]
             self.rows.append([self.step, self._begin - self._origin, now - self._begin, *phases])
             self._batches = [*self._batches[-99:], self.samples]
@@ -120,7 +136,7 @@ class Recorder:
         self._after, self.samples = ("", 0.0, 0), 0
         self.step += 1
         self.watching = self._sampled(self.step)
-        if now - self._flushed > FLUSH_S:
+        if now - self._flushed > min(max(FLUSH_S[0], (now - self._origin) / 10), FLUSH_S[1]):
             self.flush()
         self._begin = self.now() if self.watching else time.perf_counter()
 
@@ -138,13 +154,14 @@ class Recorder:
             "event": "facts", "rank": int(os.environ.get("RANK") or 0), "world": int(os.environ.get("WORLD_SIZE") or 1),
             "host": socket.gethostname(), "wall": self._wall, "elapsed": time.perf_counter() - self._origin,
             "batch": known[len(known) // 2] if known else 1, "every": self.every, "steps": self.step,
-            "error": self.error, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **self.facts,
+            "error": self.error, "backwards": self.backwards, "attempt": int(os.environ.get(RESTARTS) or 0),
+            "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **self.facts,
         }  # fmt: skip
 
     def flush(self, **more: Any) -> None:
         """Append what is new to the file of this process."""
         self._flushed = time.perf_counter()
-        if self._begin is None:
+        if self._begin is None and not (more and self.backwards):
             return
         new = {"rows": self.rows, "spans": self.spans, "collected": list(self._pauses.items())}
         events = [{"event": name, name: found} for name, found in new.items()]
@@ -157,7 +174,8 @@ class Recorder:
         try:
             if self._collected in gc.callbacks:
                 gc.callbacks.remove(self._collected)
-            self.flush(ended=True)
+                self.flush(ended=True)
+            self.alive = self.watching = False
         except Exception as error:  # noqa: BLE001
             self.give_up(error)
 

@@ -1,0 +1,93 @@
+"""What a watched process trains, and how: facts about its outermost modules. Python 3.9, standard library and torch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from paceline.runtime.watch.recorder import Recorder
+
+__all__ = ["described", "is_compiled", "is_trainable", "replica_of", "user_module", "wrapped"]
+
+
+def wrapped(owner: Any, name: str, around: Any, recorder: Recorder | None) -> Any:
+    """Call `around` in place of a method, in watched steps of a recorder or always; how to undo that.
+
+    What others put over it since then stays theirs.
+    """
+    original, own = getattr(owner, name), name in vars(owner)
+
+    @functools.wraps(original)
+    def method(*given: Any, **named: Any) -> Any:
+        watching = recorder is None or recorder.watching
+        return around(original, *given, **named) if watching else original(*given, **named)
+
+    def undo() -> None:
+        if vars(owner).get(name) is method:
+            setattr(owner, name, original) if own else delattr(owner, name)
+
+    setattr(owner, name, method)
+    return undo
+
+
+def user_module(root: Any) -> Any:
+    """The user's own module: that inside DistributedDataParallel."""
+    return root.module if isinstance(root, torch.nn.parallel.DistributedDataParallel) else root
+
+
+def replica_of(root: Any) -> Any:
+    """DistributedDataParallel, wherever it is in a module; None if there is none."""
+    parts = root.modules() if root is not None else ()
+    return next((part for part in parts if isinstance(part, torch.nn.parallel.DistributedDataParallel)), None)
+
+
+def is_compiled(roots: Iterable[Any]) -> bool:
+    """Whether `torch.compile` or `Module.compile` made graphs of a part of the model."""
+    parts = (part for root in roots for part in root.modules())
+    return any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts)
+
+
+def is_trainable(module: Any) -> bool:
+    """Whether a module has parameters with gradients."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def described(roots: list[Any], sent: int, graphs: bool) -> dict[str, Any]:
+    """Facts about the outermost modules, of which `sent` elements went to single ranks in a step."""
+    root = roots[0] if roots else None
+    replica = replica_of(root)
+    inner = root if replica is None else replica.module
+    inner = getattr(inner, "_orig_mod", inner)
+    parameters = list(inner.parameters()) if inner is not None else []
+    ddp = {} if replica is None else {
+        "find_unused_parameters": bool(replica.find_unused_parameters),
+        "unused": sum(1 for p in parameters if p.requires_grad and p.grad is None),
+        "buckets": _buckets(replica),
+    }  # fmt: skip
+    group = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+    place = {"rank": group.get_rank(), "world": group.get_world_size()} if group else {}
+    return {
+        **place, "model": type(inner).__name__ if roots else "model", "modules": len(roots),
+        "parameters": sum(p.numel() for p in parameters), "ddp": ddp,
+        "served": 0 < sum(p.numel() for p in parameters if p.requires_grad) <= sent,
+        "sharded": any(hasattr(p, "device_mesh") for p in parameters) or _flat(root),
+        "compiled": graphs or is_compiled(roots), "threads": torch.get_num_threads(),
+        "versions": {"torch": str(torch.__version__)},
+        "device": parameters[0].device.type if parameters else "cpu", "python": sys.version.split()[0],
+    }  # fmt: skip
+
+
+def _buckets(replica: Any) -> list[int]:
+    """Bytes of each bucket of DistributedDataParallel."""
+    told = replica._get_ddp_logging_data()
+    sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+    return [int(size) for size in str(sizes).replace(",", " ").split()][:1000]
+
+
+def _flat(root: Any) -> bool:
+    """Whether a part of the model is sharded by the first kind of FSDP."""
+    return root is not None and any(type(part).__name__ == "FullyShardedDataParallel" for part in root.modules())
