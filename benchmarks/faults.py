@@ -121,6 +121,7 @@ def figures_of(kind: str, item: dict[str, Any]) -> list[Figure]:
         if item[key]
     ] + [
         Figure(f"{kind}: turns", item["times"]),
+        Figure(f"{kind}: jobs that hung or failed", item["failed"]),
         Figure(f"{kind}: lost steps, samples twice or left out, unequal ends", sum(item[key] for key in BAD)),
     ]
 

@@ -116,7 +116,8 @@ def run(told: dict[str, Any], way: str) -> float:
 
 def ways_of(fixed: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Each way with its best settings."""
-    together, groups = {**fixed, "way": "group"}, {**fixed, "way": "groups", "groups": fixed["devices"], "quorum": 1}
+    together = {**fixed, "way": "group"}
+    groups = {**fixed, "way": "groups", "groups": fixed["devices"], "quorum": 1, "grace": 0.0}
     ways = {"synchronous": {**together, **tuned.best_settings(together, {"rate": RATES, "momentum": [0.0, 0.9]})}}
     for rule, more in RULES.items():
         own = {**groups, "momentum": 0.0, "rule": rule, "with": more}

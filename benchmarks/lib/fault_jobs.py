@@ -80,7 +80,9 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Until it has ended; its exit code is known to its parent only."""
-        if not select.select([self._file], [], [], timeout)[0]:
+        waiter = select.poll()  # `select` knows no descriptors beyond 1,023
+        waiter.register(self._file, select.POLLIN)
+        if not waiter.poll(None if timeout is None else timeout * 1000):
             raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
         return 0
 

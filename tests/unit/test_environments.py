@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import threading
@@ -148,3 +149,17 @@ def test_builds_for_another_python_are_installed_with_that_python(
     (tmp_path / "python3.99").symlink_to(sys.executable)
     assert environments.missing_programs("tiny") == []
     assert other.base == tmp_path / "python3.99"
+
+
+def test_an_interrupted_install_ends_its_command(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def interrupt(line: str) -> None:
+        seen.append(int(line))
+        raise KeyboardInterrupt
+
+    workshop = Workshop(tmp_path, tmp_path, None, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        workshop.run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)

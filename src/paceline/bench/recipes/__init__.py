@@ -60,10 +60,15 @@ class Workshop:
         )
         tail: list[str] = []
         assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                tail = [*tail[-20:], line.rstrip()]
-                self.progress(line.strip())
+        try:
+            with process.stdout:
+                for line in process.stdout:
+                    tail = [*tail[-20:], line.rstrip()]
+                    self.progress(line.strip())
+        except BaseException:  # an interrupt: the command would go on writing into a folder that is being removed
+            process.kill()
+            process.wait()
+            raise
         if process.wait() != 0:
             shown = " ".join(argv[:6])
             raise EnvironmentFailed(f"`{shown} ...` failed:\n  " + "\n  ".join(tail), hint="is the network reachable?")

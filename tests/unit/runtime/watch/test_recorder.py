@@ -189,14 +189,19 @@ def test_too_little_is_refused(records: list[dict[str, Any]], words: str) -> Non
         observe("x", records)
 
 
-def test_of_two_processes_of_a_rank_the_longer_counts_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
-    for number, steps in enumerate((3, 7, 5)):
-        lines = [{"event": "rows", "rows": [[steps]]}, {"event": "facts", "rank": 0, "steps": steps}]
+def test_the_training_with_most_steps_counts_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    # The second attempt has two processes of rank 0, of which the longer counts; together its ranks have most steps.
+    told = [(0, 0, 10), (1, 0, 3), (1, 0, 7), (1, 1, 6)]
+    for number, (attempt, rank, steps) in enumerate(told):
+        facts = {"event": "facts", "rank": rank, "world": 2, "attempt": attempt, "steps": steps}
+        lines = [{"event": "rows", "rows": [[steps]]}, facts]
         text = "".join(json.dumps(line) + "\n" for line in lines) + '{"event": "rows", "ro'
         (tmp_path / f"process-{number}.jsonl").write_text(text)
     (tmp_path / "process-9.jsonl").write_text('{"event": "rows", "rows": []}\n')
-    (found,) = read_records(tmp_path)
-    assert (found["steps"], found["rows"], found["collected"]) == (7, [[7]], [])
+    found = read_records(tmp_path)
+    assert [(one["rank"], one["steps"], one["rows"], one["others"]) for one in found] == [
+        (0, 7, [[7]], 2), (1, 6, [[6]], 2),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
