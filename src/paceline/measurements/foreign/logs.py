@@ -78,8 +78,10 @@ def _form(step: str, **others: str) -> Reader:
 
     def read(line: str) -> LoggedStep | None:
         place = number_of.search(line)
+        if place is None:
+            return None
         found = {name: value for name, reader in readers.items() if (value := reader(line)) is not None}
-        return None if place is None or not found else _logged(place.groupdict(), found)
+        return _logged(place.groupdict(), found) if found else None
 
     return read
 
@@ -109,12 +111,12 @@ LOG_FORMS: dict[str, Reader] = {
         tokens=rf"(?:tokens/s/GPU|tokens per gpu per second \(tgs\)):?\s*{NUMBER}",
     ),
     "lightning": _form(
-        r"\bEpoch (?P<epoch>\d{1,6})(?:/-?\d+)?:?\s[^\[]*?\b(?P<step>\d{1,9})/(?P<total>\d{1,9}) (?:\[|\d+:\d\d)",
-        seconds=rf"[, ]\s*{NUMBER}s/it\b", rate=rf"[, ]\s*{NUMBER}it/s\b",
+        r"\bEpoch (?P<epoch>\d{1,6})(?:/-?\d+)?:?\s[^\[]{0,600}?\b(?P<step>\d{1,9})/(?P<total>\d{1,9}) (?:\[|\d+:\d\d)",
+        seconds=rf"[, ]\s{{0,9}}{NUMBER}s/it\b", rate=rf"[, ]\s{{0,9}}{NUMBER}it/s\b",
     ),
     "hf-trainer": _form(
         r"(?:^|\]:)\s*\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[[0-9:?]+<[0-9:?, ]+",
-        seconds=rf",\s*{NUMBER}s/it\]", rate=rf",\s*{NUMBER}it/s\]",
+        seconds=rf",\s{{0,9}}{NUMBER}s/it\]", rate=rf",\s{{0,9}}{NUMBER}it/s\]",
     ),
 }  # fmt: skip
 """The reader of a line by the program that writes it."""
