@@ -54,6 +54,7 @@ OUTERS: list[dict[str, Any]] = [
     {"momentum": 0.9, "delay": 8},
 ]
 RULES: dict[str, dict[str, float]] = {"keep": {}, "divide": {}, "gap": {}, "compensate": {}, "discard": {"limit": 8}}
+MOMENTA = [0.0, 0.9]
 REFERENCE, WARMUP = 32, 20
 """Batch that the rate of `large_batch` is tuned for, and its steps of warm-up: two epochs of these few samples."""
 SHOWN = ("synchronous", "keep", "divide", "large_batch")
@@ -70,11 +71,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--tune", action="store_true", help="find the best settings first")
     parser.add_argument("--rules", action="store_true", help="compare staleness rules, in virtual time")
+    parser.add_argument("--quick", action="store_true", help="with --rules: nothing is tuned")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="with --rules: accuracy over time, ranges as bands")
     args = parser.parse_args()
     fixed = {"accuracy": args.accuracy, "epochs": args.epochs, "hidden": HIDDEN, "looks": LOOKS, "batch": BATCH}
     fixed |= {"per_sample": PER_SAMPLE, "straggle": STRAGGLE, "devices": args.devices, "exchange": EXCHANGE}
     fixed |= {"grace": GRACE, "local_steps": 1, "ends": True}
+    if args.quick:
+        RATES[:], OUTERS[:], MOMENTA[:] = RATES[2:3], OUTERS[:1], MOMENTA[:1]
     if args.rules:
         compare(args, fixed)
         return
@@ -118,7 +122,7 @@ def ways_of(fixed: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Each way with its best settings."""
     together = {**fixed, "way": "group"}
     groups = {**fixed, "way": "groups", "groups": fixed["devices"], "quorum": 1, "grace": 0.0}
-    ways = {"synchronous": {**together, **tuned.best_settings(together, {"rate": RATES, "momentum": [0.0, 0.9]})}}
+    ways = {"synchronous": {**together, **tuned.best_settings(together, {"rate": RATES, "momentum": MOMENTA})}}
     for rule, more in RULES.items():
         own = {**groups, "momentum": 0.0, "rule": rule, "with": more}
         ways[rule] = {**own, **tuned.best_settings(own, {"rate": RATES, "outer": OUTERS})}

@@ -49,6 +49,8 @@ def tune(name: str, sides: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]
 
 def best_settings(fixed: dict[str, Any], grid: dict[str, list[Any]]) -> dict[str, Any]:
     """The best settings of a grid on top of fixed ones."""
+    if all(len(values) == 1 for values in grid.values()):
+        return {name: values[0] for name, values in grid.items()}
     found: dict[str, Any] = _best(_tried(fixed, grid))["settings"]
     return found
 
