@@ -110,8 +110,8 @@ class UnknownName(InputError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> None:
         known = sorted(known)
         close = nearest(name, known)
-        parts = [f"did you mean {close!r}?"] if close else [] if otherwise else [f"known: {_listed(known)}"]
-        super().__init__(f"no {kind} is called {name!r}", hint=" ".join([*parts, otherwise]).strip())
+        hint = f"did you mean {close!r}?" if close else otherwise or f"known: {_listed(known)}"
+        super().__init__(f"no {kind} is called {name!r}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def cluster_file(name: str) -> ClusterFile:
     if name in instance_records():
         return instance_file(name)
     if name not in cluster_names():
-        raise UnknownName("cluster", name, cluster_names(), otherwise=_with_device(name))
+        having = _with_device(name)
+        raise UnknownName("cluster", name, () if having else cluster_names(), otherwise=having)
     path = FOLDER / f"{name}.toml"
     return parse_noun(read_text(path), ClusterFile, str(path))
 
