@@ -107,7 +107,7 @@ def test_interrupt_from_the_keyboard_keeps_what_is_finished(quick: Command, stud
     wait_for(lambda: len(store.read_all()) >= 2, seconds=30)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "--resume" in errors
     wait_for(lambda: not workers(quick))

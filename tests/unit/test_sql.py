@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 from paceline.errors import InputError
 from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
-from paceline.measurements.sql import ask
+from paceline.measurements.sql import ask, open_views
 from paceline.measurements.store import Store
 from paceline.measurements.tables import launch_table, pass_times, throughputs_where
 from tests.unit.test_store import make_run, make_steps
@@ -148,3 +149,14 @@ def test_select_chooses_by_conditions(store: Store) -> None:
     for nothing in ("ranks=", " , "):
         with pytest.raises(InputError, match="condition"):
             throughputs_where(store, nothing)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Query interrupted"), duckdb.InterruptException("Interrupted!")])
+def test_what_duckdb_makes_of_ctrl_c_is_an_interrupt_again(store: Store, error: Exception) -> None:
+    with pytest.raises(KeyboardInterrupt), open_views(store):
+        raise error
+
+
+def test_another_error_beside_views_stays_itself(store: Store) -> None:
+    with pytest.raises(RuntimeError, match="another"), open_views(store):
+        raise RuntimeError("another")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import duckdb
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from paceline.errors import InputError
 from paceline.measurements.run import Run, with_drift
-from paceline.measurements.store import Store
+from paceline.measurements.store import Store, StoredRun
 from paceline.measurements.tablefiles import SPANS, STEPS
 
 __all__ = ["VIEWS", "ask", "open_views"]
@@ -97,13 +98,25 @@ FROM runs JOIN passes ON runs.id = passes.run WHERE outcome = 'ok' AND pass_name
 """
 
 
-def open_views(store: Store, runs: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
+@contextlib.contextmanager
+def open_views(store: Store, runs: Sequence[str] | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """An in-memory connection with the views of all sound runs of the store, or of those given.
 
     The connection sees these tables and nothing else: no files, no network, no settings.
     """
     stored = store.load_sound(list(runs) if runs is not None else store.names())
-    connection = duckdb.connect(":memory:")
+    with duckdb.connect(":memory:") as connection:
+        try:
+            _fill(connection, stored)
+            yield connection
+        except (duckdb.InterruptException, RuntimeError) as error:
+            # While DuckDB computes, it takes Ctrl-C for itself and reports it as one of these.
+            if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
+                raise KeyboardInterrupt from error
+            raise
+
+
+def _fill(connection: duckdb.DuckDBPyConnection, stored: Sequence[StoredRun]) -> None:
     for setting in _SETTINGS:
         with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without widgets has no progress bar
             connection.execute(f"SET {setting}")
@@ -114,7 +127,6 @@ def open_views(store: Store, runs: Sequence[str] | None = None) -> duckdb.DuckDB
         connection.execute(view)
     for lock in _LOCKS:
         connection.execute(f"SET {lock}")
-    return connection
 
 
 _SETTINGS = ("enable_progress_bar = false", "TimeZone = 'UTC'")
@@ -150,21 +162,32 @@ def _joined(parts: list[tuple[str, pa.Table]], schema: pa.Schema) -> pa.Table:
 
 def ask(store: Store, query: str) -> pa.Table:
     """The result of one SELECT over the views; other statements are refused."""
-    connection = open_views(store)
-    try:
-        statements = connection.extract_statements(query)
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise InputError(
-                "expected one SELECT statement", hint="stored runs are never edited; see `paceline query -h`"
-            )
-        table: pa.Table = connection.sql(query).limit(MAX_ROWS + 1).to_arrow_table()
-    except duckdb.Error as error:
-        raise InputError(f"the query failed: {_first_lines(str(error))}", hint=_views_hint()) from None
-    finally:
-        connection.close()
+    with open_views(store) as connection:
+        try:
+            statements = connection.extract_statements(query)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise InputError(
+                    "expected one SELECT statement", hint="stored runs are never edited; see `paceline query -h`"
+                )
+            table = _computed(connection, query)
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            raise InputError(f"the query failed: {_first_lines(str(error))}", hint=_views_hint()) from None
     if table.num_rows > MAX_ROWS:
         raise InputError(f"the answer has more than {MAX_ROWS:,} rows", hint="add LIMIT, or aggregate")
     return table
+
+
+def _computed(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    """The answer; on a thread of its own, since Ctrl-C reaches this one only, and nothing while DuckDB has it."""
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        answer = beside.submit(lambda: connection.sql(query).limit(MAX_ROWS + 1).to_arrow_table())
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
 
 
 MAX_ROWS = 1_000_000
