@@ -26,7 +26,7 @@ def run(path, home):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.full)])
 def test_mutated_studies_through_the_command(tmp_path, count):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     home = tmp_path / "home"

@@ -57,7 +57,7 @@ def workers(command: Command) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kills", "launches"), [(8, 2), pytest.param(200, 12, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("kills", "launches"), [(3, 2), pytest.param(200, 12, marks=pytest.mark.full)])
 def test_kills_at_random_moments(quick: Command, study_file: Callable[[str], Path], kills: int, launches: int) -> None:
     path = str(study_file(text(batch="8, 16, 24, 32, 40", launches=launches)))
     generator = random.Random(7)
@@ -116,7 +116,7 @@ def test_interrupt_from_the_keyboard_keeps_what_is_finished(quick: Command, stud
 @pytest.mark.parametrize(
     ("batch", "reason", "words"),
     [
-        (1001, "timeout", "time ran out"),
+        pytest.param(1001, "timeout", "time ran out", marks=pytest.mark.full),
         (1002, "crash", "planted crash"),
         (1003, "out_of_memory", "memory"),
     ],
@@ -152,6 +152,7 @@ def test_a_killed_rank_is_stored(quick: Command, study_file: Callable[[str], Pat
     assert failure.exit_code == -9
 
 
+@pytest.mark.full
 def test_two_studies_and_a_reader_share_one_store(quick: Command, study_file: Callable[[str], Path]) -> None:
     path = str(study_file(text(launches=6)))
     writers = [quick.start("run", path, "--json") for _ in range(2)]

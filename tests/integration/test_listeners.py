@@ -243,14 +243,9 @@ def test_hanging_up_at_once(subject: Subject) -> None:
     subject.check()
 
 
-def test_silence_does_not_hold_up_others(subject: Subject) -> None:
-    with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as silent:
-        subject.check()
-        refused(silent)  # within the seconds of a handshake
-
-
-def test_dripping_does_not_hold_up_others(subject: Subject) -> None:
-    with socket.create_connection(("127.0.0.1", subject.port), timeout=5) as stranger:
+def test_silence_and_dripping_do_not_hold_up_others(subject: Subject) -> None:
+    address = ("127.0.0.1", subject.port)
+    with socket.create_connection(address, timeout=5) as silent, socket.create_connection(address) as stranger:
         subject.check()
         ended = False
         for number in range(200):
@@ -261,6 +256,7 @@ def test_dripping_does_not_hold_up_others(subject: Subject) -> None:
                 break
             time.sleep(0.1)
         assert ended, "the whole handshake has a deadline, not each byte"
+        refused(silent)  # within the seconds of a handshake
     subject.check()
 
 

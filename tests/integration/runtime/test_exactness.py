@@ -15,7 +15,7 @@ from tests.integration.runtime.conftest import StartRanks, StartSyncers
     ("shares", "chunk"),
     [
         ([25, 5], None),
-        ([29, 1], None),
+        pytest.param([29, 1], None, marks=pytest.mark.full),
         pytest.param([30, 0], None, marks=pytest.mark.full),
         pytest.param([0, 30], None, marks=pytest.mark.full),
         ([25, 5], 4),

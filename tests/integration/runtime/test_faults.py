@@ -43,7 +43,7 @@ def check_accounting(job: Ranks, survivor: int, others: list[int], *, lost_share
     assert EPOCHS * SAMPLES - len(uses) <= lost_shares * BATCH
 
 
-@pytest.mark.parametrize("victim", [0, 2], ids=["leader", "follower"])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.full)], ids=["leader", "follower"])
 def test_a_killed_rank_is_left_behind(ranks: StartRanks, victim: int) -> None:
     job = ranks("epochs", 3, **OPTIONS)
     until(job, 1, 6)
@@ -57,7 +57,8 @@ def test_a_killed_rank_is_left_behind(ranks: StartRanks, victim: int) -> None:
     check_accounting(job, survivors[0], [survivors[1], victim], lost_shares=1)
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 2], ids=["leader", "follower"])
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 2], ids=["leader", "follower"])
 def test_a_hung_rank_is_left_behind_and_comes_back(ranks: StartRanks, victim: int) -> None:
     job = ranks("epochs", 3, **{**OPTIONS, "per_sample": 0.01})
     until(job, 1, 6)
@@ -111,6 +112,7 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(ranks: StartRanks, tmp_
     assert found["steps"] == STEPS
 
 
+@pytest.mark.full
 def test_a_stranger_is_refused_and_logged(ranks: StartRanks) -> None:
     job = ranks("epochs", 2, **OPTIONS)
     until(job, 0, 2)
@@ -136,6 +138,7 @@ def test_a_meeting_point_that_somebody_else_holds_is_an_error_not_a_training_alo
     assert f"the ranks are to meet at 127.0.0.1:{port}, where this process cannot listen" in job.log(0)
 
 
+@pytest.mark.full
 def test_a_rank_that_is_started_again_when_training_is_over_exits_cleanly(ranks: StartRanks) -> None:
     job = ranks("epochs", 2, **{**OPTIONS, "epochs": 1})
     job.wait()

@@ -16,7 +16,11 @@ STEPS = 8
 
 @pytest.mark.parametrize(
     ("shares", "chunk"),
-    [pytest.param([23, 7], None, marks=pytest.mark.full), ([30, 0], None), ([19, 11], 8)],
+    [
+        pytest.param([23, 7], None, marks=pytest.mark.full),
+        ([30, 0], None),
+        pytest.param([19, 11], 8, marks=pytest.mark.full),
+    ],
     ids=["uneven", "nothing", "chunks"],
 )
 def test_clipping_scaling_and_schedules_equal_plain_torch(

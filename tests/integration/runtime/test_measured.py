@@ -54,6 +54,7 @@ def test_a_study_measures_the_runtime_on_unequal_devices(
     assert sum("mean_staleness" in str(row) for row in rows) == 1, "the syncer's staleness is in its run"
 
 
+@pytest.mark.full
 def test_training_goes_on_when_the_launcher_restarts_a_rank(paceline: Command, pytorch: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -39,7 +39,7 @@ def steps_while_both_work(fast: Ranks, slow: Ranks) -> tuple[int, int]:
         pytest.param(1, 1, "none", marks=pytest.mark.full),
         (2, 1, "int8"),
         pytest.param(2, 4, "none", marks=pytest.mark.full),
-        (1, 4, "int8"),
+        pytest.param(1, 4, "int8", marks=pytest.mark.full),
     ],
 )
 def test_two_groups_use_every_sample_once(
@@ -87,6 +87,7 @@ def test_a_killed_shard_comes_back_without_loss(ranks: StartRanks, syncers: Star
     check_samples(jobs, [1, 1])
 
 
+@pytest.mark.full
 def test_a_group_survives_the_death_of_the_rank_that_speaks(ranks: StartRanks, syncers: StartSyncers) -> None:
     syncer = syncers(1, groups=2, quorum=2)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}
