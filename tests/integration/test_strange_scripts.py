@@ -106,11 +106,9 @@ class TestOneProcess:
 
 def watched(paceline: Command, python: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """Exit code and verdict of a watched script."""
-    done = subprocess.run(
-        [*paceline.prefix, "watch", "--name", "mine", "--json", "--", str(environment_python(python)), *words],
-        env=paceline.env, text=True, capture_output=True,
-    )  # fmt: skip
-    return done.returncode, json.loads(done.stdout)
+    process = paceline.start("watch", "--name", "mine", "--json", "--", str(environment_python(python)), *words)
+    output, _ = process.communicate()
+    return process.returncode, json.loads(output)
 
 
 @pytest.mark.full

@@ -209,8 +209,12 @@ class Hooks:
         if self._trace is not None:
             self._stop_trace()
         was_watching = self.recorder.watching
-        self.recorder.boundary(counts=not (found or self._finding))
+        self.recorder.boundary(counts=not (found or self._finding or (was_watching and self._is_lost())))
         self._after_step(was_watching)
+
+    def _is_lost(self) -> bool:
+        """Whether the modules that were known did not compute in this step: others did, whose forward was not seen."""
+        return bool(self._roots) and not self._forwards and self._looks < LOOKS
 
     def _replaces(self, optimizer: int) -> bool:
         """Whether an optimiser ends the steps from now on, because the one that did so steps no more."""
@@ -235,6 +239,7 @@ class Hooks:
         if self._finding and step >= self._look_until:
             self._settle()
         elif not self._finding and not self._forwards and was_watching and self._looks < LOOKS:
+            # Also where another model follows: its optimiser may have the id of the one before, which is gone.
             self._forget()
             self._look()
         if step == TRACED_STEPS[-1]:
