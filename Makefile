@@ -10,7 +10,7 @@ PIP := pip install -qq --disable-pip-version-check
 help:
 	@echo "make demo             set everything up, measure a network on 1 and 2 ranks here, predict, check it, write a page"
 	@echo "make test             checks, then unit, property, house and integration tests with real PyTorch processes:"
-	@echo "                      no root, no Debian packages, about ten minutes on two cores"
+	@echo "                      no root, no Debian packages, about eight minutes on two cores"
 	@echo "make test-all         make test, then what it deselects: Slurm, MPI, sshd, Ray, virtual clusters, browser,"
 	@echo "                      faults, other frameworks, fresh random examples (SEED=n repeats them); root; installs packages"
 	@echo "make test-cluster     of those, only the tests of many hosts"
