@@ -126,7 +126,7 @@ def test_real_pytorch_exchanges_gradients_between_hosts(
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out + err
     store = Store(tmp_path / "results")
-    (run,) = store.read_all()
+    *_, run = store.read_all()  # phases that do not close are measured again, as another launch
     assert run.outcome == "ok", run.failure
     assert run.machine.versions["torch"].startswith("2.")
     passes = {item.pass_name: item for item in pass_times(store, [run.id])}
