@@ -45,17 +45,23 @@ def test_a_journal_that_is_written_anew_is_on_disk_too(
     assert Journal(FileDisk(path)).facts == {"n": 19}
 
 
+def started(folder: Path, samples: int) -> tuple[SyncerShard, bytes]:
+    """A shard of three parameters at 0 whose group has a lease of some samples, and progress by 1."""
+    shard = served(folder)
+    data = pack_numbers(np.zeros(3, dtype=np.float32), "none")
+    shard._reply(messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
+    lease = shard._reply(messages.LeaseRequest("a", 1, 1, samples, None)).lease
+    assert lease.end - lease.begin == samples
+    return shard, pack_numbers(np.ones(3, dtype=np.float32), "none")
+
+
 @BOTH
 def test_progress_that_was_acknowledged_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
 ) -> None:
     power = Power(tmp_path, monkeypatch)
-    shard = served(tmp_path)
-    data = pack_numbers(np.zeros(3, dtype=np.float32), "none")
-    shard._reply(messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
-    lease = shard._reply(messages.LeaseRequest("a", 1, 1, 9, None)).lease
-    used = pack_numbers(np.ones(3, dtype=np.float32), "none")
-    shard._reply(messages.Push("a", 1, 1, 0, lease.end - lease.begin, "none", used))
+    shard, used = started(tmp_path, 9)
+    shard._reply(messages.Push("a", 1, 1, 0, 9, "none", used))
     power.off(newer_names=newer_names)
     theta = served(tmp_path)._shard.theta
     assert theta is not None
@@ -67,11 +73,7 @@ def test_progress_and_the_next_samples_are_on_disk_before_their_one_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
 ) -> None:
     power = Power(tmp_path, monkeypatch)
-    shard = served(tmp_path)
-    data = pack_numbers(np.zeros(3, dtype=np.float32), "none")
-    shard._reply(messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
-    shard._reply(messages.LeaseRequest("a", 1, 1, 5, None))
-    used = pack_numbers(np.ones(3, dtype=np.float32), "none")
+    shard, used = started(tmp_path, 5)
     push, synchronised = messages.Push("a", 1, 1, 0, 5, "none", used, wanted=4), []
     disk = shard._journal._disk
     monkeypatch.setattr(disk, "synchronise", lambda plain=disk.synchronise: synchronised.append(plain()))
