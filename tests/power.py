@@ -26,6 +26,7 @@ class Power:
         self._names: dict[str, int] = {}
         rename = os.replace
         monkeypatch.setattr(os, "fsync", self._fsync)
+        monkeypatch.setattr(os, "fdatasync", self._fsync)
         monkeypatch.setattr(os, "replace", lambda old, new: (self._tick(), rename(old, new)))
 
     def _tick(self) -> None:

@@ -5,13 +5,15 @@ its own key and counts its frames, so that a frame that is changed, repeated, le
 
 Sending never waits: what the socket does not take at once is queued, and a thread hands it over. A peer that takes too
 little for too long ends the connection. So no thread that sends heartbeats, or decides, waits for a slow peer.
+
+Large frames are sealed and checked piece by piece, on both sides at a time. A frame without its MAC counts for nothing:
+who has to wait before the peer may be told sends the rest of it meanwhile (`hold`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import hmac
 import json
 import select
@@ -24,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.channel.handshake import Keys, Login, Opening, greet_caller, greet_listener
+from paceline.channel.macs import MAC_BYTES, FrameMacs, Octets, check_mac
 from paceline.channel.plain import UnacceptableText, load_plain
 
 __all__ = [
@@ -49,11 +52,10 @@ MAX_TEXT = 64 << 20
 MAX_DATA = 1 << 34
 MAX_QUEUED = 1 << 35
 """Bytes that wait for a slow peer before the connection is given up."""
-MAC_BYTES = 16
 _HEAD = struct.Struct(">IQ")
-_COUNT = struct.Struct(">QB")
 _JOINED = 1 << 16
-"""Bytes up to which a frame is copied together, so that it is one system call and one packet."""
+"""Bytes up to which a frame is copied together, so that it is one system call and one packet; and of a larger one's
+pieces."""
 _LONGEST_POLL = 3600.0
 """Seconds; the kernel knows no times beyond some weeks."""
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -73,13 +75,13 @@ class SecureConnection:
         self.peer = ""
         """Name by which the peer logged in."""
         self._connection, self._buffer = connection, bytearray()
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()  # the second: one frame after the other
         self._queue: deque[tuple[memoryview, float]] = deque()
-        self._writing = False
+        self._queued, self._writing = 0, False
         self._broken, self._closed, self._users = "", False, 0
         self._reset = False
         """Whether it is the peer that ended the connection, by what a send has met."""
-        self._keys: tuple[_Macs, _Macs] | None = None
+        self._keys: tuple[FrameMacs, FrameMacs] | None = None
 
     def log_in(self, greet: Callable[[Opening], Keys], *, address: str, timeout: float) -> None:
         """Carry out one side of the handshake, all of it within the timeout."""
@@ -88,19 +90,30 @@ class SecureConnection:
             lambda size: bytes(self._exactly(size, deadline)), lambda data: self._hand_over(data, deadline), address
         )
         keys = greet(opening)
-        self.peer, self._keys = keys.peer, (_Macs(keys.sending), _Macs(keys.receiving))
+        self.peer, self._keys = keys.peer, (FrameMacs(keys.sending), FrameMacs(keys.receiving))
 
-    def send(self, text: bytes, data: bytes = b"") -> None:
-        """Send one frame, or queue it; raises ConnectionError if the connection is over."""
+    def send(self, text: bytes, data: Octets = b"", *, hold: Callable[[], None] | None = None) -> None:
+        """Send one frame, or queue it; raises ConnectionError if the connection is over.
+
+        `data` must not change any more. `hold` returns when the peer may be told: the end of the frame waits for it.
+        """
+        with self._sending:
+            try:
+                for part in self._sealed(text, data, hold):
+                    self._put(part)
+            except BaseException:
+                with self._lock:  # a part of the frame may be under way
+                    self._break("a frame could not be completed")
+                raise
+
+    def _put(self, part: Octets) -> None:
         with self._lock:
-            if self._broken or self._keys is None:
-                raise ConnectionError(self._broken or "the connection has no keys yet")
-            parts = self._sealed(text, data)
-            size = sum(len(part) for part in parts) + sum(len(part) for part, _ in self._queue)
-            deadline = time.monotonic() + _allowed(size)
-            self._queue.extend((memoryview(part), deadline) for part in parts)
-            if size > MAX_QUEUED:
-                self._break(f"the peer takes nothing: {size} bytes wait for it")
+            if self._broken:
+                raise ConnectionError(self._broken)
+            self._queued += len(part)
+            self._queue.append((memoryview(part), time.monotonic() + _allowed(self._queued)))
+            if self._queued > MAX_QUEUED:
+                self._break(f"the peer takes nothing: {self._queued} bytes wait for it")
             elif not self._writing and not self._drain():
                 self._writing = True
                 threading.Thread(target=self._write, daemon=True, name="paceline-write").start()
@@ -120,17 +133,17 @@ class SecureConnection:
                     self._break(str(error))
                 raise
 
-    def _receive(self, macs: _Macs, timeout: float, max_text: int, max_data: int) -> tuple[bytes, bytes]:
+    def _receive(self, macs: FrameMacs, timeout: float, max_text: int, max_data: int) -> tuple[bytes, bytes]:
         self._fill(1, time.monotonic() + timeout)
         head = self._exactly(_HEAD.size + MAC_BYTES, time.monotonic() + FRAME_TIMEOUT)
-        macs.check_head(head)
+        mac = macs.check_head(head, _HEAD.size)
         text_size, data_size = _HEAD.unpack_from(head)
         if text_size > max_text or data_size > max_data:
             raise ConnectionError(f"the peer announced {text_size} + {data_size} bytes, which is too much here")
         deadline = time.monotonic() + _allowed(text_size + data_size)
-        text, data = self._exactly(text_size, deadline), self._exactly(data_size, deadline)
-        macs.check_body(head[: _HEAD.size], text, data, self._exactly(MAC_BYTES, deadline))
-        return bytes(text), bytes(data)
+        text, data = self._exactly(text_size, deadline, mac), self._exactly(data_size, deadline, mac)
+        check_mac(mac, self._exactly(MAC_BYTES, deadline))
+        return bytes(text), data  # type: ignore[return-value] # large: no copy only to forbid changes
 
     def send_plain(self, value: Any) -> None:
         """Send a value of JSON."""
@@ -197,15 +210,28 @@ class SecureConnection:
     def _break(self, why: str) -> None:
         self._broken = self._broken or why
         self._queue.clear()
+        self._queued = 0
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _sealed(self, text: bytes, data: bytes) -> list[bytes]:
-        assert self._keys is not None
-        begin, end = self._keys[0].seal(_HEAD.pack(len(text), len(data)), text, data)
-        if len(text) + len(data) <= _JOINED:
-            return [b"".join((begin, text, data, end))]
-        return [part for part in (begin + text, data, end) if part]
+    def _sealed(self, text: bytes, data: Octets, hold: Callable[[], None] | None = None) -> Iterator[Octets]:
+        """The parts of a frame, each as soon as it is sealed; the last one after `hold`."""
+        if self._keys is None:
+            raise ConnectionError("the connection has no keys yet")
+        head, mac = self._keys[0].seal_head(_HEAD.pack(len(text), len(data)))
+        mac.update(text)
+        begin, rest = head + text, memoryview(data)
+        if len(text) + len(data) > _JOINED:
+            yield begin
+            begin = b""
+        while rest and not begin:
+            mac.update(rest[:_JOINED])
+            yield rest[:_JOINED]
+            rest = rest[_JOINED:]
+        mac.update(rest)
+        if hold is not None:
+            hold()
+        yield b"".join((begin, rest, mac.digest()[:MAC_BYTES]))
 
     def _drain(self) -> bool:
         """Hand over what the socket takes without waiting; whether nothing is left."""
@@ -213,6 +239,7 @@ class SecureConnection:
             while self._queue:
                 part, deadline = self._queue[0]
                 sent = self._connection.send(part)
+                self._queued -= sent
                 if sent == len(part):
                     self._queue.popleft()
                 else:
@@ -251,12 +278,14 @@ class SecureConnection:
             except OSError as error:
                 raise ConnectionError(f"the peer is gone: {error}") from error
 
-    def _exactly(self, size: int, deadline: float) -> bytearray:
-        """The next bytes; large pieces are read into their place."""
+    def _exactly(self, size: int, deadline: float, mac: hmac.HMAC | None = None) -> bytearray:
+        """The next bytes, which are added to a MAC; large pieces are read into their place."""
         if size <= _JOINED:
             self._fill(size, deadline)
             taken = self._buffer[:size]
             del self._buffer[:size]
+            if mac is not None:
+                mac.update(taken)
             return taken
         try:
             taken = bytearray(size)
@@ -265,9 +294,14 @@ class SecureConnection:
         at = min(size, len(self._buffer))
         taken[:at] = self._buffer[:at]
         del self._buffer[:at]
-        view = memoryview(taken)
+        view, checked = memoryview(taken), 0
         while at < size:
+            if mac is not None:
+                mac.update(view[checked:at])
+                checked = at
             at += self._arrived(functools.partial(self._connection.recv_into, view[at:]), deadline)
+        if mac is not None:
+            mac.update(view[checked:])
         return taken
 
     def _fill(self, size: int, deadline: float) -> None:
@@ -307,38 +341,6 @@ class SecureConnection:
             waiter.register(self._connection, event)
             return bool(waiter.poll(seconds * 1000)) or seconds == _LONGEST_POLL
         return True
-
-
-class _Macs:
-    """The MACs of one direction: HMAC-SHA256, cut to 16 bytes, over number, part and content of every frame."""
-
-    def __init__(self, key: bytes) -> None:
-        self._keyed, self._number = hmac.new(key, digestmod=hashlib.sha256), 0
-
-    def seal(self, head: bytes, text: bytes, data: bytes) -> tuple[bytes, bytes]:
-        """What comes before and behind a frame's content."""
-        self._number += 1
-        return head + self._mac(0, head), self._mac(1, head, text, data)
-
-    def check_head(self, given: bytearray) -> None:
-        """Check the sizes before they are believed."""
-        self._number += 1
-        self._check(given[_HEAD.size :], self._mac(0, given[: _HEAD.size]))
-
-    def check_body(self, head: bytearray, text: bytearray, data: bytearray, given: bytearray) -> None:
-        """Check the content of the frame whose head was checked last."""
-        self._check(given, self._mac(1, head, text, data))
-
-    def _mac(self, part: int, *contents: Any) -> bytes:
-        mac = self._keyed.copy()
-        mac.update(_COUNT.pack(self._number, part))
-        for content in contents:
-            mac.update(content)
-        return mac.digest()[:MAC_BYTES]
-
-    def _check(self, given: bytearray, expected: bytes) -> None:
-        if not hmac.compare_digest(bytes(given), expected):
-            raise ConnectionError("a frame was changed, repeated or left out on its way")
 
 
 def open_connection(address: str, port: int, login: Login, *, listener: str, timeout: float) -> SecureConnection:

@@ -142,7 +142,7 @@ class SyncerClient:
                 theta, self.versions = connections.come_back()
                 number += 1
         self.seconds = time.perf_counter() - began - connections.waited
-        self._take(torch.from_numpy(theta.copy()))
+        self._take(torch.from_numpy(theta))
         lease = connections.lease(number, self.batch * self.local_steps, status)
         # The number counts only now: a rank that repeats the exchange after a failure here asks for the same lease.
         self.sequence = number
@@ -153,7 +153,7 @@ class SyncerClient:
             return
         # Nobody trains any more, so these are the last common parameters, the same for all groups.
         theta, self.versions = connections.common()
-        self._take(torch.from_numpy(theta.copy()))
+        self._take(torch.from_numpy(theta))
         self.epoch, self.begin = self._last_reply.position
         self.end = self.begin
 

@@ -9,7 +9,7 @@ What a byte cannot hold is not lost: the group adds it to what it hands in next 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -29,13 +29,13 @@ def check_packing(name: str) -> None:
 
 
 def pack_numbers(numbers: np.ndarray, packing: str) -> bytes:
-    """Numbers as bytes."""
+    """Numbers as bytes; where they travel as they are, the numbers themselves, which must not change any more."""
     if packing == "half":
         largest = np.finfo(np.float16).max
         return np.clip(numbers, -largest, largest).astype(np.float16).tobytes()
     if packing == "int8":
         return _as_bytes(numbers)
-    return numbers.astype(np.float32).tobytes()
+    return cast("bytes", np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint8).data)  # is sent like bytes
 
 
 def unpack_numbers(data: bytes, packing: str) -> np.ndarray:
@@ -44,7 +44,7 @@ def unpack_numbers(data: bytes, packing: str) -> np.ndarray:
         return np.frombuffer(data, dtype=np.float16).astype(np.float32)
     if packing == "int8":
         return _from_bytes(data)
-    return np.frombuffer(data, dtype=np.float32).copy()
+    return np.frombuffer(data, dtype=np.float32)
 
 
 def _as_bytes(numbers: np.ndarray) -> bytes:

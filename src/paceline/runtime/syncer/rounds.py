@@ -132,6 +132,12 @@ class RoundPolicy:
     rule: StalenessRule = field(default_factory=StalenessRule)
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> RoundPolicy:
+        """From JSON data."""
+        rule, outer = StalenessRule(**plain.get("rule", {})), OuterOptimizer(**plain.get("outer", {}))
+        return cls(plain["groups"], plain["quorum"], plain.get("grace", 0.0), rule, outer)
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -230,7 +236,8 @@ class ShardState:
                 progress += counted * (arrival.samples / total)
             self._applied[arrival.group] = arrival.sequence
         moved = outer_step(self.theta, progress, self._state, self._policy.outer)
-        self._step_lengths.append(float(np.linalg.norm(moved - self.theta)))
+        if self._policy.rule.name == "gap":
+            self._step_lengths.append(float(np.linalg.norm(moved - self.theta)))
         self.theta = moved
         self.version += 1
         self._remember()
@@ -250,7 +257,7 @@ class ShardState:
 
     def _remember(self) -> None:
         assert self.theta is not None
-        self._history.append((self.version, self.theta.copy()))
+        self._history.append((self.version, self.theta))  # never changed in place: an update makes new ones
 
     def facts(self) -> dict[str, Any]:
         """What is remembered besides arrays, as JSON data."""

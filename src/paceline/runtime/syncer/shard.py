@@ -8,6 +8,7 @@ are leased to others, and what it hands in later is rejected: it has to come bac
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +34,9 @@ from paceline.runtime.protocol.states import GROUP_TABLE, Event, GroupState, nex
 from paceline.runtime.syncer.journal import DAMAGED, FileDisk, Journal
 from paceline.runtime.syncer.leases import GroupStatus, Leases
 from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
-from paceline.runtime.syncer.rounds import (
-    Array,
-    Arrival,
-    OuterOptimizer,
-    RoundPolicy,
-    ShardState,
-    StalenessRule,
-    saved_or_exit,
-)
+from paceline.runtime.syncer.rounds import Array, Arrival, RoundPolicy, ShardState, saved_or_exit
 
-__all__ = ["SyncerShard", "main", "round_policy"]
+__all__ = ["SyncerShard", "main"]
 
 TICK = 0.02
 """Seconds between two looks at grace windows and heartbeats: a small part of either."""
@@ -72,6 +66,8 @@ class SyncerShard:
             state.restore(journal.facts, journal.arrays)
         self._written = -1
         """The version whose parameters are in the journal."""
+        self._unwritten = False
+        """Whether anything has changed that is not in the journal."""
         self._sessions: dict[str, list[int]] = {}
         """How each group has begun, the last time last."""
         self._layout: list[tuple[str, int]] = []
@@ -114,7 +110,11 @@ class SyncerShard:
             while True:
                 message = channel.receive(*expected)  # for as long as a channel may be idle; then the group calls again
                 assert isinstance(message, messages.GroupMessage)
-                channel.answer(message, self._reply(message))
+                # Unpacked before the lock is taken, and on disk after it is released: groups that arrive together do
+                # so side by side, and the answer travels while the disk writes, all but its end.
+                reply = self._carry_out(message, _payload_numbers(message))
+                beats = isinstance(reply, messages.HeartbeatReply)
+                channel.answer(message, reply, hold=None if beats else self._keep)
         except ProtocolError as error:
             log.warning("a group's connection is closed: %s", error)
         finally:
@@ -123,19 +123,15 @@ class SyncerShard:
     def _state_of(self, group: str) -> GroupState:
         return self._groups.get(group, GroupState.UNHEARD if self._restarted else GroupState.UNKNOWN)
 
-    def _reply(self, message: messages.GroupMessage) -> messages.Message:
-        """Carry out one request; what its answer says is on disk before it is said."""
-        # Unpacked before the lock is taken, and on disk after it is released: groups that arrive together do so side
-        # by side.
-        reply = self._carry_out(message, _payload_numbers(message))
-        if self._journal is not None and not isinstance(reply, messages.HeartbeatReply):
+    def _keep(self) -> None:
+        """Return when everything that was decided is on disk: no group is told before."""
+        if self._journal is not None:
             with saved_or_exit("the journal"):
                 self._journal.synchronise()
-        return reply
 
     def _carry_out(self, message: messages.GroupMessage, numbers: Array) -> messages.Message:
         """Change what the request changes; only a push waits, for its round."""
-        with self._changed:
+        with self._deciding():
             if message.group in self._last_heard:
                 self._last_heard[message.group] = time.monotonic()
             if isinstance(message, messages.GroupHeartbeat):
@@ -168,7 +164,7 @@ class SyncerShard:
         if after is not before:
             self._groups[group] = after
             if before is GroupState.REVOKED:
-                self._persist()  # before it is told: if a restart revoked it again, its next samples would be lost
+                self._unwritten = True  # if a restart revoked it again, its next samples would be lost
             if after is GroupState.ACTIVE:
                 self._last_heard[group] = time.monotonic()
             self._recount()
@@ -195,8 +191,7 @@ class SyncerShard:
             self._layout = [(name, size) for name, size in message.layout]
         self._change(group, messages.StartGroup)
         self._last_heard[group] = time.monotonic()
-        # One record for all of it: the parameters, the group's lease that is free again, and that it counts from one.
-        self._persist()
+        self._unwritten = True
         return self._parameters()
 
     def _unlike(self, message: messages.StartGroup, theta: Array) -> str:
@@ -249,7 +244,7 @@ class SyncerShard:
         self._local_steps, self._merge_at = message.local_steps, message.merge_at
         if message.merge_at is not None and self._leases is not None:
             self._leases.halted = True
-        self._persist(parameters=True)
+        self._unwritten = True
         self._advance()
 
     def _parameters(self, packing: Packing = "none", *, waited: float = 0.0) -> messages.Parameters:
@@ -267,7 +262,7 @@ class SyncerShard:
             lease = leases.take(group, message.sequence, message.size)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
-        self._persist()
+        self._unwritten = True
         if lease is not None:
             self._last_heard[group] = time.monotonic()
         self._statuses[group] = message.status
@@ -275,23 +270,34 @@ class SyncerShard:
             lease, leases.outstanding, self._local_steps, self._merge_at, dict(self._statuses), leases.position
         )
 
-    def _persist(self, *, parameters: bool = False) -> None:
-        """One record of what has changed; `_reply` has it on disk before any group is told of it."""
-        if self._journal is None or self._leases is None:
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Alone with rounds, leases and groups; what has changed then is one record.
+
+        A push that waits for its round leaves its change to whoever decides next, who writes it before it is told.
+        """
+        with self._changed:
+            try:
+                yield
+            finally:
+                self._write_changes()
+
+    def _write_changes(self) -> None:
+        """One record of what has changed; `_keep` has it on disk before any group is told of it."""
+        if self._journal is None or self._leases is None or not self._unwritten:
             return
-        revoked = sorted(group for group, state in self._groups.items() if state is GroupState.REVOKED)
         books = {
             **self._leases.plain(),
             "local_steps": self._local_steps,
             "merge_at": self._merge_at,
-            "revoked": revoked,
+            "revoked": sorted(group for group, state in self._groups.items() if state is GroupState.REVOKED),
             "sessions": self._sessions,
             "layout": self._layout,
         }
-        moved = self._written != self._shard.version or parameters
+        moved = self._written != self._shard.version
         with saved_or_exit("the journal"):
             self._journal.write({"books": books, **self._shard.facts()}, self._shard.arrays() if moved else None)
-        self._written = self._shard.version
+        self._written, self._unwritten = self._shard.version, False
 
     @property
     def _num_active(self) -> int:
@@ -307,14 +313,14 @@ class SyncerShard:
 
     def _advance(self) -> None:
         if self._shard.advance(time.monotonic()):
-            self._persist()
+            self._unwritten = True
             self._changed.notify_all()
 
     def _tick(self) -> None:
         before = time.monotonic()
         while True:
             time.sleep(TICK)
-            with self._changed:
+            with self._deciding():
                 now = time.monotonic()
                 # It was this process that was suspended, or wrote to a slow disk: groups could not be heard meanwhile.
                 if now - before > self._heartbeat_timeout / 2:
@@ -339,7 +345,7 @@ class SyncerShard:
             self._leases.release(group, handed_in=done)
             cause = Event.TIMEOUT_WITH_LEASE if number > 0 and not done else Event.TIMEOUT
         self._change(group, cause)
-        self._persist()
+        self._unwritten = True
 
     def _end_if_left(self) -> None:
         """A syncer that the groups started themselves ends when all of them have left it."""
@@ -366,12 +372,6 @@ def _payload_numbers(message: messages.GroupMessage) -> Array:
         raise ProtocolError(f"a payload of {len(message.data)} bytes does not hold numbers: {error}") from error
 
 
-def round_policy(plain: dict[str, Any]) -> RoundPolicy:
-    """A policy from JSON data."""
-    rule, outer = StalenessRule(**plain.get("rule", {})), OuterOptimizer(**plain.get("outer", {}))
-    return RoundPolicy(plain["groups"], plain["quorum"], plain.get("grace", 0.0), rule, outer)
-
-
 def main() -> None:
     """Serve one shard as the settings file says."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -384,7 +384,7 @@ def main() -> None:
         log.critical("%s", error)
         sys.exit(DAMAGED)
     shard = SyncerShard(
-        ShardState(round_policy(settings)),
+        ShardState(RoundPolicy.of(settings)),
         groups=settings["groups"],
         heartbeat_timeout=settings.get("heartbeat_timeout", 10.0),
         journal=journal,

@@ -7,6 +7,7 @@ answered, die and begin anew, are declared failed while they live, and messages 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 from paceline.errors import StoreError
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError
-from paceline.runtime.syncer.journal import Disk, FileDisk, Journal
+from paceline.runtime.syncer.journal import Disk, FileDisk, Journal, Part
 from paceline.runtime.syncer.packing import pack_numbers
 from paceline.runtime.syncer.rounds import Arrival, RoundPolicy, ShardState
 from paceline.runtime.syncer.shard import SyncerShard
+from tests.unit.runtime.syncer.answers import reply_of
 
 SAMPLES, SIZE = 14, 4
 
@@ -28,36 +30,40 @@ class Killed(Exception):
 
 
 class MemoryDisk:
-    """Loses what was not synchronised, up to a random byte, when the process is killed."""
+    """Loses any blocks that were not synchronised when the power goes off, and keeps the others."""
 
     name = "memory"
+    BLOCK = 64
 
     def __init__(self, chance: random.Random, *, synchronises: bool = True) -> None:
         self._chance, self._synchronises = chance, synchronises
-        self.kept, self.loose, self.deadly = b"", b"", 0.0
+        self.sides, self.kept, self.deadly = [b"", b""], [b"", b""], 0.0
 
-    def read(self) -> bytes:
-        return self.kept + self.loose
+    def read(self, side: int) -> bytes:
+        return self.sides[side]
 
-    def append(self, data: bytes) -> None:
+    def write(self, side: int, at: int, parts: Sequence[Part]) -> None:
         self._may_die()
-        self.loose += data
+        data, before = b"".join(parts), self.sides[side].ljust(at, b"\0")
+        self.sides[side] = before[:at] + data + before[at + len(data) :]
         self._may_die()
 
-    def synchronise(self) -> None:
+    def synchronise(self, side: int) -> None:
         if self._synchronises:
-            self.kept, self.loose = self.kept + self.loose, b""
+            self.kept[side] = self.sides[side]
         self._may_die()
-
-    def replace(self, data: bytes) -> None:
-        self.kept, self.loose = data, b""
 
     def _may_die(self) -> None:
         if self._chance.random() < self.deadly:
             raise Killed
 
     def power_off(self) -> None:
-        self.loose = self.loose[: self._chance.randint(0, len(self.loose))]
+        for side, (now, kept) in enumerate(zip(self.sides, self.kept, strict=True)):
+            both = zip(self._blocks(now), self._blocks(kept.ljust(len(now), b"\0")), strict=True)
+            self.kept[side] = self.sides[side] = b"".join(self._chance.choice(either) for either in both)
+
+    def _blocks(self, content: bytes) -> list[bytes]:
+        return [content[at : at + self.BLOCK] for at in range(0, len(content), self.BLOCK)]
 
 
 class Counting(ShardState):
@@ -130,7 +136,7 @@ class Job:
 
     def ask(self, message: Any) -> Any:
         try:
-            return self.shard._reply(message)
+            return reply_of(self.shard, message)
         except Killed:
             self.kill()
         except ProtocolError:
@@ -160,7 +166,8 @@ class Job:
 
     def declare_failed(self, group: Group) -> None:
         try:
-            self.shard._declare_failed(group.name)
+            with self.shard._deciding():
+                self.shard._declare_failed(group.name)
         except Killed:
             self.kill()
 
@@ -180,8 +187,7 @@ class Job:
                     else:
                         group.answered(reply)
         theta = self.shard._shard.theta
-        assert theta is not None
-        return theta
+        return theta if theta is not None else np.zeros(SAMPLES)
 
 
 @pytest.mark.parametrize("begin", [0, pytest.param(150, marks=pytest.mark.full)])
@@ -192,32 +198,13 @@ def test_every_sample_counts_once_under_kills_at_any_moment(begin: int) -> None:
 
 
 def test_without_synchronising_samples_are_lost_or_counted_twice() -> None:
-    wrong = [seed for seed in range(60) if Job(seed, synchronises=False).run().tolist() != [1.0] * SAMPLES]
+    wrong = 0
+    for seed in range(20):
+        try:
+            wrong += Job(seed, synchronises=False).run().tolist() != [1.0] * SAMPLES
+        except StoreError:  # a later record says that an earlier one was on disk
+            wrong += 1
     assert wrong
-
-
-@pytest.mark.parametrize("cut", [1, 5, 12, 40])
-def test_a_record_that_was_cut_off_is_dropped(tmp_path: Any, cut: int) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(FileDisk(path))
-    journal.append({"n": 1}, {"x": np.ones(2)})
-    whole = path.stat().st_size
-    journal.append({"n": 2})
-    path.write_bytes(path.read_bytes()[: whole + cut])
-    assert Journal(FileDisk(path)).facts == {"n": 1}
-    assert path.stat().st_size == whole
-
-
-def test_a_journal_that_is_damaged_before_its_end_is_one_clear_error(tmp_path: Any) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(FileDisk(path))
-    for number in range(3):
-        journal.append({"n": number})
-    content = bytearray(path.read_bytes())
-    content[40] ^= 1
-    path.write_bytes(bytes(content))
-    with pytest.raises(StoreError, match="is damaged at byte 0"):
-        Journal(FileDisk(path))
 
 
 def test_an_empty_journal_is_a_new_one(tmp_path: Any) -> None:
@@ -225,21 +212,9 @@ def test_an_empty_journal_is_a_new_one(tmp_path: Any) -> None:
     assert Journal(FileDisk(tmp_path / "journal")).facts == {}
 
 
-def test_a_journal_is_written_anew_when_old_records_fill_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.syncer.journal.MANY_BYTES", 1 << 20)
-    path = tmp_path / "journal"
-    journal = Journal(FileDisk(path))
-    for number in range(40):
-        journal.append({"n": number, f"k{number % 3}": number}, {"x": np.full(20_000, number, dtype=np.float32)})
-    assert path.stat().st_size < 2_000_000
-    again = Journal(FileDisk(path))
-    assert again.facts == {"n": 39, "k0": 39, "k1": 37, "k2": 38}
-    assert again.arrays["x"][0] == 39
-
-
 def started(shard: SyncerShard, group: str, layout: tuple[tuple[str, int], ...], numbers: int, samples: int = 9) -> Any:
     data = pack_numbers(np.zeros(numbers, dtype=np.float32), "none")
-    return shard._reply(messages.StartGroup(group, hash(group), layout, samples, 1, (0, 0), None, None, data))
+    return reply_of(shard, messages.StartGroup(group, hash(group), layout, samples, 1, (0, 0), None, None, data))
 
 
 def test_a_group_with_another_model_or_other_data_is_refused_with_the_difference() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paceline.channel.frames import accept_connection, call_connected
+from paceline.errors import StoreError
+from paceline.runtime.members.channel import Channel, login_of
 from paceline.runtime.protocol import messages
-from paceline.runtime.syncer.journal import FileDisk, Journal
+from paceline.runtime.syncer.journal import MARK, FileDisk, Journal, Part
 from paceline.runtime.syncer.packing import pack_numbers
 from paceline.runtime.syncer.rounds import RoundPolicy, ShardState
 from paceline.runtime.syncer.shard import SyncerShard
 from tests.power import Power
+from tests.unit.runtime.syncer.answers import reply_of
 
 BOTH = pytest.mark.parametrize("newer_names", [True, False])
 
@@ -31,26 +38,149 @@ def test_every_record_is_on_disk_when_append_returns(
     assert (again.facts, again.arrays["x"].tolist()) == ({"n": 2}, [2] * 4)
 
 
+def written(path: Path, count: int, numbers: int = 20_000) -> Journal:
+    """A journal with records of these parameters."""
+    journal = Journal(FileDisk(path))
+    for number in range(count):
+        journal.append(
+            {"n": number, f"k{number % 3}": number}, {"x": np.full(numbers, number, dtype=np.float32), "e": np.zeros(0)}
+        )
+    return journal
+
+
 @BOTH
-def test_a_journal_that_is_written_anew_is_on_disk_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool
+@pytest.mark.parametrize("count", [14, 15, 16, 40])
+def test_when_old_records_fill_a_file_the_other_is_written_over_and_on_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer_names: bool, count: int
 ) -> None:
     power, path = Power(tmp_path, monkeypatch), tmp_path / "journal"
-    monkeypatch.setattr("paceline.runtime.syncer.journal.MANY_BYTES", 1 << 20)
-    journal = Journal(FileDisk(path))
-    for number in range(20):
-        journal.append({"n": number}, {"x": np.full(20_000, number, dtype=np.float32)})
-    assert path.stat().st_size < 1_000_000, "written anew"
+    written(path, count)
+    sizes = [file.stat().st_size for file in tmp_path.iterdir()]
+    assert len(sizes) == 1 + (count > 14), "14 records of 80 kB and more are a MiB, and one behind its end"
+    assert max(sizes) < 1_300_000
     power.off(newer_names=newer_names)
-    assert Journal(FileDisk(path)).facts == {"n": 19}
+    again = Journal(FileDisk(path))
+    assert again.facts == {"n": count - 1, **{f"k{i}": max(range(i, count, 3)) for i in range(3)}}
+    assert (again.arrays["x"].tolist()[::19_999], again.arrays["e"].size) == ([count - 1] * 2, 0)
+
+
+def test_files_that_have_reached_their_size_grow_no_more(tmp_path: Path) -> None:
+    journal = written(tmp_path / "journal", 40)
+    sizes = [file.stat().st_size for file in tmp_path.iterdir()]
+    for number in range(200):
+        journal.write({"n": 10**15 + number}, {"x": np.zeros(20_000, dtype=np.float32)})
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == sizes
+
+
+def records(disk: MemoryDisk, side: int) -> list[int]:
+    """Where records begin."""
+    content, places = disk.read(side), [0]
+    while (at := content.find(MARK, places[-1] + 1)) >= 0:
+        places.append(at)
+    return places
+
+
+class MemoryDisk:
+    """Files in memory, which a test may damage."""
+
+    name = "memory"
+
+    def __init__(self, *contents: bytes) -> None:
+        self.contents, self.count = list(contents or (b"", b"")), 0
+
+    def read(self, side: int) -> bytes:
+        return self.contents[side]
+
+    def write(self, side: int, at: int, parts: Sequence[Part]) -> None:
+        data, before = b"".join(parts), self.contents[side].ljust(at, b"\0")
+        self.contents[side] = before[:at] + data + before[at + len(data) :]
+
+    def synchronise(self, side: int) -> None:
+        self.count += 1
+
+    def but(self, side: int, at: int, new: bytes) -> MemoryDisk:
+        """The same with other bytes in one place."""
+        changed = MemoryDisk(*self.contents)
+        changed.write(side, at, [new])
+        return changed
+
+
+@pytest.mark.parametrize("at", [0, 3, 10, 20, 30, 44, 60])
+def test_damage_to_a_record_that_was_on_disk_is_one_clear_error(at: int) -> None:
+    disk = MemoryDisk()
+    journal = Journal(disk)
+    for number in range(3):
+        journal.append({"n": number})
+    side = disk.contents.index(max(disk.contents))
+    for index, place in enumerate(records(disk, side)[:2]):
+        byte = bytes([disk.contents[side][place + at] ^ 0x41])
+        with pytest.raises(StoreError, match=rf"memory(-other)? is damaged at byte {place}"):
+            Journal(disk.but(side, place + at, byte))
+        assert index < 2
+
+
+@pytest.mark.parametrize("at", [0, 3, 10, 20, 30, 44, 60])
+def test_a_record_that_was_not_on_disk_is_dropped_with_those_behind_it(
+    at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = MemoryDisk()
+    journal = Journal(disk)
+    journal.append({"n": 0})
+    for number in (
+        1,
+        2,
+        3,
+    ):  # written, but the power is cut before they are on disk, and the first of them is not whole
+        journal.write({"n": number})
+    side = disk.contents.index(max(disk.contents))
+    place = records(disk, side)[1] + at
+    torn = disk.but(side, place, bytes([disk.contents[side][place] ^ 0x41]))
+    again = Journal(torn)
+    assert again.facts == {"n": 0}
+    assert "cut off" in caplog.text
+    again.append({"m": 1})
+    # What was dropped must not come back behind records of the same length.
+    for facts in ({"n": 7}, {"n": 8}):
+        again.append(facts)
+        assert Journal(torn).facts == {"m": 1, **facts}
+
+
+def test_a_generation_whose_first_record_is_not_whole_was_never_answered() -> None:
+    disk = MemoryDisk()
+    Journal(disk).append({"n": 1})
+    second = Journal(disk)
+    second.write({"n": 2})
+    second.write({"n": 3})
+    side = second._side
+    torn = disk.but(side, 50, b"?")
+    assert Journal(torn).facts == {"n": 1}
+    third = Journal(torn)
+    third.append({"n": 9})
+    assert Journal(torn).facts == {"n": 9}, "and what was left of that generation is not taken for a part of the next"
+    second.synchronise()
+    second.write({"n": 4})
+    with pytest.raises(StoreError, match="is damaged at byte 0"):
+        Journal(disk.but(side, 50, b"?"))
+
+
+def test_a_file_is_not_written_over_before_the_other_is_on_disk() -> None:
+    disk = MemoryDisk()
+    Journal(disk).append({"n": 1})
+    second = Journal(disk)
+    assert disk.count == 1
+    second.write({"n": 2})
+    assert disk.count == 2, "the generation before, which an earlier process may not have synchronised"
+    second._size = None
+    second.write({"n": 3})
+    assert disk.count == 3
 
 
 def started(folder: Path, samples: int) -> tuple[SyncerShard, bytes]:
     """A shard of three parameters at 0 whose group has a lease of some samples, and progress by 1."""
     shard = served(folder)
     data = pack_numbers(np.zeros(3, dtype=np.float32), "none")
-    shard._reply(messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
-    lease = shard._reply(messages.LeaseRequest("a", 1, 1, samples, None)).lease
+    reply_of(shard, messages.StartGroup("a", 1, (("theta", 3),), 9, 1, (0, 0), None, None, data))
+    lease = reply_of(shard, messages.LeaseRequest("a", 1, 1, samples, None)).lease
     assert lease.end - lease.begin == samples
     return shard, pack_numbers(np.ones(3, dtype=np.float32), "none")
 
@@ -61,7 +191,7 @@ def test_progress_that_was_acknowledged_survives_a_power_cut(
 ) -> None:
     power = Power(tmp_path, monkeypatch)
     shard, used = started(tmp_path, 9)
-    shard._reply(messages.Push("a", 1, 1, 0, 9, "none", used))
+    reply_of(shard, messages.Push("a", 1, 1, 0, 9, "none", used))
     power.off(newer_names=newer_names)
     theta = served(tmp_path)._shard.theta
     assert theta is not None
@@ -76,38 +206,27 @@ def test_progress_and_the_next_samples_are_on_disk_before_their_one_answer(
     shard, used = started(tmp_path, 5)
     push, synchronised = messages.Push("a", 1, 1, 0, 5, "none", used, wanted=4), []
     disk = shard._journal._disk
-    monkeypatch.setattr(disk, "synchronise", lambda plain=disk.synchronise: synchronised.append(plain()))
-    granted = shard._reply(push).lease
+    monkeypatch.setattr(disk, "synchronise", lambda side, plain=disk.synchronise: synchronised.append(plain(side)))
+    granted = reply_of(shard, push).lease
     assert (granted.lease.begin, granted.lease.end, len(synchronised)) == (5, 9, 1)
     power.off(newer_names=newer_names)
     again = served(tmp_path)
     assert again._shard.theta.tolist() == [-1.0, -1.0, -1.0]
-    assert again._reply(push).lease.lease == granted.lease, "asked again, it is the same lease"
+    assert reply_of(again, push).lease.lease == granted.lease, "asked again, it is the same lease"
     assert again._shard.theta.tolist() == [-1.0, -1.0, -1.0], "and the progress counts once"
 
 
-class SlowDisk:
+class SlowDisk(MemoryDisk):
     """Synchronises when it is told to, and counts."""
 
-    name = "slow"
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content, self.count = content, 0
+    def __init__(self, *contents: bytes) -> None:
+        super().__init__(*contents)
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def read(self) -> bytes:
-        return self.content
-
-    def append(self, data: bytes) -> None:
-        self.content += data
-
-    def synchronise(self) -> None:
+    def synchronise(self, side: int) -> None:
         self.begun.set()
         self.may_end.wait()
-        self.count += 1
-
-    def replace(self, data: bytes) -> None:
-        self.content = data
+        super().synchronise(side)
 
 
 def test_threads_that_wait_together_share_one_synchronisation() -> None:
@@ -128,12 +247,35 @@ def test_threads_that_wait_together_share_one_synchronisation() -> None:
     assert disk.count == 2, "everything is on disk"
 
 
+@pytest.mark.parametrize("numbers", [3, 40_000])
+def test_a_group_is_not_told_before_the_disk_has_what_it_is_told(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    monkeypatch.setattr("paceline.channel.frames._allowed", lambda size: 0.2)
+    disk, ends = SlowDisk(), socket.socketpair()
+    shard = SyncerShard(ShardState(RoundPolicy(groups=1)), groups=1, heartbeat_timeout=10.0, journal=Journal(disk))
+    login = (login_of(b"secret", messages.Role.GROUP, "a"), login_of(b"secret", messages.Role.SHARD, "shard"))
+
+    def serve() -> None:
+        with contextlib.suppress(ConnectionError):
+            shard._serve_caller(Channel(accept_connection(ends[1], login[1], ("group",))))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    group = Channel(call_connected(ends[0], login[0], listener="shard", timeout=5))
+    group.set_timeout(0.2)
+    data = pack_numbers(np.zeros(numbers, dtype=np.float32), "none")
+    group.send(messages.StartGroup("a", 1, (("theta", numbers),), 9, 1, (0, 0), None, None, data))
+    disk.begun.wait()
+    with pytest.raises(ConnectionError, match="sent nothing, or too little"):
+        group.receive(messages.Parameters)
+    group.close()
+    disk.may_end.set()
+    thread.join()
+
+
 def test_what_an_earlier_process_wrote_is_synchronised_before_it_is_answered() -> None:
-    first, second = SlowDisk(), SlowDisk()
-    first.may_end.set()
+    first = MemoryDisk()
     Journal(first).append({"n": 1})
-    second.content = first.content
-    second.may_end.set()
+    second = MemoryDisk(*first.contents)
     Journal(second).synchronise()
     assert second.count == 1
 

@@ -244,3 +244,63 @@ def test_momentum_survives_a_restart(tmp_path: Path) -> None:
         state.arrive(arrival("a", sequence=2, base=1), 0.0)
         state.advance(0.0)
         assert state.theta == pytest.approx([-1.0 - 1.9] * 2)
+
+
+def test_what_a_syncer_is_started_with_has_defaults() -> None:
+    plain = RoundPolicy.of({"groups": 3, "quorum": 2})
+    assert plain == RoundPolicy(3, 2, 0.0, StalenessRule("divide", 8, 0.1), OuterOptimizer(1.0, 0.0, 1))
+    given = {"groups": 3, "quorum": 2, "grace": 1.5, "rule": {"name": "discard", "limit": 2}, "outer": {"delay": 4}}
+    assert RoundPolicy.of(given) == RoundPolicy(3, 2, 1.5, StalenessRule("discard", 2), OuterOptimizer(delay=4))
+
+
+@pytest.mark.parametrize(("updates", "remembered"), [(7, True), (8, False)])
+def test_eight_versions_are_remembered(updates: int, remembered: bool) -> None:
+    shard = shard_with(rule=StalenessRule("compensate", compensation=1.0))
+    for sequence in range(1, updates + 1):
+        shard.arrive(arrival("a", sequence=sequence, base=sequence - 1), 0.0)
+        shard.advance(0.0)
+    shard.arrive(arrival("b", base=0, value=0.5), 0.0)
+    shard.advance(0.0)
+    counted = 0.5 - 0.25 * updates if remembered else 0.5 / (1 + updates)
+    assert shard.theta == pytest.approx([-updates - counted / 2] * 2)
+
+
+def test_progress_counts_fully_while_no_step_was_made_from_which_to_measure() -> None:
+    now, base = np.array([1.0]), np.array([0.0])
+    rule = StalenessRule("gap")
+    assert weigh(np.array([2.0]), now=now, base=base, stale=1, rule=rule, mean_step=0.0) == pytest.approx([2.0])
+    assert weigh(np.array([2.0]), now=now, base=base, stale=1, rule=rule, mean_step=0.5) == pytest.approx([2 / 3])
+
+
+def test_a_quorum_of_more_groups_than_there_are_is_all_of_them() -> None:
+    shard = ShardState(RoundPolicy(groups=2, quorum=5, grace=9.0))
+    shard.start(np.zeros(2, dtype=np.float32))
+    shard.arrive(arrival("a"), 0.0)
+    assert not shard.advance(99.0)
+    shard.arrive(arrival("b"), 0.0)
+    assert shard.advance(0.0)
+    shard.count(0)
+    assert not shard.advance(99.0), "nobody has arrived"
+    shard.arrive(arrival("a", sequence=2, base=1), 0.0)
+    assert shard.advance(0.0), "one group is all"
+
+
+def test_the_grace_of_others_goes_on_when_one_begins_anew() -> None:
+    shard = ShardState(RoundPolicy(groups=3, quorum=2, grace=4.0))
+    shard.start(np.zeros(2, dtype=np.float32))
+    for name in "ab":
+        shard.arrive(arrival(name), 10.0)
+    shard.forget("a")
+    assert not shard.advance(13.9)
+    assert shard.advance(14.0)
+    assert (shard.settled("b", 1), shard.settled("a", 1)) == (True, False)
+
+
+def test_what_arrives_again_after_a_later_one_is_not_taken() -> None:
+    shard = shard_with("a")
+    shard.arrive(arrival("a", sequence=3, base=1), 0.0)
+    shard.advance(0.0)
+    for sequence in (1, 2, 3):
+        shard.arrive(arrival("a", sequence=sequence, base=2, value=50.0), 0.0)
+        assert not shard.advance(0.0)
+    assert shard.theta == pytest.approx([-2.0] * 2)

@@ -14,6 +14,7 @@ from paceline.runtime.syncer.journal import FileDisk, Journal
 from paceline.runtime.syncer.packing import pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import RoundPolicy, ShardState
 from paceline.runtime.syncer.shard import SyncerShard
+from tests.unit.runtime.syncer.answers import reply_of
 
 ONES = np.ones(4, dtype=np.float32)
 LAYOUT = (("theta", 4),)
@@ -27,19 +28,20 @@ def shard_of(folder: Path, *, quorum: int = 1, groups: int = 2) -> SyncerShard:
 
 def begin(shard: SyncerShard, *groups: str) -> None:
     for group in groups:
-        shard._reply(
-            messages.StartGroup(group, SESSION, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(0 * ONES, "none"))
+        reply_of(
+            shard,
+            messages.StartGroup(group, SESSION, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(0 * ONES, "none")),
         )
 
 
 def fail(shard: SyncerShard, group: str) -> None:
     """What the watching thread does when a group was silent for too long."""
-    with shard._changed:
+    with shard._deciding():
         shard._declare_failed(group)
 
 
 def lease(shard: SyncerShard, group: str, sequence: int = 1) -> messages.LeaseReply:
-    reply = shard._reply(messages.LeaseRequest(group, SESSION, sequence, 25, None))
+    reply = reply_of(shard, messages.LeaseRequest(group, SESSION, sequence, 25, None))
     assert isinstance(reply, messages.LeaseReply)
     return reply
 
@@ -47,17 +49,19 @@ def lease(shard: SyncerShard, group: str, sequence: int = 1) -> messages.LeaseRe
 def push(
     shard: SyncerShard, group: str, value: float = 1.0, *, sequence: int = 1, samples: int = 25
 ) -> messages.Message:
-    return shard._reply(messages.Push(group, SESSION, sequence, 0, samples, "none", pack_numbers(value * ONES, "none")))
+    return reply_of(
+        shard, messages.Push(group, SESSION, sequence, 0, samples, "none", pack_numbers(value * ONES, "none"))
+    )
 
 
 def parameters(shard: SyncerShard) -> list[float]:
-    reply = shard._reply(messages.FetchParameters("stays"))
+    reply = reply_of(shard, messages.FetchParameters("stays"))
     assert isinstance(reply, messages.Parameters)
     return [float(number) for number in unpack_numbers(reply.data, "none")]
 
 
 def counts(shard: SyncerShard, group: str) -> bool:
-    reply = shard._reply(messages.StandingQuery(group, 0))
+    reply = reply_of(shard, messages.StandingQuery(group, 0))
     assert isinstance(reply, messages.Standing)
     return reply.counts
 
@@ -70,6 +74,16 @@ def test_a_push_of_a_revoked_group_is_refused_and_changes_nothing(tmp_path: Path
     assert lease(shard, "stays").lease == lost, "its samples are leased again"
     assert not counts(shard, "hung")
     assert isinstance(push(shard, "hung", 100.0), messages.PushRejected)
+    assert isinstance(push(shard, "hung", 100.0, sequence=2), messages.PushRejected), "of samples it never had"
+    assert parameters(shard) == [0.0] * 4
+
+
+def test_a_push_of_what_the_group_began_before_is_refused(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "anew", "stays")
+    start = messages.StartGroup("anew", SESSION + 1, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(0 * ONES, "none"))
+    reply_of(shard, start)
+    assert isinstance(push(shard, "anew", 100.0), messages.PushRejected)
     assert parameters(shard) == [0.0] * 4
 
 
@@ -99,9 +113,9 @@ def test_a_heartbeat_does_not_make_a_revoked_group_count(tmp_path: Path) -> None
     begin(shard, "hung", "stays")
     lease(shard, "hung")
     fail(shard, "hung")
-    shard._reply(messages.GroupHeartbeat("hung", True))
+    reply_of(shard, messages.GroupHeartbeat("hung", True))
     assert isinstance(push(shard, "hung"), messages.PushRejected)
-    shard._reply(messages.Busy("hung"))
+    reply_of(shard, messages.Busy("hung"))
     assert lease(shard, "hung", 2).lease is not None
     assert isinstance(push(shard, "hung", 4.0, sequence=2), messages.Parameters), "it came back, on other samples"
     assert parameters(shard) == [-4.0] * 4
@@ -147,14 +161,16 @@ def test_leases_survive_a_restart(tmp_path: Path) -> None:
 def test_a_retuned_quorum_and_its_local_steps_are_told_and_kept(tmp_path: Path) -> None:
     shard = shard_of(tmp_path)
     begin(shard, "stays")
-    shard._reply(messages.Retune("stays", 16, 2, None))
-    for one in (shard, shard_of(tmp_path)):
-        reply = lease(one, "stays")
+    reply_of(shard, messages.Retune("stays", 16, 2, None))
+    for _ in ("as it is", "started again"):
+        reply = lease(shard, "stays")
         assert (reply.local_steps, reply.merge_at) == (16, None)
-    shard._reply(messages.Retune("stays", 16, 2, ("127.0.0.1", 9)))
-    for one in (shard, shard_of(tmp_path)):
-        reply = lease(one, "stays", 2)
+        shard = shard_of(tmp_path)
+    reply_of(shard, messages.Retune("stays", 16, 2, ("127.0.0.1", 9)))
+    for _ in ("as it is", "started again"):
+        reply = lease(shard, "stays", 2)
         assert (reply.lease, reply.merge_at) == (None, ("127.0.0.1", 9)), "nothing more is leased before a merge"
+        shard = shard_of(tmp_path)
 
 
 def test_facts_are_the_mean_and_largest_staleness(tmp_path: Path) -> None:
@@ -162,7 +178,7 @@ def test_facts_are_the_mean_and_largest_staleness(tmp_path: Path) -> None:
     begin(shard, "a", "b")
     for sequence in (1, 2, 3):
         push(shard, "a", sequence=sequence)  # all from version 0
-    facts = shard._reply(messages.FactsQuery("a"))
+    facts = reply_of(shard, messages.FactsQuery("a"))
     assert isinstance(facts, messages.Facts)
     assert (facts.version, facts.dropped, facts.mean_staleness, facts.largest_staleness) == (3, 0, 1.0, 2)
 
@@ -173,7 +189,148 @@ def test_progress_of_another_size_or_of_no_samples_is_refused(tmp_path: Path, sa
     begin(shard, "stays")
     size = 4 if samples == 0 else 3
     with pytest.raises(ProtocolError, match="not what this shard holds"):
-        shard._reply(
-            messages.Push("stays", SESSION, 1, 0, samples, "none", pack_numbers(np.ones(size, np.float32), "none"))
+        reply_of(
+            shard,
+            messages.Push("stays", SESSION, 1, 0, samples, "none", pack_numbers(np.ones(size, np.float32), "none")),
         )
     assert parameters(shard) == [0.0] * 4
+
+
+# Time.
+
+
+class Over(Exception):
+    """The clock has no further moment."""
+
+
+class Clock:
+    """Moments that a test chooses, in place of `time`; before each one, `hook` is called."""
+
+    def __init__(self) -> None:
+        self.now, self.moments, self.hook = 0.0, list[float](), lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if not self.moments:
+            raise Over
+        self.hook()
+        self.now = self.moments.pop(0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("paceline.runtime.syncer.shard.time", made)
+    return made
+
+
+def watched(shard: SyncerShard, clock: Clock, *moments: float) -> None:
+    """What the thread that judges timeouts does at these moments."""
+    clock.moments = list(moments)
+    with pytest.raises(Over):
+        shard._tick()
+
+
+def test_a_group_is_declared_failed_when_its_timeout_has_passed(tmp_path: Path, clock: Clock) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "hung", "stays")
+    lost = lease(shard, "hung").lease
+    watched(shard, clock, 20.0, 40.0)
+    reply_of(shard, messages.GroupHeartbeat("stays", True))
+    watched(shard, clock, 50.0, 60.0)
+    assert "hung" in shard._last_heard  # to ask would be a sign of life
+    watched(shard, clock, 60.1)
+    assert not counts(shard, "hung")
+    assert counts(shard, "stays")
+    assert lease(shard, "stays").lease == lost
+
+
+@pytest.mark.parametrize(("moments", "counted"), [((30.0, 60.0, 60.1), False), ((30.1, 60.1, 90.0), True)])
+def test_a_shard_that_was_suspended_for_half_the_timeout_judges_nobody_by_it(
+    tmp_path: Path, clock: Clock, moments: tuple[float, ...], counted: bool
+) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "hung", "stays")
+    lease(shard, "hung")
+    watched(shard, clock, *moments)
+    assert counts(shard, "hung") is counted
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rounds_wait_for_a_group_that_never_came_for_two_minutes_after_a_restart_for_the_timeout(
+    tmp_path: Path, clock: Clock, restarted: bool
+) -> None:
+    shard = shard_of(tmp_path, quorum=2)
+    begin(shard, "a")
+    if restarted:
+        shard = shard_of(tmp_path, quorum=2)
+    clock.hook = lambda: reply_of(shard, messages.GroupHeartbeat("a", True))
+    last = 60.0 if restarted else 120.0
+    watched(shard, clock, *(20.0 * number for number in range(1, int(last / 20) + 1)))
+    assert shard._shard._groups == 2
+    watched(shard, clock, last + 0.1)
+    assert shard._shard._groups == 1
+
+
+@pytest.mark.parametrize(("came", "seconds"), [(True, 60.0), (False, 120.0)])
+def test_a_syncer_of_the_groups_own_ends_with_its_folder_when_all_have_left(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, came: bool, seconds: float
+) -> None:
+    def ended(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("paceline.runtime.syncer.shard.os._exit", ended)
+    own = tmp_path / "own"
+    own.mkdir()
+    shard = SyncerShard(
+        ShardState(RoundPolicy(groups=2)), groups=2, heartbeat_timeout=60.0, journal=None, own=own
+    )  # fmt: skip
+    if came:
+        begin(shard, "a")
+        watched(shard, clock, 10.0)
+        reply_of(shard, messages.LeaveSyncer("a"))
+    at = clock.now
+    watched(shard, clock, at + seconds / 2, at + seconds)
+    assert own.exists()
+    clock.moments = [at + seconds + 0.1]
+    with pytest.raises(SystemExit) as code:
+        shard._tick()
+    assert code.value.code == 0
+    assert not own.exists()
+
+
+def test_a_start_that_is_repeated_is_carried_out_once_and_an_older_one_is_refused(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "a", "stays")
+    lease(shard, "a")
+    push(shard, "a", 4.0)
+    before = parameters(shard)
+    begin(shard, "a")
+    assert shard._shard.settled("a", 1), "it was sent again, and the group has not begun anew"
+    assert parameters(shard) == before == [-4.0] * 4
+    newer = messages.StartGroup("a", 8, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(9 * ONES, "none"))
+    assert isinstance(reply_of(shard, newer), messages.Parameters)
+    assert not shard._shard.settled("a", 1)
+    assert parameters(shard) == before, "only the first group's parameters are the first version"
+    late = messages.StartGroup("a", SESSION, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(ONES, "none"))
+    assert isinstance(reply_of(shard, late), messages.StartRefused)
+
+
+def test_a_lease_of_what_was_begun_before_or_of_no_samples_is_refused(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path)
+    with pytest.raises(ProtocolError, match="before any group has started"):
+        lease(shard, "a")
+    begin(shard, "a")
+    for session, size in ((SESSION + 1, 25), (SESSION, 0)):
+        with pytest.raises(ProtocolError):
+            reply_of(shard, messages.LeaseRequest("a", session, 1, size, None))
+    assert lease(shard, "a").lease is not None
+
+
+def test_progress_on_one_sample_counts(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "stays")
+    assert isinstance(push(shard, "stays", 3.0, samples=1), messages.Parameters)
+    assert parameters(shard) == [-3.0] * 4
