@@ -85,9 +85,9 @@ def _die_between_messages(settings: Path) -> None:
     for operation in ("send", "receive"):
         plain = getattr(Channel, operation)
 
-        def called(channel: Channel, *given: Any, plain: Any = plain) -> Any:
+        def called(channel: Channel, *given: Any, plain: Any = plain, **named: Any) -> Any:
             moment()
-            result = plain(channel, *given)
+            result = plain(channel, *given, **named)
             moment()
             return result
 

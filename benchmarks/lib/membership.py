@@ -51,9 +51,10 @@ class World:
             self.start(rank, first=size if rank == 0 else None)
 
     def start(self, rank: int, *, first: int | None = None) -> Process:
-        """A new process of a rank, at a port of its own."""
-        port = sum(process.peer.rank == rank for process in self.processes)
-        process = Process(self, Peer(f"r{rank}.{port}", rank, f"h{rank}", port), first)
+        """A new process of a rank, at the port of the rank, or at its own while another process has that port."""
+        number = sum(process.peer.rank == rank for process in self.processes)
+        port = 0 if self.at((f"h{rank}", 0)) is None else number
+        process = Process(self, Peer(f"r{rank}.{number}", rank, f"h{rank}", port), first)
         self.processes.append(process)
         self._at[process.peer.endpoint] = process
         return process
@@ -337,7 +338,7 @@ class Process:
                 self.world.roster = [peer.endpoint for peer in action.view.peers]
 
     def _probe(self, peer: Peer, judged: Callable[..., Any]) -> None:
-        """As `peers.is_dead`: only a refused call says that the process is dead."""
+        """As `peers.is_dead`: only a refused call, or another process at the port, says that the process is dead."""
         answered: list[bool] = []
         self.core.known.add(peer.endpoint)
 
@@ -348,7 +349,7 @@ class Process:
 
         def arrive() -> None:
             target = self.world.at(peer.endpoint)
-            if target is None:
+            if target is None or (target.peer.id != peer.id and not target.paused):
                 self.world.throw(peer, self.peer, lambda: self.soon(lambda: answer(True)))
 
         self.world.throw(self.peer, peer, arrive)

@@ -67,6 +67,73 @@ print(json.dumps(found), flush=True)
 os._exit(0)
 """
 
+CONNECTING = """
+import datetime, json, os, sys, threading, time
+import torch, torch.distributed as dist
+from paceline.runtime.group import wire
+from paceline.runtime.group.gloo_sockets import endpoints_of, ignore_callers
+from paceline.runtime.group.wire import BoardStore, Broken, Wire
+
+rank, ports = int(sys.argv[1]), json.loads(sys.argv[2])
+wire.CONNECT_TIMEOUT = datetime.timedelta(seconds=1)
+
+class Board:
+    dies = False
+    def __init__(self, port): self.store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    def put(self, view, key, value):
+        if self.dies:  # before it accepts what connects at once
+            ignore_callers(endpoints_of([value]))
+        self.store.set(key, value)
+        if self.dies:
+            os._exit(0)
+    def read(self, view, key): return self.store.get(key)
+    def has(self, view, key): return self.store.check([key])
+
+interrupted = threading.Event()
+first = Wire(BoardStore(Board(ports[0]), 0, "p"), rank, 2, address="127.0.0.1", interrupted=interrupted)
+if rank == 1:
+    time.sleep(2.5)
+tensor = torch.ones(10)
+first.all_reduce(tensor)()
+board = Board(ports[1])
+used = lambda: [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+time.sleep(0.5)  # until the threads of the store are there
+before, why = used(), "connected"
+Board.dies = rank == 1
+threading.Timer(0.5, interrupted.set).start()
+try:
+    Wire(BoardStore(board, 1, "p"), rank, 2, address="127.0.0.1", interrupted=interrupted)
+except Broken as error:
+    why = str(error)
+at_once = any(thread.name == "paceline-connect" for thread in threading.enumerate())
+for thread in threading.enumerate():
+    if thread.name == "paceline-connect":
+        thread.join(20)
+deadline = time.monotonic() + 10
+while max(used()[i] - before[i] for i in (0, 1)) > 0 and time.monotonic() < deadline:
+    time.sleep(0.1)
+found = {"sum": float(tensor[0]), "why": why, "at_once": at_once, "before": before, "after": used()}
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_dies_while_it_connects_leaves_nothing_behind(torch_python: Path) -> None:
+    """Each such death left two threads and four descriptors for an hour; the exchange itself may wait for long."""
+    env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
+    ports, argv = json.dumps(free_ports(2)), [str(torch_python), "-c", CONNECTING]
+    other = subprocess.Popen([*argv, "1", ports], env=env, stdout=subprocess.DEVNULL)
+    first = subprocess.run([*argv, "0", ports], env=env, capture_output=True, text=True, timeout=120, check=False)
+    other.kill()
+    other.wait()
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["sum"] == 2.0, "a peer that is later than a connection may be"
+    assert found["why"] == "the group changed while it was being connected"
+    assert found["at_once"], "nobody waits for the attempt"
+    assert all(after <= before for after, before in zip(found["after"], found["before"], strict=True)), found
+
 
 @pytest.mark.full
 def test_an_abandoned_group_gives_back_threads_and_descriptors(torch_python: Path, tmp_path: Path) -> None:

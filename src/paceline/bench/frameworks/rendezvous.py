@@ -125,8 +125,14 @@ def join_job(rank: int, ranks: int) -> ControlChannel:
 def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> list[SecureConnection]:
     """A connection of each other rank; a rank that calls twice is taken at its last word."""
     called: queue.Queue[SecureConnection] = queue.Queue()
+    complete, lock = threading.Event(), threading.Lock()
+
+    def arrived(peer: SecureConnection) -> None:
+        with lock:  # a caller that logs in while the last rank is counted is either in the queue or closed
+            peer.close() if complete.is_set() else called.put(peer)
+
     server = socket.create_server((address, port), backlog=max(128, ranks))
-    listener = SecureListener(server, Login(token.encode(), FIRST, "0"), called.put, callers=(RANK,))
+    listener = SecureListener(server, Login(token.encode(), FIRST, "0"), arrived, callers=(RANK,))
     thread = threading.Thread(target=listener.run, daemon=True, name="paceline-rendezvous")
     thread.start()
     expected = [str(rank) for rank in range(1, ranks)]
@@ -135,16 +141,23 @@ def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) 
     try:
         while len(peers) < len(expected):
             peer = called.get(timeout=max(0.0, deadline - time.monotonic()))
+            unused = peers.get(peer.peer) if peer.peer in expected else peer
             if peer.peer in expected:
                 peers[peer.peer] = peer
-            else:
-                peer.close()
+            if unused is not None:
+                unused.close()
     except queue.Empty:
         missing = ", ".join(rank for rank in expected if rank not in peers)
+        for peer in peers.values():
+            peer.close()
         raise ConnectionError(f"these ranks did not come within {timeout:.0f} s: {missing}") from None
     finally:
         listener.close()
         thread.join()
+        with lock:
+            complete.set()
+        while not called.empty():
+            called.get().close()
     return [peers[rank] for rank in expected]
 
 

@@ -68,6 +68,9 @@ PROBE_BYTES = 1 << 20
 """Largest message of the probe: enough to fill a fast link, and a tenth of a second on one of 100 Mb/s."""
 PINGS = 4
 """Number of messages, of which the fastest counts, because others may be disturbed by load."""
+CONNECT_TIMEOUT, CONNECT_EACH = timedelta(seconds=5), timedelta(seconds=0.5)
+"""Within which all ranks of a view connect, and for each of them; Gloo tries four times. One that dies meanwhile is
+waited for in vain for so long, by a thread that nobody waits for, which has descriptors."""
 CONNECT_POLL = 0.02
 """Seconds between two looks at whether the view has ended while its ranks connect."""
 PING_ENOUGH = 0.3
@@ -283,17 +286,21 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event, *, nccl: bool) -> Any:
     """Make the process group in a thread of its own, so that a peer that fails meanwhile cannot hold us."""
     made: list[Any] = []
-    failed: list[Exception] = []
+    failed: list[str] = []
 
     def make() -> None:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = OPERATION_TIMEOUT
+        # What connects may not wait for as long as what trains; older versions of PyTorch have one timeout for both.
+        two_timeouts = hasattr(dist.ProcessGroupGloo, "set_timeout")
+        options._timeout = CONNECT_TIMEOUT + size * CONNECT_EACH if two_timeouts else OPERATION_TIMEOUT
         try:
             groups = {"cpu": dist.ProcessGroupGloo(store, rank, size, options)}
+            if two_timeouts:
+                groups["cpu"].set_timeout(OPERATION_TIMEOUT)
             made.append(groups | ({"cuda": _nccl(store, rank, size)} if nccl else {}))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits
-            failed.append(error)
+            failed.append(str(error))  # its words: its frames would keep the threads of Gloo
 
     thread = threading.Thread(target=make, daemon=True, name="paceline-connect")
     thread.start()
@@ -302,5 +309,5 @@ def _connect(store: Any, rank: int, size: int, address: str, interrupted: thread
         if interrupted.is_set():
             raise Broken("the group changed while it was being connected")
     if failed:
-        raise Broken(str(failed[0]))
+        raise Broken(failed[0])
     return made[0]

@@ -46,13 +46,14 @@ class Channel:
         """The name by which the peer logged in."""
         return self._connection.peer
 
-    def send(self, message: Message, *, filled: bool = False) -> None:
+    def send(self, message: Message, *, filled: bool = False, hold: Callable[[], None] | None = None) -> None:
         """Send one message without waiting for the peer; raises ConnectionError if it is known to be gone.
 
-        A message that is `filled` takes a whole packet: it arrives only where gradients would.
+        A message that is `filled` takes a whole packet: it arrives only where gradients would. The peer has the message
+        only when `hold` has returned.
         """
         text, data = encode_message(message)
-        self._connection.send(text.ljust(FULL_PACKET) if filled else text, data)
+        self._connection.send(text.ljust(FULL_PACKET) if filled else text, data, hold=hold)
 
     def receive(self, *expected: type[M]) -> M:
         """The next message; raises ConnectionError if the peer is gone or sends what was not expected."""
@@ -67,10 +68,10 @@ class Channel:
             raise ProtocolError(f"the peer sent {message.kind!r}, expected {' or '.join(e.kind for e in expected)}")
         return message
 
-    def answer(self, question: Message, reply: Message) -> None:
+    def answer(self, question: Message, reply: Message, *, hold: Callable[[], None] | None = None) -> None:
         """Send the answer to a message; it must be one that the protocol names for it."""
         assert reply.kind in question.answers, f"{reply.kind!r} does not answer {question.kind!r}"
-        self.send(reply)
+        self.send(reply, hold=hold)
 
     def set_timeout(self, timeout: float | None) -> None:
         """How long a receive waits for a message to begin; None for as long as any connection may be idle."""

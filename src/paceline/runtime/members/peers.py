@@ -33,21 +33,21 @@ def answers(endpoint: Endpoint, login: Login) -> bool:
 
 
 def is_dead(peer: Peer, login: Login) -> bool:
-    """Whether a lost peer has ended for certain: its host refuses connections to its port.
+    """Whether a lost peer has ended for certain: its host refuses connections to its port, or another has the port.
 
-    One that answers is alive. One that accepts without a word may be suspended, and a host from which nothing comes may
-    be on the far side of a cut link: neither is dead.
+    A rank that is started again may listen where the one before it did. A peer that answers is alive. One that accepts
+    without a word may be suspended, and a host from which nothing comes may be on the far side of a cut link: neither
+    is dead.
     """
     for _ in range(CLOSING_TRIES):
         try:
-            open_channel(peer.address, peer.port, login, timeout=REACH_TIMEOUT).close()
+            with contextlib.closing(open_channel(*peer.endpoint, login, timeout=REACH_TIMEOUT)) as channel:
+                return channel.peer != peer.id
         except ConnectionRefusedError:
             return True
         except ConnectionError:  # a process that ends closes its connections one after the other
             time.sleep(CLOSING)
         except OSError:
-            return False
-        else:
             return False
     return False
 

@@ -12,8 +12,8 @@ and one of them must hold the common state, or have been there before there was 
 Two parts that both have the first share a member, which has one leader at a time. Attempts count because a view that
 only some members received may have become established on others (dynamic voting with attempts; Yeger Lotem, Keidar and
 Dolev 1997). A member is known to have died in a view if it followed the same leader as we from that view on, its
-connection ended without a farewell, and its port refuses connections at once. One that was merely not heard of, or that
-came back after the view, may have formed another view before it died.
+connection ended without a farewell, and its port at once refuses connections or answers as another process. One that
+was merely not heard of, or that came back after the view, may have formed another view before it died.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Memory:
     """Their connection ended without a farewell, and they did not answer since; from which view on until then they
     had gone on with us only."""
     dead: set[str] = field(default_factory=set)
-    """Their port refuses connections."""
+    """Their port refuses connections, or another process has it."""
     formed: int = 0
     """Number of the last view that this process formed: no two of its views have one number."""
 

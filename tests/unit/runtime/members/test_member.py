@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
+from paceline.runtime.members import peers
 from paceline.runtime.members.channel import login_of
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.peers import ask_leadership
@@ -35,8 +37,8 @@ class Crew:
         self.meet: tuple[str, int] | None = None
         self.asking: list[threading.Thread] = []
 
-    def add(self, rank: int, *, first: int | None = None, timeouts: Timeouts = QUICK) -> Member:
-        server = socket.create_server(("127.0.0.1", 0))
+    def add(self, rank: int, *, first: int | None = None, timeouts: Timeouts = QUICK, port: int = 0) -> Member:
+        server = socket.create_server(("127.0.0.1", port))
         place = server.getsockname()
         self.meet = self.meet or (place[0], place[1])
         peer = Peer(f"rank{rank}-{secrets.token_hex(2)}", rank, place[0], place[1])
@@ -143,6 +145,28 @@ def test_a_late_one_finds_the_leader_of_the_day_by_the_roster(crew: Crew) -> Non
     crew.next_views(1)
     assert len(json.loads(crew.roster.read_text())) == 1
     crew.add(0)
+    views = crew.next_views(0, 1)
+    assert [peer.rank for peer in views[0].peers] == [0, 1]
+    assert views[0].leader.id == crew.members[1].peer.id
+
+
+def test_one_that_is_started_again_at_its_port_is_not_taken_for_the_one_before_it(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew.add(0, first=2)
+    crew.add(1)
+    crew.next_views(0, 1)
+    port, restarted = crew.members[0].peer.port, threading.Event()
+    true_verdict = peers.is_dead
+
+    def late_verdict(peer: Peer, login: Login) -> bool:
+        restarted.wait(10)
+        return true_verdict(peer, login)
+
+    monkeypatch.setattr(peers, "is_dead", late_verdict)
+    crew.vanish(0)
+    crew.add(0, port=port)
+    restarted.set()
     views = crew.next_views(0, 1)
     assert [peer.rank for peer in views[0].peers] == [0, 1]
     assert views[0].leader.id == crew.members[1].peer.id
