@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from paceline.cli import program
-from paceline.measurements.integrity import DamagedData, seal, unseal, write_sums
+from paceline.measurements import integrity
+from paceline.measurements.integrity import Damage, DamagedData, Notes, read_files, seal, unseal, write_sums
 from paceline.measurements.repair import inspect_store, repair_store
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
@@ -137,6 +138,14 @@ def test_what_is_no_file_is_refused_and_nothing_hangs(store: Store, name: str, k
     assert len(store.read_all()) == 5
     assert list(store.damaged) == [BAD]
     assert [damage.run for damage in inspect_store(Store(store.root)).damaged] == [BAD]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_what_is_no_list_of_checksums_is_said(store: Store, kept: int) -> None:
+    path = store.runs / BAD / "SHA256SUMS"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]) + "more\n" * (kept > 0))
+    with pytest.raises(DamagedData, match="not a list of checksums"):
+        store.read(BAD)
 
 
 def test_a_run_that_is_a_link_and_a_campaign_that_is_a_fifo_are_refused(store: Store) -> None:
@@ -276,3 +285,70 @@ def test_whatever_else_lies_in_a_store_is_named_or_left_alone_by_every_command(
         assert done.exit_code == (1 if words[0] == "store" else 0), (words, done.output, done.exception)
         assert "\x1b[31m" not in done.output, "a name is not a command to the terminal"
         json.loads(run(store, *words, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema_version": 4}, "newer Paceline"),
+        ({"schema_version": "3"}, "schema version '3'"),
+        ({"checksum": None}, "does not match its checksum"),
+        ({"checksum": "0" * 64}, "does not match its checksum"),
+        ({"study": "b"}, "does not match its checksum"),
+        ({"schema_version": 2}, "does not match its checksum"),
+    ],
+)
+def test_a_document_is_what_was_sealed(change: dict[str, Any], says: str) -> None:
+    sealed = json.loads(seal({"study": "a"}))
+    assert unseal(json.dumps(sealed)) == ({"study": "a", "schema_version": 3}, True)
+    with pytest.raises(ValueError, match=says):
+        unseal(json.dumps({**sealed, **change}))
+
+
+def test_only_documents_from_before_checksums_may_lack_one() -> None:
+    for version in (1, 2):
+        assert unseal(json.dumps({"study": "a", "schema_version": version}))[1] is False
+    assert unseal(json.dumps({"study": "a"})) == ({"study": "a"}, False)
+    with pytest.raises(ValueError, match="checksum"):
+        unseal(json.dumps({"study": "a", "schema_version": 3}))
+    with pytest.raises(ValueError, match="not a table"):
+        unseal("[]")
+
+
+def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = store.runs / GOOD
+    sizes = [(folder / name).stat().st_size for name in (*integrity.FILES, integrity.SUMS)]
+    monkeypatch.setattr(integrity, "MAX_BYTES", max(sizes))
+    assert read_files(folder)[1] is True
+    monkeypatch.setattr(integrity, "MAX_BYTES", max(sizes) - 1)
+    with pytest.raises(DamagedData, match="larger than"):
+        read_files(folder)
+
+
+def test_what_is_missing_from_the_checksums_or_is_no_folder_is_said(store: Store) -> None:
+    folder = store.runs / GOOD
+    path = folder / "SHA256SUMS"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "spans" not in line))
+    with pytest.raises(DamagedData, match=r"spans.parquet: not in SHA256SUMS"):
+        read_files(folder)
+    with pytest.raises(DamagedData, match="No such file"):
+        read_files(store.runs / "nobody")
+    with pytest.raises(DamagedData, match="not a folder"):
+        read_files(path)
+
+
+def test_a_note_is_made_once_for_each_run_of_each_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notes, first = Notes(), Damage("a", "run.json", "first")
+    for root, damage in ((tmp_path, first), (tmp_path, Damage("a", "x", "second")), (tmp_path / "b", first)):
+        notes.left_out(root, damage)
+    for name in ("old", "old", "older"):
+        notes.read_unverified(tmp_path, name)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "left out as damaged", "left out as damaged", "stored without checksums, so read unverified",
+    ]  # fmt: skip
+    assert notes.as_dict() == {"damaged": [vars(first), vars(first)], "unverified": 2}
+    notes.clear()
+    assert notes.as_dict() == {}

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from paceline import api
 from paceline.cli import program
-from paceline.errors import InputError
+from paceline.errors import InputError, PacelineError
 from paceline.measurements.results import campaign_results
 from paceline.measurements.run import Span, Step
 from paceline.measurements.store import Store
@@ -167,3 +167,26 @@ def test_what_compute_covers_is_hidden() -> None:
     assert bound.phases["forward"] == 1.0
     assert bound.phases["backward"] == 2.0
     assert bound.phases["aggregate"] == 0.0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--name", "a/b"), ("--store", "/proc/nowhere")])
+def test_what_could_not_be_stored_is_refused_before_the_command_runs(tmp_path: Path, option: str, value: str) -> None:
+    options = {"--store": str(tmp_path / "s"), option: value}
+    words = ["watch", *(word for pair in options.items() for word in pair), "--", "touch", str(tmp_path / "ran")]
+    done = CliRunner().invoke(program, words)
+    assert isinstance(done.exception, PacelineError)
+    assert value in str(done.exception)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_log_without_phases_has_no_largest_one(tmp_path: Path) -> None:
+    steps = tuple(ObservedStep(0, n, 2.0 * n, 2.0, {}) for n in range(3))
+    record(Observed(name="bare", network="model", framework="pytorch/ddp", batch=1, ranks=1, steps=steps,
+                    launcher="import"), Store(tmp_path))  # fmt: skip
+    done = CliRunner().invoke(program, ["explain", "bare", "--store", str(tmp_path)])
+    assert "does not split the step into phases" in done.output
+
+
+def test_the_work_of_a_step_is_what_is_not_exchange() -> None:
+    assert ObservedStep(0, 0, 0.0, 3.0, {"aggregate": 1.25}).work_s == 1.75
+    assert ObservedStep(0, 0, 0.0, 3.0, {"forward": 1.0}).work_s == 3.0

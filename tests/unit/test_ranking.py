@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.measurements.ranking import rank_launches
+from paceline.measurements.ranking import _inverse, rank_launches
 from paceline.measurements.results import Launches
 from paceline.measurements.summary import compare
 from tests.unit.test_store import make_run
@@ -70,3 +70,41 @@ def test_on_one_rank_strategies_of_a_framework_do_not_compete() -> None:
     assert [place.throughput.value for place in ranking.places] == [pytest.approx(100.25)]
     (both,) = rank_launches([launches("pytorch/ddp", SLOW), launches("pytorch/ddp", FAST, strategy="large buckets")])
     assert len(both.places) == 2
+
+
+def test_bounds_of_an_inverse() -> None:
+    assert [_inverse(bound) for bound in (4.0, 0.5, 0.0, -math.inf, math.inf)] == [
+        0.25,
+        2.0,
+        math.inf,
+        math.inf,
+        -math.inf,
+    ]
+
+
+def test_the_label_says_what_is_not_usual() -> None:
+    plain, far = rank_launches(
+        [launches("pytorch/ddp", FAST, ranks=1), launches("pytorch/ddp", FAST, cluster="rack", input="files", batch=4)]
+    )
+    assert plain.label == "lenet, batch 8 x 1 rank"
+    assert far.label == "lenet, batch 4 x 2 ranks, rack, files input"
+    assert plain.winner is None, "nobody wins alone"
+
+
+def test_the_interval_of_a_contender_knows_after_which_launch_it_could_stop() -> None:
+    rates = (150.0, 250.0, 199.0, 200.0, 201.0, 200.0)
+    (fixed,), (adaptive,) = (
+        rank_launches([launches("pytorch/ddp", rates, **more)])[0].places for more in ({}, {"pilot": 2})
+    )
+    assert adaptive.throughput.width > 1.5 * fixed.throughput.width
+
+
+def test_contenders_are_paired_by_round() -> None:
+    noisy = (100.0, 140.0, 80.0, 120.0)
+    better = tuple(rate * 1.02 for rate in noisy)
+    (ranking,) = rank_launches([launches("jax/pmap", noisy), launches("pytorch/ddp", better)])
+    assert ranking.winner is not None
+    assert ranking.places[1].behind is not None
+    assert ranking.places[1].behind.num_pairs == 4
+    assert ranking.lead is not None
+    assert ranking.lead.value == pytest.approx(1.02)

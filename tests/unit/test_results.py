@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from paceline.measurements.results import Launches, median_phases, results_of, usage_of, usage_of_group
+from paceline.errors import InputError, UnknownName
+from paceline.measurements.results import (
+    Launches,
+    find_campaign,
+    median_phases,
+    results_of,
+    usage_of,
+    usage_of_group,
+)
 from paceline.measurements.run import Failure, Run, counted
+from paceline.measurements.store import Store
+from paceline.measurements.summary import Interval
 from paceline.measurements.tables import LaunchRates
 from tests.unit.test_store import make_run
 
@@ -88,3 +99,60 @@ def test_a_network_that_changed_since_is_counted_in_samples() -> None:
     assert found is not None
     assert found.per_s == 200.0
     assert usage_of_group(LaunchRates([100.0, 300.0], [], [run(0), run(1, ranks=2)])) is None
+
+
+def test_the_newest_campaign_is_meant_unless_one_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(InputError, match="no runs in"):
+        find_campaign(store, None)
+    for day, (name, study) in enumerate((("b-1", "b"), ("a-1", "a"), ("b-2", "b"), ("b-3", "b"), ("a-2", "a"))):
+        started = f"2026-01-0{day + 1}T00:00:00+00:00"
+        store.write_campaign(name, {"campaign": name, "study": study, "started_at": started})
+    assert [find_campaign(store, asked) for asked in (None, "a", "b", "b-2", "a-1")] == [
+        "a-2", "a-2", "b-3", "b-2", "a-1",
+    ]  # fmt: skip
+    with pytest.raises(UnknownName, match="study or campaign"):
+        find_campaign(store, "c")
+
+
+def test_the_base_of_a_series_is_once_as_fast_as_itself() -> None:
+    (base,) = results_of([case(2, (100.0, 110.0, 90.0))])
+    assert base.speedup == Interval(1.0, 1.0, 1.0)
+
+
+def test_a_split_closes_where_its_remainder_is_small_or_was_measured() -> None:
+    far = {"forward": 1.0, "compute": 9.0, "resident": 3.0, "clean": 3.0}  # compute took longer than the step
+    loose = replace(case(1, (1.0, 1.0, 1.0)), passes=(far,))
+    (result,) = results_of([loose])
+    assert result.phases["other"] < -1
+    assert not result.closes
+    (alike,) = results_of([replace(loose, passes=({**far, "compute": 2.0},))])
+    assert alike.closes
+    observed = replace(result, run=result.run.model_copy(update={"launcher": "watch"}))
+    assert observed.closes
+
+
+def test_labels_of_a_series_name_what_is_not_usual() -> None:
+    assert run(0).series_label == "lenet pytorch/ddp, batch 8, resident input"
+    far = run(0, cluster="rack", strategy="large buckets")
+    assert far.series_label == "lenet pytorch/ddp large buckets, batch 8, resident input, rack"
+    assert run(0, ranks=4).series == run(0, ranks=2).series
+    assert run(0, ranks=4, batch=2, scaling="strong").series == run(0, ranks=2, batch=4, scaling="strong").series
+    assert run(0, ranks=4, scaling="strong").series != run(0, ranks=2, scaling="strong").series
+
+
+@pytest.mark.parametrize(
+    ("facts", "launcher", "unit", "rate", "mfu"),
+    [
+        ({"tokens_per_s": 50.0, "mfu": 0.4, "devices": 8}, "import", "tokens", 400.0, 0.4),
+        ({"tokens_per_s": 50.0}, "import", "tokens", 100.0, None),  # of each of two ranks
+        ({"mfu": 0.4}, "import", "samples", 7.0, 0.4),
+        ({}, "import", "samples", 7.0, None),
+        ({"tokens_per_s": 50.0, "mfu": 0.4}, "local", "samples", 7.0, None),
+    ],
+)
+def test_what_an_imported_log_says_of_its_devices_counts_for_all(
+    facts: dict[str, float], launcher: str, unit: str, rate: float, mfu: float | None
+) -> None:
+    usage = usage_of(run(0, network="own", ranks=2, facts=facts, launcher=launcher), 7.0)
+    assert (usage.unit, usage.per_s, usage.mfu) == (unit, rate, mfu)

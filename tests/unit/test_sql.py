@@ -13,7 +13,7 @@ from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.sql import ask, open_views
 from paceline.measurements.store import Store
-from paceline.measurements.tables import launch_table, pass_times, throughputs_where
+from paceline.measurements.tables import launch_table, pass_times, rank_passes, read_spans, throughputs_where
 from tests.unit.test_store import make_run, make_steps
 
 
@@ -160,3 +160,56 @@ def test_what_duckdb_makes_of_ctrl_c_is_an_interrupt_again(store: Store, error: 
 def test_another_error_beside_views_stays_itself(store: Store) -> None:
     with pytest.raises(RuntimeError, match="another"), open_views(store):
         raise RuntimeError("another")
+
+
+def test_passes_of_every_rank_without_their_warm_up(tmp_path: Path) -> None:
+    steps = [
+        *(Step("clean", 1, k, k < 2, 0.0, seconds) for k, seconds in enumerate((9.0, 8.0, 0.5, 0.3, 0.1, 0.7))),
+        *(Step("clean", 0, k, False, 0.0, seconds) for k, seconds in enumerate((0.4, 0.2))),
+        Step("forward", 0, 0, False, 0.0, 0.05),
+    ]
+    spans = (
+        Span(1, 0, "io", "d", 0.0, 0.1), Span(0, 1, "io", "c", 0.0, 0.1), Span(0, 0, "io", "b", 0.2, 0.1, 7, "x"),
+        Span(0, 0, "io", "a", 0.1, 0.1),
+    )  # fmt: skip
+    place = Store(tmp_path)
+    place.write(RunData(make_run(), tuple(steps), spans))
+    place.write(RunData(make_run("demo-1-abc-001", launch=1), make_steps()))
+    found = rank_passes(place, ["demo-1-abc-000"], steps_of=("clean",))
+    assert [(one.pass_name, one.rank, one.median_s, one.steps) for one in found] == [
+        ("clean", 0, pytest.approx(0.3), [0.4, 0.2]),
+        ("clean", 1, pytest.approx(0.4), [0.5, 0.3, 0.1, 0.7]),
+        ("forward", 0, 0.05, []),
+    ]
+    assert {one.run for one in rank_passes(place, ["demo-1-abc-000", "demo-1-abc-001"])} == {
+        "demo-1-abc-000", "demo-1-abc-001",
+    }  # fmt: skip
+    assert all(one.steps == [] for one in rank_passes(place, ["demo-1-abc-001"]))
+    in_order = [spans[3], spans[2], spans[1], spans[0]]
+    assert read_spans(place, ["demo-1-abc-000"]) == {"demo-1-abc-000": tuple(in_order)}
+
+
+def test_phases_of_a_launch_are_in_the_table_only_where_its_passes_were_timed(tmp_path: Path) -> None:
+    place = Store(tmp_path)
+    passes = [Step(name, 0, 0, False, 0.0, seconds) for name, seconds in (("clean", 4.0), ("forward", 1.0))]
+    place.write(RunData(make_run(ranks=1), (*passes, Step("compute", 0, 0, False, 0.0, 4.0))))
+    place.write(RunData(make_run("demo-1-abc-001", launch=1, ranks=1), (passes[0],)))
+    first, second = launch_table(tmp_path).to_pylist()
+    assert (first["forward_s"], first["backward_s"], first["other_s"]) == (1.0, 3.0, 0.0)
+    assert (second["forward_s"], second["step_s"], second["other_s"]) == (None, 4.0, None)
+    assert launch_table(tmp_path, study="other").num_rows == 0
+    assert launch_table(tmp_path, campaign="demo-1").num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "no condition"), (" , ", "no condition"), ("ranks=", "not a condition")]
+)
+def test_conditions_that_say_nothing_are_refused(store: Store, text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        throughputs_where(store, text)
+
+
+def test_conditions_hold_together_and_a_word_is_a_study_or_a_campaign(store: Store) -> None:
+    assert len(throughputs_where(store, "demo").runs) == len(throughputs_where(store, "demo-1").runs) == 2
+    assert throughputs_where(store, "demo,ranks=3").runs == []
+    assert throughputs_where(store, "other").runs == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import t, ttest_ind, ttest_rel
 
 from paceline.measurements.summary import (
     Comparison,
@@ -176,3 +176,66 @@ def test_a_gate_is_shut_where_the_whole_interval_is_below_it(low: float, high: f
     found = Comparison(Interval(0.95, low, high), 0.5, (3, 3), 0, "no difference shown")
     assert gate_code(found, 0.95) == code
     assert gate_code(Comparison(found.ratio, 0.5, (2, 3), 0, "too few launches"), 0.95) == 2
+
+
+def test_ratios_after_optional_stopping_rest_on_the_largest_deviation_too() -> None:
+    ours, theirs = [90.0, 110.0, 95.0, 100.0, 100.0], [50.0, 51.0, 50.0, 49.0, 50.0]
+    apart = np.log(ours) - np.log(theirs)
+    widest = max(apart[:count].std(ddof=1) for count in (3, 4, 5))
+    paired = speedup_interval(ours, theirs, rounds=(range(5), range(5)), pilot=3)
+    assert paired.high == pytest.approx(np.exp(apart.mean() + 2.776445 * widest / 5**0.5), rel=1e-6)
+    one, other = (max(np.log(side[:count]).std(ddof=1) for count in (3, 4, 5)) ** 2 / 5 for side in (ours, theirs))
+    freedom = (one + other) ** 2 / (one**2 / 4 + other**2 / 4)
+    half = t.ppf(0.975, freedom) * (one + other) ** 0.5
+    welch = speedup_interval(ours, theirs, pilot=3)
+    assert welch.low == pytest.approx(np.exp(apart.mean() - half))
+    assert median_interval(ours, pilot=1) == median_interval(ours, pilot=2), "one launch has no deviation"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "pairs"),
+    [
+        (range(3), range(3), 3),
+        (range(6), range(3, 6), 3),  # half of the longer side
+        (range(7), range(4, 7), 0),
+        (range(3), range(6), 3),
+        (range(3), range(7), 0),
+        (range(4), range(1, 5), 3),
+        (range(4), range(2, 6), 0),
+        ((0, 1, 2, 2), range(4), 0),
+        (range(4), (0, 1, 2, 2), 0),
+    ],
+)
+def test_rounds_are_paired_from_three_and_from_half_of_the_launches_on(ours, theirs, pairs) -> None:
+    sides = [[10.0 + place % 3 for place, _ in enumerate(side)] for side in (ours, theirs)]
+    assert compare(*sides, rounds=(tuple(ours), tuple(theirs))).num_pairs == pairs
+
+
+def test_a_verdict_is_as_sure_as_it_is_asked_to_be() -> None:
+    ours, base = [104.0, 106.0, 101.0, 107.0], [100.0, 101.0, 99.0, 102.0]
+    p_value = ttest_ind(np.log(ours), np.log(base), equal_var=False).pvalue
+    assert 0.01 < p_value < 0.05
+    assert compare(ours, base).verdict == "faster"
+    assert compare(base, ours).verdict == "slower"
+    assert compare(ours, base, confidence=0.99).verdict == "no difference shown"
+    assert compare(ours, base, confidence=1 - 0.999 * p_value).verdict == "no difference shown"
+    assert compare(ours, base, confidence=1 - 1.001 * p_value).verdict == "faster"
+    assert compare(ours, base).launches == (4, 4)
+
+
+def test_equal_launches_have_the_freedom_of_both_sides() -> None:
+    assert speedup_interval([2.0] * 3, [1.0] * 4) == Interval(2.0, 2.0, pytest.approx(2.0))
+    lone = speedup_interval([2.0, 2.1], [1.0, 1.0])  # only one side varies: Welch has its one degree of freedom
+    half = 12.706205 * np.log([2.0, 2.1]).std(ddof=1) / 2**0.5
+    assert lone.high == pytest.approx(np.exp(np.log([2.0, 2.1]).mean() + half), rel=1e-6)
+
+
+def test_every_pass_adds_its_phase() -> None:
+    passes = {"forward": 1.0, "compute": 3.0, "exchange": 6.0, "resident": 10.0, "copied": 15.0, "full": 21.0}
+    wanted = {"forward": 1.0, "backward": 2.0, "aggregate": 3.0, "update": 4.0, "h2d": 5.0, "io": 6.0, "other": 0.0}
+    assert phases_of({**passes, "clean": 21.0}) == wanted
+    assert phases_of({**passes, "clean": 20.0}) == {**wanted, "io": 5.0}, "the clean step replaces the last pass"
+    assert phases_of({**passes, "whole": 28.0, "clean": 28.0}) == {**wanted, "other": 7.0}
+    shorter = phases_of({**passes, "exchange": 2.5, "clean": 21.0})
+    assert (shorter["aggregate"], shorter["update"]) == (0.0, 7.0), "what was reached before stays"
+    assert phases_of({"clean": 5.0}) == {**dict.fromkeys(wanted, 0.0), "other": 5.0}

@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.option("--network", default="model", show_default=True, help="Name of the model.")
 @click.option("--framework", help="Framework and mode, such as pytorch/ddp.")
 @click.option("--batch", type=COUNT, help="Samples per device and step, for samples/s.")
-@click.option("--cluster", default="local", show_default=True, help="Cluster of nccl-tests.")
+@click.option("--cluster", default="local", show_default=True, help="Cluster that it ran on, for predict.")
 @click.option("--operation", help="Collective of nccl-tests whose output does not name it.")
 @click.option("--partial", is_flag=True, help="Accept that traces of some ranks are missing.")
 @store_option

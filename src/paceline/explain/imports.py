@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
+from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
 from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
-from paceline.measurements.foreign.logs import TrainingLog, looks_like_log, read_log
+from paceline.measurements.foreign.logs import TrainingLog, looks_like_log, read_log, refuse_state
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
 from paceline.measurements.foreign.nsight import looks_like_nsight, scan_nsight
-from paceline.measurements.foreign.operations import looks_like_operations, read_operations
+from paceline.measurements.foreign.operations import Operations, looks_like_operations, read_operations
 from paceline.measurements.foreign.recorder import Hang, find_hangs, looks_like_dump, read_dump
 from paceline.measurements.run import PHASES
 from paceline.measurements.store import Store
+from paceline.measurements.trace.chakra import looks_like_chakra
 from paceline.measurements.trace.formats import TRACE_READERS
 from paceline.measurements.trace.job import TracedJob, join_traces, rank_in_name, read_job, traced_job
 from paceline.measurements.trace.observed import Observed, ObservedStep, record
 from paceline.measurements.trace.rank_trace import gather_spans
-from paceline.measurements.trace.stream import BROKEN, open_trace
+from paceline.measurements.trace.stream import begin_of
+from paceline.spec.cluster import Cluster
 from paceline.spec.fields import LABEL_WORDS
 
 __all__ = ["IMPORT_KINDS", "Imported", "Labels", "import_files"]
@@ -40,6 +44,8 @@ IMPORT_KINDS = (
     *sorted(TRACE_READERS),
 )
 MOST_FILES = 100_000
+EXPORT = "nsys export --type sqlite REPORT writes what `import` reads"
+NO_BATCH = "the batch is not known (--batch): one sample for each rank and step"
 FRAMEWORKS = {"horovod": "pytorch/horovod"}
 """The framework that a trace implies; others are PyTorch's DDP unless one is named."""
 
@@ -83,6 +89,7 @@ class Imported:
 
 def import_files(given: Sequence[Path], store: Store, labels: Labels, kind: str | None = None) -> Imported:
     """Read files of one job, whatever tool wrote them; what has steps becomes a run of the store."""
+    _check_words(labels)
     paths = _files(given)
     found = _family(kind) if kind else _kind(paths)
     if found == "flight-recorder":
@@ -142,43 +149,38 @@ def _family(kind: str) -> Kind:
 def _kind(paths: Sequence[Path]) -> Kind:
     """What the first file is; all files of an import are of one kind."""
     first = paths[0]
-    if not first.exists():
-        raise InputError(f"{first}: No such file or directory", hint="give the files of one job")
-    if looks_like_nsight(first):
-        return "nsight"
-    if looks_like_operations(first):
-        return "operations"
-    if looks_like_inspector(first):
-        return "nccl-inspector"
-    if looks_like_dump(first):
-        return "flight-recorder"
-    if looks_like_nccl_tests(first):
-        return "nccl-tests"
-    if first.suffix == ".et" or _begins_as_json(first):
-        return "trace"
-    if looks_like_log(first):
-        return "log"
-    if _is_text(first):
-        raise InputError(f"{first} is no file that `import` knows", hint=f"known: {', '.join(IMPORT_KINDS)}")
-    return "trace"
+    if not begin_of(first, 1 << 16).strip():
+        raise InputError(f"{first} is empty", hint="give the files of one job as their tool wrote them")
+    refuse_state(first)
+    found = next((kind for kind, looks_like in SIGNS if looks_like(first)), None)
+    if found is None:
+        hint = EXPORT if first.suffix in (".nsys-rep", ".qdrep") else f"known: {', '.join(IMPORT_KINDS)}"
+        raise InputError(f"{first} is no file that `import` knows", hint=hint)
+    other = next((path for path in paths[1:] if begin_of(path, 256).strip() and not dict(SIGNS)[found](path)), None)
+    if other is not None:
+        raise InputError(f"{first} is of kind {found}, and {other} is not",
+                         hint="name the files of one job, or a folder that holds no others")  # fmt: skip
+    return found
 
 
-def _is_text(path: Path) -> bool:
-    with open_trace(path) as file:
-        try:
-            begin = file.read(256)
-        except BROKEN:
-            return False
-    return bool(begin) and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in begin)
+def _looks_like_trace(path: Path) -> bool:
+    """JSON, or Chakra; `{'` begins the text of a table of Python."""
+    begin = begin_of(path, 256).lstrip()
+    json = begin[:1] == b"{" and begin[1:2] != b"'"
+    listed = begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"]", b"")
+    return json or listed or looks_like_chakra(path)
 
 
-def _begins_as_json(path: Path) -> bool:
-    with open_trace(path) as file:
-        try:
-            begin = file.read(256).lstrip()
-        except BROKEN:
-            return True
-    return begin[:1] == b"{" or (begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"]", b""))
+SIGNS: tuple[tuple[Kind, Callable[[Path], bool]], ...] = (
+    ("nsight", looks_like_nsight),
+    ("operations", looks_like_operations),
+    ("nccl-inspector", looks_like_inspector),
+    ("flight-recorder", looks_like_dump),
+    ("nccl-tests", looks_like_nccl_tests),
+    ("trace", _looks_like_trace),
+    ("log", looks_like_log),
+)
+"""What tells the kind of a file, in this order."""
 
 
 def _name(path: Path) -> str:
@@ -191,6 +193,15 @@ def _checked(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise InputError(f"--name {name[:60]!r}: expected {LABEL_WORDS}", hint="for example --name my-run")
     return name
+
+
+def _check_words(labels: Labels) -> None:
+    if not (labels.network.isprintable() and 0 < len(labels.network.strip()) <= 200):
+        raise InputError(f"--network {labels.network[:60]!r}: expected a name of one line, at most 200 characters",
+                         hint="for example --network my-model")  # fmt: skip
+    if labels.framework is not None and not re.fullmatch(r"[\w.-]{1,50}/[\w.-]{1,50}", labels.framework):
+        raise InputError(f"--framework {labels.framework[:60]!r}: expected a framework and its mode",
+                         hint="for example --framework pytorch/ddp")  # fmt: skip
 
 
 def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None) -> Imported:
@@ -211,10 +222,28 @@ def _operations(paths: Sequence[Path], store: Store, labels: Labels) -> Imported
     if len(paths) > 1:
         raise InputError(f"{len(paths)} tables of operations", hint="one table holds all ranks of a job")
     operations = read_operations(paths[0])
+    notes = _missing_stages(operations, partial=labels.partial)
+    job = traced_job("operations", gather_spans(operations.path, operations.spans(), "operations"), notes)
     answer = replay(operations)
-    job = traced_job("operations", gather_spans(operations.path, operations.spans(), "operations"))
-    campaign = _recorded(job, _observed_steps(job), store, labels)
+    campaign = _recorded(job, _observed_steps(job), store, labels, {"replay": answer.document})
     return Imported("operations", 1, str(labels.name), campaign, job=job, replay=answer)
+
+
+def _missing_stages(operations: Operations, *, partial: bool) -> list[str]:
+    """A note on stages that some replica lacks, which is an error unless it is accepted."""
+    there = set(zip(operations.dp_rank.tolist(), operations.stage.tolist(), strict=True))
+    first, last = min(stage for _, stage in there), max(stage for _, stage in there)
+    if len(there) > MOST_FILES or last > MOST_FILES:
+        return []
+    missing = sorted({(replica, stage) for replica, _ in there for stage in range(min(first, 1), last + 1)} - there)
+    if not missing:
+        return []
+    named = ", ".join(f"stage {stage} of data-parallel rank {replica}" for replica, stage in missing[:4])
+    what = f"operations of {len(missing)} ranks are missing: {named}{' ...' if len(missing) > 4 else ''}"
+    if not partial:
+        raise InputError(what, hint="record every stage; --partial replays what is there, in which those who wait for "
+                         "a missing stage seem slow themselves")  # fmt: skip
+    return [f"{what}; those who wait for them seem slow themselves"]
 
 
 def _observed_steps(job: TracedJob) -> tuple[ObservedStep, ...]:
@@ -226,34 +255,58 @@ def _observed_steps(job: TracedJob) -> tuple[ObservedStep, ...]:
     )  # fmt: skip
 
 
-def _recorded(job: TracedJob, steps: tuple[ObservedStep, ...], store: Store, labels: Labels) -> str:
+def _recorded(
+    job: TracedJob,
+    steps: tuple[ObservedStep, ...],
+    store: Store,
+    labels: Labels,
+    facts: Mapping[str, Any] | None = None,
+) -> str:
     framework = labels.framework or FRAMEWORKS.get(job.format, "pytorch/ddp")
     observed = Observed(
         name=str(labels.name), network=labels.network, framework=framework, batch=labels.batch or 1,
-        ranks=len(job.ranks), steps=steps, spans=job.spans(), launcher="import", labels=job.notes,
-        facts={"source": job.format, "files": [trace.path for trace in job.traces][:64], "ranks": list(job.ranks)},
+        ranks=len(job.ranks), steps=steps, spans=job.spans(), launcher="import",
+        labels=(*job.notes, *(() if labels.batch else (NO_BATCH,))),
+        cluster=_cluster(labels),
+        facts={"source": job.format, "files": [trace.path for trace in job.traces][:64], "ranks": list(job.ranks),
+               **(facts or {})},
     )  # fmt: skip
     return record(observed, store)
+
+
+def _cluster(labels: Labels) -> Cluster | None:
+    """Where the job ran; this machine if nothing was said."""
+    return None if labels.cluster == "local" else shipped_catalog().cluster(labels.cluster)
+
+
+def _shape(log: TrainingLog, labels: Labels) -> tuple[int, int | None]:
+    """Ranks and samples of each: devices, unless they share samples (tensor parallel, stages of a pipeline)."""
+    if labels.batch or not log.samples:
+        return log.ranks, labels.batch
+    ranks = gcd(log.ranks, log.samples)
+    return ranks, log.samples // ranks
 
 
 def _log(paths: Sequence[Path], store: Store, labels: Labels) -> Imported:
     if len(paths) > 1:
         raise InputError(f"{len(paths)} logs", hint="import one log at a time, that of rank 0")
     log = read_log(paths[0])
-    ranks = sorted({step.rank or 0 for step in log.steps})
-    places = {rank: place for place, rank in enumerate(ranks)}
-    clock, steps = dict.fromkeys(ranks, 0.0), []
-    for step in log.steps:
-        rank, seconds = step.rank or 0, float(step.seconds or 0.0)
-        steps.append(ObservedStep(rank=places[rank], step=step.step, start_s=clock[rank], seconds=seconds, phases={}))
-        clock[rank] += seconds
-    samples = [step.samples for step in log.steps if step.samples]
-    batch = labels.batch or (max(1, round(median(samples) / log.ranks)) if samples else 1)
+    ranks, batch = _shape(log, labels)
+    found = {step.rank or 0 for step in log.steps}
+    chosen = found if max(found) < ranks else {min(found)}  # stages and shards have no samples of their own
+    clock, steps = dict[int, float](), []
+    for step in (one for one in log.steps if (one.rank or 0) in chosen):
+        rank, seconds = (step.rank or 0) % ranks, float(step.seconds or 0.0)
+        start = clock.get(rank, 0.0)
+        steps.append(ObservedStep(rank=rank, step=step.step, start_s=start, seconds=seconds, phases={}))
+        clock[rank] = start + seconds
     figures = {name: median(values) for name in ("tokens_per_s", "mfu", "tflops")
                if (values := [v for step in log.steps if (v := getattr(step, name)) is not None])}  # fmt: skip
     observed = Observed(
-        name=str(labels.name), network=labels.network, framework=labels.framework or "pytorch/ddp", batch=batch,
-        ranks=len(ranks), steps=tuple(steps), launcher="import",
+        name=str(labels.name), network=labels.network, framework=labels.framework or "pytorch/ddp", batch=batch or 1,
+        ranks=ranks, alike=True, steps=tuple(steps), launcher="import", cluster=_cluster(labels),
+        labels=() if batch else (NO_BATCH,),
         facts={"source": log.form, "files": [log.path], "devices": log.ranks, **figures},
     )  # fmt: skip
-    return Imported("log", 1, str(labels.name), record(observed, store), log=log)
+    judgement = judge_steps(steps) if len(steps) >= FEWEST_STEPS * len(clock) else None
+    return Imported("log", 1, str(labels.name), record(observed, store), log=log, judgement=judgement)

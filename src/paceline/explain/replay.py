@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ CLOCK = 5e-4
 COMPUTES = ("forward-compute", "backward-compute")
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 DATA_PARALLEL = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+BLAMED = 0.03
+"""A step that becomes longer by less has nobody to blame."""
 MOST_RANKS = 256
 """Ranks that are replayed one by one; of a larger job, data-parallel ranks and stages are."""
 
@@ -47,11 +50,42 @@ class Replay:
     by_rank: dict[str, float]
     by_dp_rank: dict[str, float]
     by_kind: dict[str, float]
+    clock_s: float = 0.0
+    """By how much the ends of one collective differ between ranks, usually: nothing if they have one clock."""
 
     @property
     def slowdown(self) -> float:
         """Replayed over ideal step."""
         return self.replayed_s / self.ideal_s if self.ideal_s else 1.0
+
+    @property
+    def blame(self) -> tuple[str, str] | None:
+        """What is named first: a replica as a whole, a rank that its stage's other ranks are not like, or a stage."""
+        (stage, of_stage), (rank, of_rank), (replica, of_replica) = map(
+            _first, (self.by_stage, self.by_rank, self.by_dp_rank)
+        )
+        if of_replica > max(BLAMED, of_stage) and _stands_out(self.by_dp_rank):
+            return "data-parallel rank", replica
+        if of_rank > max(BLAMED, 0.9 * of_stage) and len(self.by_dp_rank) > 1 and _stands_out(self.by_rank):
+            return "rank", rank
+        return ("stage", stage) if of_stage > BLAMED else None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {**vars(self), "slowdown": self.slowdown, "blame": self.blame}
+
+
+def _first(found: dict[str, float]) -> tuple[str, float]:
+    """The first of a group, and how much longer it makes the step."""
+    name, value = next(iter(found.items()), ("", 1.0))
+    return name, value - 1
+
+
+def _stands_out(found: dict[str, float]) -> bool:
+    """Whether the first makes the step longer by more than twice what the second does."""
+    first, *others = found.values()
+    return not others or others[0] - 1 < 0.5 * (first - 1)
 
 
 def replay(operations: Operations) -> Replay:
@@ -72,7 +106,21 @@ def replay(operations: Operations) -> Replay:
         split[name] = dict(sorted(values.items(), key=lambda item: -item[1]))
         place += len(masks)
     measured = float(np.mean(list(operations.step_seconds().values())))
-    return Replay(len(steps), measured, float(totals[0]), float(totals[1]), **split)
+    return Replay(
+        len(steps), measured, float(totals[0]), float(totals[1]), **split, clock_s=_clocks(operations, graphs)
+    )
+
+
+def _clocks(operations: Operations, graphs: list[_Graph]) -> float:
+    """The largest usual distance of a rank's end of a collective from the first end of it."""
+    late: dict[int, list[float]] = defaultdict(list)
+    for graph in graphs:
+        for members in (group for group in graph.members if len(group) > 1):
+            rows = graph.rows[members]
+            if operations.kind[rows[0]] not in TRANSFERS:
+                for row in rows.tolist():
+                    late[int(operations.rank[row])].append(float(operations.end[row] - operations.end[rows].min()))
+    return max((float(np.median(values)) for values in late.values()), default=0.0)
 
 
 def _groups(operations: Operations) -> dict[str, dict[str, Bools]]:
@@ -158,7 +206,8 @@ def _in_order(groups: list[list[int]], after: list[list[int]], where: str) -> li
     if len(ordered) < len(groups):
         stuck = len(groups) - len(ordered)
         raise InputError(f"{where}: {stuck} operations wait for each other in a circle",
-                         hint="start_ts has to be on one clock for all ranks")  # fmt: skip
+                         hint="start_ts has to be on one clock for all ranks; where a stage has several chunks of the "
+                         "model, the column gmc has to say which")  # fmt: skip
     return [groups[number] for number in ordered]
 
 

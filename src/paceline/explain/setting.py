@@ -37,6 +37,8 @@ class Setting:
     """Whether ranks hold shards of the weights, or of the tensors between layers."""
     served: bool = False
     """Whether ranks send gradients to one another, in place of a collective."""
+    staged: bool = False
+    """Whether ranks are stages of a pipeline."""
 
 
 def setting_of(facts: Mapping[str, Any], threads: int | None, cores: int, ranks: int) -> Setting:
@@ -52,6 +54,7 @@ def setting_of(facts: Mapping[str, Any], threads: int | None, cores: int, ranks:
         by_hand=ranks > 1 and "ddp" in facts and not ddp and not facts.get("sharded"),
         sharded=bool(facts.get("sharded")),
         served=bool(facts.get("served")),
+        staged=bool(facts.get("replay")),
     )
 
 
@@ -62,6 +65,8 @@ def setting_of_run(run: Run) -> Setting:
 
 def exchange_reason(setting: Setting) -> str:
     """Why the exchange of gradients is exposed; `link` if nothing in the setting explains it."""
+    if setting.staged:
+        return "stages"
     if setting.served:
         return "server"
     if setting.sharded:

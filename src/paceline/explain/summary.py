@@ -167,7 +167,8 @@ def _scaled(case: CaseEvidence) -> str:
 def _phase(case: CaseEvidence) -> str:
     shares = {name: share for name, share in case.result.shares.items() if name != "other"}
     if not shares or case.result.step_s is None:
-        return "The step was not split into phases."
+        what = "What was imported does not split the step" if case.run.is_observed else "The step was not split"
+        return f"{what} into phases."
     if not case.result.closes:
         return "The step's phases do not close within 5 %: what takes the largest part is not known."
     largest = max(shares, key=lambda name: shares[name])
@@ -186,6 +187,8 @@ def _advice(good: Sequence[CaseEvidence], about: Evidenced) -> str:
             f"of the time per sample, saves {format_share(one.measured_gain.value)}; nothing else is shown to help."
         )
     if max(len(case.launches.steps) for case in good) < 2:
+        if all(case.run.is_observed for case in good):
+            return "One run is judged by its steps; `paceline compare` tests whether another differs."
         return "One launch of a case shows nothing that would help: measure at least two, so that noise can be told."
     within = f"; {len(about.unsure)} that might are within the noise of these launches" if about.unsure else ""
     return f"No single change is shown to save 5 % or more of the time per sample{within}."

@@ -7,9 +7,9 @@ of a series is divided where it changes (binary segmentation of the running medi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,9 @@ CROWDED = 1.5
 """Compute threads for each core from which they wait for each other."""
 BATCHES = 10
 """Intervals are those of the means of this number of consecutive parts of the run: neighbouring steps are alike."""
+
+UNSPLIT = "step"
+"""The phase of causes in steps that nothing splits into phases, such as those of a log."""
 
 Floats = NDArray[np.float64]
 CauseKind = Literal["slow_rank", "slowdown", "stalls", "io", "aggregate", "other", "collections", "batch", "threads"]
@@ -98,6 +101,8 @@ class Judgement:
     causes: tuple[StepCause, ...]
     why_not: str = ""
     """Why there is no verdict."""
+    replay: Mapping[str, Any] = field(default_factory=dict)
+    """Of a pipeline: what its operations say, see `explain.replay`."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,9 @@ def judge_run(stored: StoredRun) -> Judgement:
     """The verdict on a stored run."""
     columns = stored.steps.to_pydict()
     rows = (Step(*row) for row in zip(*(columns[name] for name in STEPS.names), strict=True))
-    return judge_steps(observed_steps(rows), setting_of_run(stored.run))
+    judgement = judge_steps(observed_steps(rows), setting_of_run(stored.run))
+    replay = stored.run.facts.get("replay") or {}
+    return replace(judgement, num_ranks=stored.run.ranks, replay=replay)  # a log has the steps of one rank
 
 
 def _series(steps: Sequence[ObservedStep], setting: Setting) -> _Series:
@@ -154,7 +161,8 @@ def _series(steps: Sequence[ObservedStep], setting: Setting) -> _Series:
     phases = {
         name: np.array([[step.phases.get(name, 0.0) for step in row] for row in rows]).reshape(shape) for name in PHASES
     }
-    phases["other"] = np.maximum(0.0, seconds - sum(phases.values()))
+    rest = "other" if any(values.any() for values in phases.values()) else UNSPLIT
+    phases[rest] = np.maximum(0.0, seconds - sum(phases.values()))
     collected = np.array([setting.collected.get(number, 0.0) for number in common])
     return _Series(np.array(common, dtype=np.int64), seconds, phases, collected)
 
@@ -165,6 +173,8 @@ def _typical(series: _Series) -> float:
 
 def _shares(series: _Series) -> dict[str, float]:
     """By the rule of `measurements.results`: medians of passes, each step as long as its slowest rank."""
+    if UNSPLIT in series.phases:
+        return {}
     passes, reached = {"clean": _typical(series)}, np.zeros_like(series.seconds)
     for name, phase in PASS_PHASES:
         reached = reached + series.phases[phase]
@@ -332,11 +342,14 @@ def _slowdowns(series: _Series) -> list[StepCause]:
 
 
 def _steady(series: _Series, setting: Setting) -> list[StepCause]:
-    causes = []
+    causes, computes = [], any(series.phases[name].any() for name in ("forward", "backward"))
     for phase, limit in STEADY.items():
+        if phase != "io" and not computes:
+            continue  # what an exchange hides behind was not recorded
         values = series.phases[phase].min(axis=0)  # what every rank has: of the exchange, what is not waiting
         share = _share(values, series.step_s)
-        if share.value >= limit:
+        needless = phase == "aggregate" and setting.searches  # a search that finds nothing is a cause at any cost
+        if share.value >= (NOTICEABLE if needless else limit):
             kind: CauseKind = "io" if phase == "io" else "aggregate" if phase == "aggregate" else "other"
             why = exchange_reason(setting) if phase == "aggregate" else ""
             causes.append(StepCause(kind, phase, None, share, None, None, count=len(series.steps), reason=why))

@@ -19,7 +19,7 @@ from paceline.explain.setting import setting_of
 from paceline.explain.watched import Judgement, judge_steps
 from paceline.integrations.live import LiveWatch
 from paceline.measurements.store import Store, default_store
-from paceline.measurements.trace.observed import Observed, record
+from paceline.measurements.trace.observed import Observed, check_name, record
 from paceline.report.terminal.watched import judgement_lines
 from paceline.runtime.watch.arming import armed
 from paceline.runtime.watch.job import name_of_command, observe, read_records, run_watched
@@ -59,6 +59,8 @@ class Watched:
 def watch_command(command: Sequence[str], store: Store, *, name: str | None, every: int, quiet: bool) -> Watched:
     """Run a command, store what its processes recorded, and judge it. The exit code is that of the command."""
     label = name or name_of_command(command)
+    check_name(label)
+    store.prepare()
     with tempfile.TemporaryDirectory(prefix="paceline-watch-") as folder:
         with LiveWatch(Path(folder)) as live:
             code = run_watched(command, Path(folder), every=every, quiet=quiet)
@@ -100,6 +102,7 @@ def watch(
     `name` is how `paceline show`, `explain`, `report` and `predict --from` call the run. The first rank
     stores the records of all ranks of its host, and prints the verdict unless it is `quiet`.
     """
+    check_name(name)
     return Watch(model, optimizer, name=name, store=store, every=every, quiet=quiet)
 
 

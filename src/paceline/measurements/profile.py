@@ -93,6 +93,11 @@ class Profile(Noun):
         return [(layer.name, layer.forward, layer.backward, layer.gradients) for layer in self.layers]
 
     @property
+    def is_outline(self) -> bool:
+        """Whether it counts the work of the layers and has no times: nobody ran it."""
+        return self.step == 0.0
+
+    @property
     def step(self) -> float:
         """Total seconds of forward, backward and update."""
         return sum(layer.forward + layer.backward for layer in self.layers) + self.update

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from paceline import catalog
 from paceline.catalog.frameworks import Policy, resolve
+from paceline.cost.roofline import macs_of
 from paceline.cost.usage import input_unit, peak_share
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.run import Run, counted
@@ -75,6 +76,10 @@ def usage_of(run: Run, rate: float) -> Usage:
     """Tokens or images per second of this many samples per second of a run, and the share of its devices' peak."""
     network = _network_of(run)
     unit, each = input_unit(network)
+    stated, mfu = run.facts.get("tokens_per_s"), run.facts.get("mfu")  # of one device, by an imported log
+    if network is None and run.is_observed and (stated or mfu):
+        devices = run.facts.get("devices", run.ranks)
+        return Usage("tokens", stated * devices, mfu) if stated else Usage(unit, rate, mfu)
     return Usage(unit, rate * each, _mfu(run, network, rate))
 
 
@@ -98,7 +103,7 @@ def _mfu(run: Run, network: Network | None, rate: float) -> float | None:
         return None
     devices = [item.device for item in place(cluster, run.ranks, spread=run.case.get("placement") == "spread")]
     try:
-        return peak_share(network, devices, rate, policy.precision)
+        return peak_share(macs_of(network), devices, rate, policy.precision)
     except Unsupported:
         return None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -91,6 +92,11 @@ class Store:
             _write_table(folder / "spans.parquet", data.spans, Span, SPANS)
             write_sums(folder)
         return target
+
+    def prepare(self) -> None:
+        """Make the folders and write to them, so that a store that cannot be written is found before it is needed."""
+        with self._writing(), tempfile.TemporaryFile(dir=self._tmp) as file:
+            file.write(b"\0")
 
     def write_campaign(self, campaign: str, document: dict[str, Any]) -> None:
         """Store the study file and cases of a campaign, before its first run."""

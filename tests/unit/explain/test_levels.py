@@ -29,3 +29,21 @@ def test_what_is_short_or_not_noticeable_is_no_level() -> None:
     values[30:] += 0.2 * NOTICEABLE
     assert len(levels_of(values, 1.0)) == 2
     assert NOISES > 3
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_levels_do_not_depend_on_the_unit(unit: float) -> None:
+    values = np.ones(60)
+    values[30:45] += 0.05
+    expected = [(0, 30, unit), (30, 45, pytest.approx(1.05 * unit)), (45, 60, unit)]
+    assert levels_of(unit * values, unit) == expected
+
+
+def test_steps_of_a_noisy_series_are_judged_by_its_noise() -> None:
+    """Steps alternate by 0.2: the noise is 1.4826 * 0.2 / sqrt(2), far above a thousandth of the step."""
+    values = np.ones(64)
+    values[::2] += 0.2
+    values[32:] += 0.15
+    assert len(levels_of(values, 1.0)) == 1
+    values[32:] += 0.5
+    assert [(begin, end) for begin, end, _ in levels_of(values, 1.0)] == [(0, 32), (32, 64)]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.explain.cases import breakdown
 from paceline.explain.cases import step as steps
 from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
@@ -78,6 +79,17 @@ def test_a_step_depends_on_half_and_twice_of_everything(planted: CaseEvidence) -
     }
     swings = [item.swing for item in steps.sensitivities(planted)]
     assert swings == sorted(swings, reverse=True)
+
+
+def test_without_gradients_a_step_depends_on_the_exposed_exchange_as_a_whole(
+    planted: CaseEvidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "gradient_exchange", lambda _: None)
+    found = {item.quantity: (item.halved_s, item.doubled_s) for item in steps.sensitivities(planted)}
+    assert (found["backward"], found["exposed aggregate"]) == ((7.0, 10.0), (6.0, 12.0))
+    assert steps.what_if(planted) == ()
+    spans = [(span.name, round(span.start_s, 9)) for span in steps.predicted_step(planted) if span.rank == 0]
+    assert spans[-2:] == [("exposed exchange", 3.3), ("update", 7.3)]
 
 
 def test_a_predicted_step_has_its_parts_one_after_the_other(planted: CaseEvidence) -> None:
@@ -224,6 +236,16 @@ def test_the_share_before_the_first_layer_is_that_of_the_last_rank_to_start() ->
     assert across._shares_before(SimpleNamespace(spans=spans)) == [0.5, pytest.approx(0.1)]  # type: ignore[arg-type]
 
 
+def test_a_part_has_the_interval_of_its_launches_around_its_own_value() -> None:
+    assert breakdown._around(2.0, [3.0, 3.0, 3.0]) == Interval(2.0, 2.0, 3.0)
+    assert breakdown._around(4.0, [3.0, 3.0]) == Interval(4.0, 3.0, 4.0)
+    spread = breakdown._around(2.0, [1.0, 2.0, 3.0])
+    half = 4.302653 / 3**0.5  # t of 2 degrees of freedom, a standard deviation of 1
+    assert (spread.low, spread.value, spread.high) == (pytest.approx(2 - half), 2.0, pytest.approx(2 + half))
+    alone = breakdown._around(2.0, [3.0])
+    assert (alone.low, alone.high) == (-np.inf, np.inf)
+
+
 # Levels of observed steps.
 
 
@@ -277,6 +299,10 @@ def test_regular_stalls_by_hand() -> None:
     mixed = cost + np.where(numbers == 4, 3.0, 0.0)
     assert _period(numbers, mixed) == (0, 0), "four of seven seconds are less than 60 %"
     assert _period(numbers, cost + np.where(numbers == 4, 2.6, 0.0)) == (5, 2)
+    assert _period(numbers, np.where(numbers % 8 == 2, 1.0, 0.0)) == (0, 0), (
+        "nineteen steps hold three sixths, not eighths"
+    )
+    assert _period(numbers, np.where(numbers % 6 == 1, 1.0, 0.0)) == (6, 1)
 
 
 def test_outliers_go_and_edges_stay() -> None:
@@ -290,6 +316,7 @@ def test_levels_are_cut_where_the_mean_changes() -> None:
     # The change is 1 x sqrt(10 x 12 / 22) = 2.34 of values whose noise is 0.3: below eight of it.
     assert _cuts(values, 0, 22, 0.3) == []
     assert _cuts(values[3:], 0, 19, 0.01) == [8], "a level has at least eight steps"
+    assert _cuts(values[:18], 0, 18, 0.01) == [10], "the last one, too"
     assert _cuts(values[:15], 0, 15, 0.001) == [], "and two have sixteen"
     assert levels_of(values, 1.5) == [(0, 10, 1.0), (10, 22, 2.0)]
     assert levels_of(np.where(values > 1, 1.04, 1.0), 1.5) == [(0, 22, 1.04)], "a change of less than three percent"

@@ -32,6 +32,7 @@ DDP = {"hosts": ["a", "a"], "ddp": {"find_unused_parameters": False, "unused": 0
         (Setting(by_hand=True, served=True), "server"),
         (Setting(searches=True, buckets=(4096,) * 8), "unused"),
         (Setting(sharded=True), "shards"),
+        (Setting(staged=True, sharded=True), "stages"),
     ],
 )
 def test_an_exposed_exchange_has_a_reason(setting: Setting, reason: str) -> None:
@@ -40,6 +41,14 @@ def test_an_exposed_exchange_has_a_reason(setting: Setting, reason: str) -> None
     assert (cause.kind, cause.reason) == ("aggregate", reason)
     assert title_of(cause).startswith("the step waits for the exchange of gradients")
     assert advice_for(cause)
+
+
+def test_a_search_for_unused_parameters_is_named_where_the_exchange_is_small() -> None:
+    """A twentieth of the step is exchange: nothing to name, unless a search that finds nothing is part of it."""
+    assert judge_steps(train(), Setting()).causes == ()
+    cause = first(judge_steps(train(), Setting(searches=True)))
+    assert (cause.kind, cause.reason) == ("aggregate", "unused")
+    assert 0.03 < cause.share.value < 0.1
 
 
 def exchanging() -> list[ObservedStep]:

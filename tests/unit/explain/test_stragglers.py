@@ -77,6 +77,20 @@ def test_a_transient_straggler_has_steps_of_half_as_much_again(outlier: float, f
         assert stragglers[0].cost_s.value == pytest.approx(0.2 * (outlier - 1))
 
 
+def test_a_rank_that_is_always_a_little_slower_is_judged_by_its_slow_steps() -> None:
+    mine = [[1.01] * 8 + [1.71] * 2] * 4
+    (one,) = find_stragglers(evidence({0: steady(1.0), 1: mine, 2: steady(1.0)}))
+    assert (one.kind, one.share_slowest, one.cost_s.value) == ("transient", 1.0, pytest.approx(0.2 * 0.7))
+
+
+def test_what_is_noticeable_is_a_share_of_the_step() -> None:
+    mine = [[1.04] * 8 + [1.9] * 2] * 4
+    (one,) = find_stragglers(evidence({0: steady(1.0), 1: mine, 2: steady(1.0)}, step=2.0))
+    assert (one.kind, one.cost_s.value) == ("transient", pytest.approx(0.2 * 0.86)), "4 % of a second, 2 % of the step"
+    (short,) = find_stragglers(evidence({0: steady(1.0), 1: steady(1.0), 2: steady(1.02)}, step=0.5))
+    assert (short.kind, short.cost_s.value) == ("persistent", pytest.approx(0.02))
+
+
 def test_launches_that_disagree_name_nobody() -> None:
     mine = [*steady(1.2, 2), *steady(1.0, 1)]
     assert find_stragglers(evidence({0: steady(1.0, 3), 1: mine, 2: steady(1.0, 3)})) == ()

@@ -75,6 +75,18 @@ def test_a_rank_that_becomes_slow_is_named_with_its_step_and_phase(phase: str, s
     assert len(judgement.causes) == 1
 
 
+@pytest.mark.parametrize(("begin", "end"), [(150, 200), (60, 100)])
+@pytest.mark.parametrize("rank", [1, None])
+def test_without_noise_shares_and_steps_are_exact(begin: int, end: int, rank: int | None) -> None:
+    slow = (0, 1) if rank is None else (rank,)
+    steps = train(lambda one, n: {"backward": 0.05} if begin <= n < end and one in slow else {}, noise=0.0)
+    cause = first(judge_steps(steps))
+    assert (cause.kind, cause.rank, cause.phase) == ("slowdown" if rank is None else "slow_rank", rank, "backward")
+    assert (cause.since, cause.until, cause.count) == (begin, None if end == 200 else end - 1, end - begin)
+    expected = pytest.approx((end - begin) / 200 * 0.05 / mean_step(steps), rel=1e-6)
+    assert (cause.share.low, cause.share.value, cause.share.high) == (expected, expected, expected)
+
+
 def test_a_rank_that_is_always_slow_is_persistent_from_the_beginning() -> None:
     cause = first(judge_steps(train(lambda rank, step: {"backward": 0.02} if rank == 3 else {}, ranks=4)))
     assert (cause.kind, cause.rank, cause.phase, cause.since, cause.until) == ("slow_rank", 3, "backward", None, None)
@@ -212,3 +224,74 @@ def test_the_words_name_rank_step_cost_and_advice() -> None:
     document = judgement_document(judgement, "mine-1", "")
     assert document["causes"][0]["since"] == 100
     assert judgement_document(None, "", "why") == {"campaign": None, "note": "why"}
+
+
+# Thresholds, on steps without noise: 0.102 s, of which 0.096 s are work.
+
+
+def kinds(plant: Plant, setting: Setting | None = None, *, exchange: float = 0.0) -> list[str]:
+    steps = [
+        replace(
+            step,
+            seconds=step.seconds + exchange,
+            phases={**step.phases, "aggregate": step.phases["aggregate"] + exchange},
+        )
+        for step in train(plant, noise=0.0)
+    ]
+    return [cause.kind for cause in judge_steps(steps, setting).causes]
+
+
+@pytest.mark.parametrize(
+    ("phase", "below", "above", "kind"),
+    [
+        ("io", 0.0042, 0.0044, "io"),  # (0.001 + x) / (0.102 + x) = 5 %
+        ("other", 0.0101, 0.0104, "other"),  # (0.001 + x) / (0.102 + x) = 10 %
+        ("update", 0.0121, 0.0124, "batch"),  # (0.004 + x) / (0.096 + x) = 15 %
+    ],
+)
+def test_a_phase_of_every_step_is_a_cause_from_its_share_on(phase: str, below: float, above: float, kind: str) -> None:
+    assert kinds(lambda rank, step: {phase: below}) == []
+    assert kinds(lambda rank, step: {phase: above}) == [kind]
+
+
+def test_an_exchange_is_a_cause_from_a_fifth_of_the_step_on() -> None:
+    assert kinds(lambda rank, step: {}, exchange=0.0178) == []  # (0.006 + x) / (0.102 + x) = 20 %
+    assert kinds(lambda rank, step: {}, exchange=0.0182) == ["aggregate"]
+
+
+def test_a_rank_is_slow_from_three_percent_of_the_step_on() -> None:
+    assert kinds(lambda rank, step: {"forward": 0.0031 * rank}) == []  # x / (0.102 + x) = 3 %
+    assert kinds(lambda rank, step: {"forward": 0.0032 * rank}) == ["slow_rank"]
+
+
+def test_all_ranks_are_slower_from_eight_percent_of_their_work_on() -> None:
+    assert kinds(lambda rank, step: {"forward": 0.0076 * (step >= 100)}) == []  # 8 % of 0.096
+    assert kinds(lambda rank, step: {"forward": 0.0078 * (step >= 100)}) == ["slowdown"]
+
+
+def test_a_stall_adds_at_least_three_tenths_of_a_mean_step_and_is_no_more_than_a_third_of_the_steps() -> None:
+    assert kinds(lambda rank, step: {"forward": 0.0326 * (step % 4 == 1)}) == []  # x = 0.3 (0.102 + x / 4)
+    assert kinds(lambda rank, step: {"forward": 0.0336 * (step % 4 == 1)}) == ["stalls"]
+    assert kinds(lambda rank, step: {"forward": 0.2 * (step % 3 == 1)}) == ["stalls"]
+    assert kinds(lambda rank, step: {"forward": 0.2 * (step % 2 == 1)}) == []
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(0.119, "stalls"), (0.121, "collections")])
+def test_garbage_collection_explains_stalls_from_six_tenths_of_them_on(seconds: float, kind: str) -> None:
+    collected = dict.fromkeys(range(0, 200, 10), seconds)
+    assert kinds(lambda rank, step: {"io": 0.2 * (step % 10 == 0)}, Setting(collected=collected)) == [kind]
+
+
+def test_too_many_threads_come_first_from_three_for_two_cores_on() -> None:
+    assert kinds(lambda rank, step: {"io": 0.3}, Setting(crowding=1.49)) == ["io"]
+    assert kinds(lambda rank, step: {"io": 0.3}, Setting(crowding=1.5)) == ["threads", "io"]
+
+
+def test_what_a_setting_costs_is_what_every_rank_has_in_every_step() -> None:
+    steps = train(lambda rank, step: {"update": 0.02 + 0.01 * (rank == 1) * (step % 2)}, noise=0.0)
+    (found,) = [cause for cause in judge_steps(steps).causes if cause.kind == "batch"]
+    assert (found.count, found.since, found.until, found.rank) == (200, None, None, None)
+    # 0.024 s of update and 0.006 s of exchange; steps of 0.122 and 0.132 s.
+    assert found.share.value == pytest.approx(0.03 / 0.127)
+    (crowd,) = [cause for cause in judge_steps(steps, Setting(crowding=2.0)).causes if cause.kind == "threads"]
+    assert (crowd.count, crowd.share.value) == (200, pytest.approx(0.09 / 0.127))

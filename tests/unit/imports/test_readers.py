@@ -14,13 +14,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.api import profile_of_run
 from paceline.cli import program
-from paceline.errors import InputError
+from paceline.errors import InputError, Unsupported
 from paceline.measurements.trace import intervals
 from paceline.measurements.trace.intervals import Gathering, divide
 from paceline.measurements.trace.job import read_job
 from paceline.measurements.trace.profiled import scan_kineto
 from paceline.measurements.trace.stream import EventStream
+from paceline.model.profiles import _bucket_rows, _layers
 from tests.unit.imports.generated import event, kineto, step_events, write_ranks
 
 JSON = st.recursive(
@@ -117,6 +119,50 @@ def test_the_shares_of_every_rank_and_step_are_those_of_the_trace(tmp_path: Path
     assert exchange.start_s == pytest.approx(0.054)
 
 
+def test_an_imported_run_is_predicted_from_its_exchanges(tmp_path: Path) -> None:
+    """The only exchange stands for the only layer, which the profile of the trace has."""
+    store = tmp_path / "s"
+    names = list(map(str, write_ranks(tmp_path)))
+    given = ["import", *names, "--name", "mine", "--batch", "16", "--cluster", "dgx-a100", "--store", str(store)]
+    assert CliRunner().invoke(program, given).exit_code == 0
+    profile = profile_of_run("mine", store)
+    assert (profile.device, profile.batch, [layer.gradients for layer in profile.layers]) == (
+        "a100-40gb",
+        16,
+        [(4000.0,)],
+    )
+    (layer,) = profile.layers
+    assert [round(1e3 * value, 3) for value in (layer.forward, layer.backward, profile.update)] == [30.0, 40.0, 11.0]
+    asked = ["predict", "--from", "mine", "--cluster", "dgx-a100", "--devices", "1,8", "--json", "--store", str(store)]
+    done = CliRunner().invoke(program, asked)
+    assert done.exit_code == 0, done.exception
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("gloo:all_gather", "had shards of the layers"), ("gloo:broadcast", "sizes")]
+)
+def test_a_run_without_gradients_is_not_predicted(tmp_path: Path, name: str, says: str) -> None:
+    for path in write_ranks(tmp_path):
+        path.write_text(path.read_text().replace("gloo:all_reduce", name))
+    given = ["import", *map(str, tmp_path.iterdir()), "--name", "mine", "--store", str(tmp_path / "s")]
+    assert CliRunner().invoke(program, given).exit_code == 0
+    with pytest.raises(Unsupported, match=says):
+        profile_of_run("mine", tmp_path / "s")
+
+
+def test_each_exchange_is_the_end_of_a_part_of_backward() -> None:
+    """Two buckets: sent 10 and 30 ms after backward began, in both runs; the last is of the first layers."""
+    sent = [
+        ("r", step, "nccl:all_reduce", start, size) for step in (3, 4) for start, size in ((0.02, 100), (0.04, 300))
+    ]
+    unusual = [("r", step, "nccl:all_reduce", at, 7) for step in (5, 6) for at in (0.5, 0.6, 0.7)]
+    rows = _bucket_rows([*sent, *unusual], begin=0.01)
+    layers, ready = _layers(rows, 0.030, 0.060)
+    assert [(one.name, one.gradients, round(one.backward, 4)) for one in layers] == [
+        ("bucket 1", (300.0,), 0.04), ("bucket 0", (100.0,), 0.02)]  # fmt: skip
+    assert ready == ("bucket 0", "bucket 1")
+
+
 def test_a_slow_rank_computes_longer_and_exposes_less(tmp_path: Path) -> None:
     paths = write_ranks(tmp_path)
     paths[1].write_text(json.dumps(kineto(1, 2, slow=10_000.0)))
@@ -188,9 +234,13 @@ def test_a_timeline_of_horovod_has_a_step_for_each_exchange_of_a_tensor(tmp_path
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps(events)[:-1] + ",\n")
     job = read_job([path])
-    assert (job.format, job.steps) == ("horovod", (0, 1, 2))
-    assert [round(one.communication_s, 6) for one in job.shares] == [0.01, 0.01, 0.01]
-    assert [round(one.seconds, 6) for one in job.shares] == [0.015, 0.015, 0.015]
+    assert (job.format, job.steps) == ("horovod", (0, 1))
+    assert [round(one.communication_s, 6) for one in job.shares] == [0.01, 0.01]
+    assert [round(one.seconds, 6) for one in job.shares] == [0.1, 0.1]  # until the next one begins
+    done = CliRunner().invoke(program, ["import", str(path), "--name", "h", "--store", str(tmp_path / "s")])
+    assert "10.0 ms (10.0 %)" in done.output
+    shown = CliRunner().invoke(program, ["show", "h", "--store", str(tmp_path / "s")]).output
+    assert "10.0 %" in shown.split("Where the step goes")[1]
 
 
 def test_events_of_another_tool_have_the_phases_that_their_names_tell(tmp_path: Path) -> None:

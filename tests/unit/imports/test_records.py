@@ -241,7 +241,7 @@ def test_the_document_of_nccl_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "form", "seconds", "ranks"), [
-    (TITAN, "torchtitan", [4.0, 2.0, 2.0], 1),
+    (TITAN, "torchtitan", [4.0, 2.0, 2.0], 8),
     (MEGATRON, "megatron", [1.1476, 1.0], 16),
     (HF_BAR, "hf-trainer", [2.0, 1.5, 0.4], 1),
     (LIGHTNING, "lightning", [2.0, 0.25], 1),
@@ -363,6 +363,12 @@ def test_seconds_from_the_times_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(TITAN.replace("sequence length", "something"))
     assert [step.seconds for step in read_log(path).steps] == [2.0, 2.0]
+
+
+def test_a_time_before_1970_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(TITAN.replace("2025-10-30 14:33:01", "0025-10-30 14:33:01"))
+    assert [step.at_s is None for step in read_log(path).steps] == [False, True, False]
 
 
 def test_a_log_is_known_by_its_first_lines(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def measured_step(evidence: CaseEvidence) -> tuple[Span, ...]:
 def scaled_step(evidence: CaseEvidence) -> tuple[tuple[Span, ...], float]:
     """The last traced step, scaled to the clean one, and the factor: hooks on every layer lengthen a traced step."""
     spans, phases = measured_step(evidence), evidence.result.phases
+    if evidence.run.launcher == "import":  # no hooks of ours
+        return spans, 1.0
     traced = max((span.start_s + span.seconds for span in spans), default=0.0)
     clean = sum(phases.get(name, 0.0) for name in ("io", "h2d", "forward", "backward", "aggregate"))
     factor = clean / traced if traced and clean else 1.0

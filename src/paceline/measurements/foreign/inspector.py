@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.measurements.foreign.nccl_tests import CollectiveTest, TestedSize
-from paceline.measurements.trace.stream import BROKEN, open_trace
+from paceline.measurements.foreign.nccl_tests import MOST_RANKS, CollectiveTest, TestedSize, reason_of
+from paceline.measurements.trace.stream import BROKEN, begin_of, open_trace
 
 __all__ = ["InspectedJob", "LateRank", "looks_like_inspector", "read_inspector"]
 
@@ -75,11 +75,7 @@ class InspectedJob:
 
 def looks_like_inspector(path: Path) -> bool:
     """Whether a file begins like a log of the Inspector."""
-    with open_trace(path) as file:
-        try:
-            begin = file.read(1 << 14)
-        except BROKEN:
-            return False
+    begin = begin_of(path, 1 << 14)
     return begin.lstrip()[:1] == b"{" and b'"coll_perf"' in begin
 
 
@@ -121,8 +117,8 @@ def _calls(path: Path) -> Iterator[_Call]:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
                 if not line.endswith(b"\n") and number > 1:
                     return
-                reason = str(error)[:100] or type(error).__name__
-                raise InputError(f"{path}, line {number}, is no record of the Inspector: {reason}", hint=HINT) from None
+                what = f"{path}, line {number}, is no record of the Inspector: {reason_of(error)}"
+                raise InputError(what, hint=HINT) from None
 
 
 def _call(record: dict[str, Any]) -> _Call:
@@ -138,7 +134,7 @@ def _call(record: dict[str, Any]) -> _Call:
         seconds=float(done["coll_exec_time_us"]) / 1e6,
         bus_bandwidth=float(done["coll_busbw_gbs"]) * 1e9,
     )
-    sound = 0 <= call.rank < call.ranks and call.size_bytes >= 0
+    sound = 0 <= call.rank < call.ranks <= MOST_RANKS and 0 <= call.size_bytes < 2**63
     if not (sound and 0 <= call.seconds < math.inf and 0 <= call.bus_bandwidth < math.inf):
         raise ValueError(f"rank {call.rank} of {call.ranks}, {call.size_bytes} bytes in {call.seconds} s")
     return call

@@ -16,10 +16,10 @@ from typing import Any
 
 from paceline import __version__
 from paceline.errors import InputError
-from paceline.files import read_regular
 from paceline.measurements.run import Machine, Run, RunData
+from paceline.measurements.trace.stream import ESCAPES, begin_of, read_content
 
-__all__ = ["CollectiveTest", "TestedSize", "looks_like_nccl_tests", "read_nccl_tests", "sweep_of"]
+__all__ = ["CollectiveTest", "TestedSize", "looks_like_nccl_tests", "read_nccl_tests", "reason_of", "sweep_of"]
 
 MOST_BYTES = 64 << 20
 MOST_RANKS = 10_000_000
@@ -77,10 +77,7 @@ class CollectiveTest:
 
 def looks_like_nccl_tests(path: Path) -> bool:
     """Whether a file begins like the output of nccl-tests."""
-    try:
-        begin = read_regular(path, most=1 << 16, follow=True).decode("utf-8", errors="replace")
-    except OSError:
-        return False
+    begin = begin_of(path, 1 << 16).decode("utf-8", errors="replace")
     if begin.lstrip().startswith("{"):
         return any(word in begin for word in ('"bus_bw"', '"average_bus_bandwidth"', '"nccl_version"'))
     return "algbw" in begin and "busbw" in begin
@@ -88,24 +85,19 @@ def looks_like_nccl_tests(path: Path) -> bool:
 
 def read_nccl_tests(path: Path, operation: str | None = None) -> CollectiveTest:
     """The rows of one test; its collective is in the output, else in the file's name, else it has to be named."""
-    try:
-        content = read_regular(path, most=MOST_BYTES + 1, follow=True)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}", hint=HINT) from None
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{path} has more than {MOST_BYTES >> 20} MiB", hint=HINT)
-    text = content.decode("utf-8", errors="replace")
+    text = ESCAPES.sub("", read_content(path, MOST_BYTES, HINT).decode("utf-8", errors="replace"))
     try:
         found = _from_json(json.loads(text)) if text.lstrip().startswith("{") else _from_text(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        reason = str(error)[:120] or type(error).__name__
-        raise InputError(f"{path} is no sound output of nccl-tests: {reason}", hint=HINT) from None
+        raise InputError(f"{path} is no sound output of nccl-tests: {reason_of(error)}", hint=HINT) from None
     if not found.rows:
         raise InputError(f"{path} has no row with a size, a time and a bandwidth", hint=HINT)
     if found.ranks < 2:
         raise InputError(f"{path} was measured with {found.ranks} rank, a collective needs two", hint=found.hint)
     if found.ranks > MOST_RANKS:
-        raise InputError(f"{path} was measured with {found.ranks} ranks, at most {MOST_RANKS:,} are read", hint=HINT)
+        raise InputError(
+            f"{path} was measured with {str(found.ranks)[:40]} ranks, at most {MOST_RANKS:,} are read", hint=HINT
+        )
     named = _operation(path, text, operation, found.implied)
     return CollectiveTest(str(path), named, found.ranks, found.hosts, found.device, tuple(found.rows))
 
@@ -155,10 +147,20 @@ def _operation(path: Path, text: str, given: str | None, implied: str | None) ->
     return known[named]
 
 
+def reason_of(error: Exception) -> str:
+    """Why a record cannot be read, without words of Python."""
+    if isinstance(error, KeyError):
+        return f"it has no field {error}"
+    if isinstance(error, AttributeError | TypeError):
+        return "a field is of another kind than expected: a number, a text, a list or a table"
+    return str(error)[:120] or type(error).__name__
+
+
 def _row(size: Any, micros: Any, bus: Any, wrong: Any) -> TestedSize:
     seconds, bandwidth = float(micros) / 1e6, float(bus) * 1e9
     missed = 0 if wrong in (None, "N/A") else int(float(wrong))
-    if not all(math.isfinite(number) and number >= 0 for number in (int(size), seconds, bandwidth, missed)):
+    sound = all(math.isfinite(number) and number >= 0 for number in (seconds, bandwidth, missed))
+    if isinstance(size, bool) or not (sound and 0 <= int(size) < 2**63):
         raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s, {wrong} wrong")
     return TestedSize(int(size), seconds, bandwidth, missed)
 

@@ -23,7 +23,7 @@ from paceline.errors import InputError
 from paceline.measurements.trace.kineto import STEP, phase_of
 from paceline.measurements.trace.profiled import PhaseScan
 from paceline.measurements.trace.rank_trace import RankTrace, check_clock, phase_by_words
-from paceline.measurements.trace.stream import BROKEN, open_trace
+from paceline.measurements.trace.stream import begin_of
 
 __all__ = ["looks_like_nsight", "scan_nsight"]
 
@@ -59,15 +59,16 @@ Row = tuple[Any, ...]
 
 def looks_like_nsight(path: Path) -> bool:
     """Whether a file is an SQLite database."""
-    with open_trace(path) as file:
-        try:
-            return file.read(len(MAGIC)) == MAGIC
-        except BROKEN:
-            return False
+    return begin_of(path, len(MAGIC)) == MAGIC
 
 
 def scan_nsight(path: Path, *, fallback_rank: int = 0) -> tuple[RankTrace, ...]:
     """The traces of all processes of a report that ran kernels; one process has the fallback's rank."""
+    if not looks_like_nsight(path):
+        raise InputError(f"{path} is no SQLite report", hint=AGAIN)
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise InputError(f"{path} is a compressed SQLite report", hint=f"unpack it: gunzip {path.name}")
     try:
         with _Report(path) as report:
             return _traces(path, report, fallback_rank)

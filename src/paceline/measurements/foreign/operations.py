@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from paceline.errors import InputError
 from paceline.measurements.run import Span
 from paceline.measurements.trace.rank_trace import phase_by_words
+from paceline.measurements.trace.stream import begin_of
 
 __all__ = ["Operations", "looks_like_operations", "phase_of_kind", "read_operations"]
 
@@ -90,11 +91,7 @@ def phase_of_kind(kind: str) -> str:
 
 def looks_like_operations(path: Path) -> bool:
     """Whether a file is Parquet, or CSV with our columns."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(4096)
-    except OSError:
-        return False
+    begin = begin_of(path, 4096)
     return begin[:4] == b"PAR1" or (b"optype" in begin.split(b"\n")[0] and b"," in begin)
 
 
@@ -115,6 +112,8 @@ def read_operations(path: Path) -> Operations:
         raise InputError(
             f"{path}: duration: row {wrong[0]} lasts {seconds[wrong[0]]:g} s, expected 0 or more", hint=HINT
         )
+    if table["optype"].null_count:
+        raise InputError(f"{path}: optype: {table['optype'].null_count} missing, expected text", hint=HINT)
     try:
         kinds = pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str)
     except pa.ArrowException as error:
@@ -125,9 +124,8 @@ def read_operations(path: Path) -> Operations:
 
 
 def _table(path: Path) -> pa.Table:
+    packed = begin_of(path, 4, HINT) == b"PAR1"
     try:
-        with path.open("rb") as file:
-            packed = file.read(4) == b"PAR1"
         table = pq.ParquetFile(path).read(use_threads=False) if packed else pyarrow.csv.read_csv(path)
         _ = table.column_names  # not all of them may be text
         return table

@@ -60,6 +60,8 @@ class _Machine:
         elif name.endswith(("PUT", "MEMOIZE")):
             self._memo[len(self._memo) if argument is None else argument] = self.stack[-1]
         elif name.endswith("GET"):
+            if argument not in self._memo:
+                raise UnpicklingError(f"it takes number {argument} of its memo, which holds no such number")
             self.stack.append(self._memo[argument])
         elif name not in SKIPPED:
             self._other(name, argument)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.files import read_regular
 from paceline.measurements.foreign.pickles import unpickle_plain
+from paceline.measurements.trace.stream import begin_of, read_content
 
 __all__ = ["Dump", "Hang", "find_hangs", "looks_like_dump", "read_dump"]
 
@@ -77,10 +77,7 @@ class Hang:
 
 def looks_like_dump(path: Path) -> bool:
     """Whether a file begins as a pickle, or as JSON that has entries of a flight recorder."""
-    try:
-        begin = read_regular(path, most=1 << 16, follow=True)
-    except OSError:
-        return False
+    begin = begin_of(path, 1 << 16)
     if begin[:1] == b"\x80" and begin[1:2] in b"\x02\x03\x04\x05":
         return True
     return begin.lstrip()[:1] == b"{" and b'"entries"' in begin and b'"traceEvents"' not in begin
@@ -88,19 +85,14 @@ def looks_like_dump(path: Path) -> bool:
 
 def read_dump(path: Path, *, fallback_rank: int = 0) -> Dump:
     """The dump of one rank; its rank is in the document or at the end of the file's name."""
-    try:
-        content = read_regular(path, most=MOST_BYTES + 1, follow=True)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}", hint=SETTING) from None
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{path} has more than {MOST_BYTES >> 20} MiB", hint="a smaller TORCH_NCCL_TRACE_BUFFER_SIZE")
-    document = _parsed(path, content)
+    document = _parsed(path, read_content(path, MOST_BYTES, "a smaller TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise InputError(f"{path} is no dump of a flight recorder: it has no list of `entries`", hint=SETTING)
     named = re.search(r"(\d{1,6})(?:\.\w+)?$", path.name)
     rank = document.get("rank", int(named.group(1)) if named else fallback_rank)
     if not _is_count(rank):
-        raise InputError(f"{path}: rank: got a {type(rank).__name__}, expected the number of a rank")
+        given = _word(rank) or f"a {type(rank).__name__}"
+        raise InputError(f"{path}: rank: got {given}, expected the number of a rank", hint=SETTING)
     entries = tuple(_collective(entry, path, number) for number, entry in enumerate(document["entries"]))
     return Dump(rank, entries, _groups(document.get("pg_config")))
 

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paceline.errors import InputError
-from paceline.files import read_regular
 from paceline.measurements.run import Span
 from paceline.measurements.trace import wire
+from paceline.measurements.trace.stream import begin_of, read_content
 
-__all__ = ["read_chakra", "to_chakra"]
+__all__ = ["looks_like_chakra", "read_chakra", "to_chakra"]
 
 VERSION = "0.0.4"
 COMPUTE, COLLECTIVE = 4, 7
 ALL_REDUCE = 0
+MOST_BYTES = 1 << 30
 
 
 def to_chakra(spans: Iterable[Span], *, rank: int) -> bytes:
@@ -77,14 +78,18 @@ def _attribute(name: str, value: bool | int | float | str) -> bytes:
     return wire.text(1, name) + given
 
 
+def looks_like_chakra(path: Path) -> bool:
+    """By its name, or by a message that begins with a version or an attribute."""
+    begin = begin_of(path, 16)
+    return path.suffix == ".et" or begin.lstrip(bytes(range(0x80, 0x100)))[1:2] in (b"\x0a", b"\x12")
+
+
 def read_chakra(path: Path) -> tuple[Span, ...]:
     """The nodes of an execution trace as spans."""
     try:
-        messages = list(_messages(read_regular(path, follow=True)))
+        messages = list(_messages(read_content(path, MOST_BYTES, "record fewer steps")))
         rank = int(_attributes(messages[0], 2).get("rank", 0)) if messages else 0
         return tuple(_span(content, rank) for content in messages[1:])
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="give the path of a Chakra trace") from None
     except (ValueError, IndexError, TypeError, OverflowError, struct.error) as error:
         raise InputError(
             f"{path} is not a Chakra execution trace: {error}",

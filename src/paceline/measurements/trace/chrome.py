@@ -60,8 +60,17 @@ def read_chrome(path: Path) -> tuple[Span, ...]:
 
 
 def spans_from_events(events: Iterable[dict[str, Any]]) -> Iterator[Span]:
-    """Complete events as spans; times from `args` where they are exact, else from the event."""
-    return (_span(event) for event in events if event.get("ph") == "X")
+    """Complete events, and pairs of begin and end, as spans; times from `args` where they are exact."""
+    begun: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for event in events:
+        stack = begun.setdefault((str(event.get("pid")), str(event.get("tid"))), [])
+        if event.get("ph") == "X":
+            yield _span(event)
+        elif event.get("ph") == "B":
+            stack.append(event)
+        elif event.get("ph") == "E" and stack:
+            begin = stack.pop()
+            yield _span({**begin, "dur": float(event["ts"]) - float(begin["ts"])})
 
 
 def _span(event: dict[str, Any]) -> Span:

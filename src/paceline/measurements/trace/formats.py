@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import InputError, PacelineError, UnknownName
 from paceline.measurements.run import PHASES, Span
@@ -14,9 +15,9 @@ from paceline.measurements.trace.chakra import read_chakra
 from paceline.measurements.trace.chrome import read_chrome
 from paceline.measurements.trace.horovod import read_horovod
 from paceline.measurements.trace.kineto import read_kineto
-from paceline.measurements.trace.stream import AGAIN, BROKEN, EventStream, open_trace
+from paceline.measurements.trace.stream import EventStream, begin_of
 
-__all__ = ["TRACE_READERS", "busy_seconds", "format_of", "read_trace"]
+__all__ = ["TRACE_READERS", "busy_seconds", "checked_spans", "format_of", "read_trace"]
 
 BY_PROFILER = ("cpu_op", "kernel", "Operator", "Kernel")
 """Categories of events that only PyTorch's profiler writes."""
@@ -39,18 +40,22 @@ def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # no
     if name not in TRACE_READERS:
         raise UnknownName("trace format", name, TRACE_READERS)
     try:
-        spans = TRACE_READERS[name](path)
+        return tuple(checked_spans(path, TRACE_READERS[name](path)))
     except PacelineError:  # some are a ValueError too
         raise
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(
             f"{path} is not a sound {name} trace: {error}", hint="expected numbers in times and steps"
         ) from None
-    wrong = next((span for span in spans if not _sound(span)), None)
-    if wrong is not None:
-        raise InputError(f"{path}: {wrong.name[:80]!r} begins at {wrong.start_s} s and lasts {wrong.seconds} s",
-                         hint="a trace has finite times, and no span ends before it begins")  # fmt: skip
-    return spans
+
+
+def checked_spans(path: Path, spans: Iterable[Span]) -> Iterator[Span]:
+    """The same spans; one that cannot be is an error."""
+    for span in spans:
+        if not _sound(span):
+            raise InputError(f"{path}: {span.name[:80]!r} begins at {span.start_s} s and lasts {span.seconds} s",
+                             hint="a trace has finite times, and no span ends before it begins")  # fmt: skip
+        yield span
 
 
 def _sound(span: Span) -> bool:
@@ -62,19 +67,20 @@ def _sound(span: Span) -> bool:
 
 def format_of(path: Path) -> str:
     """JSON is told apart by what only one tool writes; anything else is taken for Chakra's binary format."""
-    with open_trace(path) as file:
-        try:
-            begin = file.read(64).lstrip()
-        except BROKEN as error:
-            raise InputError(f"{path} is truncated or damaged: {error}", hint=AGAIN) from None
-    if not begin.startswith((b"{", b"[")):
+    if not begin_of(path, 64).lstrip().startswith((b"{", b"[")):
         return "chakra"
     stream = EventStream(path)
     first = [event for event in islice(stream, SNIFFED) if isinstance(event, dict)]
-    if any(event.get("ph") in ("B", "E") for event in first):
+    if any(event.get("ph") in ("B", "E") for event in first) and not any(map(_has_phase, first)):
         return "horovod"
     by_profiler = {"distributedInfo", "schemaVersion", "deviceProperties"} & set(stream.head)
     return "kineto" if by_profiler or any(event.get("cat") in BY_PROFILER for event in first) else "chrome"
+
+
+def _has_phase(event: dict[str, Any]) -> bool:
+    """Whether an event says its phase, which no event of Horovod does."""
+    args = event.get("args")
+    return event.get("cat") in PHASES or (isinstance(args, dict) and args.get("phase") in PHASES)
 
 
 def busy_seconds(spans: Iterable[Span]) -> dict[int, dict[str, float]]:

@@ -6,12 +6,13 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chrome import checked_events, spans_from_events
-from paceline.measurements.trace.formats import TRACE_READERS, format_of, read_trace
+from paceline.measurements.trace.formats import TRACE_READERS, checked_spans, format_of, read_trace
 from paceline.measurements.trace.profiled import scan_kineto
 from paceline.measurements.trace.rank_trace import RankTrace, StepShares, check_clock, gather_spans, shares_of
 from paceline.measurements.trace.stream import EventStream
@@ -85,22 +86,45 @@ def rank_in_name(path: Path, fallback: int) -> int:
 def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()) -> TracedJob:
     """The job of these ranks, with the shares of all steps that they have in common."""
     steps = _common_steps(traces)
+    for trace in traces:
+        _check_times(trace, steps)
     shares = tuple(one for trace in traces for one in shares_of(trace, steps))
     return TracedJob(kind, tuple(traces), steps, shares, tuple(notes))
+
+
+def _check_times(trace: RankTrace, steps: Sequence[int]) -> None:
+    """Refuse steps without length, and steps in which nothing lies."""
+    empty = next((step for step in steps if trace.steps[step][1] <= trace.steps[step][0]), None)
+    if empty is not None:
+        raise InputError(f"{trace.path}: step {empty} of rank {trace.rank} takes no time",
+                         hint="record the duration of every operation")  # fmt: skip
+    if not any(cover.within(*trace.steps[step]).starts.size for cover in trace.covers.values() for step in steps):
+        raise InputError(
+            f"{trace.path}: nothing that rank {trace.rank} did lies within its steps",
+            hint="marks of steps and operators have to be of one clock and one run of the profiler: record them again",
+        )
 
 
 def _scan(path: Path, kind: str, rank: int) -> tuple[RankTrace, ...]:
     if kind == "kineto":
         return (scan_kineto(path, fallback_rank=rank),)
     if kind == "chrome":
-        found = gather_spans(str(path), spans_from_events(checked_events(EventStream(path))), kind)
+        found = gather_spans(str(path), checked_spans(path, spans_from_events(checked_events(EventStream(path)))), kind)
     else:
         spans = read_trace(path, kind)
         placed = _repeated(spans, rank) if kind == "horovod" else spans
         found = gather_spans(str(path), placed, kind)
     for trace in found:
         _check_steps(trace)
-    return found
+    return tuple(_from_begin_to_begin(trace) for trace in found) if kind == "horovod" else found
+
+
+def _from_begin_to_begin(trace: RankTrace) -> RankTrace:
+    """A timeline has exchanges alone: a step lasts until the next one begins, and the last has no end."""
+    ordered = sorted(trace.steps.items())
+    if len(ordered) < 3:
+        return trace
+    return replace(trace, steps={step: (begin, after) for (step, (begin, _)), (_, (after, _)) in pairwise(ordered)})
 
 
 def _repeated(spans: Iterable[Span], rank: int) -> Iterator[Span]:

@@ -27,7 +27,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.fields import LABEL_WORDS, Label
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Observed", "ObservedStep", "exposed_steps", "observed_steps", "record"]
+__all__ = ["Observed", "ObservedStep", "check_name", "exposed_steps", "observed_steps", "record"]
 
 UNKNOWN_MACHINE = Machine(
     host="unknown", cpu="unknown", cores=1, memory_bytes=0, os="unknown", kernel="unknown", python="unknown",
@@ -69,6 +69,8 @@ class Observed:
     framework: str = "pytorch/ddp"
     batch: int = 1
     """Samples per rank and step."""
+    alike: bool = False
+    """Whether ranks without steps did the same as those with steps: a log of one rank tells the steps of all."""
     spans: Sequence[Span] = ()
     warmup: int = 0
     """First steps of each rank that do not count."""
@@ -102,15 +104,20 @@ def record(observed: Observed, store: Store) -> str:
     return campaign
 
 
-def _check(observed: Observed) -> None:
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a run."""
     try:
-        TypeAdapter(Label).validate_python(observed.name)
+        TypeAdapter(Label).validate_python(name)
     except ValidationError:
-        raise InputError(f"{observed.name!r} is no name for a run", hint=f"expected {LABEL_WORDS}") from None
+        raise InputError(f"{name!r} is no name for a run", hint=f"expected {LABEL_WORDS}") from None
+
+
+def _check(observed: Observed) -> None:
+    check_name(observed.name)
     if not observed.steps:
         raise InputError("no step was observed", hint="a run has at least one step of every rank")
     ranks = {step.rank for step in observed.steps}
-    missing = next((rank for rank in range(observed.ranks) if rank not in ranks), None)
+    missing = next((rank for rank in range(0 if observed.alike else observed.ranks) if rank not in ranks), None)
     if missing is not None or max(ranks) >= observed.ranks:
         what = f"a step of rank {max(ranks)}" if missing is None else f"no step of rank {missing}"
         raise InputError(f"{what}, where {observed.ranks} ranks took part", hint="give the steps of every rank")
@@ -143,12 +150,14 @@ def _case(observed: Observed) -> dict[str, Any]:
 
 
 def _passes(observed: Observed) -> Iterable[Step]:
+    """The clean pass, and one for each phase; a log that does not split its steps has the clean one alone."""
+    seen = {phase for step in observed.steps for phase, seconds in step.phases.items() if seconds > 0}
+    exchanges = observed.ranks > 1 or "aggregate" in seen  # one rank of several may have been recorded
+    names = [item for item in PASS_PHASES if seen and (exchanges or item[0] != "exchange")]
     for step in observed.steps:
         warmup, reached = step.step < observed.warmup, 0.0
         yield Step("clean", step.rank, step.step, warmup, step.start_s, step.seconds)
-        for name, phase in PASS_PHASES:
-            if name == "exchange" and observed.ranks == 1:
-                continue
+        for name, phase in names:
             reached = step.seconds if phase == "other" else reached + step.phases.get(phase, 0.0)
             yield Step(name, step.rank, step.step, warmup, step.start_s, min(reached, step.seconds))
 

@@ -78,7 +78,7 @@ class PhaseScan:
 
     def _mark(self, kind: str, name: str, begin: float, end: float) -> None:
         number = name[len(STEP) :]
-        if not number.isdigit() or len(number) > 9:
+        if not (number.isascii() and number.isdigit()) or len(number) > 9:
             raise InputError(f"{self.path}: {name[:40]!r} is no mark of a step", hint="expected ProfilerStep#3")
         marks = self.marks["device" if kind.startswith("gpu") else "host"]
         before = marks.get(int(number))

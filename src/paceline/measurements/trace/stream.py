@@ -1,4 +1,4 @@
-"""Events of a JSON trace one at a time, in memory that does not grow with the file; gzip is read as it is.
+"""Events of a JSON trace one at a time, in memory that does not grow with the file; gzip and UTF-16 are read too.
 
 A trace is a list of events, or an object whose `traceEvents` is that list and whose other fields are its head.
 """
@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -17,19 +18,27 @@ from typing import IO, Any
 
 from paceline.errors import InputError
 
-__all__ = ["AGAIN", "BROKEN", "EventStream", "open_trace"]
+__all__ = ["AGAIN", "BROKEN", "ESCAPES", "EventStream", "begin_of", "open_trace", "read_content"]
 
 CHUNK = 1 << 20
 LONGEST = 16 << 20
 """Characters of the longest event or field of the head; what is longer is no trace."""
 MOST = 1 << 36
 """Characters of the largest trace, after decompression."""
+SPACES = re.compile(r"[ \t\r\n]*")
 NUMBER_TAIL = 3
 """Characters after a number that show that it is whole: `1` may be the begin of `1e-7`."""
 GZIP = b"\x1f\x8b"
+MOST_LAYERS = 3
+"""Times that a file is compressed at most: what is packed once more by a copy still opens."""
 MARK = b"\xef\xbb\xbf"
 """Some editors begin UTF-8 with it."""
+WIDE = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
+"""How text of other encodings begins, as some shells write what a program prints."""
+ARCHIVES = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
 AGAIN = "record the trace again, and let `export_chrome_trace` end before the program does"
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""Colours of a terminal."""
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -44,14 +53,86 @@ def open_trace(path: Path) -> IO[bytes]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: {reason}", hint="give the path of a trace") from None
-    begin = file.read(3)
-    packed = begin.startswith(GZIP)
-    file.seek(len(begin) if begin == MARK else 0)
-    if not packed:
-        return file
-    unpacked = gzip.GzipFile(fileobj=file)
-    unpacked.myfileobj = file  # type: ignore[assignment]  # closed together
-    return unpacked  # type: ignore[return-value]
+    return _plain(path, file)
+
+
+def _plain(path: Path, file: IO[bytes]) -> IO[bytes]:
+    """The content of a file: decompressed, as UTF-8, without a mark."""
+    for layer in range(MOST_LAYERS + 1):
+        begin = _begin(file)
+        if not begin.startswith(GZIP):
+            break
+        if layer == MOST_LAYERS:
+            file.close()
+            raise InputError(f"{path} is compressed more than {MOST_LAYERS} times", hint="unpack it: gunzip")
+        unpacked = gzip.GzipFile(fileobj=file, mode="rb")
+        unpacked.myfileobj = file  # type: ignore[assignment]  # closed together
+        file = unpacked  # type: ignore[assignment]
+    archive = next((name for mark, name in ARCHIVES.items() if begin.startswith(mark)), None)
+    if archive is not None:
+        file.close()
+        raise InputError(f"{path} is packed by {archive}", hint="unpack it first; only gzip is read as it is")
+    encoding = _encoding(begin)
+    if encoding is not None:
+        return io.BufferedReader(_Recoded(file, encoding))
+    file.seek(len(MARK) if begin.startswith(MARK) else 0)
+    return file
+
+
+def _begin(file: IO[bytes]) -> bytes:
+    """The first bytes; none of what is broken, which its reader finds."""
+    try:
+        begin = file.read(8)
+    except BROKEN:
+        begin = b""
+    file.seek(0)
+    return begin
+
+
+def _encoding(begin: bytes) -> str | None:
+    """UTF-16 or UTF-32 by its mark, or by letters with a zero beside each."""
+    marked = next((name for name, marks in WIDE.items() if begin.startswith(marks)), None)
+    even, odd = begin[0:8:2], begin[1:8:2]
+    little, big = (len(begin) == 8 and not any(zeros) and chars.isascii() and all(chars)
+                   for chars, zeros in ((even, odd), (odd, even)))  # fmt: skip
+    return marked or ("utf-16-le" if little else "utf-16-be" if big else None)
+
+
+class _Recoded(io.RawIOBase):
+    """Text of another encoding as UTF-8."""
+
+    def __init__(self, file: IO[bytes], encoding: str) -> None:
+        self._text, self._rest = io.TextIOWrapper(file, encoding=encoding, errors="replace", newline=""), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or self._text.read(CHUNK).encode(errors="replace")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()
+
+
+def begin_of(path: Path, most: int, hint: str = AGAIN) -> bytes:
+    """The first bytes of a file, decompressed and as UTF-8."""
+    with open_trace(path) as file:
+        try:
+            return file.read(most)
+        except BROKEN as error:
+            raise InputError(f"{path} is truncated or damaged: {error}", hint=hint) from None
+
+
+def read_content(path: Path, most: int, hint: str) -> bytes:
+    """All of a file that is small enough, decompressed and as UTF-8."""
+    content = begin_of(path, most + 1, hint)
+    if len(content) > most:
+        raise InputError(f"{path} has more than {most >> 20} MiB", hint=hint)
+    return content
 
 
 class EventStream:
@@ -76,6 +157,8 @@ class EventStream:
                 yield from self._document()
             else:
                 raise InputError(f"{self.path} is not a JSON trace: it begins with {begin!r}", hint=AGAIN)
+            if self._peek(may_end=True):
+                raise self._wrong("nothing after the trace")
 
     def _document(self) -> Iterator[Any]:
         self._at += 1
@@ -94,6 +177,7 @@ class EventStream:
                 self._at += 1
             elif self._peek() != "}":
                 raise self._wrong("`,` or the end of the document")
+        self._at += 1
         if not found:
             raise InputError(
                 f"{self.path} holds no trace events", hint="expected a list, or an object with `traceEvents`"
@@ -115,13 +199,9 @@ class EventStream:
     def _peek(self, *, may_end: bool = False) -> str:
         """The next sign that is no white space."""
         while True:
-            text, at = self._text, self._at
-            while at < len(text):
-                if text[at] not in " \t\r\n":
-                    self._at = at
-                    return text[at]
-                at += 1
-            self._at = at
+            self._at = SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing as well
+            if self._at < len(self._text):
+                return self._text[self._at]
             if not self._more():
                 if may_end:
                     return ""
@@ -136,8 +216,7 @@ class EventStream:
             except RecursionError:
                 raise InputError(f"{self.path}: an event is too deeply nested", hint=AGAIN) from None
             except ValueError as error:
-                whole = not self._more()
-                if whole or len(self._text) - self._at > LONGEST:
+                if len(self._text) - self._at > LONGEST or not self._more():
                     raise self._wrong("valid JSON", error) from None
                 continue
             length = end - self._at

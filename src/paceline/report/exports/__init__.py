@@ -75,7 +75,9 @@ def _step_spans(
     spans_by_case = [(case, of(case.evidence)) for case in explanation.good]
     chosen = [(case, spans) for case, spans in spans_by_case if spans]
     if not chosen:
-        raise InputError("no case of this study was traced", hint="run it with protocol.phases = true")
+        observed = any(case.evidence.run.is_observed for case in explanation.good)
+        hint = "import a trace, or run it under `paceline watch`" if observed else "run it with protocol.phases = true"
+        raise InputError("no case of this study was traced", hint=hint)
     return chosen
 
 

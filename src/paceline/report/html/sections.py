@@ -42,9 +42,11 @@ def _phases(page: CampaignPage) -> Markup | None:
     breakdowns = [case.breakdown for case in page.explanation.cases if case.breakdown is not None]
     if not breakdowns:
         return None
+    observed = all(item.is_observed for item in breakdowns)
+    negative = "" if observed else ", negative where the passes that split the step ran slower than the clean one"
     words = (
-        "Exposed phases sum to the step; “other” is the rest, negative where the passes that split the step ran slower "
-        "than the clean one. The hatched strip is communication hidden behind the backward pass."
+        f"Exposed phases sum to the step; “other” is the rest{negative}. The hatched strip is communication hidden "
+        "behind the backward pass."
     )
     several = [item for item in breakdowns if len(item.ranks) > 1][:MOST_CHOICES]
     return fragment(
@@ -78,9 +80,10 @@ def _timeline(page: CampaignPage) -> Markup | None:
     options = []
     for case in _interesting(page.explanation.good)[:8]:
         traced, factor = scaled_step(case.evidence)
-        measured = f"measured with hooks, scaled by {factor:.2f} to the clean step"
+        hooked = f"measured with hooks, scaled by {factor:.2f} to the clean step"
+        measured = "as recorded" if case.evidence.run.launcher == "import" else hooked
         for kind, spans in ((measured, traced), ("predicted", predicted_step(case.evidence))):
-            if spans and case.evidence.run.ranks <= 8:
+            if any(span.seconds for span in spans) and case.evidence.run.ranks <= 8:
                 options.append((f"{case.evidence.label}, {kind}", figures.timeline(spans[:1500])))
     if not options:
         return None

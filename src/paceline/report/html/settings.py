@@ -19,8 +19,9 @@ def settings_section(explanation: Explanation) -> Markup:
     labels = sorted({label for run in runs for label in run.labels})
     notes = fragment(element("h3", "Labels of these runs"), element("ul", *(element("li", label) for label in labels)))
     study = fragment(element("h3", "The study"), element("pre", explanation.text))
+    known = [run for run in runs if run.machine.memory_bytes]  # what was imported does not say where it ran
     return fragment(
-        scrollable(html_table(hosts_table(runs)), "Hosts"),
+        scrollable(html_table(hosts_table(known)), "Hosts") if known else None,
         _checks(runs),
         notes if labels else None,
         study if explanation.text else None,
@@ -75,6 +76,8 @@ def _checks(runs: list[Run]) -> Markup | None:
 
 
 def _method(runs: list[Run]) -> str:
+    if runs and all(run.is_observed for run in runs):
+        return _observed_method(runs[0])
     good = [run for run in runs if run.outcome == "ok"]
     dropped = [run.warmup.get("clean", 0) for run in good]
     drifted = sum(run.drifted for run in runs)
@@ -86,4 +89,16 @@ def _method(runs: list[Run]) -> str:
         "differences between passes that each add one part of the step. "
         f"The machine's own speed was off its median by more than the asked width before {drifted} launches; "
         "such launches are left out unless they are the most, or fewer than three would remain."
+    )
+
+
+def _observed_method(run: Run) -> str:
+    files = ", ".join(str(name) for name in run.facts.get("files", ())[:8])
+    if run.launcher == "import":
+        how = f"Imported from {files or 'a file'} ({run.facts.get('source', 'unknown')})."
+    else:
+        how = f"Watched while it trained; the first {run.warmup.get('clean', 0)} steps were dropped as warm-up."
+    return (
+        f"{how} Throughput is all samples over the elapsed time of the slowest rank; a step is as long as its slowest "
+        "rank. Phases are exposed seconds: what compute hides does not count, and “other” is what no phase covers."
     )

@@ -11,6 +11,7 @@ from paceline.report.html.canvas import CampaignPage, folded, quiet
 from paceline.report.html.markup import Markup, element, fragment, html_table, scrollable
 from paceline.report.html.settings import threads_words
 from paceline.report.tables import ranking_table
+from paceline.report.terminal.watched import judgement_lines
 from paceline.units import BYTES
 
 __all__ = ["panels_section", "scaling_section", "verdict_section"]
@@ -27,12 +28,22 @@ def verdict_section(page: CampaignPage) -> Markup:
     rankings = ranking_table(_contested(page))
     table = scrollable(html_table(rankings), "Ranking") if rankings.rows else None
     damaged = [element("p", f"Left out as damaged: {what}", class_="bad") for what in page.explanation.left_out]
-    return fragment(*sentences, note if failed else None, *damaged, *_hardware(page), table)
+    return fragment(*sentences, *_observed(page), note if failed else None, *damaged, *_hardware(page), table)
+
+
+def _observed(page: CampaignPage) -> list[Markup]:
+    """The verdict on steps that were watched or imported, as the terminal says it."""
+    about = page.explanation
+    return [
+        element("pre", "\n".join(judgement_lines(judgement, about.campaign, about.launcher)))
+        for judgement in about.judgements
+    ]
 
 
 def _hardware(page: CampaignPage) -> list[Markup]:
     """A line for each distinct host: processor, cores, memory, threads."""
-    runs = [run for case in page.explanation.cases for run in case.evidence.launches.runs]
+    every = [run for case in page.explanation.cases for run in case.evidence.launches.runs]
+    runs = [run for run in every if run.machine.memory_bytes]  # what was imported does not say where it ran
     hosts: dict[tuple[object, ...], list[int]] = {}
     for index, run in enumerate(runs):
         machine = run.machine

@@ -130,7 +130,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     yield from explanation.summary
     for judgement in explanation.judgements:
         yield ""
-        yield from judgement_lines(judgement, explanation.campaign)
+        yield from judgement_lines(judgement, explanation.campaign, explanation.launcher)
     yield from _finding_lines(explanation)
     yield from _straggler_lines(explanation)
     yield from _gap_lines(explanation)

@@ -8,12 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.terminal import print_rows, say
-from paceline.report.terminal.watched import advice_for, judgement_document, title_of
+from paceline.report.terminal.watched import advice_for, judgement_document, replay_lines, title_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
 if TYPE_CHECKING:
     from paceline.explain.imports import Imported
-    from paceline.explain.replay import Replay
     from paceline.measurements.foreign.logs import TrainingLog
     from paceline.measurements.foreign.recorder import Hang
     from paceline.measurements.trace.job import TracedJob
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["fabric_document", "imported_document", "link_document", "show_fabric", "show_imported", "show_links"]
 
 SHOWN_RANKS = 32
-SPLITS = (("stage", "by_stage"), ("rank", "by_rank"), ("data-parallel rank", "by_dp_rank"), ("operation", "by_kind"))
 RANK_COLUMNS = (">rank", ">step", ">compute", ">communication", ">overlapped", ">exposed", ">input", ">idle")
 
 
@@ -33,7 +31,7 @@ def show_imported(imported: Imported) -> None:
     if imported.judgement is not None:
         say(*(f"{title_of(cause)}; do: {advice_for(cause)}" for cause in imported.judgement.causes))
     if imported.replay is not None:
-        _show_replay(imported.replay)
+        say(*replay_lines(imported.replay.document))
     if imported.log is not None:
         _show_log(imported.log, imported.name)
     if imported.kind == "flight-recorder":
@@ -50,7 +48,8 @@ def _show_job(imported: Imported) -> None:
     rows = [[str(row["rank"]), *(SECONDS.format(row[name]) for name in ("step_s", "compute_s", "communication_s")),
              *(f"{SECONDS.format(row[name])} ({format_share(row[name] / row['step_s'])})"
                for name in ("overlap_s", "exposed_s", "input_s", "idle_s"))] for row in _ranks(job)]  # fmt: skip
-    title = f"{imported.name}: {len(job.ranks)} ranks, {len(job.steps)} steps, {job.format}; medians over steps"
+    ranks = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
+    title = f"{imported.name}: {ranks}, {len(job.steps)} steps, {job.format}; medians over steps"
     print_rows(title, RANK_COLUMNS, rows[:SHOWN_RANKS])
     if len(rows) > SHOWN_RANKS:
         say(f"... {len(rows) - SHOWN_RANKS} more ranks (--json has all)")
@@ -77,30 +76,13 @@ def _ranks(job: TracedJob) -> list[dict[str, Any]]:
     return rows
 
 
-def _show_replay(replay: Replay) -> None:
-    measured, replayed, ideal = (f"{s:.3f} s" for s in (replay.measured_s, replay.replayed_s, replay.ideal_s))
-    say(
-        f"a step takes {measured}; replayed without delays between operations {replayed}, without stragglers {ideal}: "
-        f"stragglers cost {format_share(1 - replay.ideal_s / replay.replayed_s)} of the time",
-    )
-    for what, name in SPLITS:
-        found = list(getattr(replay, name).items())[:4]
-        if found:
-            say(f"  by {what}: " + ", ".join(f"{key} {value:.3f} x" for key, value in found))
-    stage, slowdown = next(iter(replay.by_stage.items()))
-    if slowdown > 1.03:
-        kind = next(iter(replay.by_kind))
-        say(f"first cause: stage {stage} alone makes the step {slowdown:.2f} times as long, mostly by {kind}; give it "
-            "fewer layers")  # fmt: skip
-
-
 def _show_log(log: TrainingLog, name: str) -> None:
     seconds = [step.seconds for step in log.steps if step.seconds]
     say(f"{name}: {len(log.steps)} timed steps of {log.form}, median step {SECONDS.format(median(seconds))}")
     tokens = [step.tokens_per_s for step in log.steps if step.tokens_per_s]
     shares = [step.mfu for step in log.steps if step.mfu is not None]
     say(*([f"{median(tokens):,.0f} tokens/s per device"] if tokens else []),
-        *([f"MFU {format_share(median(shares))}"] if shares else []))  # fmt: skip
+        *([f"MFU {format_share(median(shares))}"] if shares else []), *log.notes)  # fmt: skip
 
 
 def _show_hangs(imported: Imported) -> None:
@@ -200,9 +182,10 @@ def imported_document(imported: Imported) -> dict[str, Any]:
     if imported.judgement is not None:
         document["judgement"] = judgement_document(imported.judgement, str(imported.campaign), "")
     if imported.replay is not None:
-        document["replay"] = {**vars(imported.replay), "slowdown": imported.replay.slowdown}
+        document["replay"] = imported.replay.document
     if imported.log is not None:
         document["log"] = {"form": imported.log.form, "devices": imported.log.ranks, "sequence": imported.log.sequence,
+                           "notes": list(imported.log.notes),
                            "steps": [vars(step) for step in imported.log.steps]}  # fmt: skip
     if imported.kind == "flight-recorder":
         document |= {"dumps": list(imported.dumps), "hangs": [vars(hang) for hang in imported.hangs]}

@@ -74,12 +74,18 @@ def show_everyday(predictions: Sequence[Prediction]) -> None:
     if not first:
         return
     unit = first["unit"]
-    names = [name for name in EVERYDAY if name in first]
+    known = [one.everyday for one in predictions]  # of unequal devices some may have no price or no peak
+    names = [name for name in EVERYDAY if any(name in each for each in known)]
     rows = [
-        [one.devices, f"{one.everyday[f'{unit}_per_s']:,.0f}", *(EVERYDAY[n][1](one.everyday[n]) for n in names)]
+        [
+            one.devices,
+            f"{one.everyday[f'{unit}_per_s']:,.0f}",
+            *(EVERYDAY[n][1](one.everyday[n]) if n in one.everyday else "" for n in names),
+        ]
         for one in predictions
     ]
-    money = f"; money in {first['currency']}" if "currency" in first else ""
+    currency = next((each["currency"] for each in known if "currency" in each), None)
+    money = f"; money in {currency}" if currency else ""
     print_rows(f"\neveryday units{money}", [">devices", f">{unit}/s", *(f">{EVERYDAY[n][0]}" for n in names)], rows)
 
 

@@ -10,15 +10,24 @@ from paceline.units import SECONDS, format_share
 if TYPE_CHECKING:  # Importing the analysis would make every verb slow to start.
     from paceline.explain.watched import Judgement, StepCause
 
-__all__ = ["alert_line", "judgement_document", "judgement_lines"]
+__all__ = ["alert_line", "judgement_document", "judgement_lines", "replay_lines"]
 
 DAY_S = 86400.0
+SPLITS = (("stage", "by_stage"), ("rank", "by_rank"), ("data-parallel rank", "by_dp_rank"), ("operation", "by_kind"))
+BLAMED = {
+    "stage": "give it fewer layers",
+    "rank": "look at what else runs on its host, and at its clock and temperature; if it stays slow, replace it",
+    "data-parallel rank": "look at its samples (longer than those of the others?) and at its hosts",
+}
+CLOCKS_DIFFER_S = 0.002
+"""Ends of one collective on two ranks are nearer to each other than that, on one clock."""
 PHASE_WORDS = {
     "io": "input",
     "h2d": "copies to the device",
     "aggregate": "exposed exchange",
     "other": "outside of the phases",
     "any": "any phase",
+    "step": "",
 }
 ADVICE = {
     "slow_rank": "look at what else runs on the host of rank {rank}, and at its clock and temperature; if it stays "
@@ -31,6 +40,10 @@ ADVICE = {
     "collections": "gc.freeze() after the set-up and gc.disable() in the loop, with gc.collect() now and then",
 }
 EXCHANGES = {
+    "stages": (
+        ": most of it is waiting for other stages of the pipeline",
+        "what the replay blames; more micro-batches, or interleaved stages, shorten filling and draining",
+    ),
     "link": ("", "larger buckets, fewer ranks per link, gradients in half precision; `paceline explain` prices each"),
     "buckets": (": its buckets are small", "DistributedDataParallel(..., bucket_cap_mb=25)"),
     "overlap": (": nothing hides it", "DistributedDataParallel, whose buckets travel during the backward pass"),
@@ -50,24 +63,49 @@ STALL_ADVICE = {
 }
 
 
-def judgement_lines(judgement: Judgement, campaign: str) -> Iterator[str]:
-    """Where the time goes, and what lengthens it."""
+def judgement_lines(judgement: Judgement, campaign: str, launcher: str = "watch") -> Iterator[str]:
+    """Where the time goes, and what lengthens it, of steps that were watched or imported."""
     ranks = "1 rank" if judgement.num_ranks == 1 else f"{judgement.num_ranks} ranks"
     step = SECONDS.format(judgement.step_s)
-    yield f"paceline watched {judgement.num_steps} steps on {ranks}, {step} a step: {campaign}"
+    did = "imported" if launcher == "import" else "watched"
+    yield f"paceline {did} {judgement.num_steps} steps on {ranks}, {step} a step: {campaign}"
+    if judgement.replay:
+        yield from (f"  {line}" for line in replay_lines(judgement.replay))
     if judgement.why_not:
         yield f"  {judgement.why_not}"
         return
     parts = sorted(judgement.shares.items(), key=lambda item: -item[1])
     waiting = f"; ranks wait for each other {format_share(judgement.waiting)} of the time" * (judgement.waiting > 0.01)
     words = [f"{PHASE_WORDS.get(name, name)} {format_share(share)}" for name, share in parts if share > 0.001]
-    yield f"  a typical step: {', '.join(words)}{waiting}"
+    if words:
+        yield f"  a typical step: {', '.join(words)}{waiting}"
     if not judgement.causes:
         yield "  Nothing is shown to lengthen the steps."
     for number, cause in enumerate(judgement.causes, start=1):
         yield f"  {number}. {title_of(cause)}"
         yield f"     costs {_cost(cause)}"
         yield f"     do: {advice_for(cause)}"
+
+
+def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
+    """What a pipeline would take without stragglers, and who makes it longer."""
+    measured, replayed, ideal = (f"{replay[name]:.3f} s" for name in ("measured_s", "replayed_s", "ideal_s"))
+    cost = format_share(1 - replay["ideal_s"] / replay["replayed_s"])
+    yield (f"a step takes {measured}; replayed without delays between operations {replayed}, without stragglers "
+           f"{ideal}: stragglers cost {cost} of the time")  # fmt: skip
+    for what, name in SPLITS:
+        found = list(replay[name].items())[:4]
+        if found:
+            yield f"  by {what}: " + ", ".join(f"{key} {value:.3f} x" for key, value in found)
+    if replay["clock_s"] > CLOCKS_DIFFER_S:
+        yield (f"note: the clocks of the ranks differ by about {SECONDS.format(replay['clock_s'])}, by the ends of "
+               "collectives: put start_ts on one clock, else who is to blame is not known")  # fmt: skip
+    elif replay["blame"]:
+        what, which = replay["blame"]
+        value = replay[dict(SPLITS)[what]][which]
+        kind = next(iter(replay["by_kind"]))
+        yield (f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}; "
+               f"{BLAMED[what]}")  # fmt: skip
 
 
 def alert_line(alert: Mapping[str, Any]) -> str:
@@ -83,14 +121,15 @@ def title_of(cause: StepCause) -> str:
     """Who, where, since when, for how long."""
     who = "" if cause.rank is None else f"rank {cause.rank} "
     named = PHASE_WORDS.get(cause.phase, cause.phase)
-    where = named if cause.phase == "other" else f"in {named}"
+    where = named if cause.phase in ("other", "step") else f"in {named}"
     if cause.kind == "stalls":
         how = f"every {cause.every} steps" if cause.every else f"in {cause.count} of {cause.num_steps} steps"
-        return f"{who or 'the step '}stalls {where} {how}, first in step {cause.since} ({cause.pattern})"
-    repeated = f" every {cause.every} steps" if cause.every else ""
+        there = f"stalls {where}".rstrip()
+        return f"{who or 'the step '}{there} {how}, first in step {cause.since} ({cause.pattern})"
+    repeated, mostly = f" every {cause.every} steps" if cause.every else "", f", mostly {where}" if where else ""
     words = {
-        "slow_rank": f"{who}holds up the others, mostly {where}",
-        "slowdown": f"{who or 'every rank '}became slower, mostly {where}",
+        "slow_rank": f"{who}holds up the others{mostly}",
+        "slowdown": f"{who or 'every rank '}became slower{mostly}",
         "io": "the step waits for its batch",
         "aggregate": f"the step waits for the exchange of gradients{EXCHANGES[cause.reason or 'link'][0]}",
         "other": "the step spends time outside of its phases",
@@ -108,7 +147,7 @@ def _cost(cause: StepCause) -> str:
         return (
             f"an unknown part of the {format_share(cause.share.value)} of compute: one number of threads does not tell"
         )
-    low, high = (format_share(max(0.0, value)) for value in (cause.share.low, cause.share.high))
+    low, high = (format_share(min(1.0, max(0.0, value))) for value in (cause.share.low, cause.share.high))
     a_day = SECONDS.format(DAY_S * cause.share.value)
     return f"{format_share(cause.share.value)} of the time (95 %: {low} to {high}), {a_day} of every day"
 
@@ -138,4 +177,5 @@ def judgement_document(judgement: Judgement | None, campaign: str, note: str) ->
     return {
         "campaign": campaign, "ranks": judgement.num_ranks, "steps": judgement.num_steps, "step_s": judgement.step_s,
         "shares": judgement.shares, "waiting": judgement.waiting, "causes": causes, "note": judgement.why_not,
+        **({"replay": dict(judgement.replay)} if judgement.replay else {}),
     }  # fmt: skip

@@ -1,0 +1,62 @@
+"""Bounds of the replay: who is replayed one by one, what waits for what, and what takes how long without stragglers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.explain.replay import Replay, replay
+from paceline.measurements.foreign.operations import read_operations
+from tests.unit.imports.test_replay import _write
+
+F = 0.010
+Row = tuple[object, ...]
+
+
+def replayed(path: Path, *rows: tuple[int, str, float, float]) -> Replay:
+    """Operations of ranks of one stage, by rank, kind, begin and end."""
+    full: list[Row] = [
+        (rank, 0, kind, number, begin, end, 0, 0 if "compute" in kind else -1)
+        for number, (rank, kind, begin, end) in enumerate(rows)
+    ]
+    return replay(read_operations(_write(path / "p.parquet", full, 1)))
+
+
+@pytest.mark.parametrize(("ranks", "told"), [(256, 256), (257, 0)])
+def test_up_to_256_ranks_are_replayed_one_by_one(tmp_path: Path, ranks: int, told: int) -> None:
+    found = replayed(tmp_path, *((rank, "forward-compute", 0.0, F) for rank in range(ranks)))
+    assert (len(found.by_rank), len(found.by_dp_rank), len(found.by_stage)) == (told, ranks, 1)
+
+
+def test_without_stragglers_a_computation_takes_the_mean_and_an_exchange_the_median(tmp_path: Path) -> None:
+    ends = (0.002, 0.003, 0.010)
+    rows = [(rank, "forward-compute", 0.0, F + 0.003 * rank) for rank in range(3)]
+    rows += [(rank, "grads-reduce-scatter", F + 0.003 * rank, F + 0.006 + end) for rank, end in enumerate(ends)]
+    found = replayed(tmp_path, *rows)
+    assert found.replayed_s == pytest.approx(F + 0.006 + 0.010)
+    assert found.ideal_s == pytest.approx(F + 0.003 + 0.003)
+    assert found.slowdown == pytest.approx(found.replayed_s / found.ideal_s)
+    assert replace(found, ideal_s=0.0).slowdown == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "expected"),
+    [
+        ("forward-compute", 0.0500, 0.0504 + F),  # within half a millisecond of the end of the gather
+        ("forward-compute", 0.0498, 0.0504),  # it had begun before
+        ("backward-compute", 0.0504, 0.0504),
+    ],
+    ids=["after", "beside", "backward"],
+)
+def test_a_forward_pass_waits_for_the_gather_that_had_ended(
+    tmp_path: Path, kind: str, begin: float, expected: float
+) -> None:
+    found = replayed(tmp_path, (0, "params-all-gather", 0.0, 0.0504), (0, kind, begin, begin + F))
+    assert found.replayed_s == pytest.approx(expected)
+
+
+def test_an_exchange_waits_for_the_computation_before_it(tmp_path: Path) -> None:
+    rows = (0, "backward-compute", 0.0, F), (0, "grads-reduce-scatter", F + 0.02, F + 0.03)
+    assert replayed(tmp_path, *rows).replayed_s == pytest.approx(F + 0.01), "the pause between them is gone"
