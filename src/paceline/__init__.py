@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import capture, explain, extrapolate, load_runs, load_trace, plan, predict
+    from paceline.api import capture, explain, extrapolate, load_runs, load_trace, outline, plan, predict
     from paceline.integrations.watching import watch
     from paceline.runtime.group.shards import shard_mesh
     from paceline.runtime.pace import join
@@ -30,6 +30,7 @@ __all__ = [
     "join",
     "load_runs",
     "load_trace",
+    "outline",
     "plan",
     "predict",
     "shard_mesh",

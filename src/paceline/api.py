@@ -30,6 +30,7 @@ __all__ = [
     "extrapolate",
     "load_runs",
     "load_trace",
+    "outline",
     "plan",
     "predict",
     "profile_of_run",
@@ -63,7 +64,7 @@ def predict(
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own, and for a network the usual one is assumed (64
     images or 8,192 tokens, fewer if memory is short), which label and basis say. With several
-    frameworks there is one curve each.
+    frameworks there is one curve each. A catalog cluster of one host is repeated for more devices than it has.
     `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
     `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`. `samples` of an epoch and
@@ -87,23 +88,12 @@ def predict(
     names = [framework] if isinstance(framework, str) else list(framework)
     if not names:
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
-    asked = [
-        question_about(
-            network,
-            profile,
-            cluster,
-            batch,
-            framework=name,
-            input=input,
-            strategy=strategy,
-            precision=precision,
-            threads=threads,
-        )
-        for name in names
-    ]
+    counts, known = _counts(devices), _calibration(calibration)
+    given: dict[str, Any] = {"input": input, "strategy": strategy, "precision": precision, "threads": threads}
+    given["devices"] = max(counts, default=1)
+    asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
     if asked[0].assumed:
         asked = [replace(one, batch=min(each.batch for each in asked)) for one in asked]
-    counts, known = _counts(devices), _calibration(calibration)
     questions, job = [changed(question, dict(changes or {})) for question in asked], job_of(samples, epochs, price)
     curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions]
     return PredictionTable(tuple(everyday_curve(*pair, job) for pair in zip(curves, questions, strict=True)))
@@ -120,9 +110,14 @@ def question_about(
     strategy: Strategy | None = None,
     threads: int | None = None,
     precision: str | None = None,
+    devices: int = 1,
 ) -> Question:
-    """The question that `predict` and `plan` put to the model; names and files are read, a usual batch is assumed."""
+    """The question that `predict` and `plan` put to the model; names and files are read, a usual batch is assumed.
+
+    A catalog cluster of one host is repeated until it has this many `devices`.
+    """
     from paceline import catalog
+    from paceline.catalog.clusters import wide_enough
     from paceline.measurements.profile import read_profile
     from paceline.model.question import Question, with_usual_batch
     from paceline.spec.strategy import Strategy
@@ -131,7 +126,7 @@ def question_about(
         raise InputError("expected one of network and profile", hint="network='resnet50', or profile='my.profile'")
     given = read_profile(Path(profile)) if isinstance(profile, File) else profile
     samples = batch if batch is not None else given.batch if given else None
-    where = _cluster(cluster)
+    where = _cluster(wide_enough(str(cluster), devices) if isinstance(cluster, File) else cluster)
     question = Question(
         cluster=_with_rates(where) if given is None else where,
         framework=catalog.framework(framework),
@@ -279,6 +274,7 @@ def plan(
     from paceline.report.frames import PlanTable
 
     where = _cluster(cluster)
+    where = where.with_a_rank_per_core() if where.name == "local" else where  # it has as many ranks as anybody asks for
     share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
     asked = question_about(network, profile, where, share, framework=framework, precision=precision)
     question = changed(asked, dict(changes or {}))
@@ -338,6 +334,36 @@ def load_trace(path: File, *more: File, format: str | None = None) -> SpanTable:
     from paceline.report.frames import SpanTable
 
     return SpanTable(tuple(span for one in (path, *more) for span in read_trace(Path(one), format)))
+
+
+def outline(
+    model: Any,
+    inputs: Any,
+    *,
+    path: File | None = None,
+    name: str | None = None,
+    batch: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """The layers of a PyTorch model that need not train, for `predict(profile=...)`. Needs torch.
+
+        with torch.device("meta"):                # takes no memory
+            model = MyModel()
+        paceline.outline(model, torch.empty(8, 2048, dtype=torch.long, device="meta"), path="my.profile")
+
+    One forward pass counts the multiply-adds and bytes of each layer; `inputs` is a tensor, a tuple, or a dict by
+    name. The profile, returned as plain data, has no times: a prediction rests on the rooflines of devices, where
+    `capture` measures. Memory is checked for weights, gradients and momentum, not for activations.
+    """
+    try:
+        from paceline.runtime.counting import outline_of, write_outline
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_extra("torch", "torch") from None
+    found = outline_of(model, inputs, name=name, batch=batch)
+    write_outline(found, Path(path) if path else None, quiet=quiet)
+    return found
 
 
 def capture(

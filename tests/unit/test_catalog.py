@@ -38,7 +38,15 @@ EXACT = {
     "vgg16": (138_357_544, 15_470_264_320),
     "inception-v3": (23_834_568, None),
     "gpt2": (124_439_808, None),
+    "gpt2-medium": (354_823_168, None),
+    "gpt2-large": (774_030_080, None),
+    "gpt2-xl": (1_557_611_200, None),
     "bert-base": (109_482_240, None),
+    "bert-large": (335_141_888, None),
+    "resnet18": (11_689_512, None),
+    "resnet34": (21_797_672, None),
+    "resnet101": (44_549_160, None),
+    "resnet152": (60_192_808, None),
 }
 
 
@@ -58,7 +66,7 @@ def test_totals_that_are_known_to_the_last_digit(name):
 
 
 def test_every_full_network_has_published_totals():
-    derived = {"alexnet-64px", "googlenet-64px", "resnet50-64px", "gpt2-tiny", "bert-base-512"}
+    derived = {"alexnet-64px", "googlenet-64px", "resnet50-64px", "gpt2-tiny", "bert-base-512", "bert-large-512"}
     assert set(network_names()) - derived == set(published_networks())
 
 

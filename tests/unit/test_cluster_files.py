@@ -4,6 +4,9 @@ import pytest
 from click.testing import CliRunner
 
 from paceline.catalog import cluster, device, link
+from paceline.catalog.clusters import wide_enough
+from paceline.catalog.devices import device_names, device_record
+from paceline.catalog.links import link_names
 from paceline.cli import program
 from paceline.errors import InputError, SpecError
 
@@ -72,9 +75,12 @@ def test_a_missing_file_is_an_error():
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("--network", "llama-7b", "--cluster", "dgx-a100"), "--profile of paceline.capture"),
-        (("--network", "resnet50", "--cluster", "RTX 3090 x 2"), "clusters with rtx-3090: "),
-        (("--network", "resnet50", "--cluster", "A100"), "clusters with a100-40gb: dgx-a100, "),
+        (("--network", "llama-7b", "--cluster", "dgx-a100"), "--profile of paceline.capture or outline"),
+        (("--network", "resnet50", "--cluster", "8 hosts of rtx-3090"), 'write its devices, such as "4x rtx-4090"'),
+        (("--network", "resnet50", "--cluster", "A100", "--devices", "8"), ': --cluster "8x a100-40gb"'),
+        (("--network", "resnet50", "--cluster", "4x t4", "--devices", "12"), ': --cluster "4x t4 over LINK x 3"'),
+        (("--network", "resnet50", "--cluster", "4x t4 x 2"), '"4x t4 over 25gbe x 2"'),
+        (("--network", "resnet50", "--cluster", "2x m2-max"), '"m2-max over LINK x 2"'),
         (
             ("--network", "resnet50", "--cluster", "p4d.24xlarge x 2", "--devices", "8,33"),
             'at most 16, or for a larger cluster: --cluster "p4d.24xlarge x 5"',
@@ -85,3 +91,93 @@ def test_a_name_of_something_else_or_too_few_hosts_get_the_words_to_type(words, 
     error = CliRunner().invoke(program, ["predict", *words]).exception
     assert isinstance(error, InputError)
     assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "hosts", "devices", "inside", "link"),
+    [
+        ("rtx-4090", "rtx-4090", 1, 1, "pcie4-x16", "pcie4-x16"),
+        ("4x RTX 4090", "4x rtx-4090", 1, 4, "pcie4-x16", "pcie4-x16"),
+        ("NVIDIA GeForce RTX 4090 x 4", "4x rtx-4090", 1, 4, "pcie4-x16", "pcie4-x16"),
+        ("8xA100", "8x a100-40gb", 1, 8, "nvlink3", "nvlink3"),
+        ("A100 80GB x 8", "8x a100-80gb", 1, 8, "nvlink3", "nvlink3"),
+        ("4x t4 over 25GbE x 8", "4x t4 over 25gbe x 8", 8, 4, "pcie3-x16", "25gbe"),
+        ("xeon-platinum-8480 over 100gbe x 3", "xeon-platinum-8480 over 100gbe x 3", 3, 1, "loopback", "100gbe"),
+    ],
+)
+def test_a_cluster_is_written_as_its_devices(text, name, hosts, devices, inside, link):
+    found = cluster(text)
+    assert found.name == name
+    assert [len(host.devices) for host in found.hosts] == [devices] * hosts
+    assert {(host.inside.name, host.link.name) for host in found.hosts} == {(inside, link)}
+    assert cluster(found.name) == found
+
+
+def test_unequal_hosts_are_joined():
+    found = cluster("2x a100 + 4x rtx-3090 over 10gbe x 2 + dgx-1")
+    assert [len(host.devices) for host in found.hosts] == [2, 4, 4, 8]
+    assert [host.link.name for host in found.hosts] == ["10gbe", "10gbe", "10gbe", "infiniband-edr"]
+    assert [host.inside.name for host in found.hosts] == ["nvlink3", "pcie4-x16", "pcie4-x16", "nvlink2"]
+    assert cluster(found.name) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("2x t4 + 2x p40", "the network between its hosts is missing"),
+        ("2x t4 over 10gbe + nonsense", "no cluster is called 'nonsense'"),
+        ("0x t4", "got 0 devices in a host, expected 1 to 64"),
+        ("65x t4", "got 65 devices in a host"),
+        ("2x t4 over 25gbe x 0", "got 0 hosts"),
+        ("2x t4 over token-ring x 2", "no link is called 'token-ring'"),
+        ("2x t4 +", "no cluster is called"),
+        ("2x a100+4x t4 over 10gbe", "no cluster is called"),
+        ("4x t4 and 4x p40", "no cluster is called"),
+    ],
+)
+def test_devices_that_make_no_cluster_are_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        cluster(text)
+
+
+def test_every_gpu_of_a_server_has_a_link_to_the_next_one():
+    alone = {name for name in device_names() if device_record(name).kind == "gpu" and not device_record(name).inside}
+    assert alone == {"m1-max", "m1-ultra", "m2-max", "m2-ultra", "m3-max"}
+    for name in set(device_names()) - alone:
+        inside = device_record(name).inside
+        assert inside is None or inside.link in link_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "wide"),
+    [
+        ("dgx-a100", 8, "dgx-a100"),
+        ("dgx-a100", 9, "dgx-a100 x 2"),
+        ("dgx-a100", 64, "dgx-a100 x 8"),
+        ("dgx-a100 x 2", 64, "dgx-a100 x 2"),
+        ("lab-10gbe", 64, "lab-10gbe"),
+        ("local", 9999, "local"),
+        ("mine.toml", 64, "mine.toml"),
+    ],
+)
+def test_an_entry_of_one_host_is_repeated_for_more_devices(name, devices, wide):
+    assert wide_enough(name, devices) == wide
+
+
+@pytest.mark.parametrize(
+    ("where", "priced"), [("2x a100 + 4x rtx-3090 over 10gbe", True), ("4x rtx-3090 + 2x a100 over 10gbe", False)]
+)
+def test_devices_of_which_some_have_a_price_are_shown(where, priced):
+    done = CliRunner().invoke(
+        program, ["predict", "--network", "resnet50", "--cluster", where, "--devices", "1,6", "--samples", "1000"]
+    )
+    assert done.exit_code == 0, done.exception
+    assert ("money in USD" in done.output) is priced
+    assert "everyday units" in done.output
+
+
+@pytest.mark.parametrize("verb", [("predict",), ("whatif", "--set", "link.bandwidth=10Gb/s"), ("simulate",)])
+def test_every_verb_repeats_a_cluster_of_one_host(verb):
+    done = CliRunner().invoke(program, [*verb, "--network", "lenet", "--cluster", "dgx-1", "--devices", "8,16"])
+    assert done.exit_code == 0, done.exception
+    assert "dgx-1 x 2" in done.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.catalog.clusters import cluster, cluster_file, cluster_names
+from paceline.catalog.clusters import cluster, cluster_file, cluster_names, is_composed
 from paceline.catalog.devices import DeviceRecord, device_called, device_names, device_record, reach_figures
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.catalog.frameworks import framework_record, record_names
@@ -67,14 +67,14 @@ def section(name: str) -> list[Document]:
 
 
 def describe(name: str) -> Document:
-    """One device, link, cluster, framework or cluster file, with every figure and its source."""
-    if name.endswith(".toml"):
+    """One device, link, cluster (also "4x t4"), framework or cluster file, with every figure and its source."""
+    if name.endswith(".toml") or is_composed(name):
         return _cluster(cluster(name))
+    if name in link_names():
+        return _with_figures("link", link_record(name))
     if name not in cluster_names() and device_called(name) is not None:
         record = device_record(name)
         return _with_figures("device", record, reach=reach_figures(record))
-    if name in link_names():
-        return _with_figures("link", link_record(name))
     if name in cluster_names():
         given = cluster_file(name)
         return {**_cluster(cluster(name)), "title": given.title, "source": given.source}

@@ -25,7 +25,7 @@ FILE = click.Path(path_type=Path)
 @click.command()
 @click.option("--network", shell_complete=completion.networks, help="Catalog name, or a file ending in .toml.")
 @click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
-@click.option("--cluster", required=True, shell_complete=completion.clusters, help="Catalog name, or a .toml file.")
+@click.option("--cluster", required=True, shell_complete=completion.clusters, help="Name, devices, or .toml file.")
 @click.option(
     "--global-batch",
     type=COUNT,
@@ -55,6 +55,7 @@ def command(
     \b
     Examples:
       paceline plan --network resnet50 --cluster mixed-lab --global-batch 512
+      paceline plan --network resnet50 --cluster '4x rtx-4090 over 25gbe x 2'
       paceline plan --profile my.profile --calibration c.json --cluster mine.toml
       paceline plan --network gpt2 --cluster my-cluster.toml --global-batch 256 --output plan.toml
     """

@@ -65,7 +65,7 @@ question_options = options(
                  help="A stored study or campaign, or what `paceline watch` or `import` stored: its layers' times."),
     store_option,
     click.option("--cluster", shell_complete=completion.clusters,
-                 help="A cluster of the catalog, or a .toml file that describes one."),
+                 help="A cluster of the catalog, its devices ('4x rtx-4090 over 25gbe x 8'), or a .toml file."),
     click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
                  help="Framework, or framework/mode."),
     click.option("--batch", type=COUNT, help="Samples per device and step; default: the profile's, else 64 images or "
@@ -162,5 +162,7 @@ def bucket_answer(
     from paceline.model.plan.bucket_size import choose_bucket
 
     framework = asked.pop("framework")
-    question = changed(api.question_about(**asked_of(**asked), framework=framework), parse_changes(changes))
+    question = changed(
+        api.question_about(**asked_of(**asked), framework=framework, devices=count), parse_changes(changes)
+    )
     return choose_bucket(question, count, calibration=calibration_of(calibration))

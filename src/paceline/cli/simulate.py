@@ -58,13 +58,14 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
         --framework mxnet/dist_async --set strategy.servers=4
     """
     check_plot(plot)
-    framework = asked.pop("framework")
-    question = changed(api.question_about(**asked_of(**asked), framework=framework), parse_changes(changes))
+    framework, counts = asked.pop("framework"), counts_of(devices, "--devices")
+    known = calibration_of(calibration)
+    asked = asked_of(**asked)
+    question = changed(api.question_about(**asked, framework=framework, devices=max(counts)), parse_changes(changes))
     trouble = Trouble(
         steps, straggle, straggle_factor, mtbf=None if mtbf is None else seconds_of(mtbf, "--mtbf"),
         restart=seconds_of(restart, "--restart"), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
     )  # fmt: skip
-    known, counts = calibration_of(calibration), counts_of(devices, "--devices")
     runs = [simulate_question(question, count, trouble, calibration=known) for count in counts]
     if plot is not None:
         write_simulated(plot, runs, question.label)

@@ -154,17 +154,13 @@ def _flat_links(fabric: Fabric) -> tuple[float, float]:
 def _hierarchical(fabric: Fabric, n: Floats) -> Floats:
     """Reduce-scatter inside, all-reduce of each share between hosts over shared ports, all-gather inside."""
     g = fabric.reduce_per_byte
-    total = np.zeros_like(n)
-    if fabric.local > 1:
-        total = total + _ring(n, fabric.local, fabric.inside_latency, fabric.inside_per_byte, g)
-    if fabric.hosts > 1:
-        total = total + _ring(n, fabric.hosts, fabric.between_latency, fabric.between_per_byte, g / fabric.local)
-    return total
+    inside = _ring(n, fabric.local, fabric.inside_latency, fabric.inside_per_byte, g)
+    return inside + _ring(n, fabric.hosts, fabric.between_latency, fabric.between_per_byte, g / fabric.local)
 
 
 def _double_tree(fabric: Fabric, n: Floats) -> Floats:
     """Two trees, each with half of the bytes. Sanders, Speck and Träff, Two-tree algorithms, 2009."""
-    hops = 2 * np.log2(max(fabric.hosts, 1)) * fabric.between_latency
+    hops = 2 * np.log2(fabric.hosts) * fabric.between_latency
     hops += 2 * (fabric.local - 1) * fabric.inside_latency
     inside = fabric.inside_per_byte if fabric.local > 1 else 0.0
     slowest = max(inside, fabric.between_per_byte if fabric.hosts > 1 else 0.0)

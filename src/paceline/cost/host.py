@@ -4,10 +4,13 @@ A step alone on t threads, of which a share p runs in parallel (Amdahl, 1967):
 
     alone(t) = alone(1) / gain,    gain = 1 / ((1 - p) + p / t)
 
-R ranks of t threads on c cores. Ranks that have too few cores wait passively (`OMP_WAIT_POLICY=passive`, which
-launchers set for them): a waiting thread leaves its core to others, and a rank that computes occupies `gain` cores:
+A step that several threads slow down, because they wait for each other, has a gain below 1, and a negative p.
 
-    together(R, t) = alone(t) max(1, R gain / c)
+R ranks of t threads on c cores. Ranks that have too few cores wait passively (`OMP_WAIT_POLICY=passive`, which
+launchers set for them): a waiting thread leaves its core to others, and a rank that computes occupies `gain` cores.
+What threads lose by waiting for each other on free cores, they do not lose where other ranks use these cores meanwhile:
+
+    together(R, t) = alone(t) max(min(1, gain), R gain / c)    where R t > c, R > 1
 
 What ranks cost each other through memory and caches is the calibration's `crowding`, for the ranks that compute at the
 same time: `at_once`. `Sharing` holds what a probe measured beside this formula.
@@ -32,6 +35,8 @@ __all__ = [
 
 USUAL_PARALLEL = 0.9
 """Share of a step that runs in parallel, where nothing was measured on two numbers of threads."""
+LEAST_PARALLEL = -1.0
+"""Two threads that take more than one and a half times as long as one were disturbed."""
 UNKNOWN_PARALLEL_SPREAD = 0.2
 """Standard deviation of the log of a step that moves to another number of threads by the usual share."""
 PROBED_SPREAD = 0.04
@@ -59,7 +64,7 @@ def parallel_share(gain: float, threads: int) -> float:
     """The share of a step that runs in parallel, from how many times faster `threads` threads are than one."""
     if threads < 2:
         return USUAL_PARALLEL
-    return min(1.0, max(0.0, (1 - 1 / gain) / (1 - 1 / threads)))
+    return min(1.0, max(LEAST_PARALLEL, (1 - 1 / gain) / (1 - 1 / threads)))
 
 
 def alone_ratio(parallel: float, before: int, after: int) -> float:
@@ -83,13 +88,14 @@ def together(
     """How many times as long compute takes as alone on the same threads, and the standard deviation of its log."""
     if ranks == 1 and threads <= cores:
         return 1.0, 0.0
-    stretch = 1.0 if ranks * threads <= cores else max(1.0, ranks * threads_gain(parallel, threads) / cores)
+    gain, crowded = threads_gain(parallel, threads), ranks * threads > cores
+    stretch = max(min(1.0, gain) if ranks > 1 else 1.0, ranks * gain / cores) if crowded else 1.0
     alike = [one for one in probes if one.cores == cores]
     if alike:
         near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
         far = (near.ranks, near.threads) != (ranks, threads)
-        return max(1.0, stretch * near.excess), PROBED_SPREAD * (1.5 if far else 1.0)
-    return stretch, THREADS_SPREAD if threads > 1 and ranks * threads > cores else TURNS_SPREAD
+        return max(min(1.0, stretch), stretch * near.excess), PROBED_SPREAD * (1.5 if far else 1.0)
+    return stretch, THREADS_SPREAD if threads > 1 and crowded else TURNS_SPREAD
 
 
 def turns(ranks: int, cores: int | None) -> float:

@@ -19,6 +19,7 @@ __all__ = [
     "MemoryUse",
     "StateBytes",
     "check_fits",
+    "check_state_fits",
     "largest_batch",
     "memory_limit",
     "memory_of",
@@ -104,6 +105,20 @@ def check_fits(
         f"{device.name} has {BYTES.format(limit)}: {BYTES.format(use.total - limit)} too much",
         hint=f"the largest batch that fits is about {largest}" if largest >= 1 else "shard the model over devices",
     )
+
+
+def check_state_fits(
+    name: str, parameters: float, device: Device, *, numerics: Numerics = FLOAT32, shards: Shards = (0, 1)
+) -> None:
+    """One clear error if weights, gradients and momentum alone exceed the device's memory."""
+    limit, state = memory_limit(device), state_bytes(numerics.weight, shards=shards)
+    need = parameters * (state.weights + state.gradients + state.optimizer) + RESERVED
+    if limit is not None and need > limit:
+        raise InputError(
+            f"weights, gradients and momentum of {name} need {BYTES.format(need)} on each device, "
+            f"{device.name} has {BYTES.format(limit)}, activations not counted",
+            hint="shard the model over devices: --framework pytorch/fsdp2, or a larger device",
+        )
 
 
 def largest_batch(

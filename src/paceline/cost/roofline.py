@@ -13,7 +13,8 @@ only moves memory: weight, gradient and momentum are read, weight and momentum a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "LayerWork",
     "device_times",
     "ideal_seconds",
+    "macs_of",
     "measured_times",
     "profiled_times",
     "update_seconds",
@@ -163,13 +165,20 @@ def _rooflines(
     return LayerTimes(*layers, both * compute, both * traffic[0] / memory, both * traffic[1] / memory, start)
 
 
-def ideal_seconds(network: Network, device: Device, numerics: Numerics) -> float | None:
+def macs_of(network: Network) -> dict[LayerClass, float]:
+    """Multiply-adds of the forward pass of one sample, by kind of layer."""
+    found: defaultdict[LayerClass, float] = defaultdict(float)
+    for cost in layer_costs(network):
+        found[CLASSES.get(cost.kind, "elementwise")] += cost.macs
+    return dict(found)
+
+
+def ideal_seconds(macs: Mapping[LayerClass, float], device: Device, numerics: Numerics) -> float | None:
     """Seconds of one sample's forward and backward multiply-adds at peak rates; None where a rate is not known."""
     rates = {kind: device.peak.get(numerics.of(kind)) for kind in (*CLASSES.values(), "elementwise")}
     if not all(rates.values()):
         return None
-    costs = layer_costs(network)
-    return sum(6.0 * cost.macs / (rates[CLASSES.get(cost.kind, "elementwise")] or 1.0) for cost in costs)
+    return sum(6.0 * count / (rates[kind] or 1.0) for kind, count in macs.items())
 
 
 def _launch(device: Device) -> float:

@@ -8,11 +8,11 @@ The multiply-adds are the network's own: what is computed twice to save memory d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import ideal_seconds
-from paceline.spec.cluster import Device
+from paceline.spec.cluster import Device, LayerClass
 from paceline.spec.network import Network
 
 __all__ = ["input_unit", "peak_share"]
@@ -25,13 +25,18 @@ def input_unit(network: Network | None) -> tuple[str, int]:
     return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])
 
 
-def peak_share(network: Network | None, devices: Sequence[Device], rate: float, precision: str) -> float | None:
-    """Share of the devices' peak that this many samples per second need; None where a peak is not known."""
-    if network is None or any(device.emulation is not None for device in devices):
+def peak_share(
+    macs: Mapping[LayerClass, float] | None, devices: Sequence[Device], rate: float, precision: str
+) -> float | None:
+    """Share of the devices' peak that this many samples per second need; None where work or a peak is not known.
+
+    `macs` are multiply-adds of the forward pass of one sample, by kind of layer.
+    """
+    if not macs or any(device.emulation is not None for device in devices):
         return None
     alike = Counter(map(id, devices))
     kinds = {id(device): device for device in devices}
-    ideal = {key: ideal_seconds(network, device, numerics_on(device, precision)) for key, device in kinds.items()}
+    ideal = {key: ideal_seconds(macs, device, numerics_on(device, precision)) for key, device in kinds.items()}
     if not ideal or not all(ideal.values()):
         return None
     return rate / sum(alike[key] / seconds for key, seconds in ideal.items() if seconds)

@@ -9,22 +9,26 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.catalog.devices import reach_spread
+from paceline import catalog
+from paceline.catalog.devices import device_called, reach_spread
 from paceline.cost.host import parallel_share
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
-from paceline.spec.cluster import Device
+from paceline.spec.cluster import Device, LayerClass
 from paceline.spec.network import Network
 
 __all__ = [
     "DeviceWork",
     "StepWork",
     "WorkAt",
+    "counted_on",
     "counted_work",
     "in_chunks",
     "moved_by_rooflines",
+    "outlined_work",
+    "profiled_device",
     "roofline",
     "roofline_work",
     "work_of_profile",
@@ -35,6 +39,8 @@ Ints = NDArray[np.int64]
 
 BATCH_SPREAD = 0.08
 """The same of a profile scaled to another batch, for each doubling."""
+MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear", "attention", "elementwise"), 1.0)
+"""Measured rates are reached already."""
 MOVED_SPREAD = 0.2
 """The same of a profile moved to another device of its kind."""
 MOVED_FAR_SPREAD = 0.4
@@ -207,14 +213,48 @@ def counted_work(profile: Profile, device: Device, *, precision: str = "float32"
         return None
     parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
     names = [layer.name for layer in profile.layers]
+    meaning = numerics_on(device, precision).meaning
     return DeviceWork(
         times=profiled_times(counted, device, precision=precision),
         order=tuple(names.index(name) for name in profile.ready or reversed(names)),
         update=update_seconds(parameters, device, precision=precision),
         jitter=0.01,
         spread=reach_spread(device),
-        basis=f"roofline of {device.name} in {precision} from the work of the profile's layers",
+        basis=f"roofline of {device.name}, {meaning}, from the work of the profile's layers",
     )
+
+
+def outlined_work(profile: Profile, device: Device, *, precision: str) -> DeviceWork:
+    """Layers that nobody ran: the device's roofline."""
+    work = counted_work(profile, device, precision=precision)
+    if work is None:
+        raise Unsupported(
+            f"the profile of {profile.network} has neither times nor the multiply-adds of all its layers",
+            hint="capture a few steps, or outline the model: paceline.outline(model, inputs, path=...)",
+        )
+    return replace(work, basis=f"{work.basis}, which were counted and not run")
+
+
+def profiled_device(profile: Profile) -> Device | None:
+    """The device of a profile with its rates: of the catalog, or as measured beside the profile."""
+    known = device_called(profile.device) if profile.device else None
+    device, host = catalog.device(known) if known else None, profile.host
+    if host is not None and host.peak and host.bandwidth:
+        return Device(
+            name=profile.device or "processor",
+            kind="cpu",
+            peak={"float32": host.peak},
+            memory_bandwidth=host.bandwidth,
+            reach=MEASURED_REACH,
+        )
+    return device if device and device.memory_bandwidth and "float32" in device.peak else None
+
+
+def counted_on(profile: Profile, device: Device, *, precision: str) -> DeviceWork | None:
+    """The roofline of a profile's network: of the catalog's, or of what the profile counted."""
+    if profile.network in catalog.network_names():
+        return roofline_work(catalog.network(profile.network), device, precision=precision)
+    return counted_work(profile, device, precision=precision)
 
 
 def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, far: bool = False) -> StepWork:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import catalog
 from paceline.cost.precision import numerics_on
+from paceline.cost.roofline import macs_of
 from paceline.cost.usage import input_unit, peak_share
 from paceline.errors import InputError
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.question import Question
-from paceline.spec.cluster import Device, place
+from paceline.spec.cluster import Device, LayerClass, place
 from paceline.spec.network import Network
 
 __all__ = ["PlannedRun", "everyday_curve", "everyday_of", "job_of"]
@@ -69,7 +71,7 @@ def everyday_of(
     unit, each = input_unit(network)
     known: dict[str, Any] = {"unit": unit, "per_sample": each}
     known[f"{unit}_per_s"], known[f"{unit}_per_s_interval_90"] = rates[0] * each, [rate * each for rate in rates[1:]]
-    mfu = _mfu(question, network, devices, rates[0])
+    mfu = _mfu(question, devices, rates[0])
     if mfu is not None:
         known["mfu"] = mfu
     watts = [device.power for device in devices if device.power is not None]
@@ -103,13 +105,26 @@ def _network(question: Question) -> Network | None:
     return catalog.network(name) if name in catalog.network_names() else None
 
 
-def _mfu(question: Question, network: Network | None, devices: Sequence[Device], rate: float) -> float | None:
+def _macs(question: Question) -> dict[LayerClass, float] | None:
+    """Multiply-adds of the network, or of a profile that knows those of all its layers."""
+    network = _network(question)
+    if network is not None or question.profile is None:
+        return macs_of(network) if network is not None else None
+    found: defaultdict[LayerClass, float] = defaultdict(float)
+    for layer in question.profile.layers:
+        if layer.kind is None or layer.macs is None:
+            return None
+        found[layer.kind] += layer.macs
+    return dict(found)
+
+
+def _mfu(question: Question, devices: Sequence[Device], rate: float) -> float | None:
     """Share of the peak of all devices that the network's own multiply-adds need."""
     precision = catalog.resolve(question.framework, question.strategy).precision
-    share = peak_share(network, devices, rate, precision)
-    if network is not None and share is not None and share > 1:
+    share = peak_share(_macs(question), devices, rate, precision)
+    if share is not None and share > 1:
         raise InputError(
-            f"{rate:,.1f} samples/s of {network.name} are {share:.0%} of the peak of {len(devices)} x "
+            f"{rate:,.1f} samples/s of {question.subject} are {share:.0%} of the peak of {len(devices)} x "
             f"{devices[0].name} ({numerics_on(devices[0], precision).meaning}), which no device can do",
             hint="state the --precision in which it was measured, and the device that the profile is of",
         )

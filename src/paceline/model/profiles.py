@@ -6,7 +6,8 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
+from itertools import pairwise
+from statistics import median, median_low
 
 import numpy as np
 
@@ -24,6 +25,7 @@ __all__ = ["Row", "alone", "profile_from", "profile_of"]
 MOST_JITTER = 0.2
 """More is other load on the machine, not the device."""
 
+WATCH = "watch the same training on one rank (`paceline watch -- python train.py`), then predict --from that"
 Row = tuple[str, str, float, float, int | None]
 
 
@@ -72,7 +74,7 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
     if not rows or not launches.passes:
         raise Unsupported(
             f"{run.network} on {run.framework} has no spans of its layers",
-            hint="run it with phase_steps above 0 in the protocol; a watched or imported model needs its layers' times",
+            hint=WATCH if run.is_observed else "run it with phase_steps above 0 in the protocol",
         )
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
     clean = median(launches.steps)
@@ -130,10 +132,36 @@ def _doubt(launches: Launches) -> str:
 
 def _spans(store: Store, runs: list[str]) -> list[Row]:
     with open_views(store, runs) as connection:
-        return connection.execute(
+        rows: list[Row] = connection.execute(
             """SELECT phase, name, median(seconds), median(start_s), max(size_bytes) FROM spans
                WHERE rank = 0 AND phase IN ('forward', 'backward') GROUP BY phase, name"""
         ).fetchall()
+        if not rows or any(row[1] != row[0] for row in rows):
+            return rows
+        exchanges = connection.execute(
+            """SELECT run, step, lower(name), start_s, size_bytes FROM spans
+               WHERE rank = 0 AND phase = 'aggregate' ORDER BY run, step, start_s"""
+        ).fetchall()
+    return _bucket_rows(exchanges, begin=min(row[3] for row in rows if row[0] == "backward"))
+
+
+def _bucket_rows(exchanges: list[tuple[str, int, str, float, int | None]], begin: float) -> list[Row]:
+    """A trace without layers: the gradients of each all-reduce as a layer, whose backward ends when it is sent."""
+    steps: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
+    for run, step, name, start, size in exchanges:
+        if "all_gather" in name or "allgather" in name or "reduce_scatter" in name or "reducescatter" in name:
+            raise Unsupported("the ranks of this trace had shards of the layers", hint=WATCH)
+        if ("all_reduce" in name or "allreduce" in name) and size:
+            steps[run, step].append((start, size))
+    if not steps:
+        raise Unsupported("this trace does not say the layers and the sizes of their gradients", hint=WATCH)
+    count = median_low(len(found) for found in steps.values())
+    usual = [found for found in steps.values() if len(found) == count]
+    sent = [median(found[place][0] for found in usual) for place in range(count)]
+    seconds = [max(1e-6, late - early) for early, late in pairwise([begin, *sent])]
+    forward: list[Row] = [("forward", f"bucket {n}", seconds[n], float(-n), None) for n in range(count)]
+    sizes = [median_low(found[place][1] for found in usual) for place in range(count)]
+    return [*forward, *(("backward", f"bucket {n}.gradients", seconds[n], sent[n], sizes[n]) for n in range(count))]
 
 
 def _jitter(store: Store, runs: list[str]) -> float:

@@ -17,7 +17,7 @@ from paceline.catalog.clusters import more_hosts
 from paceline.catalog.devices import device_called
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import check_fits, largest_batch, memory_of, usual_batch
+from paceline.cost.memory import check_fits, check_state_fits, largest_batch, memory_of, usual_batch
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -27,13 +27,15 @@ from paceline.model.compute import (
     DeviceWork,
     StepWork,
     WorkAt,
-    counted_work,
+    counted_on,
     moved_by_rooflines,
+    outlined_work,
+    profiled_device,
     roofline_work,
     work_of_profile,
 )
 from paceline.model.step import Ranks
-from paceline.spec.cluster import Cluster, Device, Emulation, LayerClass, Placed, place
+from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
@@ -54,8 +56,6 @@ __all__ = [
     "works_of",
 ]
 
-MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear", "attention", "elementwise"), 1.0)
-"""Measured rates are reached already."""
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""
 
@@ -119,6 +119,16 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
     for device in _devices(question).values():
         if question.network is not None:
             check_fits(question.network, device, question.batch, **_memory_of(question, device))
+        elif question.profile is not None:
+            _check_state_fits(question, question.profile, device)
+
+
+def _check_state_fits(question: Question, profile: Profile, device: Device) -> None:
+    """Weights, gradients and optimiser must fit on a device that did not train the model already."""
+    if profile.device is not None and device_called(profile.device) == device.name:
+        return
+    parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
+    check_state_fits(profile.network, parameters, device, **_memory_of(question, device))
 
 
 def check_workload(question: Question) -> None:
@@ -191,6 +201,8 @@ def _work_on(question: Question, device: Device, stated_for: int | None) -> Work
     if question.network is not None:
         return roofline_work(question.network, device, precision=precision, stated_for=stated_for).at
     assert question.profile is not None
+    if question.profile.is_outline:
+        return outlined_work(question.profile, device, precision=precision).at
     work = work_of_profile(question.profile)
     if emulation is not None and emulation.forward is not None:
         return _stated(work, emulation, emulation.batch or stated_for or question.batch).at
@@ -219,9 +231,9 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
     if same and numerics_on(device, precision) == numerics_on(device, profiled):
         slow = 1 / device.quota
         return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
-    before = device if same and device.peak else _profiled_device(profile)
-    wanted = _counted(profile, device, precision)
-    measured = _counted(profile, before, profiled) if before else None
+    before = device if same and device.peak else profiled_device(profile)
+    wanted = counted_on(profile, device, precision=precision)
+    measured = counted_on(profile, before, precision=profiled) if before else None
     if wanted is None:
         raise Unsupported(
             f"the profile was taken on {profile.device or device.name!r}, asked is {device.name!r} in {precision}, "
@@ -238,28 +250,6 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
         return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch), far=far)
 
     return moved
-
-
-def _profiled_device(profile: Profile) -> Device | None:
-    """The device of a profile with its rates: of the catalog, or as measured beside the profile."""
-    known = device_called(profile.device) if profile.device else None
-    device, host = catalog.device(known) if known else None, profile.host
-    if host is not None and host.peak and host.bandwidth:
-        return Device(
-            name=profile.device or "processor",
-            kind="cpu",
-            peak={"float32": host.peak},
-            memory_bandwidth=host.bandwidth,
-            reach=MEASURED_REACH,
-        )
-    return device if device and device.memory_bandwidth and "float32" in device.peak else None
-
-
-def _counted(profile: Profile, device: Device, precision: str) -> DeviceWork | None:
-    """The roofline of a profile's network: of the catalog's, or of what the profile counted."""
-    if profile.network in catalog.network_names():
-        return roofline_work(catalog.network(profile.network), device, precision=precision)
-    return counted_work(profile, device, precision=precision)
 
 
 def ranks_of(question: Question, count: int, calibration: Calibration, works: dict[str, WorkAt]) -> Ranks:

@@ -206,8 +206,10 @@ def _is_measured(question: Question, calibration: Calibration, name: str) -> boo
     """Whether this input was measured already, so that only a better measurement helps."""
     if name == "compute":
         device = question.cluster.hosts[0].devices[0].name
-        given = question.profile.device if question.profile else None
-        return question.profile is not None and (given is None or device in (given, device_called(given)))
+        profile = question.profile
+        if profile is None or profile.is_outline:
+            return False
+        return profile.device is None or device in (profile.device, device_called(profile.device))
     return name in ("bandwidth", "latency") and bool(calibration.collectives)
 
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.runtime.data.stream import ShardedSamples as ShardedSamples
     from paceline.runtime.group.shards import shard_mesh as shard_mesh
     from paceline.runtime.members.view import Timeouts as Timeouts
     from paceline.runtime.pace import Pace as Pace
@@ -22,6 +23,7 @@ _HOMES = {
     "OuterOptimizer": "paceline.runtime.syncer.rounds",
     "Pace": "paceline.runtime.pace",
     "Settings": "paceline.runtime.settings",
+    "ShardedSamples": "paceline.runtime.data.stream",
     "StalenessRule": "paceline.runtime.syncer.rounds",
     "StepRecord": "paceline.runtime.pace",
     "Timeouts": "paceline.runtime.members.view",

@@ -29,6 +29,7 @@ from torch import nn
 from paceline import variables
 from paceline.bench.frameworks.pytorch.worker_host import host_rates
 from paceline.errors import InputError
+from paceline.files import atomic_write
 from paceline.runtime.counting import WorkCounter
 from paceline.units import BYTES, SECONDS
 
@@ -91,7 +92,7 @@ class Capture:
         if kind is None:
             self.profile = self._document()
             if self._path is not None:
-                self._path.write_text(json.dumps(self.profile, indent=1) + "\n", encoding="utf-8")
+                atomic_write(self._path, json.dumps(self.profile, indent=1) + "\n")
             if not self._quiet:
                 sys.stdout.write("\n".join([*_summary(self.profile, self._path), ""]))
 

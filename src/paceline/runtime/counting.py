@@ -1,34 +1,54 @@
 """The work of each layer of a PyTorch model, counted in one forward pass: multiply-adds, and bytes in and out.
 
-Operators are counted as they are dispatched, so that functions without a module of their own count, too.
+Operators are counted as they are dispatched, so that functions without a module of their own count, too. A model need
+not train for that, nor exist in memory:
+
+    with torch.device("meta"):
+        model = MyModel(...)                      # no memory: a model that no machine here could hold
+    paceline.outline(model, torch.empty(8, 2048, dtype=torch.long, device="meta"), path="my.profile")
+
+Such a profile has no times: predictions from it rest on rooflines alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-__all__ = ["WorkCounter"]
+from paceline.errors import InputError
+from paceline.files import atomic_write
+from paceline.units import BYTES
+
+__all__ = ["WorkCounter", "outline_of", "write_outline"]
 
 KINDS: tuple[tuple[Any, str], ...] = (
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "convolution"),
     (nn.MultiheadAttention, "attention"),
 )
 """Classes of layers that reach different shares of a device's rates; others that multiply are linear."""
+FLOAT32 = 4
+"""Bytes of a gradient's number; a prediction in another precision scales them."""
 
 
-class _Multiplications(TorchDispatchMode):
-    """Counts the multiply-adds of every operator."""
+class _Operators(TorchDispatchMode):
+    """Counts the multiply-adds of every operator, and the bytes that it reads and writes, parameters aside."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: set[int]) -> None:
         super().__init__()
         self.macs = 0.0
+        self.traffic = 0.0
+        self._parameters = parameters
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -36,7 +56,25 @@ class _Multiplications(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         with contextlib.suppress(Exception):  # an operator that cannot be counted is not the user's concern
             self.macs += _flop(func, args, kwargs or {}, out) / 2
+        with contextlib.suppress(Exception):  # nor is a tensor without a storage, such as a sparse one
+            if not _is_view(func):
+                self.traffic += _bytes(out) + _bytes([one for one in args if _storage(one) not in self._parameters])
         return out
+
+
+def _storage(value: Any) -> int | None:
+    """What a tensor shares with its views, on device `meta`, too; sparse tensors have none."""
+    if not torch.is_tensor(value) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator only names a part of its input: nothing is read or written."""
+    if func._overloadpacket is torch.ops.aten._unsafe_view:  # its schema does not say so
+        return True
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _flop(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> float:
@@ -53,7 +91,9 @@ class WorkCounter:
         self.layers: dict[str, dict[str, Any]] = {}
         self.total = 0.0
         """Multiply-adds of the whole model, functions outside of layers included."""
-        self._mode = _Multiplications()
+        self.traffic = 0.0
+        """Bytes that all operators read and write, parameters aside."""
+        self._mode = _Operators({storage for one in model.parameters() if (storage := _storage(one)) is not None})
         self._stack: list[list[float]] = []
         self._handles: list[Any] = []
         for name, module in model.named_modules():
@@ -66,10 +106,15 @@ class WorkCounter:
         """The forward pass begins."""
         self._mode.__enter__()
 
+    def add(self, macs: float, traffic: float) -> None:
+        """Work of a function whose operators were not run."""
+        self._mode.macs += macs
+        self._mode.traffic += traffic
+
     def end(self) -> None:
         """The forward pass has ended; nothing is watched from now on."""
         self._mode.__exit__(None, None, None)
-        self.total = self._mode.macs
+        self.total, self.traffic = self._mode.macs, self._mode.traffic
         for handle in self._handles:
             handle.remove()
 
@@ -106,3 +151,130 @@ def _recurrent(module: nn.Module, inputs: Any) -> float:
         return 0.0
     positions = inputs[0].numel() / inputs[0].shape[-1]
     return float(positions * sum(p.numel() for p in module.parameters() if p.dim() > 1))
+
+
+def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch: int | None = None) -> dict[str, Any]:
+    """The profile as plain data: layers in the order of the forward pass, with work and without times."""
+    work = _counted(model, inputs)
+    batch = batch or _batch(inputs)
+    if not work.total:
+        raise InputError(
+            f"the forward pass of {type(model).__name__} multiplies nothing that can be counted",
+            hint="give the model itself, not a compiled or scripted form",
+        )
+    # functions between layers multiply and move, too: their part is spread over the layers
+    scale = {"macs": _scale(work, "macs", work.total), "moved": _scale(work, "moved", work.traffic)}
+    gradients = _gradients(model)
+    names = list(dict.fromkeys([*work.layers, *gradients]))
+    nothing = {"kind": "elementwise", "macs": 0.0, "moved": 0.0}
+    layers = []
+    for one in names:
+        found = work.layers.get(one, nothing)
+        layers.append(
+            {
+                "name": one,
+                "forward": 0.0,
+                "backward": 0.0,
+                "gradients": gradients.get(one, []),
+                "kind": found["kind"],
+                **{field: factor * found[field] / batch for field, factor in scale.items()},
+            }
+        )
+    return {
+        "schema": "paceline.profile/1",
+        "network": name or type(model).__name__,
+        "batch": batch,
+        "layers": layers,
+        "source": f"outline, not measured, torch {torch.__version__}",
+    }
+
+
+def write_outline(profile: dict[str, Any], path: Path | None, *, quiet: bool) -> None:
+    """Write the profile, and say what it holds."""
+    if path is not None:
+        atomic_write(path, json.dumps(profile, indent=1) + "\n")
+    if quiet:
+        return
+    layers = profile["layers"]
+    parameters = sum(size for layer in layers for size in layer["gradients"]) // FLOAT32
+    lines = [
+        f"outlined {profile['network']}: {len(layers)} layers, {parameters:,} trainable parameters",
+        f"  one sample: {sum(layer['macs'] for layer in layers):,.0f} multiply-adds, "
+        f"{BYTES.format(sum(layer['moved'] for layer in layers))} in and out of layers",
+    ]
+    if path is not None:
+        lines.append(f"next: paceline predict --profile {path} --cluster dgx-a100 --devices 1,8")
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as one kernel, as GPUs run it: without one, PyTorch takes it apart into passes over all scores."""
+
+    def __init__(self, work: WorkCounter) -> None:
+        super().__init__()
+        self._work = work
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs or {})
+        query, key, value = given["query"], given["key"], given["value"]
+        scores = query.shape[:-1].numel() * key.shape[-2]
+        self._work.add(
+            scores * (query.shape[-1] + value.shape[-1]),
+            sum(one.numel() * one.element_size() for one in (query, key, value)),
+        )
+        return torch.empty((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
+
+
+def _counted(model: nn.Module, inputs: Any) -> WorkCounter:
+    work = WorkCounter(model)
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a forward pass moves statistics of batch norm
+    work.begin()
+    try:
+        with torch.no_grad(), _FusedAttention(work):
+            if isinstance(inputs, Mapping):
+                model(**inputs)
+            else:
+                model(*(inputs if isinstance(inputs, list | tuple) else (inputs,)))
+    except Exception as error:
+        raise InputError(
+            f"the forward pass of {type(model).__name__} failed: {type(error).__name__}: {error}",
+            hint="give what the model's call takes (a tensor, a tuple, or a dict by name), on the model's device; a "
+            "model whose path depends on values needs real tensors instead of device 'meta'",
+        ) from error
+    finally:
+        work.end()
+        for buffer, kept in before:
+            buffer.copy_(kept)
+    return work
+
+
+def _scale(work: WorkCounter, field: str, total: float) -> float:
+    """Of all operators over those of the layers."""
+    counted = sum(layer[field] for layer in work.layers.values())
+    return max(1.0, total / counted) if counted else 1.0
+
+
+def _batch(inputs: Any) -> int:
+    """The first dimension of the first tensor."""
+    values = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    flat = values if isinstance(values, list | tuple) else [values]
+    found = next((int(one.shape[0]) for one in flat if torch.is_tensor(one) and one.dim()), None)
+    if not found:
+        raise InputError("the number of samples is not known", hint="say it: outline(model, inputs, batch=8)")
+    return found
+
+
+def _gradients(model: nn.Module) -> dict[str, list[int]]:
+    """Bytes of each trainable parameter by layer; tied ones count where they come first."""
+    seen: set[int] = set()
+    found: dict[str, list[int]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.setdefault(name or "whole model", []).append(FLOAT32 * parameter.numel())
+    return found

@@ -142,6 +142,11 @@ class Cluster(Noun):
         )
         return self.model_copy(update={"hosts": hosts})
 
+    def with_a_rank_per_core(self) -> Cluster:
+        """The cluster with no more devices on a host than it has cores."""
+        hosts = tuple(host.model_copy(update={"devices": host.devices[: host.cores]}) for host in self.hosts)
+        return self.model_copy(update={"hosts": hosts})
+
 
 class Placed(Noun):
     """The host and device of one rank."""

@@ -96,6 +96,68 @@ with paceline.capture(model, optimizer, path=sys.argv[1], name="waits", quiet=Tr
         optimizer.step()
 assert torch.get_num_threads() == 2
 """
+OUTLINE = """
+import sys, torch, paceline
+from torch import nn
+from torch.nn import functional as F
+from paceline.errors import InputError
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.norm, self.qkv = heads, nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out, self.up, self.down = nn.Linear(width, width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.frozen = nn.Linear(1, 1).requires_grad_(False)
+    def forward(self, x):
+        b, t, w = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, w)
+        return x + self.down(F.gelu(self.up(x + self.out(y))))
+
+class Own(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.tokens, self.block = nn.Embedding(1000, width), Block(width, 8)
+        self.head = nn.Linear(width, 1000, bias=False)
+        self.head.weight = self.tokens.weight
+    def forward(self, tokens, extra=None):
+        return self.head(self.block(self.tokens(tokens)))
+
+with torch.device("meta"):
+    huge, tokens = Own(16384), torch.empty(4, 128, dtype=torch.long)
+found = paceline.outline(huge, {"tokens": tokens}, path=sys.argv[1], name="huge")
+w, t = 16384, 128
+layers = {layer["name"]: layer for layer in found["layers"]}
+macs = t * (w * 3 * w + w * w + 8 * w * w) + 2 * t * t * w + t * w * 1000
+assert abs(sum(layer["macs"] for layer in layers.values()) / macs - 1) < 1e-9
+assert layers["head"]["gradients"] == [] and layers["tokens"]["gradients"] == [4 * 1000 * w]
+assert "block.frozen" not in layers or layers["block.frozen"]["gradients"] == []
+# norm: in, out; qkv; q, k, v, out of attention; the copy of its transpose; out, two sums, up, gelu, down; tokens, head
+bytes = 4 * t * w * (2 + 4 + 4 + 2 + 2 + 6 + 5 + 8 + 5) + t * (8 + 4 * w) + 4 * t * (w + 1000)
+assert abs(sum(layer["moved"] for layer in layers.values()) / bytes - 1) < 1e-4
+small = Own(16)
+same = paceline.outline(small, torch.zeros(4, 128, dtype=torch.long), quiet=True)
+with torch.device("meta"):
+    there = paceline.outline(Own(16), (tokens,), quiet=True)
+assert same["layers"] == there["layers"], "a real model and one without memory count alike"
+normed = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+paceline.outline(normed, torch.ones(8, 4), quiet=True)
+assert normed[1].num_batches_tracked == 0 and normed[1].running_mean.abs().sum() == 0, "the model is as it was"
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.graph = nn.Linear(4, 4), torch.eye(8).to_sparse()
+    def forward(self, x):
+        return torch.sparse.mm(self.graph, self.linear(x))
+
+assert paceline.outline(Sparse(), torch.ones(8, 4), quiet=True)["layers"][0]["macs"] >= 16
+for wrong in (torch.zeros(4, 8), None):
+    try:
+        paceline.outline(small, wrong)
+    except InputError as error:
+        print(error)
+"""
 STUDY = """
 name = "beside"
 networks = ["lenet"]
@@ -125,12 +187,22 @@ def test_what_threads_gain_is_measured_on_one_thread_and_not_while_the_loop_warm
     assert host.thread_gain == pytest.approx(3, abs=0.7)
 
 
+def with_another_name(path: Path) -> Path:
+    """A file of an earlier run, and a second name for it: what is replaced at once stays whole under that name."""
+    path.write_text("an earlier one")
+    other = path.with_name("earlier")
+    other.hardlink_to(path)
+    return other
+
+
 def test_a_loop_is_captured_and_predicted(pytorch: Path, paceline: Command, tmp_path: Path) -> None:
     path = tmp_path / "mine.profile"
+    earlier = with_another_name(path)
     env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "2"}
     argv = [str(environment_python(pytorch)), "-c", LOOP, str(path)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=True)
     assert "3 steps were captured, too few" in done.stdout
+    assert earlier.read_text() == "an earlier one", "a reader sees the old profile or the new one, never a part"
     profile = read_profile(path)
     layers = {layer.name: layer for layer in profile.layers}
     assert profile.batch == 32
@@ -156,6 +228,23 @@ def test_a_loop_is_captured_and_predicted(pytorch: Path, paceline: Command, tmp_
     alone = found["predictions"][0]["step_s"]
     if profile.host.cores >= 2:
         assert alone == pytest.approx(profile.step)
+
+
+def test_a_model_that_no_machine_holds_is_outlined_and_predicted(
+    pytorch: Path, paceline: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "huge.profile"
+    earlier = with_another_name(path)
+    env = {**os.environ, "PYTHONPATH": str(worker_path())}
+    argv = [str(environment_python(pytorch)), "-c", OUTLINE, str(path)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "outlined huge: " in done.stdout
+    assert earlier.read_text() == "an earlier one"
+    assert done.stdout.count("the forward pass of Own failed: ") == 2
+    found = paceline.json("predict", "--profile", str(path), "--cluster", "8x h100", "--devices", "8", "--framework",
+                          "pytorch/fsdp2")  # fmt: skip
+    assert "counted and not run" in found["curves"][0]["basis"][0]
 
 
 @pytest.mark.full

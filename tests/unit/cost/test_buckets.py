@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline import catalog
 from paceline.cost.buckets import (
+    MAX_ATOMS,
     LinkCost,
     bucket_bytes,
     bucket_members,
@@ -119,3 +120,86 @@ def test_every_policy_sends_every_gradient_once(name: str) -> None:
     assert sum(bucket_bytes(sizes, last)) == pytest.approx(sum(sizes))
     best = optimal_buckets(sizes, ready, lambda many: map(link.seconds, many))
     assert exchange_end(best, sizes, ready, link) <= exchange_end(last, sizes, ready, link) + 1e-12
+
+
+SIZES, READY, LAYERS = [4.0, 1.0, 9.0, 1.0, 30.0, 2.0], [0.1, 0.1, 0.2, 0.2, 0.3, 0.5], [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"fusion": "tensor"}, [0, 1, 2, 3, 4, 5]),
+        ({"fusion": "layer"}, [1, 3, 5]),
+        ({"fusion": "module"}, [1, 3, 5]),
+        ({"fusion": "all"}, [5]),
+        ({"fusion": "bytes", "bucket": 10.0}, [2, 4, 5]),
+        ({"fusion": "bytes", "bucket": 10.0, "first_bucket": 4.0}, [0, 2, 4, 5]),
+        ({"fusion": "bytes", "bucket": 10.0, "first_bucket": 0.0}, [0, 2, 4, 5]),
+        ({"fusion": "bytes", "bucket": 10.0, "first_bucket": 4.0, "overlap": False}, [2, 4, 5]),
+        ({"fusion": "bytes", "bucket": 0.0}, [0, 1, 2, 3, 4, 5]),
+        ({"fusion": "bytes", "bucket": None}, [0, 1, 2, 3, 4, 5]),
+        ({"fusion": "bytes", "bucket": 100.0, "cycle": 0.1}, [1, 5]),
+        ({"fusion": "bytes", "bucket": 0.0, "cycle": 0.1}, [0, 1, 2, 3, 4, 5]),
+        ({"fusion": "bytes", "bucket": 100.0, "cycle": 0.1, "overlap": False}, [5]),
+    ],
+)
+def test_what_a_policy_sends_together(given: dict[str, object], last: list[int]) -> None:
+    usual = {"overlap": True, "first_bucket": None, "cycle": None}
+    policy = catalog.policy("pytorch/ddp").model_copy(update={**usual, **given})
+    link = LinkCost(1.0, 0.0)
+    assert policy_buckets(policy, SIZES, READY, lambda many: map(link.seconds, many), layers=LAYERS) == last
+
+
+def test_layers_that_nobody_names_are_tensors_and_the_optimum_is_the_optimum() -> None:
+    link = LinkCost(0.1, 0.01)
+
+    def cost(many: list[float]) -> list[float]:
+        return [link.seconds(size) for size in many]
+
+    layer, optimal = (
+        catalog.policy("pytorch/ddp").model_copy(update={"fusion": name}) for name in ("layer", "optimal")
+    )
+    assert policy_buckets(layer, SIZES, READY, cost) == [0, 1, 2, 3, 4, 5]
+    found = policy_buckets(optimal, SIZES, READY, cost, layers=LAYERS)
+    best = min(exchange_end(last, SIZES, READY, link) for last in partitions(6))
+    assert exchange_end(found, SIZES, READY, link) == pytest.approx(best)
+
+
+def test_a_cycle_by_hand() -> None:
+    def cost(many: list[float]) -> list[float]:
+        return [0.25 * size for size in many]
+
+    ready, sizes = [0.5, 1.0, 1.5, 2.0, 2.25, 5.0], [1.0, 2.0, 1.0, 1.0, 4.0, 1.0]
+    # It looks at 1, 2 and 3: the first two are ready then, the next two, the fifth; each time the link is free.
+    assert cycle_buckets(sizes, ready, 100.0, cycle=1.0, cost=cost) == [1, 3, 4, 5]
+    assert cycle_buckets(sizes, ready, 3.0, cycle=1.0, cost=cost) == [1, 3, 4, 5]
+    assert cycle_buckets(sizes, ready, 2.9, cycle=1.0, cost=cost) == [0, 1, 3, 4, 5]
+    assert cycle_buckets(sizes, ready, 100.0, cycle=3.0, cost=cost) == [4, 5]
+    assert cycle_buckets([1.0, 1.0], [1.0, 1.0], 100.0, cycle=1.0, cost=cost) == [1], "ready when it looks"
+
+
+@pytest.mark.parametrize(
+    ("ready", "last"),
+    [
+        ([0.0, 0.3, 0.6], [2]),  # each waits 0.3 s, less than a start
+        ([0.0, 0.5, 0.6], [0, 2]),  # waiting 0.5 s costs as much as a start
+        ([0.0, 0.7, 0.8], [0, 2]),  # the first would have ended at 0.7
+        ([0.0, 2.0, 4.0], [0, 1, 2]),
+    ],
+)
+def test_mgwfbp_by_hand(ready: list[float], last: list[int]) -> None:
+    assert mgwfbp_buckets([2.0, 2.0, 2.0], ready, startup=0.5, per_byte=0.1) == last
+
+
+def test_mgwfbp_merges_what_waits_for_the_link_anyway() -> None:
+    # The first ends at 2; the second has not started when the third is ready, however long that takes.
+    assert mgwfbp_buckets([15.0, 1.0, 1.0], [0.0, 0.6, 1.9], startup=0.5, per_byte=0.1) == [0, 2]
+    assert mgwfbp_buckets([15.0, 1.0, 1.0], [0.0, 0.6, 2.4], startup=0.3, per_byte=0.1) == [0, 1, 2]
+
+
+def test_more_gradients_than_the_search_takes_are_merged_evenly_first() -> None:
+    few, many, link = MAX_ATOMS, 2 * MAX_ATOMS, LinkCost(1e-9, 1e-9)
+    assert len(schedule([10.0] * few, [1.0 * i for i in range(few)], link)) == few == 160
+    merged = schedule([10.0] * many, [1.0 * i for i in range(many)], link)
+    assert [len(bucket) for bucket in merged] == [2] * few
+    assert len(schedule([10.0] * many, [1.0 * i for i in range(many)], LinkCost(1e-9, 1e-9, effort=1e-3))) == 1

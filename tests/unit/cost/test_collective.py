@@ -1,4 +1,5 @@
 from dataclasses import astuple, replace
+from math import log2
 
 import numpy as np
 import pytest
@@ -129,3 +130,64 @@ def test_the_slowest_link_of_any_rank_counts():
 def test_ports_of_a_host_add_up():
     host = cluster(1, 2).hosts[0].model_copy(update={"nics": 4})
     assert endpoint_of(host, 0) == Endpoint(0, (12e9, 5e-6), (5e9, 2e-5))
+
+
+def fabrics():
+    """Ranks on hosts that need not be full, with links inside that may be slower than those between."""
+    rng = np.random.default_rng(17)
+    for hosts in (1, 2, 3, 8):
+        for local in (1, 2, 5):
+            for ranks in {hosts + local - 1, hosts * local}:
+                yield Fabric(ranks, hosts, local, *rng.uniform(1e-7, 1e-3, 4), reduce_per_byte=rng.uniform(0, 1e-3))
+
+
+def seconds_by_hand(fabric, n, algorithm):
+    """Every algorithm as its paper writes it: start-ups, bytes of the slowest link, bytes reduced."""
+    p, h, m, g = fabric.ranks, fabric.hosts, fabric.local, fabric.reduce_per_byte
+    lan, bus = (fabric.between_latency, fabric.between_per_byte), (fabric.inside_latency, fabric.inside_per_byte)
+    links = [link for link, used in ((lan, h > 1), (bus, m > 1)) if used]
+    if p == 1:
+        return 0.0
+    a = (h * lan[0] + (p - h) * bus[0]) / p if h > 1 else bus[0]
+    b = max(link[1] for link in links)
+
+    def ring(ranks, start, per_byte, reduced):
+        return 2 * (ranks - 1) * start + (ranks - 1) / ranks * n * (per_byte + per_byte + reduced)
+
+    return {
+        "ring": ring(p, a, b, g),
+        "halving_doubling": 2 * log2(p) * a + (n - n / p) * (2 * b + g),
+        "recursive_doubling": log2(p) * a + log2(p) * n * b + log2(p) * n * g,
+        "tree": 2 * log2(p) * a + 2 * log2(p) * n * b + log2(p) * n * g,
+        "hierarchical": ring(m, *bus, g) + ring(h, *lan, g / m),
+        "double_tree": 2 * log2(h) * lan[0] + 2 * (m - 1) * bus[0] + 2 * n * b + n * g,
+        "gather": (p - 1) * a + (n - n / p) * b,
+    }[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring", "halving_doubling", "recursive_doubling", "tree", "hierarchical",
+                                       "double_tree"])  # fmt: skip
+def test_every_fabric_costs_what_the_papers_say(algorithm):
+    sizes = np.array([0.0, 1e3, 7e8])
+    for fabric in fabrics():
+        wanted = [seconds_by_hand(fabric, n, algorithm or "ring") for n in sizes]
+        assert allreduce(fabric, sizes, algorithm) == pytest.approx(wanted, rel=1e-9), fabric
+
+
+def test_a_gather_on_every_fabric_is_half_a_ring_without_reduction():
+    sizes = np.array([0.0, 1e3, 7e8])
+    for fabric in fabrics():
+        wanted = [seconds_by_hand(fabric, n, "gather") for n in sizes]
+        assert gather_or_scatter(fabric, sizes) == pytest.approx(wanted, rel=1e-9), fabric
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2, 3, 7])
+def test_every_server_carries_its_share_of_every_worker(servers):
+    for fabric in fabrics():
+        p, h, m, lan = fabric.ranks, fabric.hosts, fabric.local, fabric.between_per_byte
+        if h == 1:
+            wanted = 0.0 if p == 1 else 2 * fabric.inside_latency + 2 * (m - 1) * 1e6 * fabric.inside_per_byte
+        else:
+            port = m * (h - 1) / h if servers == 0 else max(m, p / servers)
+            wanted = 2 * fabric.between_latency + 2e6 * lan * port
+        assert parameter_server(fabric, N, servers=servers)[0] == pytest.approx(wanted), fabric

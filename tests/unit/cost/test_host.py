@@ -28,13 +28,20 @@ def test_threads_gain_what_was_measured_and_amdahl_says_the_rest() -> None:
     assert alone_ratio(share, 2, 1) == pytest.approx(1.6), "back to one thread"
     assert alone_ratio(share, 1, 4) == pytest.approx(0.25 + 0.75 / 4)
     assert alone_ratio(share, 2, 2) == 1.0
-    assert parallel_share(0.9, 2) == 0.0, "threads that only cost time are not parallel"
+    slowed = parallel_share(0.9, 2)
+    assert slowed == pytest.approx(-2 / 9)
+    assert alone_ratio(slowed, 2, 1) == pytest.approx(0.9), "one thread is faster"
+    assert together(4, 2, 2, parallel=slowed)[0] == pytest.approx(1.8), "waiting threads leave their cores to others"
+    assert together(2, 2, 2, parallel=slowed)[0] == pytest.approx(0.9), "as long as on one thread"
+    assert together(1, 2, 2, parallel=slowed)[0] == together(2, 2, 4, parallel=slowed)[0] == 1.0, "cores are free"
+    assert parallel_share(0.1, 2) == -1.0, "no more than half as long again: the rest was another load"
     assert parallel_share(3.0, 2) == 1.0
 
 
 def test_an_unknown_gain_costs_certainty_only_where_threads_change() -> None:
-    assert unknown_parallel(2, 2)[1] == 0.0
-    assert unknown_parallel(2, 1)[1] > 0.1
+    assert unknown_parallel(2, 2) == (0.9, 0.0)
+    assert unknown_parallel(2, 1) == unknown_parallel(1, 2) == (0.9, 0.2)
+    assert parallel_share(1.6, 1) == 0.9, "one thread says nothing about several"
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,46 @@ def test_the_words_name_ranks_cores_and_threads() -> None:
     assert shared_words(2, 1, 2) == "2 ranks on 2 cores, 1 thread each"
     assert shared_words(2, 2, 2) == "2 ranks share 2 cores, 2 threads each"
     assert shared_words(1, 1, 1) == "1 rank of 1 thread on 1 core"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "cores", "spread"),
+    [(1, 2, 2, 0.0), (1, 4, 2, 0.15), (2, 1, 2, 0.08), (4, 1, 2, 0.08), (2, 2, 4, 0.08), (3, 2, 4, 0.15)],
+)
+def test_turns_of_several_threads_are_least_certain(ranks: int, threads: int, cores: int, spread: float) -> None:
+    assert together(ranks, threads, cores)[1] == spread
+
+
+@pytest.mark.parametrize("parallel", [-0.5, 0.0, 0.5, 0.9, 1.0])
+def test_a_stretch_is_the_cores_that_all_ranks_keep_busy_over_those_there_are(parallel: float) -> None:
+    for ranks in range(1, 9):
+        for threads in range(1, 5):
+            for cores in (1, 2, 4, 6):
+                busy = 1 / (1 - parallel + parallel / threads)
+                alone = ranks * threads <= cores
+                wanted = 1.0 if alone else max(min(1.0, busy) if ranks > 1 else 1.0, ranks * busy / cores)
+                assert together(ranks, threads, cores, parallel=parallel)[0] == pytest.approx(wanted)
+                assert at_once(ranks, threads, cores) == max(1.0, min(ranks, cores / threads))
+
+
+def test_the_usual_parallel_share_is_nine_tenths() -> None:
+    assert together(2, 4, 4)[0] == pytest.approx(2 / (0.1 + 0.9 / 4) / 4)
+
+
+def test_the_nearest_probe_counts_by_ranks_before_threads_and_costs_certainty_where_it_is_far() -> None:
+    probes = (Sharing(2, 4, 1, 1.1), Sharing(2, 4, 3, 1.3), Sharing(2, 8, 2, 1.7))
+    assert together(4, 1, 2, probes=probes) == (pytest.approx(2.2), pytest.approx(0.04))
+    assert together(5, 1, 2, probes=probes) == (pytest.approx(2.5 * 1.1), pytest.approx(0.06))
+    assert together(7, 1, 2, probes=probes)[0] == pytest.approx(3.5 * 1.7)
+    stretch = 4 * threads_gain(0.5, 4) / 2
+    assert together(4, 4, 2, parallel=0.5, probes=probes) == (pytest.approx(stretch * 1.3), pytest.approx(0.06))
+    assert together(1, 2, 2, probes=probes) == (1.0, 0.0)
+
+
+def test_no_ranks_have_all_cores() -> None:
+    assert fair_threads(8, 0) == 8
+
+
+def test_the_words_of_one_rank_and_of_several_cores() -> None:
+    assert shared_words(1, 2, 4) == "1 rank of 2 threads on 4 cores"
+    assert shared_words(4, 2, 1) == "4 ranks share 1 core, 2 threads each"

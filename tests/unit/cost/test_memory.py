@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 
 from paceline import catalog
-from paceline.cost.memory import check_fits, largest_batch, memory_of, state_bytes, usual_batch
+from paceline.cost.memory import (
+    RESERVED,
+    check_fits,
+    check_state_fits,
+    largest_batch,
+    memory_limit,
+    memory_of,
+    state_bytes,
+    usual_batch,
+)
+from paceline.cost.precision import Numerics
 from paceline.errors import InputError, Unsupported
 from paceline.spec.cluster import Device
+from paceline.spec.layers import Flatten, Linear, Relu
+from paceline.spec.network import ImageInput, Network
 
 RESNET = catalog.network("resnet50")
 
@@ -19,7 +31,10 @@ def test_state_per_parameter() -> None:
     assert state_bytes(8).optimizer == 8
 
 
-@pytest.mark.parametrize(("stage", "divided"), [(0, ()), (1, ("optimizer",)), (2, ("optimizer", "gradients"))])
+ALL = ("optimizer", "gradients", "weights")
+
+
+@pytest.mark.parametrize(("stage", "divided"), [(stage, ALL[:stage]) for stage in range(4)])
 def test_zero_divides_what_its_stage_says(stage: int, divided: tuple[str, ...]) -> None:
     whole, shared = state_bytes(4), state_bytes(4, shards=(stage, 8))
     for name in ("weights", "gradients", "optimizer"):
@@ -52,3 +67,69 @@ def test_the_usual_batch_is_64_images_or_8192_tokens_halved_until_it_fits() -> N
     gpt2 = catalog.network("gpt2")
     assert [usual_batch(RESNET, largest) for largest in (None, 64, 63, 31, 1, 0)] == [64, 64, 32, 16, 1, 1]
     assert [usual_batch(gpt2, largest) for largest in (None, 7)] == [8, 4]
+
+
+SMALL = Network(
+    name="small",
+    input=ImageInput(channels=1, height=10, width=10),
+    layers=(Flatten(name="flat"), Linear(name="fc", features=50, bias=False), Relu(name="relu")),
+)
+"""5,000 weights; of the three outputs only the linear layer's 50 numbers are kept, the others take its place."""
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+@pytest.mark.parametrize("stage", range(4))
+def test_every_part_of_the_memory_by_hand(width: int, stage: int) -> None:
+    numerics = Numerics(activation=2, weight=width)
+    use = memory_of(SMALL, 7, numerics=numerics, shards=(stage, 5))
+    moments = {2: 4 + 4, 4: 4, 8: 8}[width]  # momentum, and a float32 copy of half precision
+    assert use.weights == 5000 * width / (5 if stage == 3 else 1)
+    assert use.gradients == 5000 * width / (5 if stage >= 2 else 1)
+    assert use.optimizer == 5000 * moments / (5 if stage >= 1 else 1)
+    assert (use.activations, use.reserved) == (50 * 7 * 2, 0.8e9)
+    assert use.total == use.weights + use.gradients + use.optimizer + 700 + 0.8e9
+    assert memory_of(SMALL, 7).total == 5000 * 12 + 50 * 7 * 4 + 0.8e9
+
+
+def test_memory_is_full_at_the_last_byte() -> None:
+    need = memory_of(SMALL, 7).total
+    check_fits(SMALL, Device(name="d", memory=need), 7)
+    with pytest.raises(InputError, match="a batch of 7 of small needs") as caught:
+        check_fits(SMALL, Device(name="d", memory=need - 1), 7)
+    assert caught.value.hint == "the largest batch that fits is about 6"
+    state = 5000 * 12 + RESERVED
+    for room, largest in ((200, 1), (399, 1), (400, 2)):
+        device = Device(name="d", memory=state + room)
+        assert largest_batch(SMALL, device) == largest
+        with pytest.raises(InputError, match="too much") as caught:
+            check_fits(SMALL, device, 7)
+        assert caught.value.hint == f"the largest batch that fits is about {largest}"
+    with pytest.raises(InputError, match="too much") as caught:
+        check_fits(SMALL, Device(name="d", memory=state + 199), 7)
+    assert caught.value.hint == "shard the model over devices"
+    with pytest.raises(Unsupported, match="not even one sample"):
+        largest_batch(SMALL, Device(name="d", memory=state + 199))
+    sharded = {"numerics": Numerics(weight=2, activation=2), "shards": (3, 5)}
+    assert largest_batch(SMALL, Device(name="d", memory=5000 * 12 / 5 + RESERVED + 300), **sharded) == 3
+
+
+def test_state_alone_is_refused_from_the_first_byte_too_many() -> None:
+    for width, shards, each in ((4, (0, 1), 12), (4, (1, 4), 9), (4, (2, 4), 6), (4, (3, 4), 3), (2, (3, 4), 3)):
+        how = {"numerics": Numerics(weight=width), "shards": shards}
+        check_state_fits("m", 1e9, Device(name="d", memory=1e9 * each + RESERVED), **how)
+        with pytest.raises(InputError, match="weights, gradients and momentum of m need"):
+            check_state_fits("m", 1e9, Device(name="d", memory=1e9 * each + RESERVED - 1000), **how)
+    with pytest.raises(InputError):
+        check_state_fits("m", 1e9, Device(name="d", memory=12e9 + RESERVED - 1000))
+    check_state_fits("m", 1e12, Device(name="d", kind="cpu", memory=1e9))
+
+
+def test_only_the_memory_of_an_accelerator_limits() -> None:
+    assert memory_limit(Device(name="d", memory=5.0)) == 5.0
+    assert memory_limit(Device(name="d", kind="cpu", memory=5.0)) is None
+
+
+def test_tokens_of_a_long_text_are_at_least_one_sample() -> None:
+    gpt2 = catalog.network("gpt2")
+    long = gpt2.model_copy(update={"input": gpt2.input.model_copy(update={"length": 10_000})})
+    assert usual_batch(long, None) == 1

@@ -72,3 +72,48 @@ def test_uneven_modules_of_sharded_training():
 def test_every_bucket_has_its_own_end():
     ends = recurrence.finish_fifo(np.array([1.0, 2.0, 9.0]), np.array([3.0, 1.0, 1.0]))
     assert ends.tolist() == [4.0, 5.0, 10.0]
+
+
+def priority_by_hand(ready, comm, forward):
+    """The newest gradient is always served first, and after backward in the order of use."""
+    waiting = []
+    for index, seconds in enumerate(comm):
+        waiting.append(seconds)
+        free = ready[index + 1] - ready[index] if index + 1 < len(comm) else 0.0
+        for newest in range(index, -1, -1):
+            served = min(waiting[newest], free)
+            waiting[newest] -= served
+            free -= served
+    arrived = computed = 0.0
+    for seconds, use in zip(reversed(waiting), reversed(forward), strict=True):
+        arrived += seconds
+        computed = max(computed, arrived) + use
+    return computed - sum(forward)
+
+
+def sharded_by_hand(forward, ready, gather, scatter):
+    """Forward waits for the gathers in its own order; backward for scatters, and for gathers longer than it."""
+    gathered = computed = 0.0
+    for seconds, use in zip(reversed(gather), reversed(forward), strict=True):
+        gathered += seconds
+        computed = max(computed, gathered) + use
+    behind = fifo(ready, scatter) - ready[-1] + max(0.0, sum(gather) - ready[-1]) + gather[0]
+    return computed - sum(forward), behind
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 6])
+@pytest.mark.parametrize("busy", [0.3, 1.0, 3.0])
+def test_every_order_of_exchange_is_what_its_loop_says(buckets, busy):
+    rng = np.random.default_rng(buckets)
+    ready = np.cumsum(rng.random((20, buckets)), axis=1)
+    comm, scatter, forward = (rng.random((20, buckets)) * most for most in (busy, busy, 1.0))
+    rows = list(zip(ready.tolist(), comm.tolist(), scatter.tolist(), forward.tolist(), strict=True))
+    wanted = [priority_by_hand(at, sent, use) for at, sent, _, use in rows]
+    assert recurrence.exposed_priority(ready, comm, forward) == pytest.approx(np.array(wanted))
+    both = [sharded_by_hand(use, at, sent, back) for at, sent, back, use in rows]
+    found = recurrence.exposed_sharded(forward, ready, gather=comm, scatter=scatter, overlap=True)
+    assert pytest.approx(np.array(both)) == np.array(found).T
+    whole = recurrence.exposed_sharded(forward, ready, gather=comm, scatter=scatter, overlap=False)
+    assert np.array(whole) == pytest.approx(np.array([comm.sum(1), (comm + scatter).sum(1)]))
+    last = list(range(buckets - 1, buckets))
+    assert recurrence.bucket_ready(ready, last) == pytest.approx(np.array([[sum(row[0])] for row in rows]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from paceline import catalog
 from paceline.catalog.describe import describe
 from paceline.catalog.devices import reach_of, reach_spread
-from paceline.cost.roofline import device_times, measured_times, update_seconds
+from paceline.cost.roofline import device_times, macs_of, measured_times, profiled_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, Emulation, LayerClass
 from paceline.spec.layers import Flatten, Linear, Relu
@@ -121,3 +122,68 @@ def test_stated_times_are_of_their_own_batch_or_of_the_case_s(
     device = DEVICE.model_copy(update={"emulation": Emulation(forward=1.0, batch=own)})
     forward, backward = device_times(NETWORK, device, stated_for=stated_for).at(16)
     assert (forward.sum(), backward.sum()) == (pytest.approx(at_16), pytest.approx(2 * at_16))
+
+
+KINDS: tuple[LayerClass, ...] = ("convolution", "linear", "attention", "elementwise")
+
+
+@pytest.mark.parametrize(("precision", "weight", "activation"), [("float32", 4, 4), ("float16", 2, 2), ("amp", 4, 2)])
+def test_counted_layers_have_the_roofline_of_their_work(precision: str, weight: int, activation: int) -> None:
+    device = Device(name="d", peak={"float32": 1e12, "float16": 8e12}, memory_bandwidth=2e11, launch_overhead=3e-6)
+    reach, unit = reach_of(device), "" if precision == "float32" else "tensor_"
+    rng = np.random.default_rng(3)
+    rows = [(f"{kind}{n}", kind, float(rng.uniform(0, 1e7)), float(rng.uniform(0, 1e5)), (4e4, 8.0)[: n % 3])
+            for n, kind in enumerate(KINDS * 4)]  # fmt: skip
+    times = profiled_times(rows, device, precision=precision)
+    peak = 1e12 if precision == "float32" else 8e12
+    for batch in (1, 32, 500):
+        forward, backward = times.at(batch)
+        for place, (_, kind, macs, moved, gradients) in enumerate(rows):
+            rate = peak * reach[kind if kind == "elementwise" else f"{unit}{kind}"]  # type: ignore[index]
+            traffic = batch * moved * activation / 4 + sum(gradients) * weight / 4
+            wanted = max(2 * macs * batch / rate, traffic / (2e11 * reach["elementwise"]))
+            assert forward[place] == pytest.approx(wanted + 3e-6)
+            assert backward[place] == pytest.approx(2 * wanted + 6e-6)
+    assert times.gradients == tuple(tuple(size * weight / 4 for size in row[4]) for row in rows)
+    assert times.names == tuple(row[0] for row in rows)
+
+
+def test_a_network_has_the_roofline_of_its_layers() -> None:
+    network = catalog.network("lenet")
+    device = Device(name="d", peak={"float32": 1e11}, memory_bandwidth=1e10, launch_overhead=2e-6)
+    reach, times = reach_of(device), device_times(network, device)
+    kinds = {"conv2d": "convolution", "linear": "linear"}
+    costs = layer_costs(network)
+    for place, cost in enumerate(costs):
+        moved = (cost.input_elements + cost.output_elements + 2 * cost.kept_elements) * 16 + cost.parameters
+        rate = 1e11 * reach[kinds.get(cost.kind, "elementwise")]  # type: ignore[index]
+        wanted = max(2 * cost.macs * 16 / rate, 4 * moved / (1e10 * reach["elementwise"]))
+        assert times.at(16)[:, place] == pytest.approx([wanted + 2e-6, 2 * wanted + 4e-6])
+        assert times.gradients[place] == tuple(4.0 * tensor.elements for tensor in reversed(cost.tensors))
+    by_kind = macs_of(network)
+    for kind in ("convolution", "linear"):
+        assert by_kind[kind] == sum(cost.macs for cost in costs if kinds.get(cost.kind) == kind)  # type: ignore[index]
+    assert sum(by_kind.values()) == network.macs
+
+
+def test_a_stated_time_spreads_by_multiply_adds_and_without_any_by_elements() -> None:
+    device = DEVICE.model_copy(update={"emulation": Emulation(forward=1.0, backward=5.0, batch=4, speed=2.0)})
+    forward, backward = device_times(NETWORK, device).at(4)
+    assert (forward.tolist(), backward.tolist()) == ([0.0, 0.5, 0.0], [0.0, 2.5, 0.0])
+    bare = Network(name="n", input=NETWORK.input, layers=(Flatten(name="flat"), Relu(name="relu")))
+    assert device_times(bare, device).at(4)[0].tolist() == [0.25, 0.25]
+
+
+def test_usual_starts_of_kernels() -> None:
+    layers = [("a", 1.0, 1.0, ())]
+    assert measured_times(layers, batch=4).at(0).ravel() == pytest.approx([8e-6, 16e-6])
+    free, known = (DEVICE.model_copy(update={"launch_overhead": seconds}) for seconds in (0.0, 1e-3))
+    assert device_times(NETWORK, free).launch.tolist() == [[0.0] * 3, [0.0] * 3]
+    assert device_times(NETWORK, known).launch.tolist() == [[1e-3] * 3, [2e-3] * 3]
+    unknown = DEVICE.model_copy(update={"launch_overhead": None})
+    assert device_times(NETWORK, unknown).launch.tolist() == [[8e-6] * 3, [16e-6] * 3]
+
+
+def test_double_precision_is_updated_in_its_own_width() -> None:
+    fast = DEVICE.model_copy(update={"launch_overhead": 0.0})
+    assert update_seconds(1e6, fast, precision="float64") == pytest.approx(2 * update_seconds(1e6, fast))

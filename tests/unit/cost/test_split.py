@@ -73,3 +73,53 @@ def test_what_is_too_much_is_taken_from_whoever_finishes_last(least: int, surplu
     samples = [9, 3]  # 9 s each; without one sample the first takes 8 s, the second 6 s
     _give_back(samples, [Cost(0.0, 1.0), Cost(0.0, 3.0, least=least)], surplus)
     assert samples == left
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 3])
+@pytest.mark.parametrize(("a", "b"), [(0.0, 0.7), (0.0, 0.3), (0.25, 0.5), (0.1, 0.003)])
+def test_a_device_finishes_what_it_is_given_in_the_time_that_takes(a: float, b: float, chunk: int | None) -> None:
+    cost = Cost(a, b, chunk)
+    assert cost.seconds(0) == cost.seconds(-1) == 0.0
+    for n in range(1, 40):
+        chunks = 1 if chunk is None else (n + chunk - 1) // chunk
+        assert cost.seconds(n) == pytest.approx(chunks * a + n * b)
+        assert split_batch([cost], n).samples == (n,), "rounding loses no sample"
+        assert cost.samples_within(cost.seconds(n) * (1 + 1e-9)) == n
+        assert cost.samples_within(cost.seconds(n) - 0.4 * min(a + b, b)) == n - 1
+    assert Cost(a, b, chunk, least=2).samples_within(0.0) == 2
+    assert cost.samples_within(0.0) == 0
+
+
+def test_leasts_that_fill_the_batch_are_the_split() -> None:
+    assert split_batch([Cost(0.0, 1.0, least=2), Cost(5.0, 1.0, least=1)], 3).samples == (2, 1)
+    with pytest.raises(InputError, match="at least 3 samples"):
+        split_batch([Cost(0.0, 1.0, least=2), Cost(5.0, 1.0, least=1)], 2)
+    slow_but_needed = split_batch([Cost(0.0, 1.0), Cost(9.0, 1.0, least=1)], 4)
+    assert (slow_but_needed.samples, slow_but_needed.seconds) == ((3, 1), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "least", "shares"),
+    [
+        ([1.0, 1.0, 1.0], 4, (), (2, 1, 1)),
+        ([5.0, 3.0, 2.0], 10, (), (5, 3, 2)),
+        ([2.6, 2.3, 1.1], 6, (), (3, 2, 1)),  # remainders .6 .3 .1: the first gets what is left
+        ([2.4, 2.3, 1.3], 6, (), (3, 2, 1)),
+        ([2.1, 2.2, 1.7], 6, (), (2, 2, 2)),
+        ([26.0, 23.0, 11.0], 6, (), (3, 2, 1)),  # in proportion, not by the weights themselves
+        ([21.0, 22.0, 17.0], 6, (), (2, 2, 2)),
+        ([9.0, 1.0], 5, (1, 2), (3, 2)),
+        ([90.0, 9.0, 1.0], 10, (1, 1, 1), (8, 1, 1)),
+        ([0.0, 0.0], 0, (), (0, 0)),
+        ([1.0, 1.0], 3, (1, 2), (1, 2)),
+    ],
+)
+def test_whole_shares_by_hand(
+    weights: list[float], total: int, least: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    assert proportional_split(weights, total, least=least) == shares
+
+
+def test_shares_that_cannot_all_have_their_least_are_refused() -> None:
+    with pytest.raises(InputError, match="too few"):
+        proportional_split([1.0, 1.0], 2, least=[1, 2])

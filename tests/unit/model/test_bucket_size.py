@@ -5,7 +5,8 @@ import pytest
 from paceline import catalog
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY
-from paceline.model.plan.bucket_size import choose_bucket
+from paceline.model.plan.bucket_size import BucketAnswer, BucketChoice, choose_bucket
+from paceline.model.prediction import Estimate
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.strategy import Strategy
@@ -46,3 +47,13 @@ def test_frameworks_without_buckets_are_refused():
         choose_bucket(ask("resnet50", "v100-10gbe-8x4", framework="mxnet/dist_sync"), 8)
     with pytest.raises(InputError, match="no buckets to choose"):
         choose_bucket(ask("resnet50", "v100-10gbe-8x4"), 1)
+
+
+@pytest.mark.parametrize(("gain", "low", "worth"), [(0.01, 0.001, True), (0.0099, 0.001, False), (0.5, 0.0, False)])
+def test_a_change_is_worth_a_hundredth_that_is_sure(gain, low, worth):
+    def choice(megabytes, step, more):
+        return BucketChoice(megabytes, Estimate(step, (step, step), (step, step)), Estimate(more, (low, 1), (low, 1)))
+
+    answer = BucketAnswer("made", 8, 25e6, (choice(1, 2.0, -0.3), choice(50, 1.0, gain), choice(100, 1.5, 0.0)))
+    assert (answer.best.megabytes, answer.worth) == (50, worth)
+    assert answer.setting == ("bucket_cap_mb=50" if worth else "the default")

@@ -7,10 +7,11 @@ import pytest
 
 from paceline import catalog
 from paceline.errors import Unsupported
+from paceline.measurements.foreign import nccl_tests
 from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.store import Store
-from paceline.model.calibrate import calibrate_store, stored_sweeps
+from paceline.model.calibrate import calibrate_store, stored_sweeps, swept_calibration
 from paceline.model.profiles import profile_of
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
@@ -156,3 +157,18 @@ def test_a_quiet_profile_is_split_by_its_passes_and_not_doubted(tmp_path):
     assert sum(layer.forward for layer in profile.layers) == pytest.approx(FORWARD)
     assert sum(layer.backward for layer in profile.layers) == pytest.approx(BACKWARD)
     assert "not to be trusted" not in profile.source
+
+
+@pytest.mark.parametrize(("compute", "rate", "lost"), [((0.9, 0.7, 0.8), 0.6, 0.2), ((1.2, 1.1, 1.3), 0.6, 0.0)])
+def test_sweeps_tell_what_exchange_and_compute_leave_of_each_other(tmp_path, compute, rate, lost):
+    store = Store(tmp_path)
+    sizes = tuple(nccl_tests.TestedSize(size, 1e-4 + 1e-6 * size, 1e6, 0) for size in (1000, 10_000, 100_000))
+    for kept, exchange, copied in zip(compute, (0.8, 0.6, 0.5), (1e9, 3e9, 2e9), strict=True):
+        run = nccl_tests.sweep_of(nccl_tests.CollectiveTest("made", "all_reduce", 2, ("node",), "", sizes), "made").run
+        facts = {**run.facts, "overlap": {"compute": kept, "exchange": exchange}, "copy_bytes_per_s": copied}
+        store.write(RunData(run.model_copy(update={"facts": facts})))
+    found = swept_calibration(store)
+    assert (found.overlap_rate, found.slowdown.value) == (rate, pytest.approx(lost / rate))
+    assert found.copy_per_byte == pytest.approx(1 / 2e9)
+    assert len(found.collectives) == len(stored_sweeps(store)) > 0
+    assert swept_calibration(store, "elsewhere").collectives == ()

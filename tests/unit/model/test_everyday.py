@@ -5,6 +5,7 @@ import pytest
 from paceline import api, catalog
 from paceline.cost.usage import input_unit
 from paceline.errors import InputError
+from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.model.everyday import everyday_of, job_of
 from paceline.model.question import Question
 
@@ -22,6 +23,19 @@ def test_use_of_the_peak_counts_three_passes_of_two_operations():
     found = everyday_of(GPT, P4D.hosts[0].devices[:2], (10.0, 9.0, 11.0), job_of(None, 1.0, None))
     assert found["mfu"] == pytest.approx(10 * 6 * GPT.network.macs / (2 * 19.5e12))
     assert (found["tokens_per_s"], found["tokens_per_s_interval_90"]) == (10240, [9216, 11264])
+
+
+@pytest.mark.parametrize(("macs", "known"), [(2e9, True), (None, False)])
+def test_a_profile_that_knows_its_multiply_adds_has_a_share_of_the_peak(macs, known):
+    layers = (
+        ProfiledLayer(name="a", forward=1e-3, backward=2e-3, kind="linear", macs=1e9),
+        ProfiledLayer(name="b", forward=1e-3, backward=2e-3, kind="attention", macs=macs),
+    )
+    own = Question(
+        cluster=P4D, framework="pytorch/ddp", batch=8, profile=Profile(network="Own", batch=8, layers=layers)
+    )
+    found = everyday_of(own, P4D.hosts[0].devices[:2], (10.0, 9.0, 11.0), job_of(None, 1.0, None))
+    assert found.get("mfu") == (pytest.approx(10 * 6 * 3e9 / (2 * 19.5e12)) if known else None)
 
 
 def test_more_than_the_peak_is_an_error_that_explains():
@@ -72,3 +86,22 @@ def test_predictions_carry_the_units():
     assert 0 < plain["mfu"] < 1
     assert plain["run_s"] == pytest.approx(90 * 1_281_167 / plain["samples_per_s"])
     assert plain["run_kwh"] == pytest.approx(plain["run_s"] / 3.6e6 * 8 * 300)
+
+
+def test_what_one_device_does_not_say_is_not_known_of_all():
+    whole = P4D.hosts[0].devices[0]
+    silent = whole.model_copy(update={"price": None, "power": None})
+    found = everyday_of(GPT, [whole, silent], (10.0, 9.0, 11.0), job_of(3600, 2.5, None))
+    assert not {"power_w", "price_per_h", "epoch_cost", "run_kwh"} & set(found)
+    assert (found["samples"], found["epochs"], found["epoch_s"], found["run_s"]) == (3600, 2.5, 360.0, 900.0)
+    both = everyday_of(GPT, [whole, whole], (10.0, 9.0, 11.0), job_of(3600, 2.5, None))
+    assert both["power_w"] == 2 * whole.power
+    assert both["price_per_h"] == 2 * whole.price
+    assert both["epoch_kwh"] == pytest.approx(0.1 * 2 * whole.power / 1000)
+    assert both["run_cost"] == pytest.approx(0.25 * 2 * whole.price)
+
+
+def test_one_sample_and_a_part_of_an_epoch_are_a_run():
+    assert job_of(1, 0.5, None) == job_of(1, 0.5, None)
+    assert (job_of(1, 0.5, "2").price, job_of(1, 0.5, "2 £").price) == ((2.0, "USD"), (2.0, "GBP"))
+    assert everyday_of(GPT, P4D.hosts[0].devices, (10.0,), job_of(None, 1.0, None)).get("samples") is None

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import Unsupported
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import PRIOR, Doubt, _log_density, _table, interval, scale_of
-from paceline.model.measured.extrapolate import _candidates, _terms, extrapolate_series
+from paceline.model.measured.extrapolate import _candidates, _terms, extrapolate_series, measure_next
 from paceline.model.measured.fit import NOISE, _resampled, draw, log_evidence, maximise, pack
 from paceline.model.measured.forecast import _weights, forecast, posteriors
 from paceline.model.measured.forms import (
@@ -366,6 +366,8 @@ def test_counts_up_to_the_supported_distance_and_the_first_crossing_are_advised(
     assert _candidates(posterior, made, wide) == [8, 16], "two hosts are the first crossing"
     crossed = posteriors([series({1: 100.0, 16: 1300.0}, per_host=8)], shipped_population())[0]
     assert _candidates(crossed, forecast(crossed, None, 128.0, 64.0), wide) == [32]
+    three = posteriors([series({4: 380.0, 8: 700.0, 16: 1300.0}, per_host=4)], shipped_population())[0]
+    assert _candidates(three, forecast(three, None, 128.0, 64.0), population) == [32, 64]
 
 
 def test_a_batch_is_advised_where_only_the_batch_changes():
@@ -373,3 +375,76 @@ def test_a_batch_is_advised_where_only_the_batch_changes():
     assert "batch" in kinds
     assert "batch" not in {kind for kind, _ in advice(series({1: 100.0, 2: 190.0, 4: 370.0}), 8)}
     assert advice(series({1: 100.0, 2: 190.0, 4: 370.0}), 4) == set(), "what was measured needs no measurement"
+
+
+def reaching(doublings):
+    return replace(shipped_population(), supported=np.full(5, float(doublings)))
+
+
+def test_the_distance_at_which_intervals_held_is_the_last_that_is_answered():
+    points, population = series({25: 100.0, 50: 190.0, 100: 360.0}, per_host=1000.0), reaching(2)
+    for count in (400, 402):  # a rounding of counts is no distance: up to 2.01 doublings
+        (found,) = extrapolate_series([points], [count], population=population)
+        assert found.predictions[0].supported
+    with pytest.raises(Unsupported, match=r"refused: 404 devices are 4.04 times the largest measured count"):
+        extrapolate_series([points], [404], population=population)
+    (kept,) = extrapolate_series([points], [400, 404], population=population)
+    assert [one.devices for one in kept.predictions] == [400]
+    assert "refused: 404 devices" in kept.basis[0]
+    assert "up to 4 times" in kept.basis[0]
+    (forced,) = extrapolate_series([points], [400, 404], population=population, force=True)
+    assert [one.supported for one in forced.predictions] == [True, False]
+    assert "unsupported: 404 devices" in forced.basis[0]
+
+
+def width(population, doubt):
+    low, high = interval(population.discrepancy, doubt, 0.9)
+    return np.exp(high) - np.exp(low)
+
+
+def test_a_measurement_narrows_by_what_its_doubt_would_lose():
+    population = reaching(3)
+    points = series({1: 100.0, 2: 190.0, 4: 340.0, 8: 600.0}, per_host=1000.0, spread=20.0)
+    posterior = posteriors([points], population)[0]
+    made = forecast(posterior, None, 64.0, 64.0)
+    found = {(one.kind, one.value): one.narrows for one in measure_next(posterior, made, population)}
+    before = width(population, made.doubt)
+    halved = 1 - width(population, replace(made.doubt, spread=made.doubt.spread / 2)) / before
+    assert found["spread", 8.0] == pytest.approx(halved)
+    flag = int(posterior.overlapped > 0.5)
+    target, there = posterior.log_seconds(64.0)[flag], posterior.log_seconds(32.0)[flag]
+    slope = np.cov(target, there)[0, 1] / (there.var(ddof=1) + NOISE**2)
+    rest = (target.var(ddof=1) - slope * np.cov(target, there)[0, 1]) ** 0.5
+    known = replace(
+        made.doubt, doublings=1.0, posterior=min(rest, made.doubt.posterior), disagreement=made.doubt.disagreement / 3,
+        hindcast=0.67 * scale_of(population.discrepancy, forecast(posterior, None, 32.0, 64.0).doubt),
+    )  # fmt: skip
+    assert found["devices", 32.0] == pytest.approx(1 - width(population, known) / before)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert len(found) <= 3
+    assert measure_next(posterior, forecast(posterior, None, 8.0, 64.0), population) == []
+
+
+def test_a_count_on_several_hosts_makes_the_next_situation_known():
+    population = reaching(3)
+    points = series({1: 100.0, 2: 190.0, 4: 340.0})
+    posterior = posteriors([points], population)[0]
+    made = forecast(posterior, None, 32.0, 64.0)
+    found = {(one.kind, one.value): one for one in measure_next(posterior, made, population)}
+    two = found["devices", 16.0]
+    assert two.what == "measure 16 devices (2 hosts)"
+    flag = int(posterior.overlapped > 0.5)
+    target, there = posterior.log_seconds(32.0)[flag], posterior.log_seconds(16.0)[flag]
+    both = np.cov(target, there)
+    rest = np.sqrt(both[0, 0] - both[0, 1] ** 2 / (both[1, 1] + NOISE**2))
+    known = replace(
+        made.doubt, situation=2, doublings=1.0, posterior=min(rest, made.doubt.posterior), inside=None,
+        disagreement=made.doubt.disagreement / 3,
+        hindcast=0.67 * scale_of(population.discrepancy, forecast(posterior, None, 16.0, 64.0).doubt),
+    )  # fmt: skip
+    before = width(population, made.doubt)
+    assert two.narrows == pytest.approx(1 - width(population, known) / before)
+    costs = np.column_stack([np.ones(len(target)), posterior.draws[flag][:, [4, 5]]])
+    beside = target - costs @ np.linalg.lstsq(costs, target, rcond=None)[0]
+    swept = replace(made.doubt, posterior=min(beside.std(), made.doubt.posterior))
+    assert found["sweep", 2.0].narrows == pytest.approx(1 - width(population, swept) / before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -295,6 +296,8 @@ def test_the_rates_of_this_machines_processor_are_measured(paceline: Command, tm
     made = paceline.json("plan", "--network", "lenet", "--cluster", cluster, "--global-batch", "40")
     shares = [member["samples"] for group in made["candidates"][0]["groups"] for member in group]
     assert sum(shares) == 40
+    if name == "local":
+        assert len(shares) <= len(os.sched_getaffinity(0)), "no more ranks than cores"
     if name == "unequal-cpus.toml":
         assert shares[0] > 2 * sum(shares[1:]), "a processor throttled to a quarter takes at most that of the other"
 

@@ -166,3 +166,10 @@ def test_a_file_shifts_the_links_that_it_names():
     assert moved == pytest.approx(np.full(2, 0.4 * missed.mean()), rel=0.1)
     held = Population(offsets={"10gbe|ranks|0": own}, counts={"10gbe|ranks|0": np.full(8, 1000.0)})
     assert adapted(held, series_of_file).offsets["10gbe|ranks|0"][4] == pytest.approx(own[4], abs=0.01)
+
+
+def test_before_anything_is_learnt_every_noise_is_as_likely():
+    population = Population()
+    assert population.noise.sum() == pytest.approx(1.0)
+    assert set(population.noise) == {population.noise[0]}
+    assert population.supported.tolist() == [4.0] * len(population.supported)

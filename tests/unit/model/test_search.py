@@ -13,6 +13,7 @@ from paceline.model.plan.search import (
     Candidate,
     GroupStep,
     PlannedDevice,
+    _simplest_first,
     asynchrony_sentence,
     exchange_seconds_of,
     measured_pricing,
@@ -172,3 +173,15 @@ def test_asynchrony_pays_where_its_progress_is_faster_than_the_best_that_waits()
     assert asynchrony_sentence([waiting, worse]).startswith("Asynchrony does not pay: 10.0% less")
     for one in ([waiting], [free], []):
         assert asynchrony_sentence(one).startswith("Asynchrony has nothing to offer")
+
+
+@pytest.mark.parametrize(("rate", "first"), [(98.1, 0), (97.9, 1), (101.0, 0)])
+def test_one_group_comes_before_what_is_hardly_better(rate: float, first: int) -> None:
+    plain = candidate(40, kind="synchronous", groups=((0, 1),), shares=((20, 20),), predicted_throughput=rate)
+    two = candidate(20, 20, predicted_throughput=100.0)
+    third = candidate(10, 30, predicted_throughput=99.0)
+    order = sorted([plain, two, third], key=lambda one: -one.score)
+    found = _simplest_first(order)
+    assert found[0] is (plain, two)[first]
+    assert [one for one in found if one is not plain] == [two, third]
+    assert _simplest_first([two, third]) == (two, third)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline import catalog
-from paceline.cost.host import Sharing
+from paceline.cost.host import Sharing, together
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer, write_profile
 from paceline.model.calibration import AS_STATED, Calibration
@@ -77,6 +77,13 @@ def test_a_profile_that_does_not_know_its_gain_is_less_certain_on_other_threads(
 def test_a_probe_says_how_ranks_share() -> None:
     probed = Calibration(**{**vars(CALM), "sharing": (Sharing(2, 4, 1, 1.25),)})
     assert compute(predicted(4, calibration=probed)) == pytest.approx(2.5 * 1.8 * PROFILE.step)
+
+
+@pytest.mark.parametrize(("threads", "excess"), [(1, 1.25), (2, 1.5)])
+def test_a_probe_on_as_many_threads_counts(threads: int, excess: float) -> None:
+    probes = (Sharing(2, 4, 1, 1.25), Sharing(2, 4, 2, 1.5), Sharing(2, 2, 2, 9.0))
+    turns, _ = together(4, threads, 2, parallel=0.8)
+    assert together(4, threads, 2, parallel=0.8, probes=probes)[0] == pytest.approx(excess * turns)
 
 
 def test_a_simulation_shares_cores_like_a_prediction() -> None:

@@ -94,3 +94,70 @@ def test_an_asynchronous_run_by_hand():
     assert result.server_busy == pytest.approx(1.0 / 6.5)
     assert result.staleness == pytest.approx((0 + 1 + 1 + 1) / 4)
     assert result.updates_per_s == pytest.approx(4 / 6.5)
+
+
+def test_every_step_straggles_where_the_probability_says_so():
+    sure = SyncRun(np.array([0.1, 0.2]), aggregate=0.05, steps=4, straggle=1.0)
+    assert simulate_sync(sure) == pytest.approx(2.05 * np.arange(1, 5)), "ten times as long unless stated"
+    assert simulate_sync(SyncRun(np.array([0.1, 0.2]), 0.05, 4, straggle=1.0, straggle_factor=3.0))[-1] == (
+        pytest.approx(4 * 0.65)
+    )
+    slow = AsyncRun(np.full(1, 0.1), exchange=0.0, service=0.0, iterations=5, straggle=1.0, straggle_factor=4.0)
+    assert simulate_async(slow).seconds == pytest.approx(5 * 0.4)
+    often = AsyncRun(np.full(1, 1.0), 0.0, 0.0, iterations=20_000, straggle=0.25, straggle_factor=5.0)
+    assert simulate_async(often).seconds / 20_000 == pytest.approx(1 + 0.25 * 4, rel=0.02)
+
+
+def test_jitter_is_a_share_of_compute_and_never_makes_it_negative():
+    run = AsyncRun(np.full(1, 2.0), 0.0, 0.0, iterations=20_000, jitter=0.1)
+    assert simulate_async(run).seconds / 20_000 == pytest.approx(2.0, rel=0.01)
+    wild = simulate_sync(SyncRun(np.full(1, 1.0), 0.0, 2000, jitter=3.0))
+    steps = np.diff(wild, prepend=0.0)
+    assert steps.min() == pytest.approx(0.05)
+    assert steps.mean() == pytest.approx(1.74, rel=0.1), "E max(1 + 3 z, 0.05)"
+
+
+def test_a_failure_repeats_what_came_after_the_last_checkpoint():
+    """The same draws in a plain loop: stragglers, jitter, then the moment of a failure."""
+    run = SyncRun(np.array([0.1, 0.3, 0.2]), aggregate=0.1, steps=40, failures_per_s=0.2, restart=1.5,
+                  checkpoint_every=4)  # fmt: skip
+    rng, now, step, ends, failures = np.random.default_rng(5), 0.0, 0, np.zeros(40), 0
+    while step < 40:
+        rng.random(3)
+        rng.standard_normal(3)
+        fails = rng.exponential(1 / 0.6)
+        if fails < 0.4:
+            failures, now, step = failures + 1, now + fails + 1.5, step // 4 * 4
+            continue
+        now, step = now + 0.4, step + 1
+        ends[step - 1] = now
+    assert failures > 2
+    assert simulate_sync(run, seed=5) == pytest.approx(ends)
+
+
+def test_a_simulation_ends_at_its_time_and_a_loop_is_noticed():
+    simulation, seen = Simulation(), []
+    for time in (1.0, 2.0, 3.0):
+        simulation.at(time, seen.append, time)
+    simulation.run(until=2.0)
+    assert (seen, simulation.now, simulation.num_events) == ([1.0, 2.0], 2.0, 2)
+
+    def again(_):
+        simulation.at(simulation.now, again)
+
+    simulation.at(2.5, again)
+    with pytest.raises(InputError, match="did not end within 10 events"):
+        simulation.run(most=10)
+    exact = Simulation()
+    for _ in range(10):
+        exact.at(1.0, seen.append, 0)
+    exact.run(most=10)
+    with pytest.raises(InputError, match="moves nothing"):
+        FairLink(Simulation(), 0.0)
+    with pytest.raises(InputError, match="one iteration"):
+        simulate_async(AsyncRun(np.ones(1), 0.0, 0.0, iterations=0))
+
+
+def test_three_flows_of_unequal_sizes_by_hand():
+    # All three until 30 each have passed (0.9 s), two until 60 (1.5 s), the last alone until 90 (1.8 s).
+    assert simulate_jobs([Job(0.0, size, 1) for size in (30.0, 60.0, 90.0)], 100.0) == pytest.approx([0.9, 1.5, 1.8])

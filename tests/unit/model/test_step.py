@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from paceline.catalog.frameworks import Policy
-from paceline.cost.collective import Fabric
+from paceline.cost.collective import Fabric, allreduce
 from paceline.errors import Unsupported
-from paceline.model.calibration import AS_STATED, Uncertain
+from paceline.model.calibration import AS_STATED, CATALOG_ONLY, Calibration, Uncertain
 from paceline.model.compute import StepWork
-from paceline.model.step import NOMINAL, Ranks, exchange_seconds, fusion_choices, step_terms
+from paceline.model.step import NOMINAL, Factors, Ranks, exchange_seconds, fusion_choices, step_terms
+from paceline.model.sweep import CollectiveFit
 
 WORK = StepWork(
     forward=np.array([1.0, 2.0]),
@@ -210,3 +211,130 @@ def test_buckets_are_ready_when_the_slowest_device_has_them() -> None:
     mixed = replace(MIXED, works=tuple(replace(work, gradients=sizes) for work in MIXED.works))
     # Ready at 6 and 14 after the slowest forward: of 12.6 s of the first 4.6 are left, sent after 2.1 of the second.
     assert terms(mixed, overlap=True, order="priority")["aggregate"] == pytest.approx(2.1 + 4.6 - 4.0)
+
+
+def by_hand(ranks: Ranks, calibration: Calibration, draw: dict[str, float], *, overlap: bool) -> dict[str, float]:
+    """A synchronous step that exchanges every tensor alone, in plain loops."""
+    works, cores, count = ranks.works, ranks.cores, ranks.fabric.ranks
+    lead = max(works, key=lambda one: one.before + one.forward.sum() + one.backward.sum())
+    whole = lead.before + lead.forward.sum() + lead.backward.sum()
+    pace = calibration.overlap_rate if overlap else 1.0
+    turns = 1.0 if cores is None else max(1.0, count / cores)
+
+    def beside(number: int) -> float:
+        busy = number if cores is None else max(1.0, min(number, cores / ranks.threads))
+        return 1 + calibration.crowding * (busy - 1)
+
+    crowding = beside(ranks.fabric.local) / beside(max(one.crowd for one in works))
+    compute = draw["compute"] * draw["sharing"] ** ranks.shared_spread
+    scale = compute * min(1.0, crowding)
+    mean = sum(n * one.start for n, one in zip(ranks.counts, works, strict=True)) / sum(ranks.counts)
+    back = sum(n * one.backward.sum() for n, one in zip(ranks.counts, works, strict=True)) / sum(ranks.counts)
+    links = ranks.fabric.slowed(
+        calibration.latency.value * draw["latency"], draw["bandwidth"] / calibration.reach.value
+    )
+    comm = [turns * float(allreduce(links, size * ranks.element_share)) for size in lead.gradients]
+
+    def exposed(slower: float) -> float:
+        if not overlap:
+            return sum(comm)
+        sent = ready = 0.0
+        for place, seconds in enumerate(comm):
+            ready = compute * max((ranks.accumulate - 1) * (one.start + one.backward.sum()) + one.start
+                                  + slower * one.backward[: place + 1].sum() for one in works)  # fmt: skip
+            sent = max(sent, ready) + seconds / pace
+        return pace * (sent - ready)
+
+    full = cores is not None and count * ranks.threads >= cores
+    guessed = calibration.slowdown == CATALOG_ONLY.slowdown and full
+    share = min(0.97, 0.97 if guessed else calibration.slowdown.value * draw["slowdown"])
+    lost = share * max(0.0, sum(comm) - exposed(1.0))
+    crowded = max(0.0, crowding - 1)
+    jitter = max(one.jitter for one in works) if calibration.jitter is None else calibration.jitter
+    late = jitter * {2: 0.589456, 6: 1.281552}[count] + ranks.straggle[0] * (ranks.straggle[1] - 1)
+    slowest = scale * ranks.accumulate * whole
+    copies = ranks.memory_per_byte if calibration.copy_per_byte is None else calibration.copy_per_byte
+    found = {
+        "forward": scale * ranks.accumulate * mean,
+        "backward": scale * ranks.accumulate * back,
+        "update": scale * max(one.update for one in works),
+        "aggregate": exposed(1 + crowded + lost / (compute * lead.backward.sum())),
+        "slowdown": lost + crowded * compute * (ranks.accumulate * whole + lead.update),
+        "fixed": turns * draw["fixed"] * (
+            calibration.fixed_per_gradient.value * len(lead.gradients)
+            + calibration.fixed_copies.value * lead.gradients.sum() * copies
+        ),
+    }  # fmt: skip
+    found["waiting"] = max(0.0, slowest - found["forward"] - found["backward"]) + slowest * late
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_term_of_any_step_is_what_plain_loops_say(seed: int, overlap: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sizes, layer = rng.uniform(1e4, 3e6, 4), np.arange(4)
+    works = tuple(
+        StepWork(rng.uniform(0.1, 1, 4), rng.uniform(0.1, 2, 4), sizes, layer, update=rng.uniform(0.1, 1), io=0, h2d=0,
+                 jitter=rng.uniform(0, 0.1), spread=0.1, basis="", crowd=int(rng.integers(1, 4)),
+                 before=rng.uniform(0, 2) * (seed % 2))
+        for _ in range(2)
+    )  # fmt: skip
+    count, local = ((2, 1), (6, 3), (6, 1))[seed % 3]
+    ranks = Ranks(
+        works, (1, count - 1), Fabric(count, count // local, local, *rng.uniform(0, [1e-2, 1e-6, 1e-1, 1e-6]), 1e-7),
+        batch=8, memory_per_byte=1e-9, accumulate=1 + seed % 3, element_share=rng.uniform(0.2, 1),
+        straggle=(rng.uniform(0, 0.2), rng.uniform(1, 5)), cores=(None, 2, 8, 64)[seed % 4], threads=1 + seed % 2,
+        shared_spread=rng.uniform(0, 1),
+    )  # fmt: skip
+    calibration = replace(
+        CATALOG_ONLY, overlap_rate=rng.uniform(0.3, 1), crowding=rng.uniform(0, 0.4), jitter=(None, 0.07)[seed % 2],
+        copy_per_byte=(None, 3e-9)[seed % 2],
+        slowdown=CATALOG_ONLY.slowdown if seed % 3 else Uncertain(rng.uniform(0, 1.2), 0.1),
+    )  # fmt: skip
+    draws = {name: rng.uniform(0.5, 2, 2) for name in vars(NOMINAL)}
+    found = step_terms(ranks, policy(overlap=overlap), calibration, Factors(**draws))
+    for place in range(2):
+        draw = {name: float(values[place]) for name, values in draws.items()}
+        wanted = by_hand(ranks, calibration, draw, overlap=overlap)
+        assert {name: float(found[name][place]) for name in wanted} == pytest.approx(wanted, rel=1e-5)
+        assert found["io"][place] == found["h2d"][place] == 0.0
+
+
+@pytest.mark.parametrize(("name", "share"), [("none", 1.0), ("float16", 0.5), ("1bit", 1 / 32), ("powersgd", 1 / 16)])
+def test_what_compression_leaves_on_the_wire(name: str, share: float) -> None:
+    assert terms(compression=name)["aggregate"] == pytest.approx(0.4 + 3 * share)
+    assert terms(replace(RANKS, element_share=0.5), compression=name)["aggregate"] == pytest.approx(0.4 + 1.5 * share)
+
+
+def swept(operation: str) -> Calibration:
+    fit = CollectiveFit(operation, 2, "additive", 0.01, 1e-7, 0.0, 0.0, 1e3, 1e9)
+    return replace(AS_STATED, collectives=(fit,), latency=Uncertain(9.0, 0.0))
+
+
+def test_a_sweep_replaces_the_formula_of_its_own_operation() -> None:
+    sharded = {"aggregation": "sharded", "shard_stage": 3}
+    assert terms(calibration=swept("all_reduce"))["aggregate"] == pytest.approx(0.02 + 0.3)
+    assert terms(calibration=swept("reduce_scatter"), **sharded)["aggregate"] == pytest.approx(3 * 0.32)
+    drawn = replace(NOMINAL, bandwidth=np.array([2.0]), latency=np.array([5.0]))
+    assert terms(calibration=swept("all_reduce"), factors=drawn)["aggregate"] == pytest.approx(0.64)
+    for operation, changes in (("all_reduce", sharded), ("reduce_scatter", {}),
+                               ("all_reduce", {"aggregation": "parameter_server"})):  # fmt: skip
+        plain = replace(swept(operation), collectives=())
+        assert terms(calibration=swept(operation), **changes) == terms(calibration=plain, **changes)
+
+
+def test_asynchronous_devices_read_their_input_too() -> None:
+    reading = replace(MIXED, input_s=(2.0, 1.0))
+    found = terms(reading, synchrony="asynchronous")
+    assert (found["io"], found["h2d"]) == (2.0, 1.0)
+
+
+def test_choices_of_fusion_on_unequal_devices() -> None:
+    # Ready when the slower device is, at 6 and 14 of backward: the first exchange is hidden.
+    choices = fusion_choices(MIXED, policy(overlap=True), AS_STATED)
+    each = [0.6 + 1.5 * size for size in (1, 2)]  # four ranks in a ring: 6 latencies, 3/2 of the bytes
+    assert choices["policy"] == (2, pytest.approx(each[1]))
+    slow = replace(AS_STATED, latency=Uncertain(30.0, 0.0))
+    assert fusion_choices(MIXED, policy(overlap=True), slow)["mgwfbp"] == (1, pytest.approx(18 + 4.5))
+    assert fusion_choices(MIXED, policy(overlap=True), slow)["optimal"] == (1, pytest.approx(18 + 4.5))

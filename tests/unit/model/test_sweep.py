@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import Unsupported
-from paceline.model.sweep import CollectiveFit, SweepPoint, fit_sweep, seconds_at
+from paceline.model.sweep import CollectiveFit, SweepPoint, _held_out, _solve, fit_sweep, seconds_at
 
 N = np.array([1e6])
 
@@ -82,3 +82,50 @@ def test_the_median_of_repeated_sizes_counts():
     (fit,) = fit_sweep(points)
     assert fit.per_byte == pytest.approx(1e-9, rel=1e-3)
     assert (fit.smallest, fit.largest) == (1e3, 1e6)
+
+
+def test_ranks_that_share_cores_take_turns_where_one_count_alone_was_swept():
+    ring = (7 / 8) / (1 / 2)
+    for cores, turns in ((None, 1), (16, 1), (4, 2), (1, 4)):  # against the turns of two ranks on these cores
+        assert seconds_at((made(),), "all_reduce", 8, N, cores=cores)[0][0] == pytest.approx(1e-3 * ring * turns)
+    both = (made(), made(ranks=4, per_byte=1.5e-9))
+    assert seconds_at(both, "all_reduce", 8, N, cores=1)[0][0] == pytest.approx(2.25e-3), "the trend holds them"
+
+
+def test_the_trend_is_that_of_the_nearest_two_counts():
+    fits = (made(per_byte=1e-10), made(ranks=4, per_byte=2e-9), made(ranks=8, per_byte=3e-9))
+    assert seconds_at(fits, "all_reduce", 16, N)[0][0] == pytest.approx(4.5e-3)
+    assert seconds_at(fits, "all_reduce", 3, N)[0][0] == pytest.approx(2e-3 * 3 / 4), "of equally near ones the smaller"
+    assert seconds_at(fits, "all_reduce", 4, N) == (pytest.approx([2e-3]), 0.1)
+    assert seconds_at((made(ranks=4), made(ranks=4)), "all_gather", 1, N) == (pytest.approx([0.0]), 0.0)
+
+
+def test_a_size_that_is_left_out_by_hand():
+    many = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 3.0, 8.0])
+    assert _held_out("largest", *many).tolist() == [1.0, 1.0], "the ends are not left out"
+    few = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0])
+    assert _held_out("largest", *few).tolist() == [1.0, 1.0, -0.5]
+
+
+def test_the_largest_of_two_takes_the_medians_of_a_third_at_either_end():
+    n, t = np.array([1.0, 2.0, 4.0, 8.0, 10.0, 20.0, 30.0]), np.array([5.0, 7.0, 9.0, 9.0, 9.0, 40.0, 120.0])
+    assert _solve("largest", n, t) == (6.0, 3.0, 0.0)
+    assert _solve("additive", n, 3 + 2 * n) == (pytest.approx(3), pytest.approx(2), 0.0)
+    assert _solve("saturating", n, 3 + 2 * n + 5 * np.sqrt(n)) == (
+        pytest.approx(3), pytest.approx(2), pytest.approx(5),
+    )  # fmt: skip
+
+
+def test_the_spread_is_that_of_the_median_error():
+    sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
+    seconds = (1e-3 + 1e-8 * sizes) * np.array([1, 1.1, 0.9, 1.05, 1])
+    (fit,) = fit_sweep([SweepPoint("all_reduce", 2, n, t) for n, t in zip(sizes, seconds, strict=True)])
+    errors = {form: np.abs(_held_out(form, sizes, seconds)) for form in ("additive", "largest", "saturating")}
+    best = min(errors, key=lambda form: errors[form].mean())
+    assert (fit.form, fit.spread) == (best, pytest.approx(1.48 * np.median(errors[best])))
+
+
+def test_nothing_swept_is_refused():
+    with pytest.raises(Unsupported, match="no collective"):
+        fit_sweep([])
+    assert len(fit_sweep(sweep(1e-4, 1e-9)[:3])) == 1

@@ -5,7 +5,16 @@ import pytest
 
 from paceline.errors import InputError, Unsupported
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory, transformer_memory
-from paceline.model.transformer.step import PRIOR, features, fit_rates, iteration_seconds, predict_iteration
+from paceline.model.transformer.step import (
+    PRIOR,
+    RATES,
+    SPREAD,
+    features,
+    fit_rates,
+    iteration_seconds,
+    predict_iteration,
+    refit_beyond,
+)
 from paceline.model.validation.gpt import gpt_points, predict_published
 
 GPT = TransformerShape(hidden=2048, heads=16, layers=24, sequence=1024)
@@ -124,18 +133,84 @@ def timed(**changes):
     """Seconds of a made case under rates that are small primes and kernels that do not hide their launch."""
     rates = [2, 3, 5, 7, 11, 13, 2, 17, 19, 23, 29, 31, 37, 41, 43, 1, 1.5, 47, 53]
     case = {
-        "tensor": 3, "per_host": 8, "pipeline": 2, "micro": 4, "chunks": 2, "blocks": 6, "again": 2, "flop": 1,
-        "whole": 1, "split": 1, "scores": 1, "tensor_bytes": 2, "tensor_calls": 4, "head": 4, "hand": 3,
+        "tensor": 3, "per_host": 8, "pipeline": 2, "micro": 4, "chunks": 2, "blocks": 6, "again": 2, "flop": 0.5,
+        "whole": 2, "split": 0.4, "scores": 1.2 / 1.4, "tensor_bytes": 2, "tensor_calls": 4, "head": 4, "hand": 3,
         "parameters": 5, "data_bytes": 6, "beyond": 0, "tensor_beyond": 0, **changes,
     }  # fmt: skip
     return float(iteration_seconds(np.log(rates), {name: np.array([float(n)]) for name, n in case.items()})[0])
 
 
 def test_an_iteration_by_hand():
-    # Block: 17 of work, 174 of collectives, 74 of launches. Stage: 6 blocks, half a head of 92, hand-over of 205.
-    assert timed() == pytest.approx(4.5 * (6 * 265 + 46 + 205) + 222 + 205 + 43)
-    assert timed(pipeline=1) == pytest.approx(4 * (6 * 265 + 92) + 222 + 205 + 43)
+    # Block: 1 + 6 + 2 + 6 of work, 174 of collectives, 74 of launches. Stage: 6 blocks, half of 92, 205 of hand-over.
+    assert timed() == pytest.approx(4.5 * (6 * 263 + 46 + 205) + 222 + 205 + 43)
+    assert timed(pipeline=1) == pytest.approx(4 * (6 * 263 + 92) + 222 + 205 + 43)
     # Beyond a host: work times 1.5, seven hops inside, other bytes over the ports.
-    block = 25.5 + (476 + 144) + (22 + 637)
+    block = 22.5 + (476 + 144) + (22 + 637)
     beyond = timed(beyond=1, tensor=12, tensor_beyond=1)
     assert beyond == pytest.approx(4.5 * (6 * block + 69 + 595) + 282 + 205 + 43)
+
+
+def test_kernels_hide_their_launch_the_better_the_sharper():
+    work, launch = 17 + 174, 74
+    rates = np.log([2, 3, 5, 7, 11, 13, 2, 17, 19, 23, 29, 31, 37, 41, 43, 4, 1.5, 47, 53])
+    case = {
+        "tensor": 3, "per_host": 8, "pipeline": 1, "micro": 1, "chunks": 1, "blocks": 1, "again": 2, "flop": 1,
+        "whole": 1, "split": 1, "scores": 1, "tensor_bytes": 2, "tensor_calls": 4, "head": 0, "hand": 0,
+        "parameters": 0, "data_bytes": 0, "beyond": 0, "tensor_beyond": 0,
+    }  # fmt: skip
+    arrays = {name: np.array([float(n)]) for name, n in case.items()}
+    assert iteration_seconds(rates, arrays)[0] - 43 == pytest.approx((work**4 + launch**4) ** 0.25)
+    rates[15] = np.log(0.5)
+    assert iteration_seconds(rates, arrays)[0] - 43 == pytest.approx(work + launch), "never blunter than a sum"
+    rates[15] = np.log(50)
+    assert iteration_seconds(rates, arrays)[0] - 43 == pytest.approx((work**20 + launch**20) ** 0.05)
+
+
+def test_beyond_one_host_only_what_hosts_add_is_fitted():
+    parallels = [Parallel(t, p, 2, b, 16 * b, per_host=1) for t in (1, 2) for p in (1, 2) for b in (8, 16)]
+    case = features([GPT] * 8, parallels)
+    local = features([GPT] * 8, [replace(one, per_host=64) for one in parallels])
+    inside = fit_rates(local, iteration_seconds(PRIOR, local))
+    moved = inside.log_rates.copy()
+    moved[len(RATES)] = np.log(1.3)
+    found = refit_beyond(inside, case, iteration_seconds(moved, case))
+    assert found.log_rates[: len(RATES)].tolist() == inside.log_rates[: len(RATES)].tolist()
+    assert np.exp(found.log_rates[len(RATES)]) == pytest.approx(1.3, rel=0.1)
+    assert found.covariance[: len(RATES)].max() == 0.0
+    spread = np.sqrt(np.diag(found.covariance))[len(RATES) :]
+    assert (spread < SPREAD[len(RATES) :] + 1e-9).all(), "points only add to the prior"
+    assert (found.residual, found.num_points) == (0.07, 8)
+    assert inside.residual >= 0.03
+
+
+def test_three_iterations_are_enough_for_a_fit_and_its_residual_counts_degrees():
+    parallels = [Parallel(1, 1, 1, b, 8 * b) for b in (1, 2, 4)]
+    case = features([GPT] * 3, parallels)
+    truth = iteration_seconds(PRIOR, case)
+    assert fit_rates(case, truth).residual == 0.03
+    wild = fit_rates(case, truth * np.array([1.0, 30.0, 0.03]))
+    error = np.log(iteration_seconds(wild.log_rates, case)) - np.log(truth * np.array([1.0, 30.0, 0.03]))
+    assert wild.residual == pytest.approx(max(0.03, np.sum(error**2) ** 0.5))
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "data", "micro_batch", "global_batch", "interleave"])
+def test_nothing_is_done_on_less_than_one(name):
+    with pytest.raises(InputError, match=f"{name} is 0, expected at least 1"):
+        replace(SPREAD_OUT, **{name: 0}).check(TINY)
+    replace(SPREAD_OUT, tensor=1, pipeline=1, data=1, micro_batch=1, global_batch=1, interleave=1).check(TINY)
+
+
+def test_memory_that_is_just_enough_is_enough():
+    need = transformer_memory(TINY, SPREAD_OUT).total
+    assert check_memory(TINY, SPREAD_OUT, device_bytes=need).total == need
+    with pytest.raises(InputError, match="too much"):
+        check_memory(TINY, SPREAD_OUT, device_bytes=need - 1)
+    assert SPREAD_OUT.devices == 12
+    assert SPREAD_OUT.num_micro == 2
+
+
+def test_all_state_is_divided_by_its_stage():
+    parts = [transformer_memory(TINY, replace(SPREAD_OUT, zero_stage=stage)) for stage in range(4)]
+    assert [one.weights for one in parts] == [2910, 2910, 2910, 970]
+    assert [one.gradients for one in parts] == [2910, 2910, 970, 970]
+    assert [one.optimizer for one in parts] == [17460, 5820, 5820, 5820]

@@ -21,6 +21,7 @@ __all__ = [
     "device_called",
     "device_names",
     "device_record",
+    "label_words",
     "reach_figures",
     "reach_of",
     "reach_spread",
@@ -50,6 +51,14 @@ class DeviceFigures(Noun):
     """Power under load: the vendor's thermal design power."""
 
 
+class InsideRecord(Noun):
+    """How devices of one host reach each other."""
+
+    link: Name
+    source: Name
+    note: str = ""
+
+
 class DeviceRecord(Noun):
     """A device with its figures and their sources."""
 
@@ -60,6 +69,8 @@ class DeviceRecord(Noun):
     """Year of announcement."""
     aliases: tuple[Name, ...] = ()
     """What people and drivers call it otherwise; the words of its name in any order are known anyway."""
+    inside: InsideRecord | None = None
+    """The link to other devices of its host, in the usual host; none for a device that is alone in it."""
     figure: DeviceFigures = DeviceFigures()
 
 
@@ -125,7 +136,7 @@ def device_called(label: str) -> str | None:
     """
     if label in _records():
         return label
-    words = _words(label) - MAKERS
+    words = label_words(label) - MAKERS
     found = [
         (len(known), record.name)
         for record in _records().values()
@@ -137,13 +148,14 @@ def device_called(label: str) -> str | None:
 
 def _means(known: str, words: set[str]) -> bool:
     """Whether a label's words have those of a name and no variant beside it; a short alias stands for itself alone."""
-    parts = _words(known)
+    parts = label_words(known)
     if len(parts) == 1 and known not in _records():
         return parts == words
     return parts <= words and not (VARIANTS & words) - parts
 
 
-def _words(label: str) -> set[str]:
+def label_words(label: str) -> set[str]:
+    """Words and numbers of a label, in small letters."""
     return set(re.split(r"[^a-z0-9]+", label.lower())) - {""}
 
 

@@ -1,4 +1,4 @@
-"""Convolutional networks: ResNet-50 v1 and v1.5, ResNet-20 and ResNet-44 for CIFAR; LeNet, AlexNet, VGG-16."""
+"""Convolutional networks: ResNet-18 to ResNet-152 v1 and v1.5, 20 and 44 for CIFAR; LeNet, AlexNet, VGG-16."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ from paceline.catalog.networks.builder import NetworkBuilder
 from paceline.spec.layers import LocalResponseNorm, PadShortcut
 from paceline.spec.network import Network
 
-__all__ = ["alexnet", "alexnet_bvlc", "lenet", "resnet50", "resnet_cifar", "vgg16"]
+__all__ = ["alexnet", "alexnet_bvlc", "lenet", "resnet", "resnet_cifar", "vgg16"]
 
 
-def resnet50(name: str, *, size: int = 224, first_strides: bool = False) -> Network:
-    """ResNet-50; a stage halves the image in the 3 x 3 (v1.5) or, with `first_strides`, the first 1 x 1 (v1)."""
+DEPTHS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+"""Blocks of each stage of a ResNet for ImageNet; from 50 layers on they are bottlenecks (He et al., 2015, table 1)."""
+
+
+def resnet(name: str, depth: int, *, size: int = 224, first_strides: bool = False) -> Network:
+    """ResNet for ImageNet; a bottleneck strides in its 3 x 3 (v1.5) or, with `first_strides`, its first 1 x 1 (v1)."""
     net = NetworkBuilder()
     _conv_norm(net, "conv1", 64, 7, stride=2, padding=3)
     net.relu("conv1_relu")
     net.max_pool("pool1", 3, 2, padding=1)
-    for stage, (width, depth) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=2):
-        for block in range(depth):
+    for stage, (width, blocks) in enumerate(zip((64, 128, 256, 512), DEPTHS[depth], strict=True), start=2):
+        for block in range(blocks):
             stride = 2 if stage > 2 and block == 0 else 1
-            strides = (stride, 1) if first_strides else (1, stride)
-            _bottleneck(net, f"res{stage}_{block + 1}", width, strides, widen=block == 0)
+            part = f"res{stage}_{block + 1}"
+            if depth < 50:
+                _basic(net, part, width, stride, project=True)
+            else:
+                strides = (stride, 1) if first_strides else (1, stride)
+                _bottleneck(net, part, width, strides, widen=block == 0)
     net.global_avg_pool()
     net.linear("fc", 1000)
     return net.images(name, size)
@@ -54,13 +68,15 @@ def _bottleneck(net: NetworkBuilder, name: str, width: int, strides: tuple[int, 
     net.relu(f"{name}_relu")
 
 
-def _basic(net: NetworkBuilder, name: str, width: int, stride: int) -> None:
+def _basic(net: NetworkBuilder, name: str, width: int, stride: int, *, project: bool = False) -> None:
     before = net.last
     _conv_norm(net, f"{name}_a", width, 3, stride=stride, padding=1)
     net.relu(f"{name}_a_relu")
     body = _conv_norm(net, f"{name}_b", width, 3, padding=1)
     short = before
-    if stride > 1:
+    if stride > 1 and project:
+        short = _conv_norm(net, f"{name}_short", width, 1, stride=stride, reads=before)
+    elif stride > 1:
         short = net.add(PadShortcut(name=f"{name}_short", channels=width, stride=stride, inputs=(before,)))
     net.sum(f"{name}_add", body, short)
     net.relu(f"{name}_relu")

@@ -17,7 +17,18 @@ from paceline.spec.layers import (
 )
 from paceline.spec.network import Network
 
-__all__ = ["BERT_BASE", "GPT2", "GPT2_TINY", "Size", "bert", "gpt2"]
+__all__ = [
+    "BERT_BASE",
+    "BERT_LARGE",
+    "GPT2",
+    "GPT2_LARGE",
+    "GPT2_MEDIUM",
+    "GPT2_TINY",
+    "GPT2_XL",
+    "Size",
+    "bert",
+    "gpt2",
+]
 
 
 @dataclass(frozen=True)
@@ -32,8 +43,12 @@ class Size:
 
 
 GPT2 = Size(vocabulary=50257, positions=1024, width=768, heads=12, blocks=12)
+GPT2_MEDIUM = Size(vocabulary=50257, positions=1024, width=1024, heads=16, blocks=24)
+GPT2_LARGE = Size(vocabulary=50257, positions=1024, width=1280, heads=20, blocks=36)
+GPT2_XL = Size(vocabulary=50257, positions=1024, width=1600, heads=25, blocks=48)
 GPT2_TINY = Size(vocabulary=512, positions=64, width=64, heads=4, blocks=2)
 BERT_BASE = Size(vocabulary=30522, positions=512, width=768, heads=12, blocks=12)
+BERT_LARGE = Size(vocabulary=30522, positions=512, width=1024, heads=16, blocks=24)
 
 
 def gpt2(name: str, size: Size) -> Network:

@@ -45,6 +45,8 @@ STALE_PRICE = 0.23
 """Progress lost per step of staleness: asynchronous took 14.3 where balanced synchronous took 11.6."""
 LOCAL_PRICE = 0.004
 """Progress lost per local step that others do not know of, as benchmarks/asynchrony_price.py finds (0.0042)."""
+SIMPLER_WITHIN = 0.02
+"""Share of the progress per second that one group of all may lack and still come first."""
 LOCAL_STEPS = (1, 4, 16, 64)
 MAX_SIZES = 24
 """Sets of hosts that are tried."""
@@ -135,7 +137,14 @@ def ranked_candidates(
     distinct: dict[Hashable, Candidate] = {}
     for candidate in ranked:
         distinct.setdefault((candidate.kind, candidate.groups, candidate.staleness > 0), candidate)
-    return tuple(distinct.values())
+    return _simplest_first(list(distinct.values()))
+
+
+def _simplest_first(ranked: list[Candidate]) -> tuple[Candidate, ...]:
+    """One group before what is hardly better: it has no syncer to run, and predictions do not tell such plans apart."""
+    least = ranked[0].score * (1 - SIMPLER_WITHIN)
+    plain = next((one for one in ranked if len(one.groups) == 1 and one.score >= least), None)
+    return tuple(ranked if plain is None else [plain, *(one for one in ranked if one is not plain)])
 
 
 def asynchrony_sentence(ranked: Sequence[Candidate]) -> str:

@@ -41,6 +41,11 @@ class TorchNetwork(nn.Module):
                 del known[source]
         return known[self.order[-1][0]]
 
+    def shared_parts(self, network: Spec) -> set[str]:
+        """Keys of the parts that have a tensor in common with another one."""
+        tied = [layer for layer in network["layers"] if layer.get("tied_to")]
+        return {self._keys[name] for layer in tied for name in (layer["name"], layer["tied_to"])}
+
     def named_tensors(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Paceline's names, in the order of declaration."""
         names = {key: name for name, key in self._keys.items()}

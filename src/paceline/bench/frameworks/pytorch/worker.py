@@ -81,8 +81,7 @@ class TorchSession(Session):
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.job["ranks"],))
-        tied = [layer for layer in self.job["network"]["layers"] if layer.get("tied_to")]
-        shared = {name.replace(".", "__") for layer in tied for name in (layer["name"], layer["tied_to"])}
+        shared = net.shared_parts(self.job["network"])
         for name, part in net.parts.items():
             if name not in shared and any(True for _ in part.parameters()):
                 fully_shard(part, mesh=mesh)

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from paceline import variables
 from paceline.bench.frameworks.harness import Events, pin
-from paceline.bench.frameworks.pytorch.worker_host import typical_seconds
 from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -29,8 +28,8 @@ MEETINGS = 3
 ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
-SHARED_S = 0.6
-"""Seconds of the step that is timed alone and beside the other ranks."""
+SHARED_S, SHARED_TURNS = 0.2, 5
+"""Seconds and turns of the step that is timed alone and beside the other ranks."""
 COPIED = 32 * 2**20
 """Bytes of the buffer whose copy is timed, larger than the caches."""
 
@@ -97,16 +96,48 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 
 def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
-    """By how much a small training step on all ranks at once exceeds what turns on the cores explain."""
-    step, cores = _small_step(), len(everything)
+    """By how much a small training step on all ranks at once exceeds what turns on the cores explain.
+
+    On one thread, pinned, and on a thread for each core. Turns alone and together alternate: the machine drifts.
+    """
+    step, cores, pinned = _small_step(), len(everything), os.sched_getaffinity(0)
+    counts = sorted({1, cores})
+    alone: dict[int, list[float]] = {threads: [] for threads in counts}
+    both: dict[int, list[float]] = {threads: [] for threads in counts}
+    for _ in range(SHARED_TURNS):
+        for threads in counts:
+            os.sched_setaffinity(0, pinned if threads == 1 else everything)
+            torch.set_num_threads(threads)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                alone[threads].append(1 / _rate(step, SHARED_S))
+            dist.barrier()
+            rate = torch.tensor(_rate(step, SHARED_S * ranks))
+            dist.all_reduce(rate)
+            both[threads].append(ranks / float(rate))
+    os.sched_setaffinity(0, pinned)
+    torch.set_num_threads(1)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        return []
+    single = {threads: statistics.median(times) for threads, times in alone.items()}
+    found = []
+    for threads in counts:
+        gain = single[1] / single[threads]
+        turns = max(min(1.0, gain), ranks * gain / cores) if ranks * threads > cores else 1.0
+        excess = statistics.median(both[threads]) / single[threads] / turns
+        found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": excess})
+    return found
+
+
+def _rate(step: Callable[[], object], seconds: float) -> float:
+    """Steps per second over that time: the scheduler serves ranks unevenly, so that none has a typical step."""
     step()
-    dist.barrier()
-    single = torch.tensor([typical_seconds(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
-    dist.broadcast(single, 0)
-    dist.barrier()
-    together, turns = typical_seconds(step, SHARED_S * ranks), max(1.0, ranks / cores)
-    dist.barrier()
-    return [{"cores": cores, "ranks": ranks, "threads": 1, "excess": together / float(single) / turns}]
+    count, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        step()
+        count += 1
+    return count / elapsed
 
 
 def _small_step() -> Callable[[], object]:

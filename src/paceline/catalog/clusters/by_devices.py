@@ -1,0 +1,95 @@
+"""Clusters written as their devices: `4x rtx-4090`, or `4x rtx-4090 over 25gbe x 8` for eight such hosts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline.catalog.clusters.files import ClusterFile, DeviceEntry, HostEntry, LinkEntry
+from paceline.catalog.clusters.instances import MOST_HOSTS
+from paceline.catalog.devices import MAKERS, device_called, device_record, label_words
+from paceline.catalog.links import link_record
+from paceline.errors import InputError
+
+__all__ = ["HostsWritten", "hosts_written"]
+
+MOST_DEVICES = 64
+"""Of one host."""
+ALONE = "loopback"
+"""Between ranks of a host whose device has no link to a second one; there is no second one."""
+_HOSTS = re.compile(
+    r"(?:(?P<before>\d+)\s*[xX*]\s*)?(?P<device>\S.*?)(?:\s*[x*]\s*(?P<after>\d+))?"
+    r"(?:\s+over\s+(?P<link>\S+?)(?:\s*[x*]\s*(?P<hosts>\d+))?)?"
+)
+
+
+@dataclass(frozen=True)
+class HostsWritten:
+    """Equal hosts of one kind of device."""
+
+    text: str
+    """As the user wrote them."""
+    device: str
+    count: int
+    """Of devices in each host."""
+    link: str | None
+    """Between hosts."""
+    hosts: int
+
+    def written(self, count: int, hosts: int) -> str:
+        """The same device and link in other numbers."""
+        each = self.device if count == 1 else f"{count}x {self.device}"
+        over = f" over {self.link or 'LINK'}" if self.link or hosts > 1 else ""
+        return f"{each}{over}" + (f" x {hosts}" if hosts > 1 else "")
+
+    def file(self) -> ClusterFile:
+        """One of the hosts, as a cluster file would describe it."""
+        inside = device_record(self.device).inside
+        if inside is None and self.count > 1:
+            raise InputError(
+                f"cluster {self.text!r}: no link between two {self.device} of one host is known",
+                hint=f'one in each host: --cluster "{self.written(1, self.count)}", or describe it in a .toml file',
+            )
+        host = HostEntry(
+            name=self.device,
+            devices=(DeviceEntry(name=self.device, count=self.count),),
+            inside=LinkEntry(name=inside.link if inside else ALONE),
+            link=LinkEntry(name=self.link or (inside.link if inside else ALONE)),
+        )
+        return ClusterFile(name=self.written(self.count, 1), host=(host,))
+
+    def more(self, devices: int) -> str:
+        """Words for a cluster with this number of devices: a fuller host up to eight, then more hosts."""
+        if self.hosts == 1 and devices <= 8 and device_record(self.device).inside is not None:
+            return self.written(devices, 1)
+        return self.written(self.count, -(-devices // self.count))
+
+
+def hosts_written(text: str) -> HostsWritten | None:
+    """The hosts that a text writes as devices; None if it names no device of the catalog."""
+    match = _HOSTS.fullmatch(text.strip())
+    device = device_called(match["device"]) if match else None
+    if match is None or device is None or not _says_no_more(match["device"], device):
+        return None
+    several = match["before"] and match["after"]
+    count = int(match["before"] or match["after"] or 1)
+    hosts = int(match["hosts"] or (match["after"] if several else 1))
+    link = link_record(match["link"].lower()).name if match["link"] else None
+    found = HostsWritten(text, device, count, link, hosts)
+    for what, number, most in (("devices in a host", count, MOST_DEVICES), ("hosts", hosts, MOST_HOSTS)):
+        if not 1 <= number <= most:
+            raise InputError(f"cluster {text!r}: got {number} {what}, expected 1 to {most}")
+    if several and link is None:
+        raise InputError(
+            f"cluster {text!r}: the network between its hosts is missing",
+            hint=f'name a link: --cluster "{found.written(count, hosts).replace("LINK", "25gbe")}"; '
+            "`paceline catalog links` lists all",
+        )
+    return found
+
+
+def _says_no_more(label: str, device: str) -> bool:
+    """Whether every word of a label belongs to the device: "8 hosts of rtx-4090" is not one rtx-4090."""
+    record = device_record(device)
+    known = set().union(*map(label_words, (record.name, record.title, *record.aliases)))
+    return "+" not in label and label_words(label) <= known | MAKERS
