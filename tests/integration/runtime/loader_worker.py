@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.runtime import Settings, Timeouts, join
+from paceline.runtime import Settings, ShardedSamples, Timeouts, join
 from paceline.runtime.group.balance import Balance
 
 RANK = int(os.environ["RANK"])
@@ -30,6 +32,15 @@ class Numbered(Dataset[Any]):
         return {"x": torch.full((4,), index / 90), "number": torch.tensor(index)}
 
 
+def read(shard: str) -> Iterator[int]:
+    """Like a file: from its beginning on."""
+    begin, end = map(int, shard.split("-"))
+    yield from range(begin, end)
+
+
+SHARDS = ShardedSamples({"0-40": 40, "40-47": 7, "47-47": 0, "47-90": 43}, read, Numbered().__getitem__)
+
+
 def change_shares() -> None:
     """Another split after every step, the same on all ranks; sometimes a rank has nothing."""
 
@@ -43,10 +54,10 @@ def change_shares() -> None:
     Balance.learn, Balance.shares = learn, shares  # type: ignore[method-assign]
 
 
-def loaders(sampler: Any) -> DataLoader[Any]:
+def loaders(sampler: Any, *, stream: bool = False) -> DataLoader[Any]:
     """A rank prefetches as deep as its number says."""
     more = {"num_workers": 1, "prefetch_factor": 1 + RANK, "persistent_workers": bool(RANK)}
-    return DataLoader(Numbered(), batch_sampler=sampler, **more)  # type: ignore[arg-type]
+    return DataLoader(SHARDS if stream else Numbered(), batch_sampler=sampler, **more)  # type: ignore[arg-type]
 
 
 def train(options: dict[str, Any], progress: Any) -> None:
@@ -57,7 +68,8 @@ def train(options: dict[str, Any], progress: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     checkpoint = Path(options["checkpoint"]) if "checkpoint" in options else None
     settings = Settings(timeouts=QUICK, checkpoint=checkpoint, checkpoint_every=1, chunk=options.get("chunk"))
-    with join(model, optimizer, loaders, global_batch=20, settings=settings) as pace:
+    made = functools.partial(loaders, stream=options.get("stream", False))
+    with join(model, optimizer, made, global_batch=20, settings=settings) as pace:
         numbers: list[int] = []
         for batch in pace.batches(epochs=2):
             if [RANK, pace.position.step] == options.get("kill"):

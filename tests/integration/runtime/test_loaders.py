@@ -37,9 +37,13 @@ def test_every_sample_counts_once_while_shares_change(ranks: StartRanks) -> None
     assert len(set(sizes(job, 1))) > 4, "shares have changed"
 
 
+STREAM = pytest.mark.parametrize("stream", [False, True], ids=["numbered", "shards"])
+
+
 @pytest.mark.full
-def test_what_a_killed_rank_had_prefetched_is_used_by_the_other(ranks: StartRanks) -> None:
-    job = ranks("loader", 2, kill=[1, 6])
+@STREAM
+def test_what_a_killed_rank_had_prefetched_is_used_by_the_other(ranks: StartRanks, stream: bool) -> None:
+    job = ranks("loader", 2, kill=[1, 6], stream=stream)
     job.wait(0)
     assert job.processes[1].wait() == -9
     assert uses(job) == EVERY_SAMPLE
@@ -47,11 +51,12 @@ def test_what_a_killed_rank_had_prefetched_is_used_by_the_other(ranks: StartRank
 
 
 @pytest.mark.full
-def test_one_rank_goes_on_where_two_stopped(ranks: StartRanks, tmp_path: Path) -> None:
+@STREAM
+def test_one_rank_goes_on_where_two_stopped(ranks: StartRanks, tmp_path: Path, stream: bool) -> None:
     checkpoint = str(tmp_path / "state.safetensors")
-    first = ranks("loader", 2, checkpoint=checkpoint, leave=6)
+    first = ranks("loader", 2, checkpoint=checkpoint, leave=6, stream=stream)
     first.wait()
-    second = ranks("loader", 1, checkpoint=checkpoint)
+    second = ranks("loader", 1, checkpoint=checkpoint, stream=stream)
     second.wait()
     assert uses(first, second) == EVERY_SAMPLE
     assert min(record["step"] for record in second.steps(0)) == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from paceline.errors import InputError
 from paceline.runtime.job.following import JobResult, _comes_back, _ending, _Tail
 from paceline.runtime.job.interpreter import _imports, check_imports, find_interpreter
 from paceline.runtime.members import peers
-from paceline.runtime.members.channel import login_of
+from paceline.runtime.members.channel import Channel, login_of, message_listener
 from paceline.runtime.members.peers import answers, is_dead
 from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol.messages import Role
@@ -108,3 +109,18 @@ def test_only_a_port_that_refuses_is_dead(monkeypatch: pytest.MonkeyPatch) -> No
         assert not answers((address, port), login)
     assert is_dead(peer, login)
     assert not answers((address, port), login)
+
+
+def test_a_peer_is_dead_when_another_has_its_port() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    listener = message_listener(
+        server, login_of(b"secret", Role.MEMBER, "rank0-new"), Channel.close, caller=Role.MEMBER
+    )
+    threading.Thread(target=listener.run, daemon=True).start()
+    try:
+        login, place = login_of(b"secret", Role.MEMBER, "asks"), server.getsockname()
+        assert is_dead(Peer("rank0-old", 0, *place), login)
+        assert not is_dead(Peer("rank0-new", 0, *place), login)
+        assert not is_dead(Peer("rank0-old", 0, *place), login_of(b"other", Role.MEMBER, "asks")), "nothing is proven"
+    finally:
+        listener.close()

@@ -12,7 +12,10 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset, default_collate
 
-__all__ = ["Batch", "InLoop", "Loaded", "Samples", "Source", "as_batch"]
+from paceline.runtime.data.stream import ShardedSamples
+from paceline.runtime.samples import epoch_order
+
+__all__ = ["Batch", "InLoop", "Loaded", "Samples", "Source", "as_batch", "order_of"]
 
 
 class Samples(Sized, Protocol):
@@ -58,6 +61,10 @@ class Source(Protocol):
     ahead: int
     """Batches that are under way before they are taken."""
 
+    def order(self, *, seed: int, epoch: int) -> np.ndarray:
+        """The samples of an epoch in the order in which they are used, the same on all ranks."""
+        ...
+
     def expect(self, indices: np.ndarray) -> None:
         """These samples are taken after all that were expected before."""
         ...
@@ -85,6 +92,10 @@ class InLoop:
         self.num_samples = len(dataset)
         self._expected: deque[np.ndarray] = deque()
 
+    def order(self, *, seed: int, epoch: int) -> np.ndarray:
+        """Shuffled, as the dataset allows."""
+        return order_of(self._dataset, seed=seed, epoch=epoch)
+
     def expect(self, indices: np.ndarray) -> None:
         """Remember which samples are next."""
         self._expected.append(indices)
@@ -106,6 +117,13 @@ class InLoop:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def order_of(dataset: Samples, *, seed: int, epoch: int) -> np.ndarray:
+    """Any order will do for samples that are found by their number; those of shards stay together."""
+    if isinstance(dataset, ShardedSamples):
+        return dataset.epoch_order(seed=seed, epoch=epoch)
+    return epoch_order(len(dataset), seed=seed, epoch=epoch)
 
 
 def as_batch(content: Any, indices: np.ndarray, device: torch.device) -> Batch:

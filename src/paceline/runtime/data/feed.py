@@ -20,7 +20,7 @@ from paceline.errors import InputError
 from paceline.runtime.data.batches import Batch, InLoop, Samples, Source, as_batch
 from paceline.runtime.data.loader import EXPECTED, LoaderFactory, LoaderSource
 from paceline.runtime.group.balance import Balance, UnitBalance
-from paceline.runtime.samples import Attempt, Position, chunked, epoch_order, share_of
+from paceline.runtime.samples import Attempt, Position, chunked, share_of
 from paceline.runtime.settings import Settings
 
 __all__ = ["Course", "Feed", "GroupSplit", "source_of"]
@@ -103,7 +103,7 @@ class Feed:
     def _decide(self, course: Course, split: GroupSplit, at: Position) -> _Decided:
         size = course.next_size(at)
         shares = split.balance.shares(size)
-        order = epoch_order(self._source.num_samples, seed=self._settings.seed, epoch=at.epoch)
+        order = self._source.order(seed=self._settings.seed, epoch=at.epoch)
         mine = share_of(order, at, shares, split.rank)
         # A rank without samples gets some that do not count, as its loop has to update as well.
         chunks = chunked(mine, self._settings.chunk) or [np.zeros(0, dtype=np.int64)]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 from paceline.errors import InputError
-from paceline.runtime.data.batches import Loaded
+from paceline.runtime.data.batches import Loaded, order_of
 
 __all__ = ["LoaderFactory", "LoaderSource", "RankSampler"]
 
@@ -67,6 +67,10 @@ class LoaderSource:
         self._loader.worker_init_fn = _Bound(self._loader.worker_init_fn)
         self._batches: Iterator[Any] | None = None
         self._starts = 0
+
+    def order(self, *, seed: int, epoch: int) -> np.ndarray:
+        """Shuffled, as the dataset allows."""
+        return order_of(self._loader.dataset, seed=seed, epoch=epoch)
 
     def expect(self, indices: np.ndarray) -> None:
         """For the loader to ask for, as soon as it does."""
@@ -118,7 +122,8 @@ def _check(loader: Any, sampler: RankSampler) -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
             "the loader's dataset is iterable: ranks could not agree on who has which of its samples",
-            hint="give it __getitem__ and __len__, so that samples have numbers",
+            hint="give it __getitem__ and __len__, so that samples have numbers; for shards that are read in order, "
+            "paceline.runtime.ShardedSamples does it",
         )
     if sampler not in (loader.batch_sampler, loader.sampler):
         raise InputError("the loader does not use the sampler that its factory got", hint=EXPECTED)

@@ -66,6 +66,7 @@ class SyncedBatchNorm(_BatchNorm):
         wire = self._holder.wire
         if not self.training or wire is None or wire.size == 1:
             return super().forward(input)
+        self._check_input_dim(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = input.new_tensor([input.numel() / input.shape[1]])

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from paceline.cost.split import Cost
-from paceline.runtime.auto.choose import LARGE, SMALL, Choice, Links, Measured, choose, links_from, one_group, pairs_of
+from paceline.runtime.auto.choose import (
+    LARGE,
+    SMALL,
+    Choice,
+    Links,
+    Measured,
+    _each,
+    _kinds,
+    choose,
+    large_message,
+    links_from,
+    one_group,
+    pairs_of,
+)
 
 FAST, SLOW = (2e9, 5e-5), (1e7, 1e-3)
 
@@ -92,3 +105,40 @@ def test_the_present_way_is_kept_unless_another_is_clearly_better() -> None:
 
     assert chosen(2e8) == {"one": 1, "two": 2}
     assert chosen(1e7) == {"one": 2, "two": 2}
+
+
+@pytest.mark.parametrize(("gradients", "size"), [(1.0, 1 << 18), (1 << 19, 1 << 19), (1e12, 1 << 20)])
+def test_the_large_message_is_as_long_as_the_gradients_within_bounds(gradients: float, size: int) -> None:
+    assert large_message(gradients) == size
+
+
+@pytest.mark.parametrize(("slower", "sites"), [(3.9, ("a", "a", "a")), (4.1, ("a", "a", "c"))])
+def test_a_link_four_times_slower_than_the_fastest_separates_sites(slower: float, sites: tuple[str, ...]) -> None:
+    far = timing(2e9 / slower, 5e-5)
+    found = links_from(["a", "b", "c"], {(0, 1): timing(*FAST), (0, 2): far, (1, 2): far})
+    assert found.sites == sites
+
+
+def test_a_site_has_its_worst_link_and_a_host_of_one_rank_an_assumed_one() -> None:
+    timings = {(0, 1): timing(2e9, 9e-5), (0, 2): timing(1e7, 1e-3), (1, 2): timing(2e7, 5e-3)}
+    found = links_from(["a", "b", "c"], timings)
+    assert found.sites == ("a", "a", "c")
+    assert found.inside == (pytest.approx((2e9, 9e-5)), pytest.approx((2e9, 9e-5)), (1e10, 1e-5))
+    assert found.between == (pytest.approx((1e7, 5e-3)),) * 3
+    at_once = links_from(["a", "a"], {(0, 1): (0.0, 0.0)})
+    assert at_once.inside[0] == ((LARGE - SMALL) / 1e-9, 1e-6), "no message takes less than nothing"
+
+
+def test_nine_hosts_are_measured_around_a_ring_and_two_ranks_inside_each() -> None:
+    addresses = [f"h{i // 2}" for i in range(18)]
+    pairs = pairs_of(addresses)
+    assert pairs[:9] == [(2 * i, 2 * i + 1) for i in range(9)]
+    assert pairs[9:] == [(2 * i, (2 * i + 2) % 18) for i in range(9)]
+
+
+def test_devices_are_of_one_kind_within_a_quarter_of_the_next_faster() -> None:
+    assert _kinds([1.6, 1.0, 1.25]) == ["kind 1", "kind 0", "kind 0"]
+    assert _kinds([1.0, 1.26]) == ["kind 0", "kind 1"]
+    shared = measured([Cost(0.1, 0.001), Cost(0.0, 0.004)], together(2))
+    assert _each(shared, 100) == pytest.approx([0.15 / 50, 0.004]), "in an equal share, with the constant part"
+    assert _each(shared, 1) == pytest.approx([0.101, 0.004])

@@ -1,0 +1,806 @@
+"""Checks of the parts of a rank that need torch, in one process: several ranks are threads with real wires.
+
+Prints what each check raised as JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.cost.split import Cost
+from paceline.errors import InputError, TrainingLost
+from paceline.runtime import Settings, capture, checkpoint, join
+from paceline.runtime.auto import pilot
+from paceline.runtime.auto.choose import Links, Measured, one_group
+from paceline.runtime.counting import outline_of
+from paceline.runtime.data.batches import InLoop, Loaded, as_batch
+from paceline.runtime.data.feed import Feed, source_of
+from paceline.runtime.emulate import Emulated, emulate, emulated_device
+from paceline.runtime.group.batchnorm import SyncedBatchNorm, WireHolder, prepare_batchnorm
+from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.shards import Unit, rows_of
+from paceline.runtime.group.wire import Broken, Wire
+from paceline.runtime.large.recipe import LargeBatch
+from paceline.runtime.members import rendezvous
+from paceline.runtime.samples import Attempt, Position
+from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
+from paceline.runtime.syncer.leases import GroupStatus
+from paceline.runtime.training import Training
+
+
+def on_ranks(size: int, work: Callable[[Wire], Any]) -> list[Any]:
+    """What this many ranks return, each a thread with a real wire to the others."""
+    store, found = dist.HashStore(), {}
+    ended = threading.Event()
+
+    def run(rank: int) -> None:
+        try:
+            wire = Wire(store, rank, size, address="127.0.0.1", interrupted=ended)
+            found[rank] = work(wire)
+            wire.barrier()
+            wire.leave()
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+            found[rank] = error
+            ended.set()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in found.values():
+        if isinstance(error, BaseException) and not isinstance(error, Broken):
+            raise error
+    assert not any(isinstance(one, Broken) for one in found.values()), found
+    return [found[rank] for rank in range(size)]
+
+
+def close(one: Any, other: Any, within: float = 1e-12) -> bool:
+    """Equal but for rounding."""
+    one, other = torch.as_tensor(one), torch.as_tensor(other)
+    return one.shape == other.shape and bool(torch.allclose(one.double(), other.double(), rtol=within, atol=within))
+
+
+def refusal(action: Callable[[], Any], kind: type[Exception] = InputError) -> str:
+    """What an error says."""
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError("it was accepted")
+
+
+def check_two_and_three_ranks_sum_broadcast_and_tell() -> None:
+    for size in (2, 3):
+        counts = (1, 2, 3, 7) if size == 3 else (1, 5)
+
+        def work(wire: Wire, counts: tuple[int, ...] = counts, size: int = size) -> None:
+            for count in counts:
+                for reduce in (wire.all_reduce, wire.all_reduce_promptly):
+                    mine = torch.arange(float(count)) + 10 * wire.rank
+                    reduce(mine)()
+                    assert mine.tolist() == [size * n + sum(10.0 * r for r in range(size)) for n in range(count)]
+            for source in range(size):
+                one = torch.full((2, 2), float(wire.rank))
+                wire.broadcast(one, source)
+                assert one.tolist() == [[source] * 2] * 2
+                assert wire.tell(f"rank {wire.rank}" * (1 + wire.rank), source) == f"rank {source}" * (1 + source)
+            assert wire.tell("", 0) == " "
+            link = wire.probe(1 << 16)
+            assert link.alpha >= 1e-6
+            assert link.beta >= 1e-12
+            told = json.loads(wire.tell(json.dumps([link.alpha, link.beta, link.effort]), 0))
+            assert told == [link.alpha, link.beta, link.effort], "all have the cost of the slowest"
+            seconds = wire.ping(0, size - 1, 4096)
+            assert (0 < seconds < 10) if wire.rank in (0, size - 1) else seconds == 0.0
+
+        on_ranks(size, work)
+
+
+def check_a_wire_of_an_ended_view_is_broken() -> None:
+    ended, both, store, found = threading.Event(), threading.Barrier(2), dist.HashStore(), []
+
+    def run(rank: int) -> None:
+        wire = Wire(store, rank, 2, address="127.0.0.1", interrupted=ended)
+        both.wait()
+        if rank == 0:
+            waiting = wire.all_reduce(torch.zeros(4))  # for a rank that never calls
+            ended.set()
+            try:
+                waiting()
+            except Broken as error:
+                found.append(str(error))
+            wire.leave()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["the group is being formed anew"]
+
+
+def _normalised(plain: nn.Module, steps: list[Tensor], shares: tuple[int, int]) -> None:
+    """One process with the whole batch, and two ranks with a part each."""
+    whole, weights = copy.deepcopy(plain), [torch.randn_like(step) for step in steps]
+    expected = []
+    for step, weight in zip(steps, weights, strict=True):
+        given = step.clone().requires_grad_()
+        out = whole(given)
+        (out * weight).sum().backward()
+        expected.append((out.detach(), given.grad))
+
+    def work(wire: Wire) -> nn.Module:
+        holder = WireHolder()
+        holder.wire = wire
+        mine = nn.Sequential(nn.Sequential(copy.deepcopy(plain)))
+        before = list(mine.parameters())
+        assert prepare_batchnorm(mine, holder, how="sync", ranks=2)
+        assert not prepare_batchnorm(mine, holder, how="sync", ranks=2), "none is left that is not synchronised"
+        assert [id(one) for one in before] == [id(one) for one in mine.parameters()]
+        rows = slice(0, shares[0]) if wire.rank == 0 else slice(shares[0], None)
+        for step, weight, (out, gradient) in zip(steps, weights, expected, strict=True):
+            given = step[rows].clone().requires_grad_()
+            found = mine(given)
+            (found * weight[rows]).sum().backward()
+            assert close(found, out[rows])
+            assert close(given.grad, gradient[rows], 1e-10)
+        for parameter in mine.parameters():
+            wire.all_reduce(parameter.grad)()
+        for one, other in zip(mine.parameters(), whole.parameters(), strict=True):
+            assert close(one.grad, other.grad, 1e-10)
+        for one, other in zip(mine.buffers(), whole.buffers(), strict=True):
+            assert close(one, other), "running statistics, of the unbiased variance"
+        return mine
+
+    layers = on_ranks(2, work)
+    assert close(layers[0].eval()(steps[0]), whole.eval()(steps[0]))
+
+
+def check_batchnorm_over_two_ranks_is_that_of_one_process() -> None:
+    torch.manual_seed(1)
+    images, vectors = ([torch.randn(5, 3, *more).double() * 2 + 1 for _ in range(3)] for more in ((2, 4), ()))
+    made = {"dtype": torch.float64}
+    _normalised(nn.BatchNorm2d(3, momentum=0.3, eps=0.5, **made), images, (3, 2))
+    _normalised(nn.BatchNorm2d(3, momentum=None, **made), images, (4, 1))
+    _normalised(nn.BatchNorm1d(3, affine=False, **made), vectors, (1, 4))
+    plain = nn.BatchNorm1d(3, track_running_stats=False, **made)
+    nn.init.uniform_(plain.weight)
+    nn.init.uniform_(plain.bias)
+    _normalised(plain, vectors, (2, 3))
+
+
+def check_batchnorm_alone_warns_of_the_split_and_a_broken_view_is_kept_for_the_step() -> None:
+    for ranks, warned in ((1, 0), (2, 1)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert not prepare_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), WireHolder(), how="warn", ranks=ranks)
+        assert len(said) == warned
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not prepare_batchnorm(nn.Sequential(nn.GroupNorm(1, 2)), WireHolder(), how="warn", ranks=2)
+
+    def broken(_: Tensor) -> Callable[[], None]:
+        raise Broken("gone")
+
+    holder = WireHolder()
+    layer = SyncedBatchNorm(nn.BatchNorm1d(2), holder)
+    given = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    assert close(layer(given), nn.BatchNorm1d(2)(given)), "without a wire it is a plain one"
+    holder.wire = SimpleNamespace(size=2, all_reduce=broken)  # type: ignore[assignment]
+    layer(given)
+    assert str(holder.broken) == "gone"
+    assert "1 dimensions" in refusal(lambda: layer(torch.ones(2)), ValueError)
+
+
+WEIGHTS = (0.75, 0.25)
+
+
+def check_gradients_are_the_weighted_sum_in_buckets() -> None:
+    values = {"a": torch.tensor([[1.0, 2.0], [10.0, -2.0]]), "b": torch.tensor([[3.0, 5.0, 7.0]])}
+    for prompt in (False, True):
+
+        def work(wire: Wire, prompt: bool = prompt) -> None:
+            a, b, c, unused = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (2, 3, 4, 5))
+            narrow = nn.Parameter(torch.zeros(2))
+            frozen = nn.Parameter(torch.zeros(9), requires_grad=False)
+            reducer = Reducer([a, b, frozen, c, narrow, unused], wire, limits=(0, 10**6), prompt=prompt)
+            assert reducer.sizes == [16, 24, 32, 8, 40]
+            assert reducer.layout == [[1, 2, 4], [3], [0]], "the last layers first, gradients of one type together"
+
+            def loss() -> Tensor:
+                total = (a * values["a"][wire.rank]).sum() + (c * 2).sum() + (narrow * (1 + wire.rank)).sum()
+                return total + (b * values["b"][0]).sum() if wire.rank == 0 else total
+
+            loss().backward()
+            assert a.grad is not None
+            assert a.grad.tolist() == values["a"][wire.rank].tolist(), "a pass before the last is not exchanged"
+            for parameter in (a, b, c, narrow):
+                parameter.grad = None
+            reducer.begin(WEIGHTS[wire.rank], step_began=0.0, notes=[1.0 + wire.rank, 10.0 + wire.rank])
+            loss().backward()
+            reducer.flush()
+            reducer.finish()
+            assert close(a.grad, [0.75 * 1 + 0.25 * 10, 0.75 * 2 - 0.25 * 2])
+            assert close(b.grad, [0.75 * 3, 0.75 * 5, 0.75 * 7]), "one rank has used it"
+            assert close(c.grad, [2.0] * 4)
+            assert close(narrow.grad, [0.75 + 0.5] * 2, 1e-6)
+            assert unused.grad is None, "nobody has"
+            assert reducer.noted()[:3] == [[1.0, 2.0], [10.0, 11.0], [0.0, 0.0]]
+            assert reducer.ready_seconds[0] > 0 == reducer.ready_seconds[4]
+            reducer.arrange_as_ready([0.3, 0.1, 0.2, 0.0, 0.1])
+            assert reducer.layout == [[3], [4, 1, 2, 0]], "of those that were ready together the last layer first"
+            # A rank without samples weighs nothing, and what it has not used is no reason to look.
+            for parameter in (a, b, c, narrow):
+                parameter.grad = None
+            reducer.begin(float(wire.rank == 0), step_began=0.0, notes=())
+            if wire.rank == 0:
+                (loss() + unused.sum()).backward()
+            reducer.flush()
+            reducer.finish()
+            assert close(a.grad, values["a"][0])
+            assert close(unused.grad, [1.0] * 5)
+            reducer.close()
+            unused.grad = a.grad = None
+            (a.sum() + unused.sum()).backward()
+            assert a.grad is not None
+            assert a.grad.tolist() == [1.0, 1.0], "hooks are off"
+
+        on_ranks(2, work)
+
+
+def check_a_sparse_gradient_is_refused() -> None:
+    wire = Wire(None, 0, 1, address="", interrupted=threading.Event())
+    table = nn.Embedding(4, 2, sparse=True)
+    reducer = Reducer([table.weight], wire, limits=(0,))
+    reducer.begin(1.0, step_began=0.0, notes=())
+    assert "sparse gradient" in refusal(lambda: table(torch.tensor([1])).sum().backward() or reducer.flush())
+
+
+def check_columns_by_hand() -> None:
+    assert [rows_of(5, 2, index) for index in (0, 1)] == [(0, 3), (3, 5)]
+    assert [rows_of(1, 2, index) for index in (0, 1)] == [(0, 1), (1, 1)]
+    assert [rows_of(6, 3, index) for index in range(3)] == [(0, 2), (2, 4), (4, 6)]
+    shapes = [torch.Size([5, 2]), torch.Size([1]), torch.Size([])]
+    assert columns_of([[0, 1], [2]], shapes) == {(0, 2): [(0, 0, 6), (1, 0, 1), (2, 0, 1)], (1, 2): [(0, 6, 10)]}
+    assert columns_of([[0, 1, 2], [4, 3]], [torch.Size([6])]) == {
+        (0, 4): [(0, 0, 2)], (1, 4): [(0, 2, 3)], (1, 3): [(0, 3, 4)], (2, 3): [(0, 4, 6)],
+    }  # fmt: skip
+    told = {"mine": Unit(), "rank": 2}
+    assert complete_units([7, -1, 7], [1, 0, 0], [2, 1, 2], **told) == [[2, 0], [1]]  # type: ignore[arg-type]
+    assert complete_units([-1, -1], [0, 0], [1, 1], **told) == [[0], [1]]  # type: ignore[arg-type]
+    lost = {"firsts": [7, -1], "indices": [1, 0], "counts": [2, 1], "mine": Unit()}
+    assert "has failed" in refusal(lambda: complete_units(**lost, rank=0), TrainingLost)  # type: ignore[arg-type]
+    assert "leave" in refusal(lambda: complete_units(**lost, rank=1), Broken)  # type: ignore[arg-type]
+
+
+def check_columns_of_ranks_alone_sum_as_one_wire_does() -> None:
+    def work(wire: Wire) -> None:
+        a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(3))
+        columns = columns_of([[0], [1]], [a.shape, b.shape])
+        assert columns == {(0, 1): [(0, 0, 4), (1, 0, 3)]}
+        reducer = ColumnReducer([a, b], wire, columns, lambda number, owners: wire, Unit(), limits=(0, 100))
+        assert reducer.sizes == [16, 12]
+        reducer.begin(WEIGHTS[wire.rank], step_began=0.0, notes=[5.0 + wire.rank])
+        ((a * (1 + wire.rank)).sum() + b.sum()).backward()
+        reducer.flush()
+        reducer.finish()
+        assert close(a.grad, torch.full((2, 2), 0.75 + 0.25 * 2), 1e-6)
+        assert close(b.grad, [1.0] * 3, 1e-6)
+        assert abs(reducer.norm() - (4 * 1.25**2 + 3) ** 0.5) < 1e-6
+        assert reducer.noted()[0] == [5.0, 6.0]
+        assert min(reducer.ready_seconds) > 0
+        reducer.arrange([[0, 1]])
+        assert reducer.layout == [[0, 1]]
+        reducer.close()
+
+    on_ranks(2, work)
+
+
+class Clock:
+    """Notes what a device is asked to do."""
+
+    def __init__(self) -> None:
+        self.ran: list[float] = []
+
+    def begin_step(self) -> None:
+        self.ran = []
+
+    def run(self, seconds: float) -> None:
+        self.ran.append(round(seconds, 9))
+
+
+def check_an_emulated_device_takes_its_seconds_layer_by_layer() -> None:
+    device = Emulated(per_sample=0.03, constant=0.6, speed=2.0, forward_share=0.25)
+    device._clock = clock = Clock()  # type: ignore[assignment]
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    emulate(model, device)
+    model(torch.ones(4, 2, requires_grad=True)).sum().backward()
+    # (0.6 + 4 x 0.03) / 2 = 0.36 s: a quarter forward, in two layers.
+    assert clock.ran == [0.045, 0.045, 0.135, 0.135]
+    told = {"forward": 0.2, "backward": None, "speed": 0.5, "straggle": 0.1, "straggle_factor": 7.0}
+    found = emulated_device(told, 4, seed=3)
+    assert found is not None
+    assert (round(found.per_sample, 9), round(found.forward_share, 9)) == (0.15, round(1 / 3, 9))
+    assert (found.speed, found.straggle, found.straggle_factor, found.seed) == (0.5, 0.1, 7.0, 3)
+    other = emulated_device({**told, "backward": 0.6, "batch": 8}, 4, seed=3)
+    assert other is not None
+    assert (round(other.per_sample, 9), round(other.forward_share, 9)) == (0.1, 0.25)
+    assert emulated_device({**told, "forward": None}, 4, seed=3) is None
+
+
+def _training(**settings: Any) -> Training:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return Training(model, optimizer, Settings(**settings), num_samples=9, global_batch=3)
+
+
+def check_gradients_are_clipped_by_the_norm_of_all() -> None:
+    for norm, moved in ((None, 2.0), (2.0, 5.0), (8.0, 5.0 * 2 / 8)):
+        made = _training(clip=2.0)
+        made.norm = norm
+        (weight,) = made.parameters
+        weight.grad = torch.tensor([[3.0, 4.0]])
+        made.update()
+        assert abs(float(weight.detach().norm()) - moved) < 1e-5, (norm, float(weight.detach().norm()))
+        assert weight.grad is None
+
+
+def check_gradients_of_parts_are_kept_and_added() -> None:
+    made = _training()
+    (weight,) = made.parameters
+    for part, expected in (([1.0, 2.0], [1.0, 2.0]), ([10.0, 20.0], [11.0, 22.0])):
+        made.bring_back()
+        kept = weight.grad
+        weight.grad = torch.tensor([part]) if kept is None else kept + torch.tensor([part])
+        assert weight.grad.tolist() == [expected]
+        made.set_aside()
+        assert weight.grad is None
+    weight.grad = torch.tensor([[100.0, 200.0]])
+    made.bring_back()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[111.0, 222.0]]
+    made.set_aside()
+    made.discard_gradients()
+    made.bring_back()
+    assert weight.grad is None
+
+
+def check_a_rank_becomes_what_another_is() -> None:
+    one, other = _training(), _training()
+    nn.init.ones_(one.model.weight)
+    one.position, one.mark, one.view = Position(5, 1, 3), "m", 4
+    assert (one.standing().step, one.standing().mark, one.standing().view) == (5, "m", 4)
+    other.take(one.report({}, None), one.tensors())
+    assert other.model.weight.tolist() == [[1.0, 1.0]]
+    assert (other.position, other.mark, other.view) == (Position(5, 1, 3), "m", 4)
+    stranger = _training(seed=1)
+    assert "the others or the checkpoint on" in refusal(lambda: stranger.take(one.report({}, None), one.tensors()))
+    assert one.may_be_divided
+    made = _training()
+    made.model.weight.requires_grad_(False)
+    assert "weight: frozen or released after join()" in refusal(made.check_trained)
+
+
+def check_rates_are_as_before_even_if_a_step_fails_and_what_has_no_gradient_stays() -> None:
+    weight, bias, unused = (nn.Parameter(torch.ones(*shape)) for shape in ((1, 2), (2,), (2, 2)))
+    optimizer = torch.optim.SGD([weight, bias, unused], lr=0.5, weight_decay=0.5)
+    recipe = LargeBatch(1, 0, "lars", trust=0.1)
+    weight.grad, bias.grad = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
+    with recipe.applied([optimizer], 4.0):
+        assert optimizer.param_groups[0]["lr"] == 2.0
+        optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    local = 0.1 * 2**0.5 / (5 + 0.5 * 2**0.5)
+    assert close(weight, torch.tensor([[1 - 2 * local * 3.5, 1 - 2 * local * 4.5]]), 1e-6)
+    assert close(bias, [-1.0, -3.0]), "vectors take the plain rate and no decay"
+    assert close(unused, torch.ones(2, 2))
+    try:
+        with recipe.applied([optimizer], 4.0):
+            raise KeyError
+    except KeyError:
+        assert optimizer.param_groups[0]["lr"] == 0.5
+    nothing = nn.Parameter(torch.zeros(1, 2))
+    nothing.grad = torch.tensor([[3.0, 4.0]])
+    optimizer = torch.optim.SGD([nothing], lr=1.0)
+    with recipe.applied([optimizer], 1.0):
+        optimizer.step()
+    assert close(nothing, torch.tensor([[-3.0, -4.0]])), "weights without a length take the plain rate"
+
+
+def check_states_travel_in_pieces_of_one_type() -> None:
+    state = {"a": torch.arange(3.0), "b": torch.arange(7.0), "c": torch.ones(12), "n": torch.tensor([1, 2]), "k": 5}
+    mine: list[Tensor] = []
+    packed = checkpoint.pack_state(state, mine)
+    sent: list[Tensor] = []
+    usual, checkpoint.PIECE = checkpoint.PIECE, 10
+    try:
+        kept = checkpoint.broadcast_state(packed, mine, lambda tensor: sent.append(tensor.clone()), receive=False)
+        assert [len(piece) for piece in sent] == [10, 12, 2], "a piece, a tensor that is larger, another type"
+        arriving = iter(sent)
+        found = checkpoint.broadcast_state(packed, None, lambda tensor: tensor.copy_(next(arriving)), receive=True)
+    finally:
+        checkpoint.PIECE = usual
+    assert all(torch.equal(one, other) for one, other in zip(kept, mine, strict=True))
+    again = checkpoint.unpack_state(packed, found)
+    assert list(again) == list(state)
+    assert again["k"] == 5
+    assert all(torch.equal(again[name], state[name]) for name in "abcn")
+
+
+class Timed(torch.autograd.Function):
+    """Passes a tensor through; its backward pass takes seconds of a clock."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, clock: list[float], seconds: float) -> Tensor:
+        ctx.clock, ctx.seconds = clock, seconds
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.clock[0] += ctx.seconds
+        return gradient, None, None
+
+
+class Slow(nn.Linear):
+    """Three times as long on one thread, and in the first two steps; backward takes twice as long as forward."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        super().__init__(2, 2)
+        self.clock, self.seconds, self.steps = clock, seconds, 0
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.steps += 1
+        slow = torch.get_num_threads() == 1 or self.steps <= 2
+        self.clock[0] += self.seconds * (3 if slow else 1)
+        return Timed.apply(super().forward(given), self.clock, 2 * self.seconds * (3 if slow else 1))
+
+
+def check_a_capture_by_its_clock() -> None:
+    clock, threads = [0.0], torch.get_num_threads()
+    model = nn.Sequential(Slow(clock, 1.0), Slow(clock, 2.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    usual = capture.time, capture.host_rates
+    capture.time = SimpleNamespace(perf_counter=lambda: clock[0])  # type: ignore[assignment]
+    capture.host_rates = lambda: {"cores": 2}
+    torch.set_num_threads(2)
+    try:
+        with capture.Capture(model, optimizer, quiet=True) as found:
+            for _ in range(24):
+                clock[0] += 0.5
+                optimizer.zero_grad()
+                model(torch.ones(3, 2)).sum().backward()
+                optimizer.step()
+    finally:
+        capture.time, capture.host_rates = usual
+        torch.set_num_threads(threads)
+    profile = found.profile
+    first, second = profile["layers"]
+    assert [round(layer["forward"], 6) for layer in (first, second)] == [1.0, 2.0]
+    assert [round(layer["backward"], 6) for layer in (first, second)] == [2.0, 4.0]
+    assert (profile["io"], profile["update"], profile["batch"], profile["ready"]) == (0.5, 0.0, 3, ["1", "0"])
+    assert profile["host"] == {"cores": 2, "thread_gain": 3.0}
+    # 24 steps: two of warm-up, three traced, five on one thread.
+    assert profile["source"].startswith("captured from 14 steps, 3 more traced")
+    assert (profile["jitter"], profile["uncertainty"], profile["precision"]) == (0.0, 0.01, "float32")
+    assert [layer["macs"] for layer in (first, second)] == [4.0, 4.0]
+
+
+def check_numbers_of_a_capture_by_hand() -> None:
+    assert abs(capture._spread([8.0, 1.0, 3.0, 2.0, 5.0, 4.0, 7.0, 60.0]) - (7 - 3) / 1.349 / 4.5) < 1e-12
+    assert capture._spread([2.0, 2.0, 9.0]) == (9.0 - 2.0) / 1.349 / 2.0
+    work = SimpleNamespace(layers={"a": {"kind": "linear", "macs": 6.0, "moved": 8.0}}, total=9.0)
+    layers: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
+    capture._add_work(layers, work, 2)  # type: ignore[arg-type]
+    assert layers[0] == {"name": "a", "kind": "linear", "macs": 4.5, "moved": 4.0}
+    assert layers[1] == {"name": "b", "kind": "elementwise", "macs": 0.0, "moved": 0.0}
+    half = nn.Linear(2, 2).to(torch.bfloat16)
+    assert capture._precision(half, torch.device("cpu")) == "bfloat16"
+    assert capture._precision(nn.Linear(2, 2), torch.device("cuda")) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert capture._precision(nn.Linear(2, 2), torch.device("cpu")) == "amp"
+    outlined = outline_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.ones(4, 2), name=None, batch=None)
+    assert [(layer["macs"], layer["moved"], layer["gradients"]) for layer in outlined["layers"]] == [
+        (6.0, 4.0 * (2 + 3), [24, 12]), (0.0, 4.0 * 6, []),
+    ]  # fmt: skip
+
+
+class Source:
+    """Samples by their numbers, in order."""
+
+    num_samples, ahead = 20, 0
+
+    def __init__(self) -> None:
+        self.expected: list[list[int]] = []
+        self.forgotten = 0
+
+    def order(self, *, seed: int, epoch: int) -> np.ndarray:
+        return np.arange(20) + 100 * epoch
+
+    def expect(self, indices: np.ndarray) -> None:
+        self.expected.append(indices.tolist())
+
+    def forget(self) -> None:
+        self.expected, self.forgotten = [], self.forgotten + 1
+
+    def take(self) -> Loaded:
+        return Loaded(torch.tensor(self.expected.pop(0)), 0.25, 0.5, beside=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Steps:
+    """Two steps of eight samples and one of four in each of two epochs."""
+
+    def decided(self, position: Position) -> bool:
+        return position.epoch < 2
+
+    def next_size(self, position: Position) -> int:
+        return min(8, 20 - position.cursor)
+
+    def after(self, position: Position, size: int) -> Position:
+        ends = position.cursor + size == 20
+        return Position(position.step + 1, position.epoch + ends, 0 if ends else position.cursor + size)
+
+
+def check_steps_are_decided_ahead_and_anew_when_the_group_changes() -> None:
+    source, course = Source(), Steps()
+    feed = Feed(source, Settings(chunk=3), torch.device("cpu"))  # type: ignore[arg-type]
+    shares = {8: (2, 6), 4: (4, 0)}
+    split = SimpleNamespace(rank=1, ahead=1, balance=SimpleNamespace(shares=shares.__getitem__))
+    position = Position()
+    attempt = feed.next_attempt(course, split, position, began=7.0)  # type: ignore[arg-type]
+    assert source.expected == [[2, 3, 4], [5, 6, 7], [10, 11, 12], [13, 14, 15]], "this step and one ahead"
+    assert (attempt.size, attempt.shares, attempt.began) == (8, (2, 6), 7.0)
+    assert [batch.inputs.tolist() for batch in feed.batches(attempt)] == [[2, 3, 4], [5, 6, 7]]
+    assert (attempt.waited, attempt.loading, attempt.beside) == (0.5, 1.0, True)
+    position = course.after(position, 8)
+    attempt = feed.next_attempt(course, split, position, began=0.0)  # type: ignore[arg-type]
+    assert source.expected[2:] == [[0, 1]], "a rank without samples gets two that do not count"
+    assert [chunk.tolist() for chunk in attempt.chunks] == [[10, 11, 12], [13, 14, 15]]
+    other = SimpleNamespace(rank=0, ahead=0, balance=split.balance)
+    attempt = feed.next_attempt(course, other, position, began=0.0)  # type: ignore[arg-type]
+    assert source.expected == [[8, 9]], "decided anew, for another rank"
+    feed.skip(attempt)
+    assert source.expected == []
+    last = Position(5, 1, 16)
+    feed.next_attempt(course, SimpleNamespace(rank=0, ahead=5, balance=split.balance), last, began=0.0)  # type: ignore[arg-type]
+    assert source.expected == [[116, 117], [118, 119]], "nothing is decided beyond the end"
+    assert source.forgotten == 3
+
+
+class Pair(NamedTuple):
+    """As a dataset may give it."""
+
+    x: Any
+    y: Any
+
+
+def check_batches_are_pairs_or_inputs_alone() -> None:
+    cpu, indices = torch.device("cpu"), np.array([3])
+    pair = as_batch((torch.ones(1), torch.zeros(1)), indices, cpu)
+    assert (pair.inputs.tolist(), pair.targets.tolist(), list(pair)[1].tolist()) == ([1.0], [0.0], [0.0])
+    for content, inputs in (([torch.ones(1)], [1.0]), (torch.ones(1), [1.0])):
+        found = as_batch(content, indices, cpu)
+        assert (found.inputs.tolist(), found.targets) == (inputs, None)
+    named = as_batch({"p": Pair(torch.ones(1), 2)}, indices, cpu).inputs["p"]
+    assert (type(named), named.x.tolist(), named.y) == (Pair, [1.0], 2)
+    assert len(as_batch((1, 2, 3), indices, cpu).inputs) == 3
+    data = TensorDataset(torch.arange(6), torch.arange(6) * 10)
+    for collate in (None, torch.utils.data.default_collate):
+        source = InLoop(data, collate)
+        source.expect(np.array([4, 1]))
+        loaded = source.take()
+        assert [part.tolist() for part in loaded.content] == [[4, 1], [40, 10]]
+        assert loaded.waited == loaded.work > 0
+        assert not loaded.beside
+
+
+def check_what_a_loader_had_under_way_is_dropped_when_the_group_changes() -> None:
+    data = TensorDataset(torch.arange(10))
+    source = source_of(lambda sampler: DataLoader(data, batch_sampler=sampler), Settings())
+    assert (source.num_samples, source.ahead) == (10, 0)
+    for indices in ([1, 2], [3], [4]):
+        source.expect(np.array(indices))
+    assert source.take().content[0].tolist() == [1, 2]
+    source._sampler.asked.append(True)  # type: ignore[attr-defined]
+    source._batches = iter([(["late"], 0.0), (["fresh"], 0.0)])  # type: ignore[attr-defined]
+    source.forget()
+    source._sampler.asked.append(True)  # type: ignore[attr-defined]
+    assert source.take().content == ["fresh"], "what was asked for before is not used"
+    source.close()
+    source.expect(np.array([7]))
+    assert source.take().content[0].tolist() == [7]
+    wrong = (
+        (DataLoader(data), "chooses samples itself"),
+        (lambda sampler: DataLoader(data), "does not use the sampler"),
+        (lambda sampler: 3, "returned a int"),
+        (TensorDataset(torch.arange(0)), "the dataset is empty"),
+    )
+    for given, said in wrong:
+        assert said in refusal(lambda given=given: source_of(given, Settings()))
+
+
+def check_a_loss_is_weighed_by_its_samples() -> None:
+    chunks = [np.arange(4), np.arange(2)]
+    attempt = Attempt(24, (6, 18, 0), chunks, 0.0, done=1)
+    assert attempt.weighed(1.0, 0, mean=True) == (4 / 6, 0.25)
+    attempt.done = 2
+    assert attempt.weighed(1.0, 0, mean=True) == (2 / 6, 0.25)
+    assert attempt.weighed(1.0, 0, mean=False) == (1.0, 1.0)
+    assert Attempt(24, (6, 18, 0), chunks[:1], 0.0, done=1).weighed(1.0, 1, mean=True) == (1.0, 0.75)
+    assert Attempt(24, (6, 18, 0), [], 0.0).weighed(1.0, 2, mean=False) == (1.0, 0.0), "no samples, no weight"
+
+
+def check_a_rank_alone_moves_by_the_mean_or_the_sum_of_its_samples_in_any_chunks() -> None:
+    for reduction, gradients in (("mean", [2.5, 4.5]), ("sum", [10.0, 9.0])):
+        for chunk in (None, 1, 3):
+            data = TensorDataset(torch.tensor([[1.0], [2.0], [3.0], [4.0], [4.0], [5.0]]))
+            model = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            settings = Settings(chunk=chunk, reduction=reduction)  # type: ignore[arg-type]
+            with join(model, optimizer, data, global_batch=4, settings=settings) as pace:
+                pace._feed._source.order = lambda seed, epoch: np.arange(6)  # type: ignore[method-assign]
+                moved, used = [], []
+                for batch in pace.batches(epochs=1):
+                    before = model.weight.item()
+                    used += batch.indices.tolist()
+                    out = model(batch.inputs)
+                    if pace.step(out.mean() if reduction == "mean" else out.sum()):
+                        moved.append(before - model.weight.item())
+                assert used == list(range(6))
+                assert close(moved, gradients, 1e-6), (reduction, chunk, moved)
+                assert [(one.step, one.samples, one.shares) for one in pace.records] == [(1, 4, (4,)), (2, 2, (2,))]
+                assert pace.position == Position(2, 1, 0)
+                assert all(one.measured_seconds >= one.measured_compute > 0 for one in pace.records)
+
+
+def check_a_new_decision_is_due_when_steps_links_or_stragglers_change() -> None:
+    late = [(0.0, 1.0), (0.0, 1.0)]
+    session: Any = SimpleNamespace(size=2, balance=SimpleNamespace(straggling=lambda: late))
+    links = Links(("h", "h"), ((1e9, 1e-5),) * 2, ((1e8, 1e-4),) * 2)
+    measured = Measured((Cost(0.0, 1e-3, chunk=8), Cost(0.0, 2e-3)), links, ((0.0, 1.0),) * 2, 4e6)
+    flown = pilot.Pilot(100)
+    flown._recent = [1.0]
+    assert flown._due(session), "none was made"
+    flown.choice, flown._measured = one_group(2, 100), measured
+    for seconds, due in ((1.0, False), (1.24, False), (1.26, True), (0.81, False), (0.79, True)):
+        flown._recent = [seconds]
+        assert flown._due(session) is due, seconds
+    for share, due in ((0.03, False), (0.031, True)):
+        late[1], flown._recent = (share, 9.0), [1.0]
+        assert flown._due(session) is due
+    session.size, flown._recent = 3, [1.0]
+    assert flown._due(session), "other ranks"
+    for factor, differs in ((1.24, False), (1.26, True), (0.81, False), (0.79, True)):
+        now = replace(measured, costs=(measured.costs[0], Cost(0.0, 2e-3 * factor)))
+        assert pilot._differs(now, measured, 1.0) is differs
+    for slower, differs in ((1.9, False), (2.1, True), (0.6, False), (0.4, True)):
+        assert pilot._differs(measured, measured, slower) is differs
+    told = GroupStatus(((0.5, 3e-3),), ((0.2, 4.0),), 1.0, 1)
+    found = pilot._updated(measured, replace(one_group(2, 100), groups=((1,), (0,))), [told, told], slower=2.0)
+    assert found.costs == (Cost(0.5, 3e-3, chunk=8), Cost(0.5, 3e-3))
+    assert found.straggling == ((0.2, 4.0),) * 2
+    assert found.links.between == found.links.inside == ((5e7, 1e-4),) * 2, "one site: all links are those between"
+    assert flown.better_choice({}) is None, "not all groups have spoken"
+
+
+def check_settings_that_make_no_sense_are_refused() -> None:
+    wrong = (
+        ({"scheme": "x"}, "'group', 'auto'"), ({"batchnorm": "x"}, "'warn', 'sync'"), ({"reduction": "x"}, "'mean'"),
+        ({"transport": "x"}, "'nccl'"), ({"compress": "x"}, "int8"), ({"chunk": 0}, "at least 1 sample"),
+        ({"checkpoint_every": 0}, "at least 1 step"), ({"bucket": 0.0}, "more than 0"),
+        ({"metrics_port": 0}, "1 to 65535"), ({"metrics_port": 65536}, "1 to 65535"),
+        ({"batchnorm": "sync", "chunk": 4}, "in several"), ({"scheme": "auto", "transport": "mpi"}, "which MPI cannot"),
+    )  # fmt: skip
+    for given, said in wrong:
+        assert said in refusal(lambda given=given: Settings(**given)), given
+    for ports in (1, 65535):
+        Settings(chunk=1, checkpoint_every=1, bucket=0.5, metrics_port=ports, transport="mpi")
+    Settings(batchnorm="sync", scheme="auto")
+    large = Settings.large_batch(16, layerwise="lars", seed=3)
+    assert (large.noise, large.seed, large.large) == (True, 3, LargeBatch(16, 500, "lars", 0.001))
+    assert large.outer is not None
+    assert (large.outer.rate, large.outer.momentum, large.outer.delay) == (1.0, 0.5, 4)
+    assert not Settings.large_batch(16, noise=False).noise
+
+
+LONG = "s" * 16
+
+
+def check_what_a_launcher_left_in_the_environment() -> None:
+    alone = rendezvous.launch_context({})
+    assert (alone.rank, alone.size, alone.host, alone.port, alone.secret) == (0, 1, "127.0.0.1", 0, None)
+    joined = rendezvous.launch_context(
+        {"PACELINE_JOIN": "h:9", "RANK": "1", "WORLD_SIZE": "3", "PACELINE_SECRET": LONG, "PACELINE_ROSTER": "/r",
+         "PACELINE_LATE": "1"}
+    )  # fmt: skip
+    assert (joined.rank, joined.size, joined.host, joined.port, joined.late) == (1, 3, "h", 9, True)
+    assert (joined.secret, str(joined.roster), joined.torchrun) == (LONG.encode(), "/r", False)
+    for wrong in ("h", ":9", "h:x"):
+        assert "expected host:port" in refusal(lambda wrong=wrong: rendezvous.launch_context({"PACELINE_JOIN": wrong}))
+    assert "nothing says where they meet" in refusal(lambda: rendezvous.launch_context({"WORLD_SIZE": "2"}))
+    master = {"MASTER_ADDR": "h", "MASTER_PORT": "7"}
+    under = rendezvous.launch_context({**master, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert (under.rank, under.size, under.host, under.port, under.torchrun) == (2, 4, "h", 7, False)
+    assert (under.late, under.session) == (False, "")
+    elastic = {
+        **master,
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PACELINE_SECRET": LONG,
+    }
+    found = rendezvous.launch_context({**elastic, "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3"})
+    assert (found.session, found.torchrun, found.secret) == ("torchrun job 3", True, LONG.encode())
+    assert rendezvous.mpi_size({}) == 1
+    assert rendezvous.mpi_size({"PMI_SIZE": "3"}) == 3
+    for env, only in (({"PMI_SIZE": "3"}, True), ({"PMI_SIZE": "1"}, False), ({"PMI_SIZE": "3", **master}, False),
+                      ({"PMI_SIZE": "3", "PACELINE_JOIN": "h:1"}, False),
+                      ({"PMI_SIZE": "3", "MASTER_ADDR": "h"}, True)):  # fmt: skip
+        assert rendezvous.only_mpi_knows(env) is only, env
+
+
+def check_a_group_of_several_is_told_of_its_syncer() -> None:
+    assert group_membership({}) is None
+    env = {"PACELINE_SYNCER": "a:1,b:2", "PACELINE_GROUP": "g", "PACELINE_SYNCER_SECRET": LONG}
+    plain = GroupMembership("g", (("a", 1), ("b", 2)), LONG.encode(), 1, 1.0)
+    assert group_membership(env) == plain
+    more = {"PACELINE_LOCAL_STEPS": "4", "PACELINE_GROUP_SHARE": "0.25"}
+    assert group_membership({**env, **more}) == replace(plain, local_steps=4, share=0.25)
+    assert "expected host:port" in refusal(lambda: group_membership({**env, "PACELINE_SYNCER": "a:1,b"}))
+    model = nn.Linear(2, 1, bias=False)
+    one = replace(plain, share=0.26, shards=plain.shards[:1])
+    client = SyncerClient(one, model, Settings(compress="int8"), global_batch=10)
+    assert (client.batch, SyncerClient(replace(one, share=0.01), model, Settings(), global_batch=10).batch) == (3, 1)
+    client.base, client.sequence = torch.tensor([5.0, 1.0]), 3
+    nn.init.ones_(model.weight)
+    assert client._progress().tolist() == [4.0, 0.0], "from the common parameters to its own"
+    nn.init.constant_(model.weight, 4.97)
+    client._settle()
+    # Progress 0.03 and -3.97: one byte is 3.97 / 127 = 0.03126, which is what the syncer saw of the first.
+    assert close(client._owed, [0.03 - 3.97 / 127, 0.0], 1e-5)
+    assert close(client._progress(), [2 * 0.03 - 3.97 / 127, -3.97], 1e-5), "what was kept back is handed in next"
+    other = SyncerClient(plain, nn.Linear(2, 1, bias=False), Settings(), global_batch=10)
+    client.epoch, client.begin, client.end, client.versions = 2, 10, 20, [7, 8]
+    other.load_state_dict(client.state_dict())
+    assert (other.sequence, other.epoch, other.begin, other.end, other.over) == (3, 2, 10, 20, False)
+    assert other.versions == [7, 8]
+    assert torch.equal(other._owed, client._owed)
+    client.over = True
+    other.follow(client.header(), torch.tensor([1.0, 2.0]))
+    assert other.over
+    assert other.base.tolist() == other._parameters[0].flatten().tolist() == [1.0, 2.0]
+    wide = nn.Linear(2, 1, dtype=torch.float64)
+    assert "float32" in refusal(lambda: SyncerClient(plain, wide, Settings(), global_batch=10))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    raised = {}
+    for name, check in [item for item in vars().items() if item[0].startswith("check_")]:
+        try:
+            check()
+            raised[name] = ""
+        except Exception:  # noqa: BLE001 - told to the test
+            raised[name] = traceback.format_exc()
+    sys.stdout.write(json.dumps(raised) + "\n")
