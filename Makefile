@@ -101,7 +101,7 @@ benchmarks: setup
 
 # Mutations of cost, model, measurements, runtime and explain, each in a copy of the tree.
 mutants: setup
-	$(BIN)/python tools/mutants.py $(if $(ONLY),--only $(ONLY)) $(if $(COUNT),--count $(COUNT)) $(if $(PROCESSES),--processes $(PROCESSES)) --seed $(SEED)
+	$(BIN)/python tools/mutants.py $(if $(ONLY),--only $(ONLY)) $(if $(COUNT),--count $(COUNT)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(JSON),--json $(JSON)) --seed $(SEED)
 
 SITE_ENV := $(VENV)/site
 

@@ -1,8 +1,8 @@
 """Semantic mutations of a Python file: every place where one small change gives another program.
 
 Comparison flipped, bound moved by one, `and` for `or`, term or factor dropped, sign changed, `min` for `max`, constant
-changed, condition negated, branches swapped, statement dropped, function left early. Docstrings, annotations,
-decorators and the text of errors stay as they are.
+changed, default of a parameter changed, two arguments exchanged, condition negated, branches swapped, statement or
+error dropped, function left early. Docstrings, annotations, decorators and the text of errors stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
-__all__ = ["Mutation", "function_at", "functions_of", "mutations_of"]
+__all__ = ["Mutation", "mark_functions", "mutations_of"]
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -60,12 +60,22 @@ class Mutation:
         return f"{self.path.as_posix()}::{self.function}: {' '.join(self.diff().split())}"
 
 
-def functions_of(source: str) -> list[tuple[str, int, int]]:
+def mark_functions(tree: ast.Module, key: str) -> ast.Module:
+    """Add to every function a first statement that notes its name: `__called__(key + name)`."""
+    for name, node in _functions(tree, ""):
+        note = ast.parse(f"__called__({key + name!r})").body[0]
+        node.body.insert(1 if ast.get_docstring(node, clean=False) is not None else 0, note)
+        for part in ast.walk(note):
+            ast.copy_location(part, node)
+    return tree
+
+
+def _lines_of_functions(source: str) -> list[tuple[str, int, int]]:
     """Qualified name, first and last line of the body of every function."""
     return [(name, node.body[0].lineno, node.end_lineno or 0) for name, node in _functions(ast.parse(source), "")]
 
 
-def function_at(functions: list[tuple[str, int, int]], line: int) -> str:
+def _function_at(functions: list[tuple[str, int, int]], line: int) -> str:
     """The innermost function around a line; empty for the module's own lines."""
     around = [(last - first, name) for name, first, last in functions if first <= line <= last]
     return min(around)[1] if around else ""
@@ -84,28 +94,31 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
 
 def mutations_of(path: Path, source: str) -> list[Mutation]:
     """Every mutation of a file, in order of lines."""
-    functions = functions_of(source)
+    functions = _lines_of_functions(source)
     found = []
     for node in _mutable(ast.parse(source)):
         for kind, changed in _changes(node):
             text = _replaced(source, node, changed)
             if text != source:
                 line: int = node.lineno  # type: ignore[attr-defined]
-                found.append(Mutation(path, function_at(functions, line), line, kind, source, text))
+                found.append(Mutation(path, _function_at(functions, line), line, kind, source, text))
     return sorted(found, key=lambda mutation: (mutation.line, mutation.after))
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes that decide what the program computes."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr):
+        if isinstance(child, ast.Raise):
+            yield child
+        if _is_kept(child):
             continue
-        if isinstance(child, ast.Call) and _name(child.func) in SILENT:
-            continue
-        if isinstance(child, ast.keyword) and child.arg == "strict":
-            continue  # of zip: an assertion
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            for default in (*child.args.defaults, *child.args.kw_defaults):
+                yield from _under(default)
             for part in child.body:
+                if part is child.body[-1] and isinstance(part, ast.Return):
+                    yield from _mutable(part)  # without its last return a function ends as well
+                    continue
                 yield part
                 yield from _mutable(part)
             continue
@@ -120,6 +133,15 @@ def _mutable(node: ast.AST) -> Iterator[ast.AST]:
             continue
         yield child
         yield from _mutable(child)
+
+
+def _is_kept(node: ast.AST) -> bool:
+    """Whether nothing inside is changed: what only tells somebody something, and assertions (`strict` of zip too)."""
+    if isinstance(node, ast.Call):
+        return _name(node.func) in SILENT
+    if isinstance(node, ast.keyword):
+        return node.arg == "strict"
+    return isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr)
 
 
 def _under(node: ast.AST | None) -> Iterator[ast.AST]:
@@ -154,10 +176,18 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "sign" if isinstance(node.op, ast.USub) else "negation", node.operand
         case ast.Call() if _name(node.func) in EXTREMES and node.args:
             yield "min/max", _renamed(node, EXTREMES[_name(node.func)])
+        case ast.Call(args=[ast.Name() as first, ast.Name() as second, *rest]) if first.id != second.id:
+            yield "arguments swapped", ast.Call(node.func, [second, first, *rest], node.keywords)
         case ast.Constant() if isinstance(node.value, bool | int | float):
             yield "constant", ast.Constant(_another(node.value))
         case ast.IfExp():
             yield "branches swapped", ast.IfExp(node.test, node.orelse, node.body)
+        case ast.stmt():
+            yield from _statement(node)
+
+
+def _statement(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
+    match node:
         case ast.If(test=ast.Name() | ast.Attribute() | ast.Call()):
             changed = deepcopy(node)
             changed.test = ast.UnaryOp(ast.Not(), node.test)
@@ -166,6 +196,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "statement dropped", ast.Pass()
         case ast.Expr(value=ast.Call(func=func)) if _name(func) not in SILENT:
             yield "statement dropped", ast.Pass()
+        case ast.Raise(exc=ast.Call()):
+            yield "error dropped", ast.Pass()
         case ast.Return(value=ast.Constant(value=None)) | ast.Return(value=None):
             yield "goes on", ast.Pass()
 

@@ -14,7 +14,19 @@ RESULTS = {
     "load_runs": "RunTable",
     "load_trace": "SpanTable",
 }
-ORDER = ("predict", "extrapolate", "plan", "explain", "load_runs", "load_trace", "capture", "watch", "join", "Settings")
+ORDER = (
+    "predict",
+    "extrapolate",
+    "plan",
+    "explain",
+    "load_runs",
+    "load_trace",
+    "capture",
+    "outline",
+    "watch",
+    "join",
+    "Settings",
+)
 HOMES = {"watch": "integrations/watching.py", "join": "runtime/pace.py", "Settings": "runtime/settings.py"}
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from paceline.cli import program
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,3 +71,17 @@ def test_what_has_a_stored_result_quotes_it() -> None:
         there = {name for name in named if (ROOT / "benchmarks" / "results" / f"{name}.json").exists()}
         unquoted += sorted(there - {result for _, result, _ in QUOTED.findall(bullet)})
     assert unquoted == [], "results are stored: quote them as `1.07<!-- name: figure -->`"
+
+
+def test_the_readme_shows_what_its_commands_print() -> None:
+    """A block begins with its command, or follows it; it may leave lines out, and a plot."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```\n(.*?)^```", text, flags=re.M | re.S))
+    assert len(blocks) == 2
+    for block in blocks:
+        before = re.findall(r"`(paceline [^`]*)`", text[: block.start()].replace("\n", " "))[-1]
+        command, _, shown = block[1].partition("\n") if block[1].startswith("$ ") else (before, "", block[1])
+        words = shlex.split(re.sub(r" --plot \S+", "", command.removeprefix("$ ")))[1:]
+        done = CliRunner().invoke(program, words, env={"COLUMNS": "140"})
+        printed = {line.rstrip() for line in done.output.splitlines()}
+        assert [line for line in shown.splitlines() if line.rstrip() not in printed] == [], command

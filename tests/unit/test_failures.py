@@ -149,6 +149,7 @@ def test_a_line_is_short_enough_for_a_table() -> None:
     (-6, "SIGABRT", "crash"), (134, "SIGABRT", "crash"), (-9, "SIGKILL", "killed"), (137, "SIGKILL", "killed"),
     (-11, "SIGSEGV", "crash"), (139, "SIGSEGV", "crash"), (143, "SIGTERM", "killed"), (-40, "signal 40", "killed"),
     (1, None, None), (0, None, None), (None, None, None), (128, None, None), (255, None, None),
+    (129, "SIGHUP", "killed"), (-1, "SIGHUP", "killed"), (192, "SIGRTMAX", "killed"), (193, None, None),
 ])  # fmt: skip
 def test_signals_have_names(code: int | None, name: str | None, death: str | None) -> None:
     assert (signal_of(code), death_of(code)) == (name, death)
