@@ -1,4 +1,4 @@
-"""What a run of the tests left out, in one line of its summary, and the seed that repeats its random examples."""
+"""What a run of the tests left out, why it repeated tests, and the seed of its random examples, in its summary."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def sentence(left_out: Counter[str]) -> str:
         for name, command in COMMANDS.items()
         if left_out[name]
     )
+
+
+def reason(report: pytest.TestReport) -> str:
+    """The first line of what failed; a test that passes when it is repeated leaves nothing else."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else str(report.longrepr)).splitlines()
+    return lines[0] if lines else "no reason was given"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +59,8 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if said := sentence(config.stash[LEFT_OUT]):
         terminalreporter.write_line(said)
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_line(f"repeated {report.nodeid} ({report.when}): {reason(report)}")
     seed = config.getoption("--hypothesis-seed", None)
     if seed is not None and terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"random examples came from --hypothesis-profile fresh --hypothesis-seed {seed}")

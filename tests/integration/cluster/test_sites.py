@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -181,15 +182,15 @@ def pair(tmp_path: Path) -> Callable[..., list[str]]:
 
 def test_hosts_without_a_shared_file_system(grounds: Grounds, pair: Callable[..., list[str]], tmp_path: Path) -> None:
     """The launch's folder exists on the first host alone; its files travel, and log and events come back."""
-    private = grounds.folder / "private"
-    private.mkdir()
+    private = Path(tempfile.mkdtemp(dir=grounds.folder))
     for host in ("n1", "n2"):
         on(grounds.up, host, ["mount", "-t", "tmpfs", "none", str(private)])
     there = replace(grounds, env={**grounds.env, "TMPDIR": str(private)})
     there.run(tmp_path / "results", *pair("ssh"))
     there.run(tmp_path / "crash", *pair("ssh", CRASH))
-    (run,) = Store(tmp_path / "results").read_all()
-    assert run.outcome == "ok", run.failure
+    runs = list(Store(tmp_path / "results").read_all())  # a disturbed launch is measured again
+    assert runs
+    assert {run.outcome for run in runs} == {"ok"}, [run.failure for run in runs]
     (run,) = Store(tmp_path / "crash").read_all()
     assert run.failure is not None
     assert "the planted crash" in run.failure.log_tail
