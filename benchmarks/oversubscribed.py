@@ -1,14 +1,15 @@
 """More ranks than cores, predicted and measured: 1, 2, 4 ranks here, one and two threads each, catalog and own models.
 
-    .venv/bin/python benchmarks/oversubscribed.py                       everything, --rounds 3 (20 min)
+    .venv/bin/python benchmarks/oversubscribed.py                       everything, --rounds 3 (15 min)
     .venv/bin/python benchmarks/oversubscribed.py --rounds 1 --add      one more round, judged with those of the store
     .venv/bin/python benchmarks/oversubscribed.py --only resnet20 own-mlp --rounds 1 --ranks 1,2
 
-Of each network there is one profile: one rank on all cores (a run of `paceline run`, or `paceline.capture` in the
-model's own loop). The rest are probes that know no network: `paceline bench-collectives` on 2 and 4 ranks. No run
-that is judged is used for a prediction. The networks of the catalog run under `paceline run`, the own models (an
-MLP, a small CNN, a small transformer with tied weights) in their own loop under DDP. Every measured step is the
-median over the rounds; in each round everything is measured anew, so that a drifting machine touches all alike.
+Three networks of the catalog and three own models (an MLP, a small CNN, a small transformer with tied weights) train
+under DDP. Of each there is one profile, by `paceline.capture` on one rank with all cores. The rest are probes that know
+no network: `paceline bench-collectives` on 2 and 4 ranks, which also times a small step on one and two threads beside
+the other ranks. No run that is judged is used for a prediction. In a round the same processes are profiled and train
+alone, by twos and all together, each case before and after the profile: processes of one program differ by up to a
+quarter in speed on a shared machine. An error is that of the geometric mean over the rounds of predicted over measured.
 Exits with 1 if the mean absolute error exceeds 8 %, or the largest 20 %.
 """
 
@@ -29,14 +30,13 @@ from typing import Any
 from lib.result import ROOT, Figure, parser_of, publish
 
 from paceline.bench.environments import environment_python, prepare, worker_path
-from paceline.catalog import cluster
+from paceline.catalog import cluster, network
 from paceline.measurements.profile import Profile, read_profile
-from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.model.calibrate import swept_calibration
-from paceline.model.profiles import profile_of
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
+from paceline.spec.network import plain_network
 
 NETWORKS = {"resnet20": 16, "googlenet-64px": 8, "alexnet-64px": 16}
 """Name and batch per rank."""
@@ -45,21 +45,6 @@ THREADS = (1, 2)
 MEAN, WORST = 0.08, 0.20
 CORES = len(os.sched_getaffinity(0))
 SIZES = "4 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
-STUDY = """name = "{name}"
-networks = ["{network}"]
-frameworks = ["pytorch"]
-devices = {ranks}
-batch = [{batch}]
-[protocol]
-launches = 1
-max_launches = 1
-warmup = 3
-steps = 20
-launch_budget = "{budget}"
-phases = {phases}
-phase_steps = 6
-threads = {threads}
-"""
 
 
 def paceline(store: Path, *words: str) -> None:
@@ -70,44 +55,27 @@ def paceline(store: Path, *words: str) -> None:
         print(f"paceline {words[0]} ended with {done.returncode}: that part of the round is missing", flush=True)
 
 
-def measure_network(name: str, store: Path, ranks: list[int]) -> None:
-    """The profile of a network, and its runs on all ranks and threads."""
-    plans = [("profile", [1], CORES, "true"), *((f"run{t}", ranks, t, "false") for t in THREADS)]
-    for kind, counts, threads, phases in plans:
-        path = store / f"{kind}-{name}.toml"
-        fields = {"name": path.stem, "network": name, "batch": NETWORKS[name], "ranks": counts, "threads": threads}
-        fields["budget"] = "8 s" if kind == "profile" else "3 s"  # everything of a network rests on its profile
-        path.write_text(STUDY.format(**fields, phases=phases), encoding="utf-8")
-        paceline(store, "run", str(path))
-
-
-def measure_own(names: list[str], store: Path, ranks: list[int]) -> dict[tuple[str, int, int], float]:
-    """Profiles of the own models, and seconds of their steps by name, ranks and threads."""
-    launch("capture", names, 1, CORES, folder=store)
-    seconds = {}
-    for count in ranks:
-        for threads in THREADS:
-            for line in launch("train", names, count, threads).splitlines():
-                found = json.loads(line)
-                seconds[found["model"], count, threads] = float(found["seconds"])
-    return seconds
-
-
-def launch(action: str, names: list[str], ranks: int, threads: int, *, folder: Path | None = None) -> str:
-    """Start the ranks as torchrun would, and return what the first one prints."""
+def measure(names: list[str], ranks: list[int], folder: Path) -> dict[tuple[str, int, int], float]:
+    """Start the ranks as torchrun would; seconds of a step by name, ranks and threads, and profiles in the folder."""
+    for name in set(names) & set(NETWORKS):
+        plain = {"network": plain_network(network(name)), "batch": NETWORKS[name]}
+        (folder / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
     python, port = environment_python(prepare("pytorch")), _free_port()
-    words = [str(python), str(ROOT / "benchmarks/lib/own_models.py"), action, ",".join(names)]
-    crowded = {"OMP_WAIT_POLICY": "passive"} if ranks * threads > CORES else {}
-    processes = []
-    for rank in range(ranks):
-        env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": str(threads), **crowded}
-        env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        argv = [*words, str(folder)] if folder else words
-        processes.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate(timeout=900)[0] for process in processes]
+    argv = [str(python), str(ROOT / "benchmarks/lib/own_models.py"), ",".join(names), ",".join(map(str, ranks)),
+            ",".join(map(str, THREADS)), str(folder)]  # fmt: skip
+    shared = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": str(CORES)}
+    shared |= {"OMP_WAIT_POLICY": "passive", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            argv, env={**shared, "RANK": str(rank), "WORLD_SIZE": str(ranks[-1])}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(ranks[-1])
+    ]
+    outputs = [process.communicate(timeout=1800)[0] for process in processes]
     if any(process.returncode for process in processes):
-        raise SystemExit(f"{action} of {', '.join(names)} on {ranks} ranks failed")
-    return outputs[0]
+        raise SystemExit(f"training of {', '.join(names)} on {ranks} ranks failed")
+    rows = [json.loads(line) for line in outputs[0].splitlines()]
+    return {(row["model"], row["ranks"], row["threads"]): row["seconds"] for row in rows}
 
 
 def _free_port() -> int:
@@ -116,33 +84,16 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def newest(store: Store, study: str) -> list[Any]:
-    """The launches of the newest campaign of a study."""
-    found = [str(item["campaign"]) for item in store.read_campaigns() if item["study"] == study]
-    return [item for item in load_launches(store, found[-1]) if item.steps] if found else []
-
-
 def one_round(args: argparse.Namespace, ranks: list[int]) -> list[dict[str, Any]]:
     """Measure everything once, and predict it from this round's profiles and probes."""
     place = args.store / f"round-{secrets.token_hex(3)}"
     place.mkdir(parents=True)
-    networks = [name for name in args.only if name in NETWORKS]
-    own = [name for name in args.only if name in OWN]
     several = [str(count) for count in ranks if count > 1]
     if several:
         paceline(place, "bench-collectives", "--ranks", ",".join(several), "--collectives", "all_reduce",
                  "--sizes", SIZES, "--seconds", "0.3")  # fmt: skip
-    for name in networks:
-        measure_network(name, place, ranks)
-    seconds = measure_own(own, place, ranks) if own else {}
-    store = Store(place)
-    profiles = {name: read_profile(place / f"{name}.profile") for name in own}
-    for name in networks:
-        (alone,) = newest(store, f"profile-{name}")
-        profiles[name] = profile_of(store, alone)
-        for threads in THREADS:
-            for item in newest(store, f"run{threads}-{name}"):
-                seconds[name, item.first.ranks, threads] = statistics.median(item.steps)
+    seconds, store = measure(args.only, ranks, place), Store(place)
+    profiles = {name: read_profile(place / f"{name}.profile") for name in args.only}
     rows = [_row(profiles[key[0]], key, measured, store) for key, measured in seconds.items()]
     (place / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     return rows
@@ -162,14 +113,14 @@ def _row(profile: Profile, key: tuple[str, int, int], measured: float, store: St
 
 
 def judged(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row of each case: medians over the rounds."""
+    """One row of each case: geometric means over the rounds, so that their ratio is that of the ratios."""
     cases: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in (row for one in rounds for row in one):
         cases[row["network"], row["ranks"], row["threads"]].append(row)
     rows = []
     for (name, ranks, threads), found in sorted(cases.items()):
         middle = {
-            field: statistics.median(row[field] for row in found)
+            field: statistics.geometric_mean(row[field] for row in found)
             for field in ("measured_s", "predicted_s", "low_s", "high_s")
         }
         held = middle["low_s"] <= middle["measured_s"] <= middle["high_s"]

@@ -25,8 +25,7 @@ from lib.digits import Digits, Watch
 from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.samples import epoch_order, even_part
 from paceline.runtime.syncer.leases import Lease, Leases
-from paceline.runtime.syncer.rounds import Arrival, ShardState
-from paceline.runtime.syncer.shard import round_policy
+from paceline.runtime.syncer.rounds import Arrival, RoundPolicy, ShardState
 
 Told = dict[str, Any]
 CLOCK = -1
@@ -92,7 +91,7 @@ class Swarm:
         groups = told["groups"]
         self.digits = [Digits(told["seed"], told["hidden"]) for _ in range(groups)]
         self.optimizers = [digits.optimizer(told) for digits in self.digits]
-        self.shard = ShardState(round_policy({**told, "rule": {"name": told["rule"], **told.get("with", {})}}))
+        self.shard = ShardState(RoundPolicy.of({**told, "rule": {"name": told["rule"], **told.get("with", {})}}))
         self.busy = set(range(groups))
         self.shard.start(parameters_to_vector(self.digits[0].model.parameters()).detach().numpy())
         self.leases = Leases(len(self.digits[0].labels), told["epochs"])

@@ -1,4 +1,4 @@
-"""A user's script: trains a small model of transformers, built from a configuration; prints its median step.
+"""A user's script: trains a small model of timm or transformers, built from a configuration; prints its median step.
 
 python benchmarks/lib/model_script.py resnet|vit|gpt2|bert
 """
@@ -13,13 +13,15 @@ import time
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS, WARMUP = 80, 15
 LENGTH, WORDS = 64, 2000
 WIDTHS = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 4, "intermediate_size": 768}
+
+
+WITHOUT_OPERATORS = ("nms", "qnms")
 
 
 class Scores(nn.Module):
@@ -30,22 +32,34 @@ class Scores(nn.Module):
         self.model = model
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores of every image, or of every position of a text."""
+        """Scores of every position of a text."""
         scores: Tensor = self.model(inputs).logits
         return scores.flatten(0, -2)
+
+
+def of_timm(name: str) -> nn.Module:
+    """A model of timm, which imports torchvision; its operators, of which none is called, may not load."""
+    try:
+        import timm.models as models
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in WITHOUT_OPERATORS:
+            library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        for module in [module for module in sys.modules if module.startswith(("torchvision", "timm"))]:
+            del sys.modules[module]
+        import timm.models as models
+    if name == "resnet":
+        block = models.resnet.BasicBlock
+        return models.resnet.ResNet(block, (2, 2, 2, 2), num_classes=10, channels=(32, 64, 128, 256))
+    return models.VisionTransformer(img_size=64, patch_size=8, num_classes=10, depth=4, embed_dim=192, num_heads=4)
 
 
 def built(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     """Model, inputs and targets."""
     if name in ("resnet", "vit"):
-        resnet = transformers.ResNetConfig(
-            embedding_size=32, hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10
-        )
-        vit = transformers.ViTConfig(image_size=64, patch_size=8, num_labels=10, **WIDTHS)
-        kinds = {"resnet": (transformers.ResNetForImageClassification, resnet),
-                 "vit": (transformers.ViTForImageClassification, vit)}  # fmt: skip
-        kind, config = kinds[name]
-        return Scores(kind(config)), torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
+        return of_timm(name), torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
+    import transformers
+
     tokens, targets = torch.randint(WORDS, (4, LENGTH)), torch.randint(WORDS, (4 * LENGTH,))
     if name == "gpt2":
         gpt = transformers.GPT2Config(n_layer=4, n_embd=192, n_head=4, vocab_size=WORDS, n_positions=LENGTH)

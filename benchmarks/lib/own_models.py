@@ -1,18 +1,22 @@
-"""Three models that are not in the catalog, as users write them: captured by one process, or trained by DDP on several.
+"""Three models as users write them, and networks of the catalog: captured by one process, trained by DDP on several.
 
-Run by `oversubscribed.py` with the interpreter of the pytorch environment: own_models.py capture NAMES FOLDER, or
-own_models.py train NAMES; rank, ranks and address come from the environment as torchrun sets them.
+Run by `oversubscribed.py` with the interpreter of the pytorch environment: own_models.py NAMES RANKS THREADS FOLDER;
+rank, ranks and address come from the environment as torchrun sets them. The same processes train alone, by twos and all
+together, because processes of the same program differ by a quarter in speed on a shared machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +24,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 
-SECONDS = 2.0
-"""Of the timed steps of a model."""
+CAPTURED_S, TRAINED_S = 4.0, 1.5
+"""Seconds of the steps that are captured, and of those that are timed in one of the two passes of a case."""
+Step = Callable[[], None]
 
 
 class TinyTransformer(nn.Module):
@@ -76,29 +82,44 @@ def steps_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor,
     return step
 
 
-def capture(folder: Path, name: str) -> None:
-    """Write the profile of one model."""
-    model, inputs, targets = MODELS[name]()
+def build(name: str, folder: Path) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model with a batch: an own one, or a network of the catalog whose layers stand in the folder."""
+    if name in MODELS:
+        return MODELS[name]()
+    plain = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    image, batch = plain["network"]["input"], plain["batch"]
+    inputs = torch.randn(batch, image["channels"], image["height"], image["width"])
+    return TorchNetwork(plain["network"]), inputs, torch.randint(10, (batch,))
+
+
+def training(name: str, folder: Path) -> tuple[nn.Module, Any, Step]:
+    """A new model, its optimizer, and a step of DDP or of one process."""
+    model, inputs, targets = build(name, folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    step = steps_of(model, optimizer, inputs, targets)
-    for _ in range(5):
-        step()
-    with paceline.capture(model, optimizer, path=folder / f"{name}.profile", name=name, quiet=True):
-        for _ in range(40):
-            step()
-
-
-def train(name: str) -> float:
-    """Median seconds of a step of DDP, or of one process."""
-    model, inputs, targets = MODELS[name]()
     wrapped = DistributedDataParallel(model) if dist.is_initialized() else model
-    step = steps_of(wrapped, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), inputs, targets)
+    return model, optimizer, steps_of(wrapped, optimizer, inputs, targets)
+
+
+def capture(name: str, folder: Path) -> None:
+    """Write the profile of one model, of one process on all cores."""
+    model, optimizer, step = training(name, folder)
     for _ in range(5):
         step()
+    with paceline.capture(model, optimizer, path=folder / f"{name}.profile", name=f"own {name}", quiet=True):
+        begin, count = time.perf_counter(), 0
+        while count < 40 or time.perf_counter() < begin + CAPTURED_S:
+            step()
+            count += 1
+
+
+def train(name: str, folder: Path) -> float:
+    """Median seconds of a step."""
+    *_, step = training(name, folder)
+    step()
     begin = time.perf_counter()
-    for _ in range(3):
+    for _ in range(2):
         step()
-    count = torch.tensor([max(8.0, SECONDS / (time.perf_counter() - begin) * 3)])
+    count = torch.tensor([max(3.0, TRAINED_S / (time.perf_counter() - begin) * 2)])
     if dist.is_initialized():
         dist.broadcast(count, 0)
     times = []
@@ -109,21 +130,63 @@ def train(name: str) -> float:
     return statistics.median(times)
 
 
+class Meeting:
+    """All processes of the job, of which the first few form groups one after the other."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = dist.TCPStore(address, port, self.size, self.rank == 0, timeout=timedelta(seconds=1800))
+        self._number = 0
+
+    def wait(self) -> None:
+        """Until all processes have come here; who waits leaves the cores to others."""
+        self._number += 1
+        if self._store.add(f"came {self._number}", 1) == self.size:
+            self._store.set(f"all {self._number}", "1")
+        self._store.wait([f"all {self._number}"])
+
+    @contextlib.contextmanager
+    def group(self, ranks: int) -> Iterator[None]:
+        """The first ranks as a process group, if there are several."""
+        if ranks > 1:
+            store = dist.PrefixStore(f"group {self._number}", self._store)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=ranks)
+        yield
+        if ranks > 1:
+            dist.destroy_process_group()
+
+
+def passes(name: str, folder: Path, cases: list[tuple[int, int]], meeting: Meeting) -> None:
+    """All cases, a capture in the middle, all cases again in the other order: what drifts touches all alike."""
+    cores = max(threads for _, threads in cases)
+    found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    for order in (cases, cases[::-1]):
+        for ranks, threads in order:
+            torch.set_num_threads(threads)
+            meeting.wait()
+            if meeting.rank < ranks:
+                with meeting.group(ranks):
+                    found[ranks, threads].append(train(name, folder))
+        meeting.wait()
+        torch.set_num_threads(cores)
+        if order is cases and meeting.rank == 0:
+            capture(name, folder)
+    if meeting.rank == 0:
+        for (ranks, threads), seconds in found.items():
+            row = {"model": name, "ranks": ranks, "threads": threads, "seconds": statistics.fmean(seconds)}
+            print(json.dumps(row), flush=True)
+
+
 def main() -> None:
-    """Capture, or train and print the seconds of each model's step."""
+    """Capture and train each model on the first ranks of the job; print the seconds of each case's step."""
     torch.manual_seed(0)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    action, names, *folder = sys.argv[1:]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
+    names, counts, threads, folder = sys.argv[1:]
+    meeting = Meeting()
+    cases = [(int(count), int(thread)) for count in counts.split(",") for thread in threads.split(",")]
     for name in names.split(","):
-        if action == "capture":
-            capture(Path(folder[0]), name)
-        elif (seconds := train(name)) and int(os.environ.get("RANK", "0")) == 0:
-            print(json.dumps({"model": name, "seconds": seconds}), flush=True)
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+        passes(name, Path(folder), cases, meeting)
+    meeting.wait()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ REQUIRED = {
     "torchft": ("torch==2.13.0", "numpy", "torchft==0.2.0"),
     "hivemind": ("torch==2.13.0", "numpy", "hivemind==1.1.12"),
     "digits": ("torch==2.13.0", "numpy", "scikit-learn==1.9.1"),
+    "timm": ("torch==2.13.0", "numpy", "timm==1.0.31", "torchvision==0.28.0"),
 }
-IMPORTED = {"digits": "sklearn.datasets"}
+IMPORTED = {"digits": "sklearn.datasets", "timm": "yaml"}
 
 
 def python_of(name: str) -> str:

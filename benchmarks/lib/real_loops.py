@@ -13,20 +13,20 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-__all__ = ["captured", "trained"]
+__all__ = ["captured", "parts", "trained"]
 
 
 def trained(way: str, *, batch: int, steps: int, hidden: tuple[int, ...] = ()) -> list[float]:
     """The moments at which the steps ended."""
     loop = {"paceline": _by_paceline, "ddp": _by_ddp}[way]
-    return loop(*_parts(batch, hidden), batch=batch, steps=steps)
+    return loop(*parts(batch, hidden), batch=batch, steps=steps)
 
 
 def captured(path: Path, *, batch: int, steps: int) -> None:
     """Write a profile of the loop in one process."""
     import paceline
 
-    model, optimizer, images, labels = _parts(batch, ())
+    model, optimizer, images, labels = parts(batch, ())
     with paceline.capture(model, optimizer, path=path, name="own-cnn", quiet=True):
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
@@ -34,7 +34,7 @@ def captured(path: Path, *, batch: int, steps: int) -> None:
             optimizer.step()
 
 
-def _parts(batch: int, hidden: tuple[int, ...]) -> tuple[nn.Module, Any, Any, Any]:
+def parts(batch: int, hidden: tuple[int, ...]) -> tuple[nn.Module, Any, Any, Any]:
     """Model, optimizer, images and labels."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
