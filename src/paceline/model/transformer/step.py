@@ -132,6 +132,8 @@ NOISE = 0.03
 """Relative error the model itself is expected to make on a point."""
 BEYOND_NOISE = 0.07
 """The same beyond one host, where placement and other traffic add to it."""
+FIXED = 1e-16
+"""Variance of a rate that was not fitted: none, but factors need more than zero."""
 NUM_DRAWS = 300
 
 
@@ -182,7 +184,9 @@ def _solve(case: dict[str, Floats], seconds: Floats, *, mean: Floats, free: NDAr
 def predict_iteration(rates: Rates, case: dict[str, Floats], *, seed: int = 0) -> list[Estimate]:
     """Seconds of each case with intervals from the rates' covariance and their residual."""
     rng = np.random.default_rng(seed)
-    draws = rng.multivariate_normal(rates.log_rates, rates.covariance, size=NUM_DRAWS, method="eigh")
+    # By Cholesky's factor, which is unique: eigenvectors turn with the rounding of a processor, and the draws with them.
+    factor = np.linalg.cholesky(rates.covariance + FIXED * np.eye(len(rates.log_rates)))
+    draws = rates.log_rates + rng.standard_normal((NUM_DRAWS, len(factor))) @ factor.T
     seconds = np.stack([iteration_seconds(draw, case) for draw in draws])
     seconds *= np.exp(rates.residual * rng.standard_normal(seconds.shape))
     middle = iteration_seconds(rates.log_rates, case)
