@@ -16,7 +16,7 @@ from hypothesis import settings
 
 pytest_plugins = ("tests.turns", "tests.summary")
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("fresh", deadline=None, max_examples=200, print_blob=True)
 settings.load_profile("repeatable")  # --hypothesis-profile fresh draws other examples every time
 

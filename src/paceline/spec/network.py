@@ -137,8 +137,14 @@ class Network(Noun):
     @property
     def digest(self) -> str:
         """Hash of the definition without its name."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _digest(self)
+
+
+@lru_cache(maxsize=32)
+def _digest(network: Network) -> str:
+    """Computed once: every case of a study asks for it."""
+    text = json.dumps(network.model_dump(mode="json", exclude={"name"}), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=32)
