@@ -29,9 +29,8 @@ from paceline.measurements.run import RunData
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.layers import Flatten, Linear
 from paceline.spec.network import ImageInput, Network
-from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case
+from paceline.spec.study import Case, Protocol
 
 LAYERS = 8
 COMPUTE = {"slow": (0.04, 0.08), "fast": (0.02, 0.04)}

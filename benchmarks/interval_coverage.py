@@ -36,7 +36,7 @@ from paceline.bench import campaign
 from paceline.bench.frameworks import harness
 from paceline.measurements.run import Run, counted, with_drift
 from paceline.measurements.summary import Interval, median_interval, speedup_interval
-from paceline.spec.protocol import Protocol
+from paceline.spec.study import Protocol
 
 Floats = NDArray[np.float64]
 Generator = np.random.Generator

@@ -21,9 +21,8 @@ from paceline.catalog import (
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 from paceline.spec.load import dump, parse_noun
 from paceline.spec.network import layer_costs
-from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case, Study, expand
+from paceline.spec.study import Case, Protocol, Study, expand
 
 positive = st.floats(min_value=1e-3, max_value=1e9)
 shares = st.floats(min_value=0, max_value=1)

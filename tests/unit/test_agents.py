@@ -20,10 +20,9 @@ import pytest
 from paceline import variables
 from paceline.bench.sites.arrivals import LOST, AgentConnection, Arrivals
 from paceline.bench.sites.engines import Agents, MpiEngine, RayEngine, SshEngine, Submission
-from paceline.bench.sites.kubernetes import KubernetesEngine
 from paceline.bench.sites.remote import RemoteLauncher
+from paceline.bench.sites.schedulers import KubernetesEngine, SlurmEngine
 from paceline.bench.sites.site import Process
-from paceline.bench.sites.slurm import SlurmEngine
 from paceline.catalog import cluster
 from paceline.channel.frames import SecureConnection, open_connection
 from paceline.channel.handshake import Login

@@ -13,7 +13,7 @@ from paceline.bench import campaign as loop
 from paceline.measurements.run import RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval
-from paceline.spec.protocol import Protocol
+from paceline.spec.study import Protocol
 from tests.unit.test_store import make_run, make_steps
 
 PROTOCOL = Protocol(launches=3, max_launches=6, width=0.02)

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 
 from paceline.bench.sites.engines import Agents
-from paceline.bench.sites.kubernetes import KubernetesEngine, ManifestKind, manifest
+from paceline.bench.sites.schedulers import KubernetesEngine, ManifestKind, manifest
 from paceline.errors import InputError, Unsupported
 
 AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000")
@@ -59,8 +59,9 @@ def test_the_check_can_fail() -> None:
 def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="kind=jobset"):
         KubernetesEngine(("kind=pod",))
-    with pytest.raises(InputError, match="knows no img"):
-        KubernetesEngine(("img=x",))
+    for word in ("img=x", "image"):
+        with pytest.raises(InputError, match=f"unknown or repeated --engine option {word}"):
+            KubernetesEngine((word,))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unsupported, match="kubectl"):
         KubernetesEngine(()).submission(Agents(("", ""), AGENT, tmp_path))

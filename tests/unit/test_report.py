@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
 from paceline.report.exports import EXPORTS, export, markdown_report
-from paceline.report.figures import log_ticks
+from paceline.report.figures import error_bars, log_ticks
 from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html.page import render_page
 from paceline.report.tables import gap_table
@@ -182,6 +183,11 @@ def test_logarithmic_axes_have_a_few_round_ticks(low, high):
     assert 4 <= len(ticks["tickvals"]) <= 14
     assert len(set(ticks["ticktext"])) == len(ticks["tickvals"])
     assert all(low * 0.9 <= tick <= high * 1.1 for tick in ticks["tickvals"])
+
+
+def test_an_end_of_an_interval_that_is_not_finite_is_not_drawn():
+    bars = error_bars([3.0, 5.0], [(2.0, 3.5), (-math.inf, math.inf)], thickness=1)
+    assert (bars["array"], bars["arrayminus"], bars["thickness"]) == ([0.5, 0.0], [1.0, 0.0], 1)
 
 
 def test_bars_of_the_waterfall_have_the_sign_of_the_table(explained):

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.bench.collectives import bus_factor, collective_times
 from paceline.bench.sites.engines import Agents, MpiEngine, SshEngine
-from paceline.bench.sites.slurm import SlurmEngine
+from paceline.bench.sites.schedulers import SlurmEngine
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.bench.virtual.devices.clock import DeviceClock
 from paceline.bench.virtual.devices.dilation import ExchangeLoad, choose_dilation, judge

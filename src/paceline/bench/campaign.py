@@ -32,8 +32,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval, split_closes
 from paceline.measurements.tables import PassTime, pass_times
 from paceline.spec.load import dump
-from paceline.spec.protocol import Protocol
-from paceline.spec.study import Case, Study
+from paceline.spec.study import Case, Protocol, Study
 
 __all__ = [
     "Campaign",

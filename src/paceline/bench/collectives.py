@@ -88,7 +88,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
 
 
-def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine, *, launch: int = 0) -> RunData:
+def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine) -> RunData:
     """Measure one launch of a sweep; a failure is stored as a run."""
     _check(sweep, launcher)
     prepare("pytorch")
@@ -101,7 +101,7 @@ def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine, *, launch: int
     run = _run(sweep, launcher, machine, facts, outcome.reports)
     failure, dilation = outcome.failure, outcome.rendezvous.dilation
     ending = {"outcome": "failed" if failure else "ok", "failure": failure, "dilation": dilation}
-    clock = {"started_at": started_at, "seconds": time.monotonic() - begin, "launch": launch}
+    clock = {"started_at": started_at, "seconds": time.monotonic() - begin, "launch": 0}
     return RunData(Run.model_validate({**run, **ending, **clock}), spans=spans)
 
 

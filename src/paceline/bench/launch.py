@@ -28,8 +28,7 @@ from paceline.errors import LaunchFailed
 from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
 from paceline.spec.cluster import Device, place
 from paceline.spec.network import plain_network
-from paceline.spec.protocol import Protocol
-from paceline.spec.study import Case
+from paceline.spec.study import Case, Protocol
 
 __all__ = [
     "LaunchKey",

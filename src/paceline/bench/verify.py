@@ -30,9 +30,8 @@ from paceline.bench.launch import case_launch, job_document, open_case_site, rea
 from paceline.bench.sites.local import LocalLauncher
 from paceline.catalog.clusters import cluster
 from paceline.spec.network import Network, plain_network
-from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case
+from paceline.spec.study import Case, Protocol
 
 __all__ = [
     "PROOF_NETWORKS",

@@ -9,8 +9,8 @@ import click
 
 from paceline import catalog
 from paceline.bench.environments import cache_folders
-from paceline.bench.fabric.hosts import probe_target
 from paceline.bench.machine import describe_machine, diagnose
+from paceline.bench.sites.fabric import probe_target
 from paceline.bench.sites.target import LaunchTarget
 from paceline.cli.options import Finite, json_option, place_options, store_option
 from paceline.errors import InputError

@@ -1,24 +1,28 @@
-"""Options of several verbs: output, store, plot, and target."""
+"""Options of several verbs: output, store, plot, and target; names that the shell completes."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from paceline import variables
 from paceline.bench.sites.target import LAUNCHERS, LaunchTarget
-from paceline.cli import completion
 from paceline.errors import InputError
-from paceline.measurements.store import default_store
+from paceline.measurements.store import Store, default_store
 
 __all__ = [
     "COUNT",
     "Finite",
+    "complete_clusters",
+    "complete_frameworks",
+    "complete_networks",
+    "complete_studies",
     "counts_of",
     "json_option",
     "options",
@@ -28,7 +32,43 @@ __all__ = [
     "study_argument",
 ]
 
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _completer(names: Callable[[click.Context], Iterable[str]]) -> Completer:
+    """Names that begin with what was typed, then files; a shell must not see an error."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            known = sorted(set(names(ctx)))
+        except Exception:  # noqa: BLE001
+            known = []
+        return [CompletionItem(name) for name in known if name.startswith(incomplete)] or [
+            CompletionItem(incomplete, type="file")
+        ]
+
+    return complete
+
+
+def _catalog(kind: str) -> Callable[[click.Context], Iterable[str]]:
+    def names(ctx: click.Context) -> Iterable[str]:
+        from paceline.catalog import shipped_catalog
+
+        return shipped_catalog().names[kind]
+
+    return names
+
+
+def _studies(ctx: click.Context) -> Iterable[str]:
+    store = ctx.params.get("store") or default_store()
+    return [str(document["study"]) for document in Store(Path(store)).read_campaigns()]
+
+
+complete_networks = _completer(_catalog("networks"))
+complete_clusters = _completer(_catalog("clusters"))
+complete_frameworks = _completer(_catalog("frameworks"))
+complete_studies = _completer(_studies)
 
 
 def options(*chosen: Callable[[F], F]) -> Callable[[F], F]:
@@ -75,7 +115,7 @@ plot_option = click.option(
 
 def study_argument(verb: F) -> F:
     """The name of a study in the store, or the id of a campaign; the shell completes it."""
-    return click.argument("study", required=False, shell_complete=completion.studies)(verb)
+    return click.argument("study", required=False, shell_complete=complete_studies)(verb)
 
 
 def place_options(verb: Callable[..., None]) -> Callable[..., None]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli import completion
-from paceline.cli.options import COUNT, json_option, plot_option
+from paceline.cli.options import COUNT, complete_clusters, complete_networks, json_option, plot_option
 from paceline.cli.questions import change_option, job_options, precision_option
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
@@ -23,9 +22,9 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--network", shell_complete=completion.networks, help="Catalog name, or a file ending in .toml.")
+@click.option("--network", shell_complete=complete_networks, help="Catalog name, or a file ending in .toml.")
 @click.option("--profile", type=FILE, help="A profile of one step on one device, in place of --network.")
-@click.option("--cluster", required=True, shell_complete=completion.clusters, help="Name, devices, or .toml file.")
+@click.option("--cluster", required=True, shell_complete=complete_clusters, help="Name, devices, or .toml file.")
 @click.option(
     "--global-batch",
     type=COUNT,

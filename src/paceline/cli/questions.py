@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline import api
-from paceline.cli import completion
-from paceline.cli.options import COUNT, Finite, counts_of, options, store_option
+from paceline.cli.options import (
+    COUNT,
+    Finite,
+    complete_clusters,
+    complete_frameworks,
+    complete_networks,
+    complete_studies,
+    counts_of,
+    options,
+    store_option,
+)
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration, read_calibration
 from paceline.model.changes import changed, parse_changes
@@ -58,15 +67,15 @@ job_options = options(
                  "default: the catalog's."),
 )  # fmt: skip
 question_options = options(
-    click.option("--network", shell_complete=completion.networks,
+    click.option("--network", shell_complete=complete_networks,
                  help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
-    click.option("--from", "run", metavar="RUN", shell_complete=completion.studies,
+    click.option("--from", "run", metavar="RUN", shell_complete=complete_studies,
                  help="A stored study or campaign, or what `paceline watch` or `import` stored: its layers' times."),
     store_option,
-    click.option("--cluster", shell_complete=completion.clusters,
+    click.option("--cluster", shell_complete=complete_clusters,
                  help="A cluster of the catalog, its devices ('4x rtx-4090 over 25gbe x 8'), or a .toml file."),
-    click.option("--framework", default="pytorch", show_default=True, shell_complete=completion.frameworks,
+    click.option("--framework", default="pytorch", show_default=True, shell_complete=complete_frameworks,
                  help="Framework, or framework/mode."),
     click.option("--batch", type=COUNT, help="Samples per device and step; default: the profile's, else 64 images or "
                  "8,192 tokens, which the output says."),

@@ -8,7 +8,7 @@ import click
 
 from paceline.cli.options import Finite, json_option
 from paceline.report.terminal import emit
-from paceline.report.terminal.running import show_running
+from paceline.report.terminal.records import show_running
 from paceline.runtime.observe.metrics import read_metrics
 
 __all__ = ["command"]

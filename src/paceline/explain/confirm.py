@@ -21,9 +21,8 @@ from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
 from paceline.measurements.summary import FEWEST_LAUNCHES, Interval, amount_interval, speedup_interval
 from paceline.spec.network import Network
-from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case, Study
+from paceline.spec.study import Case, Protocol, Study
 
 __all__ = ["Confirmation", "Trials", "plan_trials", "with_measured", "with_stored"]
 

@@ -47,8 +47,8 @@ class SharedLoader:
         def collate(samples: Sequence[Any]) -> _Whole:
             return _Whole(self._loader.collate_fn(list(samples)))
 
-        told = replace(self._settings, collate=collate, also=(*self._settings.also, *also))
-        self.pace = join(model, optimizers, self._loader.dataset, global_batch=self.global_batch, settings=told)
+        settings = replace(self._settings, collate=collate, also=(*self._settings.also, *also))
+        self.pace = join(model, optimizers, self._loader.dataset, global_batch=self.global_batch, settings=settings)
         self.pace.__enter__()
         self._batches = EpochBatches(self.pace, self.pace.batches(epochs=epochs), epochs=epochs)
         return self.pace

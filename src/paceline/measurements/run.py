@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from paceline.spec.fields import Count, Name, NotNegative, Noun
-from paceline.spec.protocol import Protocol
-from paceline.spec.study import case_label
+from paceline.spec.study import Protocol, case_label
 
 __all__ = [
     "DRIFT_LIMIT",

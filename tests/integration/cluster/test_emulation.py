@@ -14,9 +14,8 @@ from paceline.bench.machine import describe_machine
 from paceline.bench.sites.virtual import VirtualLauncher
 from paceline.measurements.run import RunData
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
-from paceline.spec.protocol import Protocol
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import Case
+from paceline.spec.study import Case, Protocol
 
 FORWARD, BACKWARD = 0.1, 0.2
 

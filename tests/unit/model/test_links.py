@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.fabric.hosts import rounds_of
+from paceline.bench.sites.fabric import rounds_of
 from paceline.errors import PacelineError
 from paceline.measurements.foreign import nccl_tests
 from paceline.model.links import FabricVerdict, HostVerdict, LinkVerdict, judge_fabric, judge_link, refuse_failed

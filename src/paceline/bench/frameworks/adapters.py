@@ -68,22 +68,20 @@ def _pytorch_refused_by_fsdp(strategy: Strategy) -> str | None:
     return "FSDP2 is synchronous" if strategy.synchrony == "asynchronous" else None
 
 
-TENSORFLOW_FOLDER = "paceline.bench.frameworks.tensorflow"
+TENSORFLOW_SERVED = "paceline.bench.frameworks.tensorflow.worker_ps"
 
 
 class TensorFlow(PolicyAdapter):
     """MultiWorkerMirroredStrategy over gRPC, or a chief that drives workers and one parameter server."""
 
     name = "tensorflow"
-    module = f"{TENSORFLOW_FOLDER}.worker"
+    module = "paceline.bench.frameworks.tensorflow.worker"
     choices: ClassVar = {"transport": ("grpc", "nccl"), "algorithm": ("ring",), "bucket": ()}
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
         """One worker per rank, and the parameter server if the mode has one."""
         if launch.case.framework.endswith("/parameter_server"):
-            ranks = rank_processes(
-                launch, f"{TENSORFLOW_FOLDER}.worker_ps", lambda placed: _tensorflow_server_cluster(launch)
-            )
+            ranks = rank_processes(launch, TENSORFLOW_SERVED, lambda placed: _tensorflow_server_cluster(launch))
             return [*_tensorflow_servers(launch), *ranks]
         return super().processes(launch)
 
@@ -99,7 +97,7 @@ def _tensorflow_servers(launch: CaseLaunch) -> list[Process]:
         Process(
             name=task,
             host=placed.host,
-            argv=(str(launch.python), "-m", f"{TENSORFLOW_FOLDER}.worker_server"),
+            argv=(str(launch.python), "-m", TENSORFLOW_SERVED),
             env={
                 **shared_env(launch, placed),
                 **launch.env,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from paceline import variables
 from paceline.bench.environments import environment_variables, find_environment
-from paceline.bench.frameworks.policy_adapter import PolicyAdapter, mpi_processes
+from paceline.bench.frameworks.policy_adapter import MpiAdapter, PolicyAdapter, mpi_processes
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.sites.site import Process
 from paceline.spec.cluster import Placed
@@ -132,19 +132,15 @@ class OwnScript:
         return [rank_processes(launch, module, lambda placed: env)[0]]
 
 
-class Chainer(PolicyAdapter):
+class Chainer(MpiAdapter):
     """ChainerMN's naive communicator under mpirun."""
 
     name = "chainer"
     module = "paceline.bench.frameworks.chainer.worker"
     missing: ClassVar = {"even_window": "Chainer's windows are symmetric"}
 
-    def processes(self, launch: CaseLaunch) -> list[Process]:
-        """All ranks under one mpirun."""
-        return mpi_processes(launch, self.module)
 
-
-class Cntk(PolicyAdapter):
+class Cntk(MpiAdapter):
     """CNTK's distributed learners under mpirun."""
 
     name = "cntk"
@@ -157,10 +153,6 @@ class Cntk(PolicyAdapter):
         "image_rows": "Paceline builds none with CNTK",
     }
     labels = ("unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11",)
-
-    def processes(self, launch: CaseLaunch) -> list[Process]:
-        """All ranks under one mpirun."""
-        return mpi_processes(launch, self.module)
 
 
 class Caffe(PolicyAdapter):
@@ -192,7 +184,7 @@ class CaffeMpi(Caffe):
     labels = ("re-creation: Caffe-MPI's scheme driven on pycaffe's layer-wise backward; not the original program",)
 
 
-class Singa(PolicyAdapter):
+class Singa(MpiAdapter):
     """SINGA's autograd in each rank, gradients averaged by MPI."""
 
     name = "singa"
@@ -206,7 +198,3 @@ class Singa(PolicyAdapter):
         "repeated_input": "SINGA's autograd adds gradients in place, also to those of the other layers of the sum",
     }
     labels = ("unsupported combination: SINGA 3.0.0.dev1's extension for CPython 3.6 loaded into 3.11",)
-
-    def processes(self, launch: CaseLaunch) -> list[Process]:
-        """All ranks under one mpirun."""
-        return mpi_processes(launch, self.module)

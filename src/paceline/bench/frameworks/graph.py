@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
+    "ImageBuilder",
     "InOut",
+    "LayerBuilder",
     "Plain",
     "UnsupportedLayer",
     "flattened_images",
@@ -31,6 +33,47 @@ def run_layers(network: Plain, apply: Callable[..., Any], value: Any) -> Any:
     for layer in network["layers"]:
         values[layer["name"]] = apply(layer, *[values[name] for name in layer["inputs"]])
     return values[network["layers"][-1]["name"]]
+
+
+class LayerBuilder:
+    """A network of one framework: a layer of the kind `relu` is built by the method `_relu`, from its inputs."""
+
+    framework: ClassVar[str]
+
+    def __init__(self, network: Plain, *, training: bool) -> None:
+        self._network, self._shapes, self._training = network, input_shapes(network), training
+
+    def _apply(self, layer: Plain, *inputs: Any) -> Any:
+        return self._operation(layer)(layer, *inputs)
+
+    def _operation(self, layer: Plain) -> Callable[..., Any]:
+        operation: Callable[..., Any] | None = getattr(self, "_" + layer["kind"], None)
+        if operation is None:
+            raise UnsupportedLayer(f"{self.framework} builds no {layer['kind']} ({layer['name']})")
+        return operation
+
+
+class ImageBuilder(LayerBuilder):
+    """A builder of networks of images; matrices are (in, out) in the framework, all else has Paceline's layout."""
+
+    tensors: dict[str, Any]
+    """Parameters by Paceline's names."""
+
+    def __init__(self, network: Plain, *, training: bool) -> None:
+        if network["input"]["kind"] != "image":
+            raise UnsupportedLayer(f"{self.framework}'s builder takes images only")
+        super().__init__(network, training=training)
+        self._kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
+
+    def native(self, name: str, array: Any) -> Any:
+        """A tensor of Paceline in the framework's layout."""
+        layer, role = name.rsplit(".", 1)
+        return array.T.copy() if self._kinds[layer] == "linear" and role == "weight" else array
+
+    plain = native
+
+    def _own(self, layer: Plain, role: str) -> Any:
+        return self.tensors.get(f"{layer['name']}.{role}")
 
 
 def input_shapes(network: Plain) -> dict[str, list[tuple[int, ...]]]:

@@ -26,7 +26,7 @@ from paceline import variables
 from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
 from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 
-__all__ = ["Events", "Job", "Session", "main", "pin", "settled", "trend"]
+__all__ = ["Events", "Job", "Session", "main", "opened_job", "pin", "settled", "trend"]
 
 Job = dict[str, Any]
 Rows = list[list[float]]
@@ -100,13 +100,18 @@ class Events:
         self._file.flush()
 
 
+def opened_job() -> tuple[Job, int, Events]:
+    """The job of this process, its rank, and its event file."""
+    with open(os.environ[variables.JOB], encoding="utf-8") as file:
+        job = json.load(file)
+    return job, int(os.environ[variables.RANK]), Events(os.environ[variables.EVENTS])
+
+
 def main(make_session: Callable[[Job, int], Session]) -> None:
     """Run this rank to its end and exit; threads of frameworks must not block the exit."""
     _die_with_launcher()
     faulthandler.register(signal.SIGTERM, chain=True)  # writes the stack of a hanging rank to the log
-    job = json.loads(open(os.environ[variables.JOB], encoding="utf-8").read())  # noqa: SIM115
-    rank = int(os.environ[variables.RANK])
-    events = Events(os.environ[variables.EVENTS])
+    job, rank, events = opened_job()
     pin()
     code = 0
     try:

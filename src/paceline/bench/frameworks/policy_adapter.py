@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from paceline.spec.cluster import Placed
 from paceline.spec.network import Network, layer_costs
 from paceline.spec.study import Case
 
-__all__ = ["PolicyAdapter", "mpi_processes", "rank_endpoint"]
+__all__ = ["MpiAdapter", "PolicyAdapter", "mpi_processes", "rank_endpoint"]
 
 RANK_PORTS = 4
 """Index of the first port of the ranks."""
@@ -110,6 +111,14 @@ class PolicyAdapter:
         return {}
 
 
+class MpiAdapter(PolicyAdapter):
+    """A framework whose ranks are all started by one mpirun."""
+
+    def processes(self, launch: CaseLaunch) -> list[Process]:
+        """All ranks under one mpirun."""
+        return mpi_processes(launch, self.module)
+
+
 def rank_endpoint(launch: CaseLaunch, placed: Placed) -> str:
     """Address and port on which a rank may listen."""
     ports, host = launch.rendezvous.ports, launch.case.cluster.hosts[placed.host]
@@ -125,7 +134,7 @@ def mpi_processes(
     command = (python or str(launch.python), "-m", module)
     if launch.case.ranks == 1:
         single = rank_processes(launch, module, lambda placed: dict(env or {}))
-        return [_with_argv(process, command) for process in single]
+        return [dataclasses.replace(process, argv=command) for process in single]
     argv = [str(launch.python.parent / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     for placed in launch.placement:
         own = {**shared_env(launch, placed), **launch.env, **(env or {})}
@@ -135,7 +144,3 @@ def mpi_processes(
     first = launch.placement[0]
     log = launch.folder / "rank-0.log"
     return [Process(name="rank 0", rank=0, host=first.host, argv=tuple(argv), env=dict(launch.env), log=log)]
-
-
-def _with_argv(process: Process, argv: tuple[str, ...]) -> Process:
-    return Process(process.name, process.host, argv, process.env, process.log, process.rank)

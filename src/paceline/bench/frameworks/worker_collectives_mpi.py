@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline import variables
-from paceline.bench.frameworks.harness import Events
+from paceline.bench.frameworks.harness import opened_job
 from paceline.bench.frameworks.rendezvous import join_job
 
 __all__ = ["MpiLibrary", "main"]
@@ -72,10 +69,7 @@ class MpiLibrary:
 
 def main() -> None:
     """Measure every collective at every size, then finalize."""
-    with open(os.environ[variables.JOB], encoding="utf-8") as file:
-        job = json.load(file)
-    rank = int(os.environ[variables.RANK])
-    events = Events(os.environ[variables.EVENTS])
+    job, rank, events = opened_job()
     events.write("phase", phase="setup")
     channel = join_job(rank, job["ranks"])
     mpi = MpiLibrary()

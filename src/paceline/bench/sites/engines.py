@@ -1,4 +1,4 @@
-"""Engines that start agents on hosts: ssh, mpirun and Ray; Slurm and Kubernetes have modules of their own."""
+"""Engines that start agents on hosts: ssh, mpirun and Ray; `schedulers.py` has Slurm and Kubernetes."""
 
 from __future__ import annotations
 

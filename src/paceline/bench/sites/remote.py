@@ -151,7 +151,9 @@ def _assign(
         chosen = next((connection for connection in free if not host or _is_on(connection, host)), None)
         if chosen is None:
             there = ", ".join(sorted({connection.host for connection in connections}))
-            raise LaunchFailed(f"no agent came from host {host!r} for {process.name}; they came from {there}")
+            raise LaunchFailed(
+                f"no agent connected from host {host!r} for {process.name}; agents connected from {there}"
+            )
         free.remove(chosen)
         assigned[process.name] = chosen
     return assigned

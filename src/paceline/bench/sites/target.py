@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.bench.sites.engines import Engine, MpiEngine, RayEngine, SshEngine
-from paceline.bench.sites.kubernetes import KubernetesEngine
 from paceline.bench.sites.local import LocalLauncher
 from paceline.bench.sites.remote import RemoteLauncher
+from paceline.bench.sites.schedulers import KubernetesEngine, SlurmEngine
 from paceline.bench.sites.site import Launcher
-from paceline.bench.sites.slurm import SlurmEngine
 from paceline.errors import InputError, UnknownName
 
 __all__ = ["LAUNCHERS", "LaunchTarget", "make_launcher"]

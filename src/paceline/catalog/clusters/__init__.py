@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from paceline.catalog.clusters.by_devices import hosts_written
+from paceline.catalog.clusters.composed import hosts_written, instance_file, instance_records, repeated, times_of
 from paceline.catalog.clusters.files import ClusterFile, resolved
-from paceline.catalog.clusters.instances import instance_file, instance_records, repeated, times_of
 from paceline.errors import InputError, UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.load import parse_noun, read_text

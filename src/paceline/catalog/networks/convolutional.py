@@ -140,12 +140,7 @@ def alexnet_bvlc(name: str) -> Network:
     _conv_relu(net, 4, 384, 3, padding=1, groups=2)
     _conv_relu(net, 5, 256, 3, padding=1, groups=2)
     net.max_pool("pool5", 3, 2)
-    net.flatten()
-    for number in (6, 7):
-        net.linear(f"fc{number}", 4096)
-        net.relu(f"relu{number}")
-        net.dropout(f"drop{number}", 0.5)
-    net.linear("fc8", 1000)
+    _classifier(net)
     return net.images(name, 227)
 
 
@@ -157,13 +152,18 @@ def vgg16(name: str) -> Network:
             net.conv(f"conv{block}_{number}", channels, 3, padding=1)
             net.relu(f"relu{block}_{number}")
         net.max_pool(f"pool{block}", 2, 2)
+    _classifier(net)
+    return net.images(name, 224)
+
+
+def _classifier(net: NetworkBuilder) -> None:
+    """The three matrices at the end of AlexNet and VGG."""
     net.flatten()
     for number in (6, 7):
         net.linear(f"fc{number}", 4096)
         net.relu(f"relu{number}")
         net.dropout(f"drop{number}", 0.5)
     net.linear("fc8", 1000)
-    return net.images(name, 224)
 
 
 def _conv_relu(

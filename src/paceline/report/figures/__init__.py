@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LINES", "SYMBOLS", "Figure", "log_ticks", "new_figure", "plot_text", "stacked"]
+__all__ = ["LINES", "SYMBOLS", "Figure", "error_bars", "log_ticks", "new_figure", "plot_text", "stacked"]
 
 Figure = dict[str, Any]
 MOST_LINES = 8
@@ -53,6 +53,14 @@ def log_ticks(low: float, high: float) -> Figure:
         if len(inside) >= LEAST_TICKS:
             break
     return {"tickvals": inside, "ticktext": [f"{tick:,.6g}" if tick < 1e6 else f"{tick:.3g}" for tick in inside]}
+
+
+def error_bars(values: Sequence[float], intervals: Sequence[tuple[float, float]], **style: float) -> Figure:
+    """Bars from each value to the ends of its interval; an end that is not finite is not drawn."""
+    above = [high - value for (_, high), value in zip(intervals, values, strict=True)]
+    below = [value - low for (low, _), value in zip(intervals, values, strict=True)]
+    above, below = ([max(0.0, side) if math.isfinite(side) else 0.0 for side in sides] for sides in (above, below))
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **style}
 
 
 def stacked(figure: Figure, num_rows: int, *, row: int, barmode: str) -> Figure:

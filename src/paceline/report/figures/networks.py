@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.ranking import Place, Ranking
-from paceline.report.figures import LINES, SYMBOLS, Figure, log_ticks, new_figure, plot_text
+from paceline.report.figures import LINES, SYMBOLS, Figure, error_bars, log_ticks, new_figure, plot_text
 
 __all__ = ["efficiency", "ranked_bars", "scaling", "styles_of"]
 
@@ -40,7 +39,6 @@ def ranked_bars(rankings: Sequence[Ranking], styles: Styles) -> Figure:
 
 def _ranked_bar(ranking: Ranking, place: Place, number: int, styles: Styles) -> Figure:
     rate, ratio = place.throughput, place.behind.ratio.value if place.behind else 1.0
-    ends = [max(0.0, end) if math.isfinite(end) else 0.0 for end in (rate.high - rate.value, rate.value - rate.low)]
     verdict = (
         place.behind.verdict if place.behind else "fastest" if ranking.winner else "first, not shown to be fastest"
     )
@@ -50,7 +48,7 @@ def _ranked_bar(ranking: Ranking, place: Place, number: int, styles: Styles) -> 
         "legendgroup": plot_text(place.name),
         "offsetgroup": str(number),
         "y": [rate.value],
-        "error_y": {"type": "data", "symmetric": False, "array": [ends[0]], "arrayminus": [ends[1]], "thickness": 1},
+        "error_y": error_bars([rate.value], [(rate.low, rate.high)], thickness=1),
         "marker": {"color": LINES[styles[place.name]]},
         "customdata": [plot_text(verdict)],
         "text": ["best" if ranking.winner is place else "" if number == 0 else f"{ratio:.2f}"],
@@ -85,23 +83,14 @@ def scaling(series: Sequence[ScalingSeries], styles: Styles) -> Figure:
 def _scaled(series: Sequence[ScalingSeries]) -> list[ScalingSeries]:
     """Curves with more than one point, measured or predicted; the fastest if there are too many."""
     chosen = [s for s in series if _points(s) and (len(_points(s)) > 1 or s.curve)]
-    chosen.sort(key=lambda s: -max(value for _, value, _, _ in _points(s)))
+    chosen.sort(key=lambda s: -max(value for _, value, _ in _points(s)))
     return chosen[: len(LINES)]
 
 
-def _points(item: ScalingSeries) -> list[tuple[int, float, float, float]]:
-    """Ranks, throughput, and the distances to the ends of its interval."""
-    points = []
-    for case in item.cases:
-        rate = case.result.throughput
-        if rate is not None:
-            below, above = rate.value - rate.low, rate.high - rate.value
-            points.append((case.run.ranks, rate.value, _finite(below), _finite(above)))
-    return points
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+def _points(item: ScalingSeries) -> list[tuple[int, float, tuple[float, float]]]:
+    """Ranks, throughput and its interval."""
+    rates = [(case.run.ranks, case.result.throughput) for case in item.cases]
+    return [(ranks, rate.value, (rate.low, rate.high)) for ranks, rate in rates if rate is not None]
 
 
 def _name(item: ScalingSeries) -> str:
@@ -119,12 +108,7 @@ def _measured(item: ScalingSeries, style: int) -> Figure:
         "name": _name(item),
         "x": [point[0] for point in points],
         "y": [point[1] for point in points],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [point[3] for point in points],
-            "arrayminus": [point[2] for point in points],
-        },
+        "error_y": error_bars([rate for _, rate, _ in points], [ends for _, _, ends in points]),
         "line": {"color": LINES[style], "width": 2},
         "marker": {"size": 9, "symbol": SYMBOLS[style]},
         "legendgroup": _name(item),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.model.prediction import TERMS, Curve, Prediction
 from paceline.model.simulate.scenario import Simulated
-from paceline.report.figures import LINES, SYMBOLS, Figure, new_figure, plot_text, stacked
+from paceline.report.figures import LINES, SYMBOLS, Figure, error_bars, new_figure, plot_text, stacked
 from paceline.units import SECONDS, format_share
 
 __all__ = ["simulated_shares", "term_bars", "throughput_curves"]
@@ -90,14 +90,7 @@ def _whiskers(curve: Curve, number: int, num_curves: int) -> list[Figure]:
     traces = []
     for name, width in (("interval_90", 1.2), ("interval_50", 4)):
         ends = [getattr(prediction.samples_per_s, name) for prediction in curve.predictions]
-        error = {
-            "type": "data",
-            "symmetric": False,
-            "array": [high - rate for (_, high), rate in zip(ends, rates, strict=True)],
-            "arrayminus": [rate - low for (low, _), rate in zip(ends, rates, strict=True)],
-            "thickness": width,
-            "width": 0,
-        }
+        error = error_bars(rates, ends, thickness=width, width=0)
         marker = {"size": 1, "color": LINES[number]}
         hidden = {"showlegend": False, "hoverinfo": "skip", "legendgroup": str(number), "opacity": 0.55}
         points = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from paceline.explain.findings.finding import Finding
 from paceline.measurements.summary import Interval, median_interval
 from paceline.model.plan.make import Plan
 from paceline.model.plan.search import Candidate
-from paceline.report.figures import LINES, Figure, new_figure, plot_text, stacked
+from paceline.report.figures import LINES, Figure, error_bars, new_figure, plot_text, stacked
 
 __all__ = ["gain_bars", "launch_points", "plan_bars"]
 
@@ -26,18 +25,13 @@ def launch_points(groups: Sequence[Sequence[float]], names: Sequence[str]) -> Fi
         shown = {"x": [label] * len(rates), "y": list(rates), "name": f"launches of {label}"}
         traces.append({**points, **shown, "hovertemplate": "%{y:,.1f} samples/s<extra></extra>"})
         mark = {"color": LINES[number], "size": 15, "symbol": "line-ew-open", "line": {"width": 3}}
-        median_point = {"x": [label], "y": [middle.value], "error_y": _ends(middle), "showlegend": False}
+        median_point = {"x": [label], "y": [middle.value], "showlegend": False}
+        median_point["error_y"] = error_bars([middle.value], [(middle.low, middle.high)])
         traces.append({**points, **median_point, "marker": mark, "hoverinfo": "skip"})
     figure = new_figure(traces, x="", y="samples per second")
     figure["layout"]["xaxis"] |= {"type": "category", "range": [-0.6, len(groups) - 0.4]}
     figure["layout"]["yaxis"] |= {"tickformat": ","}
     return figure
-
-
-def _ends(interval: Interval) -> Figure:
-    ends = [interval.high - interval.value, interval.value - interval.low]
-    above, below = (end if math.isfinite(end) else 0.0 for end in ends)
-    return {"type": "data", "symmetric": False, "array": [above], "arrayminus": [below]}
 
 
 def plan_bars(plan: Plan) -> Figure:
@@ -55,12 +49,7 @@ def plan_bars(plan: Plan) -> Figure:
         "name": "samples per second, 90 % interval",
         "y": [plot_text(name) for name in names],
         "x": list(rates),
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": [max(0.0, high - rate) for (_, high), rate in zip(spans, rates, strict=True)],
-            "arrayminus": [max(0.0, rate - low) for (low, _), rate in zip(spans, rates, strict=True)],
-        },
+        "error_x": error_bars(rates, spans),
         "marker": {"color": list(colours)},
         "hovertemplate": "%{x:,.1f} samples/s<extra></extra>",
     }
@@ -89,13 +78,8 @@ def gain_bars(findings: Sequence[Finding]) -> Figure:
 
 
 def _gains(name: str, colour: str, labels: list[str], gains: Sequence[Interval | None]) -> Figure:
-    ends = [
-        [end if gain and math.isfinite(end) else 0.0 for end in (gain.high - gain.value, gain.value - gain.low)]
-        if gain
-        else [0.0, 0.0]
-        for gain in gains
-    ]
-    error = {"type": "data", "symmetric": False, "array": [e[0] for e in ends], "arrayminus": [e[1] for e in ends]}
+    known = [(gain.value, (gain.low, gain.high)) if gain else (0.0, (0.0, 0.0)) for gain in gains]
+    error = error_bars([value for value, _ in known], [ends for _, ends in known])
     values = [gain.value if gain else None for gain in gains]
     bar = {"type": "bar", "orientation": "h", "name": name, "y": labels, "x": values, "marker": {"color": colour}}
     return {**bar, "error_x": error, "hovertemplate": f"{name}: %{{x:.1%}}<extra></extra>"}

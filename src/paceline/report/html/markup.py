@@ -1,15 +1,29 @@
-"""HTML elements with escaped text, so that names from files cannot inject markup."""
+"""HTML elements with escaped text, so that names from files cannot inject markup; a campaign's page made of them."""
 
 from __future__ import annotations
 
 import html
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from paceline.report.tables import Cell, Table
 
-__all__ = ["Markup", "element", "embed_json", "fragment", "html_table", "scrollable"]
+if TYPE_CHECKING:  # A page of figures needs nothing of a campaign.
+    from paceline.explain.explanation import Explanation
+
+__all__ = [
+    "CampaignPage",
+    "Markup",
+    "element",
+    "embed_json",
+    "folded",
+    "fragment",
+    "html_table",
+    "quiet",
+    "scrollable",
+]
 
 WORDY = frozenset({"evidence", "samples per second, the fastest first"})
 """Columns of sentences, which stay wide where the page is narrow."""
@@ -87,3 +101,37 @@ def _cell(cell: Cell, column: str) -> Markup:
 def scrollable(content: Markup, title: str) -> Markup:
     """Content that scrolls sideways where the page is narrow; reachable by keyboard."""
     return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=title)
+
+
+def quiet(words: str) -> Markup:
+    """A less prominent paragraph."""
+    return element("p", words, class_="quiet")
+
+
+def folded(title: str, content: Markup) -> Markup:
+    """Content that opens on demand."""
+    return element("details", element("summary", title), scrollable(content, title))
+
+
+@dataclass
+class CampaignPage:
+    """The page under construction: the explanation, and the figures of its sections."""
+
+    explanation: Explanation
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def plot(self, name: str, figure: dict[str, Any], title: str) -> Markup:
+        """The element of a figure, with an alternative text."""
+        self.figures[name] = figure
+        return element("div", id=name, class_="plot", role="img", aria_label=title, data_figure=name)
+
+    def choice(self, name: str, options: Sequence[tuple[str, dict[str, Any]]], title: str) -> Markup:
+        """One element for one of several figures, and the list to choose from."""
+        keys = [f"{name}-{number}" for number in range(len(options))]
+        self.figures |= {key: figure for key, (_, figure) in zip(keys, options, strict=True)}
+        entries = [element("option", label, value=key) for key, (label, _) in zip(keys, options, strict=True)]
+        label = element("label", f"{title}: ", for_=f"{name}-choice")
+        chooser = element("select", *entries, id=f"{name}-choice", data_target=name, data_what=title)
+        first = f"{title}: {options[0][0]}"
+        plot = element("div", id=name, class_="plot", role="img", aria_label=first, data_figure=keys[0])
+        return fragment(element("div", label, chooser, class_="tools"), plot)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
 from paceline.report.documents import plain_data
-from paceline.report.html.markup import Markup, element, embed_json
+from paceline.report.html.markup import CampaignPage, Markup, element, embed_json
 
 if TYPE_CHECKING:  # A page of figures needs nothing of a campaign.
     from paceline.explain.explanation import Explanation
@@ -21,7 +21,6 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 def render_page(explanation: Explanation) -> str:
     """The page of a campaign: summary first, every setting at the end."""
-    from paceline.report.html.canvas import CampaignPage
     from paceline.report.html.sections import all_sections
 
     page = CampaignPage(explanation)

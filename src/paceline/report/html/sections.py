@@ -12,8 +12,7 @@ from paceline.explain.findings.finding import Finding
 from paceline.explain.predicted import Residual
 from paceline.report import tables
 from paceline.report.figures import campaign as figures
-from paceline.report.html.canvas import CampaignPage, folded, quiet
-from paceline.report.html.markup import Markup, element, fragment, html_table, scrollable
+from paceline.report.html.markup import CampaignPage, Markup, element, folded, fragment, html_table, quiet, scrollable
 from paceline.report.html.settings import settings_section
 from paceline.report.html.verdict import panels_section, scaling_section, verdict_section
 from paceline.report.words import MOST_OTHERS, gain_words, noise_words, predicted_words, refuted_words

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.ranking import Ranking
 from paceline.report.figures import networks as figures
-from paceline.report.html.canvas import CampaignPage, folded, quiet
-from paceline.report.html.markup import Markup, element, fragment, html_table, scrollable
+from paceline.report.html.markup import CampaignPage, Markup, element, folded, fragment, html_table, quiet, scrollable
 from paceline.report.html.settings import threads_words
 from paceline.report.tables import ranking_table
 from paceline.report.terminal.watched import judgement_lines

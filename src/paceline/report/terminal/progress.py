@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.bench.campaign import CampaignEvent, CaseStopped, LaunchFinished, LaunchStarted
 from paceline.measurements.run import Check, Run
-from paceline.spec.protocol import Protocol
-from paceline.spec.study import Case
+from paceline.spec.study import Case, Protocol
 from paceline.units import SECONDS
 
 __all__ = ["Display"]

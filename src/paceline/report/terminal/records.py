@@ -1,7 +1,8 @@
-"""Terminal output of catalog, frameworks, checks, sweeps, calibrations, clusters and validation: a table each."""
+"""Terminal output of catalog, frameworks, checks, sweeps, calibrations, clusters, validation and trainings: tables."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,27 @@ __all__ = [
     "show_network",
     "show_networks",
     "show_repairs",
+    "show_running",
     "show_sweep",
     "show_transformer_memory",
     "show_validation",
 ]
 
 COSTS = (">parameters", ">multiply-adds", ">activations", ">gradients")
+RUNNING = (
+    "rank",
+    ">step",
+    ">steps/s",
+    ">samples/s",
+    ">share",
+    ">compute",
+    ">input wait",
+    ">exchange",
+    ">stale",
+    ">ranks",
+)
+SILENT = 10.0
+"""Seconds without a line after which a rank is marked."""
 
 
 def show_catalog_entry(entry: dict[str, Any]) -> None:
@@ -208,3 +224,15 @@ def show_repairs(done: Sequence[Repair], store: Path) -> None:
             [[printable(text) for text in vars(item).values()] for item in done],
         )
     say(f"{store}: {len(done)} repairs" if done else f"{store}: nothing to repair")
+
+
+def show_running(lines: Sequence[dict[str, Any]]) -> None:
+    """One row per rank; a rank that has been silent says since when."""
+    rows = []
+    for line in lines:
+        silent = time.time() - line["time"]
+        name = f"{line['group']} {line['rank']}" + (f", silent for {silent:.0f} s" if silent > SILENT else "")
+        rates = [f"{line['steps_per_second']:.2f}", f"{line['samples_per_second']:,.1f}", line["share"]]
+        spent = [SECONDS.format(line[f"{part}_seconds"]) for part in ("compute", "input", "exchange")]
+        rows.append([name, line["step"], *rates, *spent, line["staleness"], line["ranks"]])
+    print_rows("", RUNNING, rows)

@@ -14,12 +14,21 @@ import cntk  # noqa: E402
 import numpy as np  # noqa: E402
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
-from paceline.bench.frameworks.cntk.worker_network import CntkNetwork  # noqa: E402
+from paceline.bench.frameworks.graph import (  # noqa: E402
+    ImageBuilder,
+    Plain,
+    pool_padding,
+    pool_shares,
+    run_layers,
+    tensor_shapes,
+)
 from paceline.bench.frameworks.harness import main  # noqa: E402
 
 __all__ = ["CntkSession"]
 
 LABEL = "unsupported combination: CNTK 2.7's extension for CPython 3.6 loaded into 3.11"
+LOWEST = -1e30
+"""Padding of a maximum."""
 
 
 class CntkSession(ArraySession):
@@ -115,6 +124,91 @@ class CntkSession(ArraySession):
 def _value(array: Any) -> Any:
     dense = np.ascontiguousarray(array, np.float32)
     return cntk.Value(cntk.NDArrayView.from_dense(dense, device=cntk.device.cpu()))
+
+
+class CntkNetwork(ImageBuilder):
+    """The network as a CNTK function over its own parameters, channels first."""
+
+    framework = "CNTK"
+
+    def __init__(self, network: Plain, *, training: bool) -> None:
+        super().__init__(network, training=training)
+        self.tensors = {
+            name: cntk.parameter(self.native(name, np.zeros(shape, np.float32)).shape, init=0, name=name)
+            for name, shape in tensor_shapes(network).items()
+        }
+
+    def logits(self, images: Any) -> Any:
+        """The function that computes the logits of an input variable of images."""
+        return run_layers(self._network, self._apply, images)
+
+    def _conv2d(self, layer: Plain, x: Any) -> Any:
+        high, wide = layer["padding"]
+        x = _padded(x, ((high, high), (wide, wide)), 0.0)
+        strides, groups = (1, *layer["stride"]), layer["groups"]
+        x = cntk.convolution(self._own(layer, "weight"), x, strides, auto_padding=[False], groups=groups)
+        return x + cntk.reshape(self._own(layer, "bias"), (-1, 1, 1)) if layer["bias"] else x
+
+    def _linear(self, layer: Plain, x: Any) -> Any:
+        x = cntk.times(x, self._own(layer, "weight"))
+        return x + self._own(layer, "bias") if layer["bias"] else x
+
+    def _batch_norm(self, layer: Plain, x: Any) -> Any:
+        own = (self._own(layer, "weight"), self._own(layer, "bias"))
+        mean, variance = (cntk.constant(0, own[0].shape) for _ in range(2))
+        # CNTK's own engine: cuDNN's would need a GPU
+        options = {"epsilon": layer["eps"], "use_cudnn_engine": False, "running_count": cntk.constant(0, ())}
+        return cntk.batch_normalization(x, *own, mean, variance, True, 5000, **options)
+
+    def _local_response_norm(self, layer: Plain, x: Any) -> Any:
+        # CNTK divides alpha by the size of the window itself
+        radius = layer["size"] // 2
+        return cntk.local_response_normalization(x, radius, layer["k"], layer["alpha"], layer["beta"])
+
+    def _relu(self, _: Plain, x: Any) -> Any:
+        return cntk.relu(x)
+
+    def _tanh(self, _: Plain, x: Any) -> Any:
+        return cntk.tanh(x)
+
+    def _max_pool(self, layer: Plain, x: Any) -> Any:
+        x = _padded(x, pool_padding(layer, self._shapes[layer["name"]][0]), LOWEST)
+        return cntk.pooling(x, cntk.MAX_POOLING, tuple(layer["kernel"]), tuple(layer["stride"]), [False])
+
+    def _avg_pool(self, layer: Plain, x: Any) -> Any:
+        x = _padded(x, pool_padding(layer, self._shapes[layer["name"]][0]), 0.0)
+        x = cntk.pooling(x, cntk.AVG_POOLING, tuple(layer["kernel"]), tuple(layer["stride"]), [False])
+        shares = pool_shares(layer, self._shapes[layer["name"]][0])
+        return x * cntk.constant(np.outer(*shares)[None].astype(np.float32)) if shares else x
+
+    def _global_avg_pool(self, _: Plain, x: Any) -> Any:
+        return cntk.reshape(cntk.reduce_mean(x, axis=(1, 2)), (-1,))
+
+    def _dropout(self, layer: Plain, x: Any) -> Any:
+        return cntk.dropout(x, layer["rate"]) if self._training else x
+
+    def _flatten(self, _: Plain, x: Any) -> Any:
+        return cntk.reshape(x, (-1,))
+
+    def _add(self, _: Plain, *inputs: Any) -> Any:
+        total = inputs[0]
+        for other in inputs[1:]:
+            total = total + other
+        return total
+
+    def _concat(self, _: Plain, *inputs: Any) -> Any:
+        return cntk.splice(*inputs, axis=0)
+
+    def _pad_shortcut(self, layer: Plain, x: Any) -> Any:
+        stride, extra = layer["stride"], (layer["channels"] - x.shape[0]) // 2
+        x = cntk.slice(x, [1, 2], [0, 0], [x.shape[1], x.shape[2]], [stride, stride])
+        return cntk.pad(x, [(extra, extra), (0, 0), (0, 0)], mode=cntk.ops.CONSTANT_PAD, constant_value=0)
+
+
+def _padded(x: Any, sides: Any, value: float) -> Any:
+    if sides == ((0, 0), (0, 0)):
+        return x
+    return cntk.pad(x, [(0, 0), *sides], mode=cntk.ops.CONSTANT_PAD, constant_value=value)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -12,20 +11,19 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 
-from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE
 from paceline.bench.frameworks.graph import tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
-from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
+from paceline.bench.frameworks.pytorch.worker_arrays import TorchArraySession, copy_arrays, loss_of_logits, revealed
 
 __all__ = ["DeepSpeedSession"]
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
-class DeepSpeedSession(ArraySession):
+class DeepSpeedSession(TorchArraySession):
     """An engine that trains; a plain twin of the network that computes the passes without exchange."""
 
     def setup(self) -> None:
@@ -56,18 +54,10 @@ class DeepSpeedSession(ArraySession):
         optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
         return deepspeed.initialize(model=net, optimizer=optimizer, config=config, dist_init_required=False)[0]
 
-    def place(self, inputs: Any, targets: Any) -> Any:
-        """Copies in PyTorch's memory."""
-        return torch.tensor(inputs), torch.tensor(targets)
-
-    def read(self) -> Iterator[Any]:
-        """PyTorch's DataLoader."""
-        return batches_from_files(self.job, self.rank)
-
     def run(self, part: str, batch: Any) -> None:
         """One step: with exchange on the engine, without it on the twin."""
         model = self.twin if part in ("forward", "compute") else self.engine
-        loss = F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+        loss = loss_of_logits(model(batch[0]), batch[1])
         self.loss = loss.detach()
         if part == "forward":
             return
@@ -91,10 +81,7 @@ class DeepSpeedSession(ArraySession):
         """Set the parameters of the twin and recreate the engine, which copies and shards weights at creation."""
         self.net = TorchNetwork(self.job["network"], dropout=self.training)
         for net in (self.twin, self.net):
-            own = net.named_tensors()
-            with torch.no_grad():
-                for name, array in tensors.items():
-                    own[name].copy_(torch.from_numpy(array))
+            copy_arrays(tensors, net.named_tensors())
         self.engine = self._engine(self.net)
 
     def tensors(self) -> dict[str, Any]:
@@ -105,12 +92,7 @@ class DeepSpeedSession(ArraySession):
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
         """Logits, loss and gradients of the resident batch, from the twin."""
-        logits = self.twin(self.batch[0])
-        loss = F.cross_entropy(logits.flatten(0, -2), self.batch[1].flatten())
-        tensors = self.twin.named_tensors()
-        gradients = torch.autograd.grad(loss, list(tensors.values()))
-        found = {name: gradient.numpy() for name, gradient in zip(tensors, gradients, strict=True)}
-        return logits.detach().numpy(), float(loss), found
+        return revealed(self.twin, self.twin.named_tensors(), *self.batch)
 
     def facts(self) -> dict[str, Any]:
         """Facts of the session for the run: loss and wrapper."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
 import torch
-import torch.nn.functional as F  # noqa: N812
 
-from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
-from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
+from paceline.bench.frameworks.pytorch.worker_arrays import TorchArraySession, copy_arrays, loss_of_logits, revealed
 
 __all__ = ["HorovodTorchSession"]
 
@@ -20,7 +18,7 @@ NEVER = 1 << 30
 """More backward passes than ever happen, so that the hooks exchange nothing."""
 
 
-class HorovodTorchSession(ArraySession):
+class HorovodTorchSession(TorchArraySession):
     """PyTorch's usual loop with Horovod's optimizer around SGD."""
 
     def setup(self) -> None:
@@ -38,23 +36,12 @@ class HorovodTorchSession(ArraySession):
             self.optimizer = hvd.DistributedOptimizer(plain, named_parameters=self.net.named_parameters())
         self.loss = torch.zeros(())
 
-    def place(self, inputs: Any, targets: Any) -> Any:
-        """Copies in PyTorch's memory."""
-        return torch.tensor(inputs), torch.tensor(targets)
-
-    def read(self) -> Iterator[Any]:
-        """PyTorch's DataLoader."""
-        return batches_from_files(self.job, self.rank)
-
-    def _loss_of(self, batch: Any) -> Any:
-        return F.cross_entropy(self.net(batch[0]).flatten(0, -2), batch[1].flatten())
-
     def run(self, part: str, batch: Any) -> None:
         """Run one step up to and including a part."""
         quiet = part == "compute" and self.ranks > 1
         if quiet:
             self.optimizer.set_backward_passes_per_step(NEVER)
-        loss = self._loss_of(batch)
+        loss = loss_of_logits(self.net(batch[0]), batch[1])
         self.loss = loss.detach()
         if part == "forward":
             return
@@ -74,10 +61,7 @@ class HorovodTorchSession(ArraySession):
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Set all trainable tensors."""
-        mine = self.net.named_tensors()
-        with torch.no_grad():
-            for name, array in tensors.items():
-                mine[name].copy_(torch.from_numpy(array))
+        copy_arrays(tensors, self.net.named_tensors())
 
     def tensors(self) -> dict[str, Any]:
         """All trainable tensors."""
@@ -85,12 +69,7 @@ class HorovodTorchSession(ArraySession):
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
         """Logits, loss and gradients of the resident batch, without exchange."""
-        logits = self.net(self.batch[0])
-        loss = self._loss_of(self.batch)
-        tensors = self.net.named_tensors()
-        gradients = torch.autograd.grad(loss, list(tensors.values()))
-        found = {name: gradient.numpy() for name, gradient in zip(tensors, gradients, strict=True)}
-        return logits.detach().numpy(), float(loss), found
+        return revealed(self.net, self.net.named_tensors(), *self.batch)
 
     def facts(self) -> dict[str, Any]:
         """Facts of the session for the run: loss and wrapper."""

@@ -27,7 +27,7 @@ class KerasJaxSession(JaxSession):
 
     def read(self) -> Iterator[Any]:
         """tf.data, which is what Keras' own image loaders return on every backend."""
-        from paceline.bench.frameworks.tensorflow.worker_files import dataset_from_files
+        from paceline.bench.frameworks.tensorflow.worker import dataset_from_files
 
         for inputs, targets in dataset_from_files(self.job, self.rank).as_numpy_iterator():
             yield self.place(inputs, targets)

@@ -10,9 +10,9 @@ from keras import layers, ops
 
 from paceline.bench.frameworks.graph import (
     InOut,
+    LayerBuilder,
     Plain,
     UnsupportedLayer,
-    input_shapes,
     pool_padding,
     pool_shares,
     run_layers,
@@ -25,16 +25,16 @@ EMPTY: dict[str, Any] = {"kernel_initializer": "zeros"}
 """Initializer without random numbers, because weights are loaded later."""
 
 
-class KerasNetwork:
+class KerasNetwork(LayerBuilder):
     """A Keras model and the mapping of Paceline's tensor names to its variables.
 
     Images are channels last, Keras' default; with the torch backend channels first, which that backend computes in.
     """
 
-    def __init__(self, network: Plain, *, training: bool = True) -> None:
-        self.network = network
-        self._shapes = input_shapes(network)
-        self._training = training
+    framework = "Keras"
+
+    def __init__(self, network: Plain, *, training: bool) -> None:
+        super().__init__(network, training=training)
         self.channels_first = keras.config.image_data_format() == "channels_first"
         self._axis = 1 if self.channels_first else -1
         layout = InOut(network, channels_last=not self.channels_first)
@@ -53,12 +53,6 @@ class KerasNetwork:
             return owner.embeddings
         norm = isinstance(owner, (layers.BatchNormalization, layers.LayerNormalization))
         return getattr(owner, {"weight": "gamma" if norm else "kernel", "bias": "beta" if norm else "bias"}[role])
-
-    def _apply(self, layer: Plain, *inputs: Any) -> Any:
-        build = getattr(self, "_" + layer["kind"], None)
-        if build is None:
-            raise UnsupportedLayer(f"Keras builds no {layer['kind']} ({layer['name']})")
-        return build(layer, *inputs)
 
     def _keep(self, layer: Plain, block: Any) -> Any:
         self._layers[layer["name"]] = block

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from paceline.bench.frameworks.graph import tensor_shapes
+from paceline.bench.frameworks.graph import Plain, tensor_shapes
 from paceline.bench.frameworks.harness import main
 from paceline.bench.frameworks.keras.worker_network import KerasNetwork
 from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
@@ -21,16 +21,16 @@ class KerasTensorFlowSession(TensorFlowSession):
         """A Keras model, whose variables belong to the strategy's scope."""
         self.versions["keras"] = keras.__version__
         self.keras = KerasNetwork(self.job["network"], training=self.training)
-        return _Callable(self.keras)
+        return _Callable(self.keras, self.job["network"])
 
 
 class _Callable:
-    """Gives a Keras model the face of a TensorFlow network of Paceline."""
+    """A Keras model with the interface of a TensorFlow network."""
 
-    def __init__(self, network: KerasNetwork) -> None:
+    def __init__(self, network: KerasNetwork, plain: Plain) -> None:
         self._network = network
         self.native, self.plain = network.native, network.plain
-        self.tensors = {name: network.variable(name) for name in tensor_shapes(network.network)}
+        self.tensors = {name: network.variable(name) for name in tensor_shapes(plain)}
 
     def __call__(self, inputs: Any) -> Any:
         return self._network.model(inputs, training=True)

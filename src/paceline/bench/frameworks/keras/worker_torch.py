@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
 from datetime import timedelta
 from typing import Any
 
@@ -13,18 +13,17 @@ keras.config.set_image_data_format("channels_first")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.nn.functional as F  # noqa: E402, N812
 
-from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession  # noqa: E402
+from paceline.bench.frameworks.arrays import MOMENTUM, RATE  # noqa: E402
 from paceline.bench.frameworks.graph import tensor_shapes  # noqa: E402
 from paceline.bench.frameworks.harness import main  # noqa: E402
 from paceline.bench.frameworks.keras.worker_network import KerasNetwork  # noqa: E402
-from paceline.bench.frameworks.pytorch.worker_files import batches_from_files  # noqa: E402
+from paceline.bench.frameworks.pytorch.worker_arrays import TorchArraySession, loss_of_logits, revealed  # noqa: E402
 
 __all__ = ["KerasTorchSession"]
 
 
-class KerasTorchSession(ArraySession):
+class KerasTorchSession(TorchArraySession):
     """As Keras' guide to custom loops with PyTorch: the model's own parameters, a torch optimizer."""
 
     def setup(self) -> None:
@@ -43,22 +42,11 @@ class KerasTorchSession(ArraySession):
         self.optimizer = torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM)
         self.loss = torch.zeros(())
 
-    def place(self, inputs: Any, targets: Any) -> Any:
-        """Copies in PyTorch's memory."""
-        return torch.tensor(inputs), torch.tensor(targets)
-
-    def read(self) -> Iterator[Any]:
-        """PyTorch's DataLoader."""
-        return batches_from_files(self.job, self.rank)
-
-    def _loss_of(self, batch: Any) -> Any:
-        return F.cross_entropy(self.model(batch[0], training=True).flatten(0, -2), batch[1].flatten())
-
     def run(self, part: str, batch: Any) -> None:
         """Run one step up to and including a part."""
         quiet = self.ranks > 1 and part in ("forward", "compute")
         with self.model.no_sync() if quiet else contextlib.nullcontext():
-            loss = self._loss_of(batch)
+            loss = loss_of_logits(self.model(batch[0], training=True), batch[1])
             self.loss = loss.detach()
             if part == "forward":
                 return
@@ -81,12 +69,10 @@ class KerasTorchSession(ArraySession):
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
         """Logits, loss and gradients of the resident batch, without exchange."""
-        logits = self.net.model(self.batch[0], training=True)
-        loss = F.cross_entropy(logits.flatten(0, -2), self.batch[1].flatten())
-        names = list(tensor_shapes(self.job["network"]))
-        gradients = torch.autograd.grad(loss, [self.net.variable(name).value for name in names])
-        found = {name: self.net.plain(name, grad.numpy()) for name, grad in zip(names, gradients, strict=True)}
-        return logits.detach().numpy(), float(loss), found
+        variables = {name: self.net.variable(name).value for name in tensor_shapes(self.job["network"])}
+        model = functools.partial(self.net.model, training=True)
+        logits, loss, gradients = revealed(model, variables, *self.batch)
+        return logits, loss, {name: self.net.plain(name, gradient) for name, gradient in gradients.items()}
 
     def facts(self) -> dict[str, Any]:
         """Facts of the session for the run: loss and wrapper."""

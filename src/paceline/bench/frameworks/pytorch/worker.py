@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.frameworks.harness import Job, Session, main
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
-from paceline.bench.frameworks.pytorch.worker_files import batches_from_files
+from paceline.bench.frameworks.pytorch.worker_arrays import batches_from_files, copy_arrays, loss_of_logits, revealed
 from paceline.bench.frameworks.pytorch.worker_host import host_rates, thread_gain
 from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
 from paceline.cost.buckets import bucket_members, fill_buckets
@@ -114,7 +113,7 @@ class TorchSession(Session):
     def _forward(self) -> Tensor:
         with torch.autocast(self.device.type, enabled=self.mixed):
             logits = self.model(self.batch)
-        return F.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
+        return loss_of_logits(logits, self.targets)
 
     def _backward(self, loss: Tensor, exchange: bool) -> None:
         loss.backward()
@@ -237,10 +236,7 @@ class TorchSession(Session):
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Set all trainable tensors."""
-        mine = self.net.named_tensors()
-        with torch.no_grad():
-            for name, array in tensors.items():
-                mine[name].copy_(torch.from_numpy(array))
+        copy_arrays(tensors, self.net.named_tensors())
 
     def tensors(self) -> dict[str, Any]:
         """All trainable tensors."""
@@ -248,12 +244,7 @@ class TorchSession(Session):
 
     def reveal(self) -> tuple[Any, float, dict[str, Any]]:
         """Logits, loss and gradients of the resident batch, without exchange."""
-        logits = self.net(self.batch)
-        loss = F.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
-        tensors = self.net.named_tensors()
-        gradients = torch.autograd.grad(loss, list(tensors.values()))
-        found = {name: gradient.cpu().numpy() for name, gradient in zip(tensors, gradients, strict=True)}
-        return logits.detach().cpu().numpy(), float(loss), found
+        return revealed(self.net, self.net.named_tensors(), self.batch, self.targets)
 
     def facts(self) -> dict[str, Any]:
         """Facts of the session for the run: loss and wrapper."""

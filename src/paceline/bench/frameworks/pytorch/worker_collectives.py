@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
 import threading
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline import variables
-from paceline.bench.frameworks.harness import Events, pin
+from paceline.bench.frameworks.harness import opened_job, pin
 from paceline.bench.frameworks.rendezvous import join_job
 from paceline.bench.virtual.devices.clock import real_time
 
@@ -36,10 +34,7 @@ COPIED = 32 * 2**20
 
 def main() -> None:
     """Measure every collective at every size, then finalize."""
-    with open(os.environ[variables.JOB], encoding="utf-8") as file:
-        job = json.load(file)
-    rank = int(os.environ[variables.RANK])
-    events = Events(os.environ[variables.EVENTS])
+    job, rank, events = opened_job()
     events.write("phase", phase="setup")
     if job["real_time"]:
         real_time()

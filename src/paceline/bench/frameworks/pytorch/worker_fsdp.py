@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker import TorchSession
+from paceline.bench.frameworks.pytorch.worker_arrays import copy_arrays, loss_of_logits
 
 __all__ = ["FsdpSession"]
 
@@ -24,7 +25,7 @@ class FsdpSession(TorchSession):
     def step(self, upto: str) -> None:
         """Partial passes run on the twin, complete steps on the sharded network."""
         if self.job["ranks"] > 1 and upto in ("forward", "compute"):
-            loss = nn.functional.cross_entropy(self.twin(self.batch).flatten(0, -2), self.targets.flatten())
+            loss = loss_of_logits(self.twin(self.batch), self.targets)
             if upto == "compute":
                 loss.backward()
                 self.twin.zero_grad(set_to_none=True)
@@ -43,10 +44,7 @@ class FsdpSession(TorchSession):
                 local = tensor.to_local()
                 if local.numel():
                     local.copy_(shards[dist.get_rank()])
-        twins = self.twin.named_tensors()
-        with torch.no_grad():
-            for name, array in tensors.items():
-                twins[name].copy_(torch.from_numpy(array))
+        copy_arrays(tensors, self.twin.named_tensors())
 
     def tensors(self) -> dict[str, Any]:
         """Whole tensors, gathered."""

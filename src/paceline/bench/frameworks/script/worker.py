@@ -79,15 +79,15 @@ def reading_of(line: str, job: Job) -> float | None:
     if job["script"]["pattern"] is None:
         if not line.startswith(PREFIX):
             return None
-        told = json.loads(line[len(PREFIX) :])
+        values = json.loads(line[len(PREFIX) :])
     else:
         match = re.search(job["script"]["pattern"], line)
         if match is None:
             return None
-        told = {name: float(value) for name, value in match.groupdict().items() if value is not None}
-    if "seconds" in told:
-        return float(told["seconds"])
-    total = told.get("throughput", told.get("per_rank", 0.0) * job["ranks"])
+        values = {name: float(value) for name, value in match.groupdict().items() if value is not None}
+    if "seconds" in values:
+        return float(values["seconds"])
+    total = values.get("throughput", values.get("per_rank", 0.0) * job["ranks"])
     return samples / total if total else None
 
 

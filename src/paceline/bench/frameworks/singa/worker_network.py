@@ -10,9 +10,8 @@ import singa._singa_wrap as extension
 from singa import autograd, singa_wrap, tensor
 
 from paceline.bench.frameworks.graph import (
+    ImageBuilder,
     Plain,
-    UnsupportedLayer,
-    input_shapes,
     pool_padding,
     pool_shares,
     run_layers,
@@ -26,21 +25,20 @@ from paceline.bench.frameworks.singa.worker_operators import (
     constant,
 )
 
-__all__ = ["SingaNetwork", "open_bridge", "to_numpy"]
+__all__ = ["SingaNetwork", "open_bridge"]
 
 LOWEST = -1e30
 """Padding of a maximum."""
 
 
-class SingaNetwork:
-    """Tensors by Paceline's names; matrices are (in, out) in SINGA, all else has Paceline's layout."""
+class SingaNetwork(ImageBuilder):
+    """The network's parameters as SINGA's tensors; calling it gives the logits."""
 
-    def __init__(self, network: Plain, device: Any, *, training: bool = True) -> None:
-        if network["input"]["kind"] != "image":
-            raise UnsupportedLayer("SINGA's builder takes images only")
-        self._network, self._device, self._training = network, device, training
-        self._shapes = input_shapes(network)
-        self._kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
+    framework = "SINGA"
+
+    def __init__(self, network: Plain, device: Any, *, training: bool) -> None:
+        super().__init__(network, training=training)
+        self._device = device
         self._handles: dict[tuple[str, int], Any] = {}
         self.tensors = {name: self._parameter(name, shape) for name, shape in tensor_shapes(network).items()}
 
@@ -50,25 +48,9 @@ class SingaNetwork:
         made.copy_from_numpy(array)
         return made
 
-    def native(self, name: str, array: Any) -> Any:
-        """A tensor of Paceline in SINGA's layout."""
-        layer, role = name.rsplit(".", 1)
-        return np.ascontiguousarray(array.T) if self._kinds[layer] == "linear" and role == "weight" else array
-
-    plain = native
-
     def __call__(self, images: Any) -> Any:
         """Logits of a batch of images."""
         return run_layers(self._network, self._apply, images)
-
-    def _apply(self, layer: Plain, *inputs: Any) -> Any:
-        build = getattr(self, "_" + layer["kind"], None)
-        if build is None:
-            raise UnsupportedLayer(f"SINGA builds no {layer['kind']} ({layer['name']})")
-        return build(layer, *inputs)
-
-    def _own(self, layer: Plain, role: str) -> Any:
-        return self.tensors.get(f"{layer['name']}.{role}")
 
     def _conv2d(self, layer: Plain, x: Any) -> Any:
         key = (layer["name"], x.shape[0])
@@ -162,8 +144,3 @@ def _copy_out(self: Any, size: int, *_: Any) -> Any:
     array = np.empty(size, np.float32)
     _take(int(self.this), array.ctypes.data, size)
     return array
-
-
-def to_numpy(value: Any) -> Any:
-    """A SINGA tensor's content."""
-    return tensor.to_numpy(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.bench.frameworks.arrays import MOMENTUM, RATE, ArraySession
+from paceline.bench.frameworks.datasets import FileSet
 from paceline.bench.frameworks.graph import tensor_shapes
-from paceline.bench.frameworks.harness import main
-from paceline.bench.frameworks.tensorflow.worker_files import dataset_from_files
+from paceline.bench.frameworks.harness import Job, main
 from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, mean_cross_entropy
 
-__all__ = ["TensorFlowSession"]
+__all__ = ["TensorFlowSession", "dataset_from_files"]
 
 
 class TensorFlowSession(ArraySession):
@@ -130,13 +131,40 @@ def _sum_over_ranks(gradients: list[Any]) -> list[Any]:
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, gradients))
 
 
-def _strategy(job: dict[str, Any]) -> Any:
+def _strategy(job: Job) -> Any:
     kinds = tf.distribute.experimental.CommunicationImplementation
     asked = job["strategy"]["transport"]
     kind = kinds.NCCL if asked == "nccl" else kinds.RING if job["strategy"]["algorithm"] == "ring" else kinds.AUTO
     pack = int(job["strategy"]["bucket"] or 0)
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=pack, implementation=kind)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def dataset_from_files(job: Job, rank: int) -> Any:
+    """A tf.data.Dataset of this rank's share, for ever: decode in parallel, batch, prefetch; images channels last."""
+    files = FileSet(job)
+    paths, marks = zip(*files.files(), strict=True)
+    if files.kind == "cifar":
+        size = 1 + int(np.prod(files.shape))
+        found = tf.data.FixedLengthRecordDataset(sorted(set(paths)), size)
+        decode = functools.partial(_record, shape=files.shape)
+    else:
+        found = tf.data.Dataset.from_tensor_slices((list(paths), np.asarray(marks, np.int32)))
+        decode = functools.partial(_image, channels=files.shape[0])
+    found = found.shard(job["ranks"], rank).repeat().shuffle(256, seed=job["seed"])
+    found = found.map(decode, num_parallel_calls=job["threads"])
+    return found.batch(job["batch"], drop_remainder=True).prefetch(2)
+
+
+def _record(raw: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    values = tf.io.decode_raw(raw, tf.uint8)
+    image = tf.transpose(tf.reshape(values[1:], shape), [1, 2, 0])
+    return tf.cast(image, tf.float32) / 127.5 - 1, tf.cast(values[0], tf.int32)
+
+
+def _image(path: Any, label: Any, channels: int) -> tuple[Any, Any]:
+    image = tf.io.decode_png(tf.io.read_file(path), channels=channels)
+    return tf.cast(image, tf.float32) / 127.5 - 1, label
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from paceline.bench.frameworks.graph import (
     InOut,
+    LayerBuilder,
     Plain,
-    UnsupportedLayer,
-    input_shapes,
     pool_padding,
     pool_shares,
     run_layers,
@@ -21,30 +20,24 @@ from paceline.bench.frameworks.graph import (
 __all__ = ["TensorFlowNetwork", "mean_cross_entropy"]
 
 
-class TensorFlowNetwork(tf.Module):
+class TensorFlowNetwork(LayerBuilder, tf.Module):
     """Variables by Paceline's tensor names, in TensorFlow's layout; calling it gives the logits."""
 
-    def __init__(self, network: Plain, *, dtype: str = "float32", training: bool = True) -> None:
-        super().__init__(name="network")
-        self._network = network
-        self._shapes = input_shapes(network)
+    framework = "TensorFlow"
+
+    def __init__(self, network: Plain, *, training: bool) -> None:
+        tf.Module.__init__(self, name="network")
+        LayerBuilder.__init__(self, network, training=training)
         layout = InOut(network)
         self.native, self.plain, self._moving = layout.native, layout.plain, layout.moving
-        self._training = training
         self.tensors: dict[str, tf.Variable] = {
-            name: tf.Variable(self.native(name, np.zeros(shape, dtype)), name=name.replace(".", "_"))
+            name: tf.Variable(self.native(name, np.zeros(shape, np.float32)), name=name.replace(".", "_"))
             for name, shape in tensor_shapes(network).items()
         }
 
     def __call__(self, value: Any) -> Any:
         """Logits of a batch of channels-last images or of tokens."""
         return run_layers(self._network, self._apply, value)
-
-    def _apply(self, layer: Plain, *inputs: Any) -> Any:
-        build = getattr(self, "_" + layer["kind"], None)
-        if build is None:
-            raise UnsupportedLayer(f"TensorFlow builds no {layer['kind']} ({layer['name']})")
-        return build(layer, *inputs)
 
     def _tensor(self, layer: Plain, role: str) -> Any:
         return self.tensors[f"{layer['name']}.{role}"]

@@ -1,6 +1,7 @@
 """The measured TensorFlow process with ParameterServerStrategy: rank 0 drives the workers, one for each rank.
 
-Workers and the parameter server are processes of their own. A step of rank 0 schedules one training step for each
+Workers and the parameter server are processes of their own, of this module too: they serve the task that their
+environment names. A step of rank 0 schedules one training step for each
 worker and waits for all; the other ranks wait for its message, so that their step times agree.
 """
 
@@ -21,7 +22,7 @@ from paceline.bench.frameworks.rendezvous import ControlChannel, join_ranks
 from paceline.bench.frameworks.tensorflow.worker import TensorFlowSession
 from paceline.bench.frameworks.tensorflow.worker_network import TensorFlowNetwork, mean_cross_entropy
 
-__all__ = ["make_session"]
+__all__ = ["ChiefSession", "FollowerSession"]
 
 SAME = {"resident": "exchange"}
 """Workers exchange by updating: there is no exchange without an update."""
@@ -137,5 +138,13 @@ def make_session(job: Any, rank: int) -> Any:
     return ChiefSession(job, rank) if rank == 0 else FollowerSession(job, rank)
 
 
+def serve() -> None:
+    """Compute or keep variables for the chief, until the launch ends."""
+    tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["OMP_NUM_THREADS"]))
+    kind, index = os.environ[variables.TENSORFLOW_TASK].split()
+    cluster = tf.train.ClusterSpec(_cluster())
+    tf.distribute.Server(cluster, job_name=kind, task_index=int(index), protocol="grpc", start=True).join()
+
+
 if __name__ == "__main__":
-    main(make_session)
+    serve() if variables.TENSORFLOW_TASK in os.environ else main(make_session)

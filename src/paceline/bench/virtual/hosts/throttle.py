@@ -32,15 +32,15 @@ def _controller() -> Path | None:
     return None
 
 
-def group_for(instance: str, label: str, *, share: float, cores: int = 1) -> Path | None:
-    """A control group that limits its processes to a share of some cores; None without control groups."""
+def group_for(instance: str, label: str, *, share: float) -> Path | None:
+    """A control group that limits its processes to a share of a core; None without control groups."""
     controller = _controller()
     if controller is None:
         return None
     group = controller / f"{_PREFIX}{instance}" / label
     try:
         group.mkdir(parents=True, exist_ok=True)
-        _limit(group, quota_us=max(1000, round(PERIOD_US * share * cores)))
+        _limit(group, quota_us=max(1000, round(PERIOD_US * share)))
     except OSError:
         return None
     return group
