@@ -275,7 +275,12 @@ class _Requests:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed.tests:
                 return 1
-        return COLD if changed and _key(changed["path"], changed["function"]) in self._before else 0
+        return COLD if changed and self._ran_before(changed["path"], changed["function"]) else 0
+
+    def _ran_before(self, path: str, function: str) -> bool:
+        """Whether a function, or one around it, ran before the tests: it may have left tables or inner functions."""
+        parts = function.split(".")
+        return any(_key(path, ".".join(parts[: end + 1])) in self._before for end in range(len(parts)))
 
     def _record(self, file: str, to: Path) -> int:
         """Run one file of tests and write which functions each of its tests calls."""

@@ -44,3 +44,12 @@ def test_other_columns_and_other_bytes_are_refused() -> None:
     for damaged in (b"", b"PAR1", content(STEPS, STEP)[:-9]):
         with pytest.raises(ValueError, match="not a readable table"):
             parse_table(damaged, STEPS, ranks=1)
+
+
+def test_names_that_are_no_text_are_refused() -> None:
+    name = pa.StringArray.from_buffers(1, pa.py_buffer(bytes(4) + (2).to_bytes(4, "little")), pa.py_buffer(b"\xff\xfe"))
+    table = pa.Table.from_pylist([STEP], schema=STEPS).set_column(0, STEPS.field(0), name)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    with pytest.raises(ValueError, match="not a readable table: .*UTF8"):
+        parse_table(sink.getvalue().to_pybytes(), STEPS, ranks=2)

@@ -99,7 +99,8 @@ def test_a_profile_of_pytorch_is_sorted_into_phases_and_steps(tmp_path):
     assert [span.phase for span in found] == ["forward", "backward", "aggregate", "update"]
     assert [span.step for span in found] == [0, 1, 1, 1]
     assert {span.rank for span in found} == {1}
-    assert found[0].start_s == pytest.approx(10e-6)
+    assert [span.start_s for span in found] == pytest.approx([10e-6, 600e-6, 700e-6, 800e-6])
+    assert [span.seconds for span in found] == pytest.approx([40e-6, 9e-6, 80e-6, 10e-6])
     assert phase_of("nccl:all_reduce") == "aggregate"
 
 

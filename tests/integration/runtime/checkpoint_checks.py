@@ -84,6 +84,22 @@ def round_trip(folder: Path, said: Messages) -> Any:
     return same(load_checkpoint(folder / "a"), content())
 
 
+def synchronised(folder: Path, said: Messages) -> Any:
+    """What is on disk, in order: its name, and whether the new checkpoint has its name by then."""
+    path, seen = folder / "a", []
+    save_checkpoint(path, content(1.0))
+    old, fsync = path.stat().st_ino, os.fsync
+
+    def noted(handle: int) -> None:
+        seen.append([Path(os.readlink(f"/proc/self/fd/{handle}")).name.partition(".")[0], path.stat().st_ino != old])
+        fsync(handle)
+
+    os.fsync = noted  # type: ignore[assignment]
+    save_checkpoint(path, content(2.0))
+    os.fsync = fsync
+    return seen
+
+
 def flips(folder: Path, said: Messages) -> Any:
     """Number of flipped bits that changed what was loaded without a word."""
     path, chance, missed = folder / "a", random.Random(0), 0
@@ -280,6 +296,7 @@ CHECKS = (
     beside,
     by_torch_alone,
     round_trip,
+    synchronised,
     flips,
     falls_back,
     name_taken,

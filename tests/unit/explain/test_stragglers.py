@@ -77,6 +77,13 @@ def test_a_transient_straggler_has_steps_of_half_as_much_again(outlier: float, f
         assert stragglers[0].cost_s.value == pytest.approx(0.2 * (outlier - 1))
 
 
+@pytest.mark.parametrize(("outlier", "found"), [(1.29, 0), (1.31, 1)])
+def test_slow_steps_count_from_three_percent_of_the_step(outlier: float, found: int) -> None:
+    # One of ten steps: 2.9 and 3.1 % of every step, the same in every launch.
+    mine = [[1.0] * 9 + [1.0 + 2 * (outlier - 1)]] * 4
+    assert len(find_stragglers(evidence({0: steady(1.0), 1: mine}, step=2.0))) == found
+
+
 def test_a_rank_that_is_always_a_little_slower_is_judged_by_its_slow_steps() -> None:
     mine = [[1.01] * 8 + [1.71] * 2] * 4
     (one,) = find_stragglers(evidence({0: steady(1.0), 1: mine, 2: steady(1.0)}))

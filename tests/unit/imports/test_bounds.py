@@ -110,6 +110,8 @@ def test_a_collective_lasts_as_long_as_its_last_rank_stays(tmp_path: Path) -> No
         (1000, pytest.approx(20e-6), 2e9), (4000, pytest.approx(70e-6), 3e9)]  # fmt: skip
     assert (test.ranks, test.hosts, found.calls, found.skipped) == (3, ("n0", "n1", "n2"), 13, ("AllToAll",))
     assert found.late is None, "three collectives are too few"
+    pair = inspect(tmp_path / "i.log", line(0, 1, 40, ranks=2), line(1, 1, 50, ranks=2))
+    assert [(test.ranks, test.sizes[0].seconds) for test in pair.tests] == [(2, pytest.approx(40e-6))]
 
 
 @pytest.mark.parametrize(

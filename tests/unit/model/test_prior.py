@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.model.measured import curve
+from paceline.model.measured import curve, prior
 from paceline.model.measured.names import parameters_of
 from paceline.model.measured.points import series_of_rows
 from paceline.model.measured.prior import (
@@ -20,6 +20,8 @@ from paceline.model.measured.prior import (
     learn,
     overlap_of,
     prior_of,
+    shipped_population,
+    write_population,
 )
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -173,3 +175,28 @@ def test_before_anything_is_learnt_every_noise_is_as_likely():
     assert population.noise.sum() == pytest.approx(1.0)
     assert set(population.noise) == {population.noise[0]}
     assert population.supported.tolist() == [4.0] * len(population.supported)
+
+
+def test_what_ships_is_written_as_it_was_read(tmp_path):
+    write_population(shipped_population(), tmp_path / "again.toml")
+    assert (tmp_path / "again.toml").read_text(encoding="utf-8") == prior.FILE.read_text(encoding="utf-8")
+
+
+def test_a_population_is_written_with_few_digits(tmp_path, monkeypatch):
+    long = Population(
+        weights=np.full((8, 7), 0.123456789),
+        covariance=np.full((8, 8), 0.123456789),
+        offsets={"b": np.full(8, 0.123456789), "a": np.full(8, -0.5)},
+        counts={"b": np.full(8, 1.23456789), "a": np.full(8, 2.0)},
+        discrepancy=np.full((5, 9), 0.123456789),
+        supported=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+        noise=np.array([0.123456789, 0.876543211]),
+    )
+    write_population(long, tmp_path / "population.toml")
+    monkeypatch.setattr(prior, "FILE", tmp_path / "population.toml")
+    found = shipped_population.__wrapped__()
+    assert (found.weights[1, 1], found.covariance[1, 1], found.discrepancy[1, 1]) == (0.12346, 0.123457, 0.12346)
+    assert (found.offsets["b"][0], found.offsets["a"][0]) == (0.12346, -0.5)
+    assert (found.counts["b"][0], found.counts["a"][0]) == (1.235, 2.0)
+    assert found.supported.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert found.noise.tolist() == [0.1235, 0.8765]

@@ -75,6 +75,10 @@ def test_a_distance_is_supported_while_three_of_four_held() -> None:
     assert _supported([*near, *far[1:]]).tolist()[0] == 1.0, "three are too few"
     shared = [task(situation=n % 3 + 1, doublings=2.0) for n in range(4)]
     assert _supported(shared).tolist() == [1.0, 2.0, 2.0, 2.0, 1.0]
+    early = [task(off=0.5, doublings=1.0) for _ in range(8)]
+    assert _supported([*early, *(task(doublings=3.0) for _ in range(4))]).tolist()[0] == 1.0, "missed on the way"
+    farthest = [task(doublings=40.0) for _ in range(4)]
+    assert _supported(farthest).tolist()[0] == 12.0
 
 
 def test_rows_of_the_table() -> None:

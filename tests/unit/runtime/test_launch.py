@@ -82,6 +82,15 @@ def test_groups_meet_and_shards_serve_on_the_hosts_where_they_are(tmp_path: Path
     assert '"speed": 0.5' in told["PACELINE_EMULATION"], "a dilated cluster slows its devices like its links"
 
 
+def test_ranks_with_more_threads_than_cores_wait_without_spinning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
+    job = replace(job_on(cluster(2, 3), Rendezvous("10.0.0.1", (100,)), tmp_path), threads=2)
+    policies = [process.env.get("OMP_WAIT_POLICY") for process in processes_of(job)]
+    assert policies == [None] * 2 + ["passive"] * 3, "four threads on four cores, six on four"
+
+
 def test_on_other_hosts_addresses_are_filled_in_when_they_are_known() -> None:
     rendezvous = RemoteLauncher(SshEngine()).open(cluster(1, 1), 2, num_ports=5).rendezvous
     assert len(rendezvous.ports) == 5

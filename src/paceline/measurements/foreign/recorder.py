@@ -186,8 +186,8 @@ def find_hangs(dumps: Iterable[Dump]) -> tuple[Hang, ...]:
 def _hang(
     group: str, table: dict[int, dict[int, Collective]], ranks: tuple[int, ...], dumps: dict[int, Dump]
 ) -> Hang | None:
-    reached = {rank: max(table[rank], default=-1) if rank in table else -1 for rank in ranks if rank in dumps}
-    oldest = max((min(entries) for entries in table.values() if entries), default=0)
+    reached = {rank: max(table.get(rank, (-1,))) for rank in ranks if rank in dumps}
+    oldest = max(min(entries) for entries in table.values())
     # Only numbers that are there: a dump may leave some out, and name any.
     for number in sorted({number for rank in reached for number in table.get(rank, ()) if number >= oldest}):
         entries = {rank: table[rank][number] for rank in reached if rank in table and number in table[rank]}

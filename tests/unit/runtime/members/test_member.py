@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -410,6 +412,26 @@ def test_who_asks_under_another_name_than_it_logged_in_by_is_not_answered(crew: 
         asking = Peer(name, 1, "127.0.0.1", 40000 + answered)
         assert (ask_leadership(member.peer.endpoint, login, asking) is not None) is answered
         assert (asking.endpoint in member._core.known) is answered
+
+
+def test_a_leader_forgets_who_refuses_and_does_not_give_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise ConnectionRefusedError
+
+    here, gone = ("here", 1), ("gone", 2)
+    core = SimpleNamespace(known={here, gone}, gives_way=lambda reply, size: reply == "larger")
+    member: Any = SimpleNamespace(_core=core, _login=None, peer=None, _changed=threading.Condition())
+    leader: Any = SimpleNamespace(size=2)
+    for answer, expected in ((None, False), ("smaller", False)):
+        monkeypatch.setattr(peers, "ask_leadership", lambda *given, found=answer: found)
+        assert Member._gives_way(member, leader, gone) is expected
+    assert core.known == {here, gone}
+    monkeypatch.setattr(peers, "ask_leadership", lambda *given: SimpleNamespace(id="x"))
+    core.gives_way = lambda reply, size: reply.id == "x" and size == 2
+    assert Member._gives_way(member, leader, gone) is True
+    monkeypatch.setattr(peers, "ask_leadership", refuse)
+    assert Member._gives_way(member, leader, gone) is False
+    assert core.known == {here}
 
 
 def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
