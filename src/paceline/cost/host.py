@@ -13,11 +13,13 @@ What threads lose by waiting for each other on free cores, they do not lose wher
     together(R, t) = alone(t) max(min(1, gain), R gain / c)    where R t > c, R > 1
 
 What ranks cost each other through memory and caches is the calibration's `crowding`, for the ranks that compute at the
-same time: `at_once`. `Sharing` holds what a probe measured beside this formula.
+same time: `at_once`. `Sharing` holds what a probe measured beside this formula: an excess, whose logarithm is weighed
+against none by what the formula's own spread and the standard error of the probe's turns say of it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = [
@@ -40,7 +42,8 @@ LEAST_PARALLEL = -1.0
 UNKNOWN_PARALLEL_SPREAD = 0.2
 """Standard deviation of the log of a step that moves to another number of threads by the usual share."""
 PROBED_SPREAD = 0.04
-"""Standard deviation of the log of a stretch that a probe measured; then of turns, and of turns of several threads."""
+"""Standard deviation of the log of a stretch that a probe measured on another network; then of turns, and of turns of
+several threads."""
 TURNS_SPREAD = 0.08
 THREADS_SPREAD = 0.15
 
@@ -53,6 +56,8 @@ class Sharing:
     ranks: int
     threads: int
     excess: float
+    spread: float = 0.0
+    """Standard error of the log of the excess over the turns of the probe; 0 where the turns are not known."""
 
 
 def fair_threads(cores: int, ranks: int) -> int:
@@ -91,11 +96,14 @@ def together(
     gain, crowded = threads_gain(parallel, threads), ranks * threads > cores
     stretch = max(min(1.0, gain) if ranks > 1 else 1.0, ranks * gain / cores) if crowded else 1.0
     alike = [one for one in probes if one.cores == cores]
+    spread = THREADS_SPREAD if threads > 1 and crowded else TURNS_SPREAD
     if alike:
         near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
         far = (near.ranks, near.threads) != (ranks, threads)
-        return max(min(1.0, stretch), stretch * near.excess), PROBED_SPREAD * (1.5 if far else 1.0)
-    return stretch, THREADS_SPREAD if threads > 1 and crowded else TURNS_SPREAD
+        trust = spread**2 / (spread**2 + near.spread**2)
+        moved = PROBED_SPREAD * (1.5 if far else 1.0)
+        return max(min(1.0, stretch), stretch * near.excess**trust), math.hypot(moved, trust**0.5 * near.spread)
+    return stretch, spread
 
 
 def turns(ranks: int, cores: int | None) -> float:

@@ -140,6 +140,7 @@ class SharingEntry(Noun):
     ranks: Count
     threads: Count
     excess: Positive
+    spread: Spread = 0.0
 
 
 class CalibrationFile(Noun):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -182,7 +183,12 @@ def roofline(network: Network, device: Device, batch: int, *, precision: str = "
 
 
 def work_of_profile(profile: Profile) -> DeviceWork:
-    """The work that a profile measured."""
+    """The work that a profile measured.
+
+    What disturbs the processor of a host lasts from less than a step to minutes, so that averaging over more steps does
+    not make means alike (flicker noise: means of any length differ as much; Allan, 1966). A launch differs from another
+    as the steps of one do: their jitter counts once for the profile (`capture`), once for the run that is predicted.
+    """
     names = [layer.name for layer in profile.layers]
     ready = profile.ready or tuple(reversed(names))
     source, host = f" ({profile.source})" if profile.source else "", profile.host
@@ -192,7 +198,7 @@ def work_of_profile(profile: Profile) -> DeviceWork:
         order=tuple(names.index(name) for name in ready),
         update=profile.update,
         jitter=profile.jitter,
-        spread=profile.uncertainty,
+        spread=math.hypot(profile.uncertainty, profile.jitter) if host else profile.uncertainty,
         basis=f"profile of {profile.network}, batch {profile.batch}{source}",
         measured=profile.batch,
         inputs=(profile.io / profile.batch, profile.h2d / profile.batch),

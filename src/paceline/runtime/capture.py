@@ -173,7 +173,7 @@ class Capture:
         _add_work(layers, self._work, batch)
         gain = median(self._single) / median(steps) if self._single else None
         host = {**host_rates(), "thread_gain": gain} if self._device.type == "cpu" else None
-        spread = _spread(steps)
+        spread = _spread(steps)  # on a processor, what disturbs one step disturbs its neighbours: no mean is better
         return {
             "schema": "paceline.profile/1",
             "network": self._name,
@@ -187,7 +187,7 @@ class Capture:
             "precision": self._precision,
             "tied": _tied(self._model),
             "jitter": min(0.2, spread),
-            "uncertainty": min(1.0, max(0.01, spread / len(steps) ** 0.5)),
+            "uncertainty": min(1.0, max(0.01, spread if host else spread / len(steps) ** 0.5)),
             "source": f"captured from {len(steps)} steps, {len(traces)} more traced, torch {torch.__version__}",
         }
 

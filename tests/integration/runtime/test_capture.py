@@ -12,6 +12,8 @@ import pytest
 
 from paceline.bench.environments import environment_python, worker_path
 from paceline.measurements.profile import read_profile
+from paceline.measurements.store import Store
+from paceline.model.calibrate import swept_calibration
 from tests.conftest import Command
 
 LOOP = """
@@ -245,6 +247,16 @@ def test_a_model_that_no_machine_holds_is_outlined_and_predicted(
     found = paceline.json("predict", "--profile", str(path), "--cluster", "8x h100", "--devices", "8", "--framework",
                           "pytorch/fsdp2")  # fmt: skip
     assert "counted and not run" in found["curves"][0]["basis"][0]
+
+
+def test_a_probe_of_ranks_that_share_cores_says_how_far_its_turns_agree(
+    pytorch: Path, paceline: Command, tmp_path: Path
+) -> None:
+    paceline("bench-collectives", "--ranks", "2", "--collectives", "all_reduce", "--sizes", "4 KiB,64 KiB,1 MiB",
+             "--seconds", "0.05", "--store", str(tmp_path / "store"))  # fmt: skip
+    probes = swept_calibration(Store(tmp_path / "store")).sharing
+    assert {probe.ranks for probe in probes} == {2}
+    assert all(probe.excess > 0 and probe.spread > 0 for probe in probes), probes
 
 
 @pytest.mark.full

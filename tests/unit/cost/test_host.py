@@ -73,6 +73,16 @@ def test_a_probe_of_the_same_ranks_replaces_the_formula_and_a_like_one_corrects_
     assert together(8, 1, 2, probes=probes)[1] > together(4, 1, 2, probes=probes)[1] > 0
 
 
+def test_a_probe_whose_turns_differ_counts_less_than_one_whose_turns_agree() -> None:
+    sure, unsure = (together(4, 1, 2, probes=(Sharing(2, 4, 1, 1.5, spread),)) for spread in (0.0, 0.08))
+    assert sure == (pytest.approx(3.0), pytest.approx(0.04))
+    # As uncertain as the formula: half of the logarithm, and the formula's spread over the root of two.
+    assert unsure[0] == pytest.approx(2 * 1.5**0.5)
+    assert unsure[1] == pytest.approx((0.04**2 + 0.08**2 / 2) ** 0.5)
+    wild = together(2, 2, 2, parallel=1.0, probes=(Sharing(2, 2, 2, 1.72, 3.0),))
+    assert wild == (pytest.approx(2.0, rel=0.01), pytest.approx((0.04**2 + 0.15**2) ** 0.5, rel=0.01))
+
+
 def test_as_many_ranks_compute_at_once_as_there_are_cores_for() -> None:
     assert at_once(4, 1, 2) == 2.0
     assert at_once(2, 2, 2) == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from paceline.cost.host import Sharing, together
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer, write_profile
 from paceline.model.calibration import AS_STATED, Calibration
+from paceline.model.compute import work_of_profile
 from paceline.model.prediction import Prediction
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
@@ -72,6 +74,15 @@ def test_a_profile_that_does_not_know_its_gain_is_less_certain_on_other_threads(
     unknown = PROFILE.model_copy(update={"host": HOST.model_copy(update={"thread_gain": None})})
     assert predicted(2, unknown).step_s.half_width > 2 * predicted(2).step_s.half_width
     assert predicted(1, unknown).step_s.half_width == pytest.approx(predicted(1).step_s.half_width)
+
+
+def test_another_launch_on_a_host_differs_as_the_steps_of_one_do() -> None:
+    shaky = PROFILE.model_copy(update={"jitter": 0.15, "uncertainty": 0.15})
+    low, high = predicted(1, shaky).step_s.interval_90
+    assert (high / low) ** 0.5 == pytest.approx(math.exp(1.645 * 0.15 * 2**0.5), rel=0.08)
+    elsewhere = shaky.model_copy(update={"host": None})
+    calm = work_of_profile(PROFILE.model_copy(update={"uncertainty": 0.02}))
+    assert (work_of_profile(elsewhere).spread, calm.spread) == (0.15, 0.02), "a device of its own; steps all alike"
 
 
 def test_a_probe_says_how_ranks_share() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import threading
@@ -115,14 +116,20 @@ def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
     dist.barrier()
     if dist.get_rank() != 0:
         return []
-    single = {threads: statistics.median(times) for threads, times in alone.items()}
-    found = []
-    for threads in counts:
-        gain = single[1] / single[threads]
+    return [_found(cores, ranks, threads, alone, both) for threads in counts]
+
+
+def _found(
+    cores: int, ranks: int, threads: int, alone: dict[int, list[float]], both: dict[int, list[float]]
+) -> dict[str, float]:
+    """The excess of a typical turn, and the standard error of its logarithm: turns say how far to trust it."""
+    excesses = []
+    for one, single, shared in zip(alone[1], alone[threads], both[threads]):
+        gain = one / single
         turns = max(min(1.0, gain), ranks * gain / cores) if ranks * threads > cores else 1.0
-        excess = statistics.median(both[threads]) / single[threads] / turns
-        found.append({"cores": cores, "ranks": ranks, "threads": threads, "excess": excess})
-    return found
+        excesses.append(shared / single / turns)
+    spread = statistics.stdev(map(math.log, excesses)) / len(excesses) ** 0.5
+    return {"cores": cores, "ranks": ranks, "threads": threads, "excess": statistics.median(excesses), "spread": spread}
 
 
 def _rate(step: Callable[[], object], seconds: float) -> float:
