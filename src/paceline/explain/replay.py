@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InputError
-from paceline.measurements.foreign.operations import Operations
+from paceline.measurements.foreign.operations import COMPUTES, Operations
 
 __all__ = ["Replay", "replay"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 CLOCK = 5e-4
-"""Seconds by which the clocks of two streams of a rank may differ."""
-COMPUTES = ("forward-compute", "backward-compute")
+"""Seconds by which the clocks of two streams of a rank may differ, unless computations are not much longer."""
+CLOCK_SHARE = 0.1
+"""The same, of a usual computation."""
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 DATA_PARALLEL = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 BLAMED = 0.03
@@ -52,6 +53,8 @@ class Replay:
     by_kind: dict[str, float]
     clock_s: float = 0.0
     """By how much the ends of one collective differ between ranks, usually: nothing if they have one clock."""
+    unpaired: int = 0
+    """Sends and receives that lack their computation or their peer: some operations were not recorded."""
 
     @property
     def slowdown(self) -> float:
@@ -60,14 +63,21 @@ class Replay:
 
     @property
     def blame(self) -> tuple[str, str] | None:
-        """What is named first: a replica as a whole, a rank that its stage's other ranks are not like, or a stage."""
+        """What is named first: a rank that no other is like, a replica as a whole, or a stage.
+
+        Nobody, where the step is as long as without stragglers and no stage is unlike the others: slow steps of
+        everybody make each of them look slow.
+        """
+        if self.slowdown <= 1 + BLAMED and not _stands_out(self.by_stage):
+            return None
         (stage, of_stage), (rank, of_rank), (replica, of_replica) = map(
             _first, (self.by_stage, self.by_rank, self.by_dp_rank)
         )
+        alone = len(self.by_dp_rank) > 1 and len(self.by_stage) > 1 and _stands_out(self.by_rank)
+        if alone and of_rank > max(BLAMED, 0.9 * of_stage, 0.9 * of_replica):
+            return "rank", rank
         if of_replica > max(BLAMED, of_stage) and _stands_out(self.by_dp_rank):
             return "data-parallel rank", replica
-        if of_rank > max(BLAMED, 0.9 * of_stage) and len(self.by_dp_rank) > 1 and _stands_out(self.by_rank):
-            return "rank", rank
         return ("stage", stage) if of_stage > BLAMED else None
 
     @property
@@ -92,6 +102,7 @@ def replay(operations: Operations) -> Replay:
     """Replay every step of a job as recorded, without stragglers, and with one group of operations as recorded."""
     steps = [np.flatnonzero(operations.step == step) for step in np.unique(operations.step)]
     graphs = [_graph(operations, rows) for rows in steps]
+    unpaired = _check_transfers(operations, graphs)
     recorded = operations.seconds.copy()
     for graph in graphs:
         recorded[graph.rows] = graph.alone(operations)
@@ -107,8 +118,19 @@ def replay(operations: Operations) -> Replay:
         place += len(masks)
     measured = float(np.mean(list(operations.step_seconds().values())))
     return Replay(
-        len(steps), measured, float(totals[0]), float(totals[1]), **split, clock_s=_clocks(operations, graphs)
-    )
+        len(steps), measured, float(totals[0]), float(totals[1]), **split, clock_s=_clocks(operations, graphs),
+        unpaired=unpaired,
+    )  # fmt: skip
+
+
+def _check_transfers(operations: Operations, graphs: list[_Graph]) -> int:
+    """How many sends and receives lack their other half; a kind that is not there at all is an error."""
+    for kind in TRANSFERS:
+        lacking = sum(graph.lacking.get(kind, 0) for graph in graphs)
+        if lacking and not (operations.kind == kind).any():
+            raise InputError(f"{operations.path}: no {kind} is recorded, and {lacking} computations have one",
+                             hint="record sends and receives: without them nobody knows who waits")  # fmt: skip
+    return sum(sum(graph.lacking.values()) for graph in graphs)
 
 
 def _clocks(operations: Operations, graphs: list[_Graph]) -> float:
@@ -155,6 +177,8 @@ class _Graph:
     members: list[list[int]]
     """Operations that begin their exchange together, in an order in which everything they wait for comes before."""
     is_exchange: Bools
+    lacking: dict[str, int]
+    """By kind: transfers that have no computation, computations that have no transfer, and transfers without peer."""
 
     def alone(self, operations: Operations) -> Floats:
         """Seconds of each operation after the last of its members arrived."""
@@ -184,7 +208,7 @@ def _graph(operations: Operations, rows: NDArray[np.int64]) -> _Graph:
     is_exchange = np.array([index in joined or step.is_exchange(index) for index in range(rows.size)])
     alone = [[index] for index in range(rows.size) if index not in joined]
     ordered = _in_order([*members, *alone], step.after, f"{operations.path}: step {operations.step[rows[0]]}")
-    return _Graph(rows, step.after, ordered, is_exchange)
+    return _Graph(rows, step.after, ordered, is_exchange, step.lacking)
 
 
 def _in_order(groups: list[list[int]], after: list[list[int]], where: str) -> list[list[int]]:
@@ -216,6 +240,16 @@ def _toward(direction: str, side: str) -> int:
     return 1 if (direction == "forward") == (side == "send") else -1
 
 
+def _shards(operations: Operations) -> NDArray[np.int64]:
+    """Of each operation: the place of its rank among those of one stage and replica, which share layers."""
+    places, inverse = np.unique(np.stack([operations.dp_rank, operations.stage, operations.rank]), axis=1,
+                                return_inverse=True)  # fmt: skip
+    fresh = np.concatenate([[True], np.diff(places[:2], axis=1).any(axis=0)])
+    numbers = np.arange(fresh.size)
+    shards: NDArray[np.int64] = (numbers - np.maximum.accumulate(np.where(fresh, numbers, 0)))[inverse.reshape(-1)]
+    return shards
+
+
 class _Step:
     """The dependencies of one step, rank by rank."""
 
@@ -226,8 +260,12 @@ class _Step:
         self.last_stage = int(operations.stage.max())
         self.last_chunk = max(self.last_stage, int(operations.chunk.max()))
         self.after: list[list[int]] = [[] for _ in range(rows.size)]
-        self._transfers: dict[tuple[int, str, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self._transfers: dict[tuple[int, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.lacking: dict[str, int] = defaultdict(int)
         rank = operations.rank[rows]
+        self.rank, self.shard = rank.tolist(), _shards(operations)[rows].tolist()
+        usual = np.median(operations.seconds[np.isin(operations.kind, COMPUTES)])
+        self._clock = min(CLOCK, CLOCK_SHARE * float(usual)) if usual else CLOCK
         order = np.lexsort((operations.sequence[rows], self.start, rank))
         for part in np.split(order, np.flatnonzero(np.diff(rank[order])) + 1):
             self._rank(part.tolist())
@@ -265,7 +303,7 @@ class _Step:
 
     def _latest(self, stream: list[int], row: int) -> int | None:
         """The last operation of a stream that had ended when another began."""
-        ended = [one for one in stream if one != row and self.end[one] <= self.start[row] + CLOCK
+        ended = [one for one in stream if one != row and self.end[one] <= self.start[row] + self._clock
                  and self.start[one] < max(self.start[row], self.end[one])]  # fmt: skip
         return ended[-1] if ended else None
 
@@ -275,6 +313,8 @@ class _Step:
         transfers = streams.get(kind, [])
         computes = [row for row in streams["compute"] if self.kind[row] == f"{direction}-compute"]
         beside = [row for row in computes if self._has_peer(row, direction, side)]
+        if len(transfers) not in (len(beside), len(computes), len(computes) - (side == "recv")):
+            self.lacking[kind] += abs(len(transfers) - len(beside))
         if len(transfers) == len(beside):
             computes = beside
         elif side == "recv" and len(transfers) == len(computes) - 1:  # the first receive, from nobody, is left out
@@ -298,19 +338,23 @@ class _Step:
         if self._has_peer(compute, direction, side):
             beside = (self.stage[row] + _toward(direction, side)) % (self.last_stage + 1)
             sender = self.stage[row] if side == "send" else beside
-            self._transfers[self.dp[row], direction, sender][side].append(row)
+            self._transfers[self.dp[row], self.shard[row], direction == "forward", sender][side].append(row)
 
     def exchanges(self) -> list[list[int]]:
         """Operations that need each other: pairs of send and receive, collectives over their group."""
-        groups = [list(pair) for sides in self._transfers.values()
-                  for pair in zip(sides["send"], sides["recv"], strict=False)]  # fmt: skip
+        groups = []
+        for sides in self._transfers.values():
+            sends, receives = sides["send"], sides["recv"]
+            groups += [list(pair) for pair in zip(sends, receives, strict=False)]
+            if sends and receives and len(sends) != len(receives):
+                self.lacking[self.kind[sends[0]]] += abs(len(sends) - len(receives))
         collectives: dict[tuple[object, ...], list[int]] = defaultdict(list)
         seen: dict[tuple[object, ...], int] = defaultdict(int)
         for row in np.argsort(self.start, kind="stable").tolist():
             key = self._group(row)
             if key is not None:
-                number = seen[key, self.dp[row], self.stage[row]]
-                seen[key, self.dp[row], self.stage[row]] += 1
+                number = seen[key, self.rank[row]]
+                seen[key, self.rank[row]] += 1
                 collectives[(*key, number)].append(row)
         return [*groups, *collectives.values()]
 
@@ -321,4 +365,5 @@ class _Step:
             return None
         if "clip" in kind:
             return (kind,)
-        return (kind, "dp", self.dp[row]) if "embedding" in kind else (kind, "stage", self.stage[row])
+        shared = ("dp", self.dp[row]) if "embedding" in kind else ("stage", self.stage[row])
+        return (kind, *shared, self.shard[row])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ Row = tuple[int, int, str, float, float, int, int]
 """Replica, stage, operation, begin, end, micro-batch, chunk."""
 Slow = Callable[[int, int, str], float]
 """By replica, stage and direction: how much longer than usual."""
+Columns = dict[str, Any]
 
 
 def one_forward_one_backward(chunks: int, stage: int) -> list[Pass]:
@@ -88,15 +90,17 @@ def length(rows: list[Row]) -> float:
 
 
 def write(path: Path, rows: list[Row], *, late: Callable[[int], float] = lambda rank: 0.0,
-          without: tuple[str, ...] = ()) -> Path:  # fmt: skip
-    """Two equal steps as a table."""
+          without: tuple[str, ...] = (), change: Callable[[Columns], object] = lambda table: None) -> Path:  # fmt: skip
+    """Two equal steps as a table, changed at the end."""
     names = ("dp_rank", "stage", "optype", "start_ts", "end", "mb_id", "gmc")
     table = {name: [row[place] for row in rows] * 2 for place, name in enumerate(names)}
     ranks = [d * STAGES + s for d, s in zip(table["dp_rank"], table["stage"], strict=True)]  # type: ignore[operator]
     begin, end = np.array(table["start_ts"], dtype=float), np.array(table.pop("end"), dtype=float)
     table |= {"duration": list(end - begin), "start_ts": list(begin + [late(rank) for rank in ranks]),
               "step": [0] * len(rows) + [1] * len(rows), "rank": ranks}  # fmt: skip
-    pq.write_table(pa.table({name: values for name, values in table.items() if name not in without}), path)
+    columns: Columns = {name: np.array(values) for name, values in table.items() if name not in without}
+    change(columns)
+    pq.write_table(pa.table(columns), path)
     return path
 
 
@@ -173,3 +177,126 @@ def test_chunks_that_nobody_numbers_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="in a circle") as error:
         replay(read_operations(tmp_path / "p.parquet"))
     assert "gmc" in str(error.value)
+
+
+def scaled(factor: float) -> Callable[[Columns], object]:
+    return lambda table: table.update(start_ts=table["start_ts"] * factor, duration=table["duration"] * factor)
+
+
+@pytest.mark.parametrize("factor", [1e-1, 1e-2, 1e-4])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_short_operations_are_replayed_like_long_ones(tmp_path: Path, chunks: int, factor: float) -> None:
+    rows = run_step(chunks, slow_stage)
+    long = replay(read_operations(write(tmp_path / "long.parquet", rows)))
+    short = replay(read_operations(write(tmp_path / "short.parquet", rows, change=scaled(factor))))
+    assert (short.measured_s, short.replayed_s, short.ideal_s) == pytest.approx(
+        (long.measured_s * factor, long.replayed_s * factor, long.ideal_s * factor)
+    )
+    assert (short.blame, long.blame) == (("stage", "3"), ("stage", "3"))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("change", [
+    lambda table: table.update(gmc=np.where(table["gmc"] >= 0, table["gmc"] // STAGES, -1)),
+    lambda table: table.update(optype=np.char.upper(np.char.replace(table["optype"], "-", "_"))),
+    lambda table: table.update(start_ts=(table["start_ts"] + 3.0).astype(np.float32)),
+], ids=["chunks of the stage", "spelling", "single precision"])  # fmt: skip
+def test_other_ways_to_write_a_job_have_the_same_answer(
+    tmp_path: Path, chunks: int, change: Callable[[Columns], object]
+) -> None:
+    rows = run_step(chunks, slow_stage)
+    usual = replay(read_operations(write(tmp_path / "a.parquet", rows)))
+    other = replay(read_operations(write(tmp_path / "b.parquet", rows, change=change)))
+    assert (other.replayed_s, other.ideal_s, other.blame) == (
+        pytest.approx(usual.replayed_s, rel=1e-4), pytest.approx(usual.ideal_s, rel=1e-4), ("stage", "3")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    (scaled(1e6), "a computation usually takes 15000 s, expected 600 at most: is it in seconds"),
+    (lambda table: table.update(start_ts=(table["start_ts"] + 1.7e9).astype(np.float32)),
+     "start_ts: single precision rounds to 1.3e.02 s here, and a computation takes 0.015 s"),
+    (lambda table: table.update({name: np.tile(values, 2) for name, values in table.items()}),
+     "256 computations of one rank, step and begin are there twice"),
+    (lambda table: table.update(rank=table["stage"]), r"rank: 0 is at several places \(dp_rank, stage\)"),
+    (lambda table: table.update(optype=np.char.replace(table["optype"], "compute", "pass")),
+     "no operation is called forward-compute or backward-compute, the table has backward-pass, backward-recv"),
+], ids=["microseconds", "epoch in single precision", "rows twice", "ranks twice", "names"])  # fmt: skip
+def test_a_table_that_would_give_wrong_times_is_refused(
+    tmp_path: Path, change: Callable[[Columns], object], why: str
+) -> None:
+    with pytest.raises(InputError, match=why):
+        read_operations(write(tmp_path / "p.parquet", run_step(1, lambda *one: 1.0), change=change))
+
+
+def kept(keep: Callable[[Row], bool], rows: list[Row]) -> list[Row]:
+    return [row for row in rows if keep(row)]
+
+
+@pytest.mark.parametrize("kind", ["forward-send", "backward-recv"])
+def test_a_job_without_a_kind_of_transfer_is_refused(tmp_path: Path, kind: str) -> None:
+    rows = kept(lambda row: row[2] != kind, run_step(1, slow_stage))
+    operations = read_operations(write(tmp_path / "p.parquet", rows))
+    with pytest.raises(InputError, match=f"no {kind} is recorded, and {2 * REPLICAS * 3 * BATCHES} computations have"):
+        replay(operations)
+
+
+@pytest.mark.parametrize("lost", [("forward-compute",), ("forward-compute", "forward-recv", "forward-send")])
+def test_operations_that_were_not_recorded_are_told(tmp_path: Path, lost: tuple[str, ...]) -> None:
+    rows = run_step(1, slow_stage)
+    write(tmp_path / "p.parquet", kept(lambda row: not (row[:2] == (0, 1) and row[5] == 3 and row[2] in lost), rows))
+    assert "sends and receives lack their computation or their peer" in import_table(tmp_path)
+    write(tmp_path / "p.parquet", rows)
+    assert "lack their" not in import_table(tmp_path)
+
+
+def test_a_slow_link_is_not_mended_by_fewer_layers(tmp_path: Path) -> None:
+    """The reduction of stage 1 takes 0.1 s longer than that of the others."""
+    rows = run_step(1, lambda *one: 1.0)
+    longer = [(*row[:4], row[4] + 0.1, *row[5:]) if row[1:3] == (1, "grads-reduce-scatter") else row for row in rows]
+    write(tmp_path / "p.parquet", longer)
+    text = import_table(tmp_path)
+    assert "first cause: stage 1 alone" in text
+    assert "mostly by grads-reduce-scatter; look at the links that it uses" in text
+
+
+def steps_of(path: Path, steps: list[list[Row]]) -> Replay:
+    """The replay of steps that differ."""
+    numbers = np.concatenate([np.full(len(rows), number) for number, rows in enumerate(steps)])
+    rows = [row for step in steps for row in step]
+
+    def number(table: Columns) -> None:
+        table.update({name: values[: len(rows)] for name, values in table.items()})
+        table["step"] = numbers
+
+    return replay(read_operations(write(path, rows, change=number)))
+
+
+def test_a_slow_step_of_everybody_is_nobody_s_fault(tmp_path: Path) -> None:
+    even, warm = run_step(1, lambda *one: 1.0), run_step(1, lambda *one: 3.0)
+    answer = steps_of(tmp_path / "p.parquet", [warm, even, even, even, even])
+    assert answer.slowdown == pytest.approx(1.0, rel=1e-3)
+    assert answer.blame is None
+
+
+def test_a_slow_step_of_one_rank_is_that_rank_s_not_its_replica_s(tmp_path: Path) -> None:
+    even = run_step(1, lambda *one: 1.0)
+    slow = run_step(1, lambda replica, stage, way: 6.0 if (replica, stage) == (1, 1) else 1.0)
+    assert steps_of(tmp_path / "p.parquet", [even, even, slow, even, even, even]).blame == ("rank", "5")
+
+
+def test_collectives_of_ranks_that_share_layers_stay_apart(tmp_path: Path) -> None:
+    """Two replicas of two shards: one rank arrives 40 ms late at its first reduction, when others had their second."""
+    rows = [(rank, "forward-compute", 0.0, late) for rank, late in enumerate((0.010, 0.011, 0.010, 0.050))]
+    for rank, (_, _, _, begin) in enumerate(list(rows)):
+        arrived = 0.010 if rank % 2 == 0 else 0.050
+        rows += [(rank, "grads-reduce-scatter", begin, arrived + 0.006),
+                 (rank, "grads-reduce-scatter", arrived + 0.006, arrived + 0.010)]  # fmt: skip
+    rank, kind, begin, end = (np.array(column) for column in zip(*rows, strict=True))
+    none = np.zeros(len(rows), int)
+    table = {"rank": rank, "dp_rank": rank // 2, "stage": none, "step": none, "optype": kind, "start_ts": begin}
+    pq.write_table(pa.table({**table, "duration": end - begin}), tmp_path / "p.parquet")
+    answer = replay(read_operations(tmp_path / "p.parquet"))
+    assert (answer.measured_s, answer.replayed_s) == pytest.approx((0.060, 0.060))
+    assert answer.ideal_s == pytest.approx((0.010 + 0.011 + 0.010 + 0.050) / 4 + 2 * 0.005)
+    assert answer.by_kind["grads-reduce-scatter"] == pytest.approx(1.0), "nobody reduces longer than the others"

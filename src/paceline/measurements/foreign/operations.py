@@ -1,13 +1,13 @@
 """Operations of a job with pipeline stages: a table with a row per operation, as the straggler study of OSDI'25 has.
 
 Columns: dp_rank, stage, rank, step, optype, start_ts and duration in seconds; seq_id, mb_id (micro-batch) and gmc
-(model chunk) where they are known. Parquet or CSV.
+(model chunk, of the whole model or of its stage) where they are known. Parquet or CSV.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,18 @@ from paceline.measurements.run import Span
 from paceline.measurements.trace.rank_trace import phase_by_words
 from paceline.measurements.trace.stream import begin_of
 
-__all__ = ["Operations", "looks_like_operations", "phase_of_kind", "read_operations"]
+__all__ = ["COMPUTES", "Operations", "looks_like_operations", "phase_of_kind", "read_operations"]
+
+COMPUTES = ("forward-compute", "backward-compute")
 
 NUMBERS = ("dp_rank", "stage", "rank", "step")
 TIMES = ("start_ts", "duration")
 OPTIONAL = ("seq_id", "mb_id", "gmc")
 MOST = 20_000_000
+LONGEST_S = 600.0
+"""Seconds of one micro-batch on one stage, beyond which the table is not in seconds."""
+ROUGHEST = 0.05
+"""Of a computation: by how much its recorded begin may be rounded."""
 HINT = f"expected the columns {', '.join((*NUMBERS, 'optype', *TIMES))}, times in seconds"
 Ints = NDArray[np.int64]
 
@@ -115,12 +121,61 @@ def read_operations(path: Path) -> Operations:
     if table["optype"].null_count:
         raise InputError(f"{path}: optype: {table['optype'].null_count} missing, expected text", hint=HINT)
     try:
-        kinds = pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str)
+        kinds = _spelled(pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str))
     except pa.ArrowException as error:
         raise InputError(f"{path}: optype: {error}, expected text", hint=HINT) from None
     found = Operations(str(path), **whole, kind=kinds, start=start, seconds=seconds, sequence=others["seq_id"],
                        micro_batch=others["mb_id"], chunk=others["gmc"])  # fmt: skip
-    return _split_pairs(found)
+    _check_computes(found, rounded=_rounding(table["start_ts"].type, start))
+    return _split_pairs(replace(found, chunk=_through_the_model(found)))
+
+
+def _spelled(kinds: NDArray[np.str_]) -> NDArray[np.str_]:
+    """Names as the study writes them: `Forward_Compute` is forward-compute."""
+    spelled: NDArray[np.str_] = np.char.replace(np.char.lower(kinds), "_", "-")
+    return spelled
+
+
+def _rounding(kind: pa.DataType, start: NDArray[np.float64]) -> float:
+    """Seconds by which the begin of an operation may be wrong because of the type of its column."""
+    return float(np.spacing(np.float32(np.abs(start).max()))) if pa.types.is_float32(kind) else 0.0
+
+
+def _check_computes(found: Operations, *, rounded: float) -> None:
+    """Refuse what could only give wrong times: other names, other units, rounded begins, rows or ranks twice."""
+    computes = np.isin(found.kind, COMPUTES)
+    usual = float(np.median(found.seconds[computes])) if computes.any() else 0.0
+    placed = np.unique(np.stack([found.rank, found.dp_rank, found.stage]), axis=1)[0]
+    chosen = np.flatnonzero(computes & (found.seconds > 0))
+    forward = found.kind == COMPUTES[0]
+    keys = (found.step, found.rank, forward, found.micro_batch, found.chunk, found.start)
+    once = np.unique(np.stack([key[chosen] for key in keys]), axis=1).shape[1]
+    if not computes.any():
+        kinds = ", ".join(sorted({str(kind)[:40] for kind in found.kind})[:6])
+        what = f"optype: no operation is called {' or '.join(COMPUTES)}, the table has {kinds}"
+    elif usual > LONGEST_S:
+        what = f"duration: a computation usually takes {usual:g} s, expected {LONGEST_S:g} at most: is it in seconds?"
+    elif usual and rounded > ROUGHEST * usual:
+        what = (f"start_ts: single precision rounds to {rounded:.2g} s here, and a computation takes {usual:.2g} s: "
+                "count from the first operation, or write doubles")  # fmt: skip
+    elif np.unique(placed).size < placed.size:
+        rank = placed[np.flatnonzero(np.diff(placed) == 0)[0]]
+        what = f"rank: {rank} is at several places (dp_rank, stage), expected a number of its own for each"
+    elif once < chosen.size:
+        what = f"{chosen.size - once} computations of one rank, step and begin are there twice, expected each once"
+    else:
+        return
+    raise InputError(f"{found.path}: {what}", hint=HINT)
+
+
+def _through_the_model(found: Operations) -> Ints:
+    """Chunks counted through the whole model; a chunk of several stages was counted within its stage."""
+    known = found.chunk >= 0
+    pairs = np.unique(np.stack([found.chunk[known], found.stage[known]]), axis=1)
+    if np.unique(pairs[0]).size == pairs.shape[1]:
+        return found.chunk
+    first, last = int(found.stage.min()), int(found.stage.max())
+    return np.where(known, found.chunk * (last - first + 1) + found.stage - first, found.chunk)
 
 
 def _table(path: Path) -> pa.Table:

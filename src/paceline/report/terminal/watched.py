@@ -19,6 +19,8 @@ BLAMED = {
     "rank": "look at what else runs on its host, and at its clock and temperature; if it stays slow, replace it",
     "data-parallel rank": "look at its samples (longer than those of the others?) and at its hosts",
 }
+LINK_BLAMED = "look at the links that it uses"
+"""Where most of it is communication."""
 CLOCKS_DIFFER_S = 0.002
 """Ends of one collective on two ranks are nearer to each other than that, on one clock."""
 PHASE_WORDS = {
@@ -100,12 +102,15 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
     if replay["clock_s"] > CLOCKS_DIFFER_S:
         yield (f"note: the clocks of the ranks differ by about {SECONDS.format(replay['clock_s'])}, by the ends of "
                "collectives: put start_ts on one clock, else who is to blame is not known")  # fmt: skip
-    elif replay["blame"]:
+    if replay.get("unpaired"):
+        yield (f"note: {replay['unpaired']} sends and receives lack their computation or their peer: some operations "
+               "were not recorded, and the replay is wrong by what they take")  # fmt: skip
+    if replay["blame"] and not replay["clock_s"] > CLOCKS_DIFFER_S:
         what, which = replay["blame"]
         value = replay[dict(SPLITS)[what]][which]
         kind = next(iter(replay["by_kind"]))
-        yield (f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}; "
-               f"{BLAMED[what]}")  # fmt: skip
+        advice = BLAMED[what] if kind.endswith("-compute") else LINK_BLAMED
+        yield f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}; {advice}"
 
 
 def alert_line(alert: Mapping[str, Any]) -> str:
