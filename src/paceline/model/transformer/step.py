@@ -184,7 +184,7 @@ def _solve(case: dict[str, Floats], seconds: Floats, *, mean: Floats, free: NDAr
 def predict_iteration(rates: Rates, case: dict[str, Floats], *, seed: int = 0) -> list[Estimate]:
     """Seconds of each case with intervals from the rates' covariance and their residual."""
     rng = np.random.default_rng(seed)
-    # By Cholesky's factor, which is unique: eigenvectors turn with the rounding of a processor, and the draws with them.
+    # By Cholesky's factor, which is unique: eigenvectors, and draws by them, turn with the rounding of a processor.
     factor = np.linalg.cholesky(rates.covariance + FIXED * np.eye(len(rates.log_rates)))
     draws = rates.log_rates + rng.standard_normal((NUM_DRAWS, len(factor))) @ factor.T
     seconds = np.stack([iteration_seconds(draw, case) for draw in draws])
