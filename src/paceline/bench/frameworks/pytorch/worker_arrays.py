@@ -47,7 +47,7 @@ def revealed(
     loss = loss_of_logits(logits, targets)
     gradients = torch.autograd.grad(loss, list(tensors.values()))
     by_name = {name: gradient.cpu().numpy() for name, gradient in zip(tensors, gradients)}
-    return logits.detach().cpu().numpy(), float(loss), by_name
+    return logits.detach().cpu().numpy(), float(loss.detach()), by_name
 
 
 class TorchArraySession(ArraySession):
