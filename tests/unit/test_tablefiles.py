@@ -51,5 +51,5 @@ def test_names_that_are_no_text_are_refused() -> None:
     table = pa.Table.from_pylist([STEP], schema=STEPS).set_column(0, STEPS.field(0), name)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    with pytest.raises(ValueError, match="not a readable table: .*UTF8"):
+    with pytest.raises(ValueError, match=r"not a readable table: .*UTF8"):
         parse_table(sink.getvalue().to_pybytes(), STEPS, ranks=2)
