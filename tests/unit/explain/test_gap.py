@@ -98,3 +98,40 @@ def test_the_interval_of_a_bar_is_that_of_the_launches_of_both_sides(monkeypatch
     assert (bar.seconds, bar.interval) == (4.0, gap.difference([7.0, 8.0, 9.0], [4.0] * 3, 4.0))
     assert bar.interval is not None
     assert bar.interval.high - bar.interval.low > 1
+
+
+def test_what_is_left_of_an_exchange_has_the_interval_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 s exposed against 3: overlap explains 1 s, the rest is the link, as sure as the launches are."""
+    monkeypatch.setattr(gap, "phases_of", lambda passes: passes)
+    slow, fast = case(9.0), case(5.0, "b")
+    exchanges = {id(slow): replace(TWO, overlap=False), id(fast): TWO}
+    monkeypatch.setattr(gap, "exchange_like", lambda one, other: exchanges.get(id(one)))
+    for one, seconds in ((slow, (7.0, 8.0, 9.5)), (fast, (3.0, 3.0, 3.5))):
+        one.result.phases["aggregate"] = seconds[1]
+        one.launches = SimpleNamespace(passes=[{"aggregate": second} for second in seconds])
+        one.policy = SimpleNamespace(aggregation="allreduce")
+    all_of_it = gap.difference([7.0, 8.0, 9.5], [3.0, 3.0, 3.5], 5.0)
+    overlap, rest = gap._exchange_bars(slow, fast)
+    assert (overlap.cause, overlap.seconds, rest.cause, rest.seconds) == ("overlap", 1.0, "link and start-up", 4.0)
+    assert rest.interval is not None
+    assert (rest.interval.value, rest.interval.low, rest.interval.high) == pytest.approx(
+        (4.0, all_of_it.low - 1, all_of_it.high - 1)
+    )
+    slow.policy.aggregation = "parameter_server"
+    assert gap._exchange_bars(slow, fast)[-1].cause == "server"
+    fast.policy.aggregation = "parameter_server"
+    assert gap._exchange_bars(slow, fast)[-1].cause == "link and start-up"
+    fast.policy = None
+    assert gap._exchange_bars(slow, fast)[-1].cause == "server"
+    del exchanges[id(fast)]
+    (whole,) = gap._exchange_bars(slow, fast)
+    assert (whole.cause, whole.seconds, whole.interval) == ("exchange", 5.0, all_of_it)
+
+
+def test_half_widths_add_as_independent_errors_do() -> None:
+    one, other = gap.amount_interval([1.0, 2.0, 4.0]), gap.amount_interval([5.0, 5.5, 5.7])
+    found = gap.difference([1.0, 2.0, 4.0], [5.0, 5.5, 5.7], -3.0)
+    assert found.value == -3.0
+    assert (3.0 + found.low) ** 2 == pytest.approx((one.value - one.low) ** 2 + (other.high - other.value) ** 2)
+    assert (3.0 + found.high) ** 2 == pytest.approx((one.high - one.value) ** 2 + (other.value - other.low) ** 2)
+    assert found.low < -3.0 < found.high

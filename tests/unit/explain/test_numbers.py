@@ -232,8 +232,10 @@ def test_the_share_before_the_first_layer_is_that_of_the_last_rank_to_start() ->
     spans = [
         Span(0, 0, "forward", "a", 0.2, 0.3), Span(0, 0, "backward", "a", 0.5, 0.5),
         Span(1, 0, "forward", "a", 0.5, 0.5), Span(0, 1, "forward", "a", 0.1, 0.9),
+        Span(0, 2, "forward", "a", 0.0, 0.0),
     ]  # fmt: skip
-    assert across._shares_before(SimpleNamespace(spans=spans)) == [0.5, pytest.approx(0.1)]  # type: ignore[arg-type]
+    case: Any = SimpleNamespace(spans=spans)
+    assert across._shares_before(case) == [0.5, pytest.approx(0.1), 0.0], "a step that takes no time has no share"
 
 
 def test_a_part_has_the_interval_of_its_launches_around_its_own_value() -> None:

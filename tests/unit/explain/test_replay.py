@@ -60,3 +60,31 @@ def test_a_forward_pass_waits_for_the_gather_that_had_ended(
 def test_an_exchange_waits_for_the_computation_before_it(tmp_path: Path) -> None:
     rows = (0, "backward-compute", 0.0, F), (0, "grads-reduce-scatter", F + 0.02, F + 0.03)
     assert replayed(tmp_path, *rows).replayed_s == pytest.approx(F + 0.01), "the pause between them is gone"
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "replicas", "blamed"),
+    [
+        ((1.0301,), (1.0,), (1.0,), ("stage", "0")),
+        ((1.0299,), (1.0,), (1.0,), None),
+        ((1.0,), (1.0,), (1.0301, 1.0), ("data-parallel rank", "0")),
+        ((1.0,), (1.0,), (1.0299, 1.0), None),
+        ((1.05,), (1.0,), (1.051, 1.0), ("data-parallel rank", "0")),
+        ((1.05,), (1.0,), (1.049, 1.0), ("stage", "0")),
+        ((1.0,), (1.0,), (1.1, 1.051), None),  # the second is half of the first
+        ((1.0,), (1.0,), (1.1, 1.049), ("data-parallel rank", "0")),
+        ((1.10,), (1.091, 1.0), (1.0, 1.0), ("rank", "0")),  # nine tenths of its stage
+        ((1.10,), (1.089, 1.0), (1.0, 1.0), ("stage", "0")),
+        ((1.0,), (1.0301, 1.0), (1.0, 1.0), ("rank", "0")),
+        ((1.0,), (1.0299, 1.0), (1.0, 1.0), None),
+        ((1.02,), (1.025, 1.0), (1.0, 1.0), None),
+        ((1.10,), (1.2, 1.0), (1.0,), ("stage", "0")),  # without replicas a rank is its stage
+        ((1.10,), (1.2, 1.11), (1.0, 1.0), ("stage", "0")),
+        ((1.10,), (1.2, 1.09), (1.0, 1.0), ("rank", "0")),
+    ],
+)
+def test_who_is_blamed_at_the_bounds(
+    stages: tuple[float, ...], ranks: tuple[float, ...], replicas: tuple[float, ...], blamed: tuple[str, str] | None
+) -> None:
+    by = [{str(number): value for number, value in enumerate(group)} for group in (stages, ranks, replicas)]
+    assert Replay(1, 1.0, 1.0, 1.0, *by, {}).blame == blamed

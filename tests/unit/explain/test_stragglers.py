@@ -103,6 +103,13 @@ def test_launches_that_disagree_name_nobody() -> None:
     assert find_stragglers(evidence({0: steady(1.0, 3), 1: mine, 2: steady(1.0, 3)})) == ()
 
 
+@pytest.mark.parametrize(("apart", "found"), [(0.0218, 1), (0.0262, 0)])
+def test_the_interval_of_a_cost_begins_above_half_of_what_is_noticeable(apart: float, found: int) -> None:
+    """Launches of 0.06 s and so much more or less: t of 3.18, so it begins at 0.020 or at 0.012 of 0.015 s."""
+    mine = [[1.06 + apart * sign] * STEPS for sign in (-1, 1, -1, 1)]
+    assert len(find_stragglers(evidence({0: steady(1.0), 1: mine}))) == found
+
+
 def test_the_costliest_comes_first_and_the_phase_is_that_of_the_larger_loss() -> None:
     compute = {0: [[1.0, 1.0, 1.0, 1.0, 1.7]] * 4, 1: steady(1.0), 2: steady(1.5)}
     forward = {0: steady(0.4), 1: steady(0.4), 2: steady(0.8)}

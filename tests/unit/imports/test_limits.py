@@ -79,13 +79,6 @@ def test_a_state_of_the_trainer_is_read_at_its_end(tmp_path: Path) -> None:
             logs.refuse_state(path)
 
 
-def test_ranks_without_a_number_are_rank_zero() -> None:
-    """Rank 1's counting from a former step begins anew; that of rank 0, with or without its number, does not."""
-    steps = [logs.LoggedStep(step, rank) for rank, step in ((1, 5), (None, 3), (0, 4), (1, 6), (1, 2), (None, 1))]
-    assert [step.start for step in logs._started(steps, set())] == [0, 0, 0, 0, 1, 1]
-    assert [step.start for step in logs._started(steps, {2})] == [0, 0, 1, 1, 2, 2]
-
-
 def test_calls_of_the_inspector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "i.log"
     path.write_text("".join(line(rank, 1, 5) for rank in range(3)))

@@ -98,7 +98,7 @@ def test_failures_are_refused_where_three_are_to_be_expected_between_two_checkpo
     # Ten steps of 3 s on two devices that last 20 s each.
     failing = _with_failures(run, trouble)
     assert (failing.failures_per_s, failing.restart, failing.checkpoint_every) == (0.05, 7.0, 10)
-    with pytest.raises(InputError, match=r"2 devices fail 3.1 times"):
+    with pytest.raises(InputError, match=r"2 devices fail 3\.1 times"):
         _with_failures(run, replace(trouble, mtbf=60 / 3.1))
     assert _with_failures(run, Trouble()) is run
 

@@ -226,7 +226,7 @@ def _lines(path: Path) -> Iterator[str]:
         try:
             rest = b""
             while part := file.read(1 << 16):
-                *lines, rest = re.split(rb"[\r\n]+", rest[: 4 * LONGEST] + part)
+                *lines, rest = re.split(rb"[\r\n]+", rest[:LONGEST] + part)
                 yield from (ESCAPES.sub("", line[:LONGEST].decode("utf-8", errors="replace")) for line in lines)
             yield ESCAPES.sub("", rest[:LONGEST].decode("utf-8", errors="replace"))
         except BROKEN as error:

@@ -234,7 +234,7 @@ def test_threads_that_wait_together_share_one_synchronisation() -> None:
     journal = Journal(disk)
     threads = [threading.Thread(target=journal.append, args=({"n": 0},))]
     threads[0].start()
-    disk.begun.wait()
+    assert disk.begun.wait(20), "the disk was not asked"
     for number in range(1, 6):  # written while the disk is busy: on disk only with the next synchronisation
         journal.write({"n": number})
         threads.append(threading.Thread(target=journal.synchronise))
@@ -258,13 +258,13 @@ def test_a_group_is_not_told_before_the_disk_has_what_it_is_told(monkeypatch: py
         with contextlib.suppress(ConnectionError):
             shard._serve_caller(Channel(accept_connection(ends[1], login[1], ("group",))))
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     group = Channel(call_connected(ends[0], login[0], listener="shard", timeout=5))
     group.set_timeout(0.2)
     data = pack_numbers(np.zeros(numbers, dtype=np.float32), "none")
     group.send(messages.StartGroup("a", 1, (("theta", numbers),), 9, 1, (0, 0), None, None, data))
-    disk.begun.wait()
+    assert disk.begun.wait(20), "the answer did not wait for the disk"
     with pytest.raises(ConnectionError, match="sent nothing, or too little"):
         group.receive(messages.Parameters)
     group.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -334,3 +336,51 @@ def test_progress_on_one_sample_counts(tmp_path: Path) -> None:
     begin(shard, "stays")
     assert isinstance(push(shard, "stays", 3.0, samples=1), messages.Parameters)
     assert parameters(shard) == [-3.0] * 4
+
+
+class Caller:
+    """A group's connection: hands in messages, and notes what was on disk when each answer was held and sent."""
+
+    def __init__(self, disk: FileDisk, *sent: messages.Message) -> None:
+        self._sent, self.synchronised, self.answers = list(sent), 0, list[tuple[str, int, int]]()
+        wait = disk.synchronise
+
+        def counted(side: int) -> None:
+            wait(side)
+            self.synchronised += 1
+
+        disk.synchronise = counted  # type: ignore[method-assign]
+
+    def receive(self, *expected: type[messages.Message]) -> messages.Message:
+        if not self._sent:
+            raise ProtocolError("gone")
+        return self._sent.pop(0)
+
+    def answer(self, message: messages.Message, reply: messages.Message, *, hold: Callable[[], None] | None) -> None:
+        before = self.synchronised
+        if hold is not None:
+            hold()
+        self.answers.append((type(reply).__name__, before, self.synchronised))
+
+    def close(self) -> None:
+        self.answers.append(("closed", self.synchronised, self.synchronised))
+
+
+def test_no_answer_ends_before_what_it_says_is_on_disk_and_a_heartbeat_waits_for_no_disk(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path / "journal")
+    state = ShardState(RoundPolicy(groups=1, quorum=1))
+    shard = SyncerShard(state, groups=1, heartbeat_timeout=60.0, journal=Journal(disk))
+    data = pack_numbers(ONES, "none")
+    caller: Any = Caller(
+        disk,
+        messages.StartGroup("a", SESSION, LAYOUT, 100, 1, (0, 0), None, None, data),
+        messages.GroupHeartbeat("a", True),
+        messages.LeaseRequest("a", SESSION, 1, 25, None),
+        messages.Push("a", SESSION, 1, 0, 25, "none", data),
+        messages.FactsQuery("a"),
+    )
+    shard._serve_caller(caller)
+    assert caller.answers == [
+        ("Parameters", 0, 1), ("HeartbeatReply", 1, 1), ("LeaseReply", 1, 2), ("Parameters", 2, 3), ("Facts", 3, 3),
+        ("closed", 3, 3),
+    ]  # fmt: skip
