@@ -63,7 +63,8 @@ def logs(folder: Path) -> list[bytes]:
 def nccl_json(folder: Path) -> list[bytes]:
     """As `-J` writes it."""
     column = {"time": 35.1, "alg_bw": 29.9, "bus_bw": 44.8, "nwrong": 0}
-    rows = [{"size": size, "out_of_place": column, "in_place": column} for size in (1024, 1 << 20)]
+    small = {"time": 20.5, "alg_bw": 0.05, "bus_bw": 0.07, "nwrong": 0}
+    rows = [{"size": size, "out_of_place": one, "in_place": one} for size, one in ((1024, small), (1 << 20, column))]
     devices = [{"rank": rank, "hostname": "host1", "device_info": "A100"} for rank in range(4)]
     config = {"nthreads": 1, "ngpus": 1, "devices": devices}
     return [json.dumps({"nccl_version": "2.27", "test": "all_reduce_perf", "config": config, "results": rows}).encode()]
