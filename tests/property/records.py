@@ -50,9 +50,11 @@ NCCL = """# nThread 1 nGpus 4 minBytes 8 maxBytes 1073741824 step: 2(factor) war
 OPERATIONS = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mb_id,gmc\n" + "".join(
     f"0,{stage},{stage},{step},{kind},{step + at + stage / 10},0.05,{number},0,{stage}\n"
     for step in range(3)
-    for stage in range(2)
-    for number, (kind, at) in enumerate((("forward-compute", 0.0), ("backward-compute", 0.3), ("grads-sync", 0.6)))
-)
+    for stage, moved in enumerate(((("forward-send", 0.05), ("backward-recv", 0.25)),
+                                   (("forward-recv", -0.05), ("backward-send", 0.15))))
+    for number, (kind, at) in enumerate((("forward-compute", 0.0), ("backward-compute", 0.3 - stage / 5),
+                                         ("grads-sync", 0.6), *moved))
+)  # fmt: skip
 
 
 def logs(folder: Path) -> list[bytes]:
