@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -32,6 +32,8 @@ from paceline.runtime.members.view import Peer, Timeouts
 from paceline.runtime.protocol import messages
 
 SECRET = "0123456789abcdef" * 4
+WEIGHTS = struct.pack("<4f", 1.0, 2.0, 3.0, 4.0)
+M = TypeVar("M", bound=messages.Message)
 
 
 class Subject:
@@ -101,13 +103,21 @@ class OfShard(Subject):
         with (folder / "shard.log").open("wb") as log:
             self.process = subprocess.Popen(argv, env={**os.environ, "PACELINE_SECRET": SECRET}, stdout=log, stderr=log)
         _await(self)
+        self._ask(messages.StartGroup("a", 7, (("w", 4),), 100, 1, (0, 0), None, None, WEIGHTS), messages.Parameters)
 
-    def check(self) -> None:
+    def _ask(self, question: messages.Message, expected: type[M]) -> M:
         channel = Channel(self.call())
         channel.set_timeout(10)
-        channel.send(messages.GroupHeartbeat("a", False))
-        channel.receive(messages.HeartbeatReply)
+        channel.send(question)
+        reply = channel.receive(expected)
         channel.close()
+        return reply
+
+    def check(self) -> None:
+        self._ask(messages.GroupHeartbeat("a", True), messages.HeartbeatReply)
+        held = self._ask(messages.FetchParameters("a"), messages.Parameters)
+        assert (held.version, bytes(held.data)) == (0, WEIGHTS), "nobody has changed the parameters"
+        assert self._ask(messages.FactsQuery("a"), messages.Facts).groups == 1, "the group still takes part"
         assert self.process.poll() is None
 
     def close(self) -> None:
@@ -372,4 +382,49 @@ def test_silence_and_half_a_frame_after_the_login_do_not_hold_up_others(subject:
     subject.check()
     for own in callers:
         own.close()
+    subject.check()
+
+
+PEER = {"id": "rank1-b", "rank": 1, "address": "127.0.0.1", "port": 1}
+HELLO = {"kind": "hello", "peer": PEER, "view": 0, "ballots": []}
+BALLOT = {"number": 1, "leader": "rank0-a", "size": 2, "peers": [], "established": True, "fresh": True}
+PUSH = {"kind": "push", "group": "a", "session": 7, "sequence": 1, "base": 0, "samples": 10, "packing": "none",
+        "data": 16, "wanted": 0, "status": None}  # fmt: skip
+LEASE = {"kind": "lease-request", "group": "a", "session": 7, "sequence": 1, "size": 10, "status": None}
+RETUNE = {"kind": "retune", "group": "a", "local_steps": 4, "quorum": 1, "merge_at": None}
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a version that no float holds": {**PUSH, "base": -(10**400)},
+    "a version before the first": {**PUSH, "base": -1},
+    "samples that no float holds": {**PUSH, "samples": 10**400},
+    "fewer samples than one": {**PUSH, "samples": 0},
+    "an exchange before the first": {**PUSH, "sequence": 0},
+    "fewer numbers": {**PUSH, "data": 12},
+    "half numbers": {**PUSH, "data": 15},
+    "another type of numbers": {**PUSH, "packing": "half"},
+    "numbers that say how many they are": {**PUSH, "packing": "int8"},
+    "samples in another group's name": {**LEASE, "group": "b"},
+    "an end in another group's name": {"kind": "leave", "group": "b"},
+    "a beat in another group's name": {"kind": "group-heartbeat", "group": "b", "busy": True},
+    "the last of all leases": {**LEASE, "sequence": 2**60},
+    "no samples": {**LEASE, "size": -3},
+    "rounds of nobody": {**RETUNE, "quorum": 0},
+    "no steps": {**RETUNE, "local_steps": -1},
+    "a view of nobody": {**HELLO, "ballots": [BALLOT]},
+    "more peers than ranks": {**HELLO, "ballots": [{**BALLOT, "size": 1, "peers": [PEER, PEER]}]},
+    "the last of all views": {**HELLO, "view": 2**60},
+    "a view of 4,300 digits": {**HELLO, "view": 10**4299},
+    "another's name": {**HELLO, "peer": {**PEER, "id": "rank0-a"}},
+    "an unknown field": {**HELLO, "peer": {**PEER, "Rank": 1}},
+    "a list for a table": {**HELLO, "peer": list(PEER.values())},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_no_honest_peer_says_ends_its_connection_and_changes_nothing(subject: Subject, name: str) -> None:
+    content = HOSTILE[name]
+    own = subject.call()
+    own.send(json.dumps(content).encode(), bytes(content.get("data", 0)))
+    with pytest.raises(ConnectionError):
+        own.receive(timeout=20)
+    own.close()
     subject.check()

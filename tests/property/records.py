@@ -50,9 +50,11 @@ NCCL = """# nThread 1 nGpus 4 minBytes 8 maxBytes 1073741824 step: 2(factor) war
 OPERATIONS = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mb_id,gmc\n" + "".join(
     f"0,{stage},{stage},{step},{kind},{step + at + stage / 10},0.05,{number},0,{stage}\n"
     for step in range(3)
-    for stage in range(2)
-    for number, (kind, at) in enumerate((("forward-compute", 0.0), ("backward-compute", 0.3), ("grads-sync", 0.6)))
-)
+    for stage, moved in enumerate(((("forward-send", 0.05), ("backward-recv", 0.25)),
+                                   (("forward-recv", -0.05), ("backward-send", 0.15))))
+    for number, (kind, at) in enumerate((("forward-compute", 0.0), ("backward-compute", 0.3 - stage / 5),
+                                         ("grads-sync", 0.6), *moved))
+)  # fmt: skip
 
 
 def logs(folder: Path) -> list[bytes]:
@@ -63,7 +65,8 @@ def logs(folder: Path) -> list[bytes]:
 def nccl_json(folder: Path) -> list[bytes]:
     """As `-J` writes it."""
     column = {"time": 35.1, "alg_bw": 29.9, "bus_bw": 44.8, "nwrong": 0}
-    rows = [{"size": size, "out_of_place": column, "in_place": column} for size in (1024, 1 << 20)]
+    small = {"time": 20.5, "alg_bw": 0.05, "bus_bw": 0.07, "nwrong": 0}
+    rows = [{"size": size, "out_of_place": one, "in_place": one} for size, one in ((1024, small), (1 << 20, column))]
     devices = [{"rank": rank, "hostname": "host1", "device_info": "A100"} for rank in range(4)]
     config = {"nthreads": 1, "ngpus": 1, "devices": devices}
     return [json.dumps({"nccl_version": "2.27", "test": "all_reduce_perf", "config": config, "results": rows}).encode()]

@@ -247,7 +247,7 @@ class SecureConnection:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._reset = isinstance(error, BrokenPipeError | ConnectionResetError)
+            self._reset = isinstance(error, (BrokenPipeError, ConnectionResetError))
             self._break(f"the peer is gone: {error}")
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from paceline.bench.environments import CACHES, cache_folders, clear_cache
 from paceline.cli.options import json_option
 from paceline.errors import InputError, UnknownName
+from paceline.measurements.store import Store
 from paceline.report.terminal import emit, say
 from paceline.report.terminal.records import show_caches
 
@@ -37,7 +37,7 @@ def command(names: tuple[str, ...], everything: bool, store: Path | None, yes: b
     for name in names:
         if name not in CACHES:
             raise UnknownName("cache", name, CACHES)
-    if store is not None and not (store / "runs").is_dir():
+    if store is not None and not Store(store).exists:
         raise InputError(
             f"{store} is no store of runs", hint="--store needs the directory that `paceline run` wrote to"
         )
@@ -51,7 +51,7 @@ def command(names: tuple[str, ...], everything: bool, store: Path | None, yes: b
     for folder in chosen:
         clear_cache(folder)
     if store is not None:
-        shutil.rmtree(store)
+        Store(store).remove()
     if as_json:
         plain = [{**vars(folder), "path": str(folder.path)} for folder in folders]
         emit({"caches": plain, "removed": [str(path) for path in paths]}, "clean")

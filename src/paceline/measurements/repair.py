@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import StoreError
 from paceline.files import atomic_write
 from paceline.measurements.integrity import SUMS, Damage, DamagedData, NewerData, write_sums
 from paceline.measurements.run import Run
@@ -71,6 +72,14 @@ def _documents(store: Store, runs: list[Run]) -> list[Path]:
 
 def repair_store(store: Store) -> list[Repair]:
     """Move damaged data aside, rebuild the documents of campaigns from their runs, add missing checksums."""
+    try:
+        return _repaired(store)
+    except OSError as error:
+        what = f"cannot repair {store.root}: {error.filename}: {error.strerror or error}"
+        raise StoreError(what, hint="what was repaired before is done; make room, or the store writable") from error
+
+
+def _repaired(store: Store) -> list[Repair]:
     found = inspect_store(store)
     runs: dict[str, list[Run]] = defaultdict(list)
     for run in found.runs:
@@ -90,7 +99,9 @@ def repair_store(store: Store) -> list[Repair]:
 def _moved_aside(store: Store, path: Path, damage: Damage) -> Iterator[Repair]:
     if not (path.exists() or path.is_symlink()):
         return
-    aside = store.root / "damaged"
+    aside = store.aside
+    if aside.is_symlink():  # nothing leaves the store
+        raise StoreError(f"{aside} is a symbolic link, expected a folder", hint="remove the link")
     aside.mkdir(exist_ok=True)
     names = (f"{path.name}{f'.{number}' if number else ''}" for number in range(10**6))
     target = next(aside / name for name in names if not ((aside / name).exists() or (aside / name).is_symlink()))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -80,6 +81,8 @@ class Store:
         self.damaged: dict[str, Damage] = {}
         """What reading found damaged so far, by run or campaign."""
         self._tmp = root / "tmp"
+        self.aside = root / "damaged"
+        """Where `repair` moves what cannot be read."""
         self._loaded: dict[str, StoredRun] = {}
         """Runs that were read; a stored run never changes."""
 
@@ -176,6 +179,25 @@ class Store:
     def clean(self) -> int:
         """Remove incomplete runs of processes of this host that no longer run; return their number."""
         return remove_abandoned(self._tmp) + remove_abandoned(self.campaigns)
+
+    @property
+    def exists(self) -> bool:
+        """Whether runs were stored here; other programs have folders of `runs`, too, but none of campaigns."""
+        return self.runs.is_dir() and self.campaigns.is_dir()
+
+    def remove(self) -> None:
+        """Remove all that a store has, and its folder if nothing else is in it."""
+        try:
+            for part in (self.runs, self.campaigns, self._tmp, self.aside):
+                if part.is_dir() and not part.is_symlink():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # files of somebody else, or a link
+                self.root.rmdir()
+        except OSError as error:
+            raise StoreError(f"cannot remove {self.root}: {error.strerror or error}",
+                             hint="remove what is left by hand") from error  # fmt: skip
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

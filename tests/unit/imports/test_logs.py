@@ -113,3 +113,17 @@ def test_a_log_says_where_its_steps_were_started(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(HEAD + titan(1, 4) + titan(2, 6, minute=30))
     assert [(step.step, step.start) for step in read_log(path).steps] == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 1)]
+
+
+@pytest.mark.parametrize(("given", "wrong"), [
+    (MEGATRON.replace("1147.6", "1147,6"), "1147,6"),
+    (titan(1, 4, facts="tps: 4.096  mfu: 25,00%"), "25,00"),
+    ("".join(f" 10%|#   | {n}/100 [00:0{n}<03:00,  1,90s/it]\n" for n in range(1, 5)), "1,90"),
+])  # fmt: skip
+def test_a_decimal_comma_is_refused_and_thousands_are_read(tmp_path: Path, given: str, wrong: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(given)
+    with pytest.raises(InputError, match=rf"train\.log: the number {wrong} in .* has a decimal comma"):
+        read_log(path)
+    path.write_text(HEAD + titan(1, 4, facts="tps: 1,234,096.5,  mfu: 25.00%"))
+    assert [step.tokens_per_s for step in read_log(path).steps] == [1234096.5] * 3

@@ -379,3 +379,20 @@ def test_a_log_is_known_by_its_first_lines(tmp_path: Path) -> None:
     assert not looks_like_log(path)
     path.write_text("hello\n")
     assert not looks_like_log(path)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_times_and_bandwidths_of_nccl_tests_that_contradict_each_other_are_refused(
+    tmp_path: Path, factor: float
+) -> None:
+    """Times in milliseconds or nanoseconds: the bandwidth of the buffer says that they are no microseconds."""
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text(NCCL_TEXT.replace(" 70.00 ", f" {70 * factor:.6f} "))
+    with pytest.raises(InputError, match=r"16777216 bytes in .* us are .* GB/s, stated are 239.67"):
+        read_nccl_tests(path)
+    column = {"time": 70.0 * factor, "alg_bw": 239.67, "bus_bw": 239.67, "nwrong": 0}
+    devices = [{"rank": rank, "hostname": "a"} for rank in (0, 1)]
+    path.write_text(json.dumps({"config": {"devices": devices}, "nccl_version": 1,
+                                "results": [{"size": 16777216, "out_of_place": column}]}))  # fmt: skip
+    with pytest.raises(InputError, match="microseconds"):
+        read_nccl_tests(path)

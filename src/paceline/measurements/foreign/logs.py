@@ -6,7 +6,6 @@ seconds from tokens per step and tokens per second, or from the times of the lin
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,8 @@ MOST_FIGURE = 1e15
 RANK = re.compile(r"\[(?:rank|default)?(\d{1,6})\]:")
 MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?\d+)?)"
+THOUSANDS = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+),?(?:[eE][-+]?\d+)?")
+"""Commas as a number may have them; another one is a decimal comma, which says something else."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,19 @@ class TrainingLog:
 Reader = Callable[[str], LoggedStep | None]
 
 
+class _DecimalComma(Exception):
+    """A number whose comma does not stand before three digits."""
+
+
 def _number(pattern: str) -> Callable[[str], float | None]:
     compiled = re.compile(pattern)
 
     def read(line: str) -> float | None:
         found = compiled.search(line)
-        value = float(found.group(1).replace(",", "")) if found else math.inf
+        given = found.group(1) if found else "inf"
+        if "," in given and not THOUSANDS.fullmatch(given):
+            raise _DecimalComma(given[:40])
+        value = float(given.replace(",", ""))
         return value if value < MOST_FIGURE else None
 
     return read
@@ -182,7 +190,7 @@ def looks_like_log(path: Path) -> bool:
     for number, line in enumerate(_lines(path)):
         if number > 20_000:
             return False
-        if METRICS.match(line) or any(reader(line) for reader in LOG_FORMS.values()):
+        if METRICS.match(line) or any(_step_in(path, line, form) for form in LOG_FORMS):
             return True
     return False
 
@@ -194,7 +202,7 @@ def read_log(path: Path) -> TrainingLog:
         is_head = _note_facts(line, facts)
         metrics += METRICS.match(line) is not None
         for name in [form] if form else LOG_FORMS:
-            found = LOG_FORMS[name](line)
+            found = _step_in(path, line, name)
             if found is not None:
                 form, rank = name, RANK.search(line)
                 steps.append(replace(found, rank=int(rank.group(1)) if rank else None, at_s=_moment(line)))
@@ -231,6 +239,15 @@ def _lines(path: Path) -> Iterator[str]:
             yield ESCAPES.sub("", rest[:LONGEST].decode("utf-8", errors="replace"))
         except BROKEN as error:
             raise InputError(f"{path} is truncated or damaged: {error}", hint="copy the log again") from None
+
+
+def _step_in(path: Path, line: str, form: str) -> LoggedStep | None:
+    """What a line says of a step, if it is of this form."""
+    try:
+        return LOG_FORMS[form](line)
+    except _DecimalComma as error:
+        what = f"{path}: the number {error} in {line.strip()[:80]!r} has a decimal comma"
+        raise InputError(what, hint="write numbers with a point: LC_ALL=C") from None
 
 
 def _note_facts(line: str, facts: dict[str, int]) -> bool:

@@ -156,8 +156,13 @@ def reason_of(error: Exception) -> str:
     return str(error)[:120] or type(error).__name__
 
 
-def _row(size: Any, micros: Any, bus: Any, wrong: Any) -> TestedSize:
+def _row(size: Any, micros: Any, bus: Any, wrong: Any, *, buffer: Any = None) -> TestedSize:
+    """A row; `buffer`: the bandwidth of the buffer, which size and time have to give."""
     seconds, bandwidth = float(micros) / 1e6, float(bus) * 1e9
+    stated = float(buffer) * 1e9 if buffer is not None else 0.0
+    if stated >= 1e9 and seconds > 0 and not 0.8 < int(size) / seconds / stated < 1.25:
+        raise ValueError(f"{size} bytes in {micros} us are {int(size) / seconds / 1e9:.3g} GB/s, stated are {buffer}: "
+                         "time in microseconds and bandwidth in GB/s are expected")  # fmt: skip
     missed = 0 if wrong in (None, "N/A") else int(float(wrong))
     sound = all(math.isfinite(number) and number >= 0 for number in (seconds, bandwidth, missed))
     if isinstance(size, bool) or not (sound and 0 <= int(size) < 2**63):
@@ -177,8 +182,9 @@ def _from_text(text: str) -> _Found:
             places.append((int(place[1]), int(place[2] or 0), place[3], place[4]))
         elif columns and words and words[0].isdigit() and len(words) > columns.index("busbw"):
             cells = dict(zip(reversed(columns[: len(words)]), reversed(words[: len(columns)]), strict=False))
+            buffer = cells["algbw"] if "time" in cells else None  # the time of the processor is another one
             if int(words[0]) and (row := _row(words[0], cells.get("time", cells.get("cputime")), cells["busbw"],
-                                              cells.get("#wrong"))).seconds:  # fmt: skip
+                                              cells.get("#wrong"), buffer=buffer)).seconds:  # fmt: skip
                 rows.append(row)
                 factors += [float(cells["busbw"]) / float(cells["algbw"])] if float(cells["algbw"]) > 1 else []
                 reduces = cells.get("redop", "none") != "none" and cells.get("root", "-1") == "-1"
@@ -202,7 +208,8 @@ def _from_json(document: dict[str, Any]) -> _Found:
         column = item.get("out_of_place") or item.get("in_place") or {}
         micros = column.get("time", column.get("cpu_time"))
         if int(item["size"]) and micros:
-            rows.append(_row(item["size"], micros, column["bus_bw"], column.get("nwrong")))
+            buffer = column.get("alg_bw") if "time" in column else None
+            rows.append(_row(item["size"], micros, column["bus_bw"], column.get("nwrong"), buffer=buffer))
     places = [(int(item.get("rank", number)), int(item.get("group", 0)), str(item.get("hostname", "")),
                str(item.get("device_info", ""))) for number, item in enumerate(devices)]  # fmt: skip
     each = max(1, int(config.get("nthreads", 1))) * max(1, int(config.get("ngpus", 1)))

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from paceline.channel.frames import PeerClosed
 from paceline.runtime.members.channel import Channel, Endpoint, in_background
 from paceline.runtime.members.link import MemberLink
-from paceline.runtime.members.view import Peer, Timeouts, View
+from paceline.runtime.members.view import MOST_VIEWS, Peer, Timeouts, View
 from paceline.runtime.protocol import messages
-from paceline.runtime.protocol.codec import accepted_by
+from paceline.runtime.protocol.codec import ProtocolError, accepted_by
 from paceline.runtime.protocol.leading import Action, Drop, Formed, Leading, Probe, Send
 from paceline.runtime.protocol.quorum import Memory
 from paceline.runtime.protocol.states import Event
@@ -68,6 +68,8 @@ class Leader:
 
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
         """Take in an authenticated caller."""
+        if not 0 <= hello.view <= MOST_VIEWS:
+            raise ProtocolError(f"{hello.peer.id} was in view {str(hello.view)[:40]}, expected 0 to {MOST_VIEWS}")
         link = MemberLink(channel)
         # The join is queued before the thread that listens starts: what the follower says comes after it.
         self._events.put(lambda: self._join(hello, link))

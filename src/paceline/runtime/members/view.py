@@ -8,10 +8,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import InputError
 from paceline.files import atomic_write, read_regular
 
 __all__ = [
     "HELD",
+    "MOST_VIEWS",
     "Ballot",
     "Peer",
     "Report",
@@ -29,6 +31,8 @@ and a view of n ranks costs n messages of constant size."""
 
 MOST = 1 << 22
 """Bytes of a roster that are read: of the `HELD` endpoints that it has, and of whatever else stands in its place."""
+MOST_VIEWS = 1 << 48
+"""No job forms more; who says so is not believed, as all later views would have to be counted from there."""
 OVER = "over"
 """In place of a roster: training is over and nobody is left to be joined."""
 log = logging.getLogger("paceline.runtime")
@@ -127,6 +131,10 @@ class Ballot:
     """Whether the member knows that all others received the view as well, as it has exchanged tensors with them."""
     fresh: bool = False
     """Whether none of its members was in a view before, so that there is no common state that could be lost."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.number <= MOST_VIEWS and 1 <= len(self.peers) <= self.size):
+            raise InputError(f"a view {self.number} of {self.size} ranks cannot have {len(self.peers)} first peers")
 
     @property
     def name(self) -> tuple[int, str]:

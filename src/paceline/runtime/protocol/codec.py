@@ -23,6 +23,10 @@ PAYLOAD = "data"
 """The field that travels behind the JSON text; there it stands for the number of bytes."""
 
 
+MOST = (1 << 63) - 1
+"""Whole numbers beyond it are refused: Python computes with them, but floats, arrays and texts do not."""
+
+
 class ProtocolError(ConnectionError):
     """The peer sent what the protocol does not allow; only the connection to that peer ends."""
 
@@ -91,8 +95,10 @@ def from_plain(hint: Any, value: Any, where: str) -> Any:
 
 
 def _simple(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and type(value) in (int, float):
+    if hint is float and (type(value) is float or (type(value) is int and -MOST <= value <= MOST)):
         return float(value)
+    if hint is int and type(value) is int and not -MOST <= value <= MOST:
+        raise ProtocolError(f"{where} has {value.bit_length()} bits, expected 63 at most")
     if hint in (int, str, bool) and type(value) is hint:  # `type`, since True is an int for isinstance
         return value
     if hint is bytes and isinstance(value, str):

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.errors import StoreError
-from paceline.files import sync
+from paceline.files import read_regular, sync
 
 __all__ = ["DAMAGED", "SHARD_RESTARTS", "Disk", "FileDisk", "Journal", "Part"]
 
@@ -83,8 +83,14 @@ class FileDisk:
         """Files whose entry in the folder is on disk."""
 
     def read(self, side: int) -> bytes:
-        """A whole file."""
-        return self._paths[side].read_bytes() if self._paths[side].exists() else b""
+        """A whole file; whatever else stands in its place is an error."""
+        try:
+            return read_regular(self._paths[side])
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"{self._paths[side]} cannot be read: {error.strerror}",
+                             hint="a journal is a file in the folder of its job") from error  # fmt: skip
 
     def write(self, side: int, at: int, parts: Sequence[Part]) -> None:
         """Write in place; the file grows by more than it needs."""
@@ -107,7 +113,7 @@ class FileDisk:
 
     def _handle(self, side: int) -> int:
         if side not in self._handles:
-            self._handles[side] = os.open(self._paths[side], os.O_RDWR | os.O_CREAT, 0o600)
+            self._handles[side] = os.open(self._paths[side], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             weakref.finalize(self, os.close, self._handles[side])
         return self._handles[side]
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -65,6 +66,8 @@ class StalenessRule:
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise InputError(f"the staleness rule is {self.name!r}, expected one of {', '.join(RULES)}")
+        if not math.isfinite(self.compensation):
+            raise InputError(f"compensation is {self.compensation}, expected a finite number")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class OuterOptimizer:
     """Of Nesterov; 0 is none."""
     delay: int = 1
     """Updates between two changes of the momentum; 1 is plain Nesterov."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and math.isfinite(self.momentum) and self.delay >= 1):
+            raise InputError(f"{self}: expected finite numbers, and a delay of 1 or more")
 
 
 @dataclass

@@ -23,8 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paceline import variables
 from paceline.errors import StoreError
 from paceline.runtime.members.channel import Channel, in_background, login_of, message_listener
@@ -33,7 +31,8 @@ from paceline.runtime.protocol.codec import ProtocolError, accepted_by
 from paceline.runtime.protocol.states import GROUP_TABLE, Event, GroupState, next_state
 from paceline.runtime.syncer.journal import DAMAGED, FileDisk, Journal
 from paceline.runtime.syncer.leases import GroupStatus, Leases
-from paceline.runtime.syncer.packing import Packing, pack_numbers, unpack_numbers
+from paceline.runtime.syncer.packing import Packing, pack_numbers
+from paceline.runtime.syncer.requests import check_request, request_numbers
 from paceline.runtime.syncer.rounds import Array, Arrival, RoundPolicy, ShardState, saved_or_exit
 
 __all__ = ["SyncerShard", "main"]
@@ -112,7 +111,8 @@ class SyncerShard:
                 assert isinstance(message, messages.GroupMessage)
                 # Unpacked before the lock is taken, and on disk after it is released: groups that arrive together do
                 # so side by side, and the answer travels while the disk writes, all but its end.
-                reply = self._carry_out(message, _payload_numbers(message))
+                check_request(message, channel.peer)
+                reply = self._carry_out(message, request_numbers(message))
                 beats = isinstance(reply, messages.HeartbeatReply)
                 channel.answer(message, reply, hold=None if beats else self._keep)
         except ProtocolError as error:
@@ -172,13 +172,13 @@ class SyncerShard:
     def _start(self, message: messages.StartGroup, theta: Array) -> messages.Message:
         """A group begins; if it did before, all of its processes failed, and what it had is leased again."""
         group = message.group
-        sessions = self._sessions.setdefault(group, [])
+        sessions = self._sessions.get(group, [])
         if message.session in sessions:
             latest = sessions[-1] == message.session
             return self._parameters() if latest else messages.StartRefused("it has begun anew since")
         if why := self._unlike(message, theta):
             return messages.StartRefused(why)
-        sessions.append(message.session)
+        self._sessions[group] = [*sessions, message.session]
         self._shard.start(theta, message.staleness, message.outer)
         if self._leases is not None:
             done = self._shard.settled(group, self._leases.sequence_of(group))
@@ -359,17 +359,6 @@ class SyncerShard:
         recent = self._shard.staleness[-REPORTED:]
         mean = sum(recent) / len(recent) if recent else 0.0
         return messages.Facts(self._shard.version, self._shard.dropped, self._num_active, mean, max(recent, default=0))
-
-
-def _payload_numbers(message: messages.GroupMessage) -> Array:
-    """The numbers that come with a message; none if it has no payload."""
-    if not isinstance(message, messages.StartGroup | messages.Push):
-        return np.zeros(0)
-    packing = message.packing if isinstance(message, messages.Push) else "none"
-    try:
-        return unpack_numbers(message.data, packing)
-    except (ValueError, IndexError) as error:
-        raise ProtocolError(f"a payload of {len(message.data)} bytes does not hold numbers: {error}") from error
 
 
 def main() -> None:

@@ -12,14 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.runtime.members.view import Ballot, Peer
 from paceline.runtime.protocol.codec import ProtocolError, decode_message, encode_message, from_plain
 from paceline.runtime.protocol.messages import KINDS, Hello, LeaseReply, Message, Push, Ready, StartGroup
+from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
-PLAIN = {int: st.integers(), float: st.floats(allow_nan=False), str: st.text(), bool: st.booleans()}
+WHOLE = st.integers(-(2**63) + 1, 2**63 - 1)
+PLAIN = {int: WHOLE, float: st.floats(allow_nan=False), str: st.text(), bool: st.booleans()}
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
@@ -42,7 +46,20 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 def instances(cls: Any) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{field.name: values(hints[field.name]) for field in dataclasses.fields(cls)})
+    fields = {field.name: values(hints[field.name]) for field in dataclasses.fields(cls)}
+    return st.builds(cls, **{**fields, **BOUNDED.get(cls, {})})
+
+
+BOUNDED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
+    StalenessRule: {"compensation": FINITE},
+    OuterOptimizer: {"rate": FINITE, "momentum": FINITE, "delay": st.integers(1, 9)},
+}
+"""Fields that have bounds beside their type."""
+BOUNDED[Ballot] = {
+    "number": st.integers(0, 2**48),
+    "size": st.integers(3, 9),
+    "peers": st.lists(instances(Peer), min_size=1, max_size=3).map(tuple),
+}
 
 
 def over_the_wire(message: Message) -> Message:
@@ -153,3 +170,23 @@ def test_whole_numbers_are_times_too() -> None:
     assert from_plain(float, 3, "seconds") == 3.0
     with pytest.raises(ProtocolError, match="seconds"):
         from_plain(float, True, "seconds")
+
+
+@pytest.mark.parametrize("wrong", [
+    {"rate": float("nan")}, {"momentum": float("inf")}, {"delay": 0}, {"delay": -1}, {"delay": 2**63},
+], ids=str)  # fmt: skip
+def test_an_optimiser_with_which_no_round_could_be_completed_is_refused(wrong: dict[str, Any]) -> None:
+    usual = {"rate": 1.0, "momentum": 0.9, "delay": 1}
+    content = {"kind": "start", "group": "a", "session": 1, "layout": [], "num_samples": 1, "epochs": 1,
+               "begin": [0, 0], "staleness": None, "data": 0, "outer": usual}  # fmt: skip
+    assert isinstance(decode_message(json.dumps(content).encode()), StartGroup)
+    with pytest.raises(ProtocolError):
+        decode_message(json.dumps({**content, "outer": {**usual, **wrong}}).encode())
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 10**400])
+def test_numbers_that_no_array_holds_are_refused(number: int) -> None:
+    for hint in (int, float):
+        with pytest.raises(ProtocolError):
+            from_plain(hint, number, "a field")
+    assert from_plain(int, 2**63 - 1, "a field") == 2**63 - 1

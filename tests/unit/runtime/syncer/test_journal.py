@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -283,3 +284,18 @@ def test_what_an_earlier_process_wrote_is_synchronised_before_it_is_answered() -
 def served(folder: Path) -> SyncerShard:
     state = ShardState(RoundPolicy(groups=1))
     return SyncerShard(state, groups=1, heartbeat_timeout=10.0, journal=Journal(FileDisk(folder / "journal")))
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "link", "link to nowhere"])
+def test_what_is_no_file_in_place_of_a_journal_is_one_error_at_once(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "shard-0.journal", tmp_path / "other"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        other.write_bytes(b"") if kind == "link" else None
+        path.symlink_to(other)
+    with pytest.raises(StoreError, match=r"shard-0\.journal cannot be read"):
+        Journal(FileDisk(path))
+    assert other.exists() == (kind == "link")
