@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline import variables
 from paceline.errors import InputError
@@ -33,6 +32,7 @@ from paceline.runtime.members.rendezvous import LaunchContext, launch_context, m
 from paceline.runtime.samples import Position, advance, even_part, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
+from paceline.runtime.syncer.held import gather_numbers, spread_numbers
 from paceline.runtime.training import Training
 
 __all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGroups", "start_of"]
@@ -89,14 +89,9 @@ class OneGroup:
     def entered(self) -> None:
         """A view of the group has started; there is no syncer to notify."""
 
-    def prepare(self, seconds: float | None = None) -> GroupMode:
-        """Have samples for the next step, which are always there; the mode to go on with.
-
-        After a step that took `seconds` the pilot may split the group.
-        """
+    def look(self, seconds: float) -> GroupMode:
+        """After a step that took `seconds` the pilot may split the group; the mode to go on with."""
         job = self._job
-        if seconds is None:
-            return self
         may_split = job.limits.steps is None and job.training.may_be_divided
         choice = job.pilot.look(job.group.session, seconds, step=job.training.position.step, may_split=may_split)
         if choice is None:
@@ -107,6 +102,13 @@ class OneGroup:
         mode = SyncedGroups(job, client)
         job.group.move(member)
         return mode
+
+    def prepare(self) -> None:
+        """Have samples for the next step, which are always there."""
+
+    def take(self) -> GroupMode:
+        """Nothing was fetched."""
+        return self
 
     def finished(self) -> bool:
         """Whether the limits are reached."""
@@ -142,6 +144,9 @@ class SyncedGroups:
         self._job, self._client = job, client
         self._listener: Listener | None = None
         """Where all groups are to meet as one, if this process opened it."""
+        self._fetched: tuple[Tensor, Tensor] | None = None
+        """An exchange that this rank has the answer of and has not taken."""
+        client.begin_anew()
         job.training.share_with((client,), global_batch=client.batch)
 
     @property
@@ -157,26 +162,35 @@ class SyncedGroups:
 
     def entered(self) -> None:
         """The group's first rank speaks with the syncer, whoever that is now."""
+        self._fetched = None
         self._client.speak(speaks=self._job.group.session.rank == 0)
 
-    def prepare(self, seconds: float | None = None) -> GroupMode:
-        """When a lease is used up, the group's first rank speaks with the syncer and tells the others."""
-        client, training, session = self._client, self._job.training, self._job.group.session
-        if client.over or (client.sequence > 0 and training.position.cursor < client.end):
-            return self
-        if session.rank == 0:
-            # The parameters change before the other ranks know of it: if this rank fails in between, the mark keeps
-            # its state from being taken for theirs.
-            training.changed(session.view.number, f"speaking:{secrets.token_hex(4)}")
-            self._speak()
-            self._take_lease()
-        header, theta = client.header(), client.base.clone()
+    def look(self, seconds: float) -> GroupMode:
+        """Whether other groups would be better is asked with each exchange."""
+        return self
+
+    def prepare(self) -> None:
+        """When a lease is used up, the group's first rank speaks with the syncer and tells the others.
+
+        Nothing is changed: the exchange can be repeated until `take`.
+        """
+        client, session = self._client, self._job.group.session
+        if client.over or (client.sequence > 0 and self._job.training.position.cursor < client.end):
+            return
+        speaker = next(unit for unit in session.units if 0 in unit)
+        mine = gather_numbers(client.held, client.handed_in(), session.wire, speaker)
+        header, theta = (client.header(), None) if mine is None else self._speak(mine)
         session.wire.broadcast(header, 0)
-        session.wire.broadcast(theta, 0)
-        if session.rank != 0:
-            client.follow(header, theta)
-            self._take_lease()
-        view = session.view
+        self._fetched = header, spread_numbers(client.held, theta, session.wire)
+
+    def take(self) -> GroupMode:
+        """Go on with what was fetched; the ranks of a sharded unit do so together, or not at all."""
+        if self._fetched is None:
+            return self
+        client, training, view = self._client, self._job.training, self._job.group.session.view
+        client.take(*self._fetched)
+        self._fetched = None
+        training.position = Position(training.position.step, client.epoch, client.begin)
         training.changed(view.number, f"{view.number}:{view.leader.id}:round {client.sequence}")
         mode = self._merge() if client.over and self._job.pilot.regroups else self
         self._job.group.last_end = time.perf_counter()
@@ -209,19 +223,20 @@ class SyncedGroups:
         self._job.group.leave()
         self._client.leave()
 
-    def _speak(self) -> None:
+    def _speak(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """One exchange with the syncer; the first group also hears what the others say, and may call all together."""
         job, client, position = self._job, self._client, self._job.training.position
         status = job.pilot.status(job.group.session, client.seconds)
-        begin = (position.epoch, position.cursor)
-        client.exchange(num_samples=job.num_samples, epochs=job.limits.epochs or 0, begin=begin, status=status)
-        if not client.over and self._listener is None:
+        header, theta = client.exchange(
+            numbers,
+            num_samples=job.num_samples,
+            epochs=job.limits.epochs or 0,
+            begin=(position.epoch, position.cursor),
+            status=status,
+        )
+        if not client.is_over(header) and self._listener is None:
             self._listener = job.pilot.retune(client, job.group.member.peer.address)
-
-    def _take_lease(self) -> None:
-        """Go on with the samples of the new lease."""
-        client, training = self._client, self._job.training
-        training.position = Position(training.position.step, client.epoch, client.begin)
+        return header, theta
 
     def _merge(self) -> GroupMode:
         """Go on as one group, if that is why no samples are left."""
@@ -242,9 +257,9 @@ class SyncedGroups:
 
 
 GroupMode: TypeAlias = OneGroup | SyncedGroups
-"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare` and `finished`;
-`decided`, `next_size` and `after` for this step and those that come; `entered` after each change of the group, and
-`leave` at the end."""
+"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare`, `take` and
+`finished`, and `look` after it; `decided`, `next_size` and `after` for this step and those that come; `entered` after
+each change of the group, and `leave` at the end."""
 
 
 @dataclass(frozen=True)

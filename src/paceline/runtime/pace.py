@@ -110,8 +110,6 @@ class Pace:
         """Whether the loop calls `step`, so that a rank without samples can update by itself."""
         self._unsettled: float | None = None
         """Seconds of a committed step whose consequences are still to come."""
-        self._broken: Broken | None = None
-        """Why all ranks of a sharded unit change the view before their next step."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
 
@@ -272,6 +270,7 @@ class Pace:
         self._group.member.waiting()
         try:
             self._training.unit.together(self._prepare)
+            self._mode = self._mode.take()
         except Broken as error:
             self._recover(error)
             return
@@ -289,9 +288,9 @@ class Pace:
 
     def _prepare(self) -> None:
         """Have samples for the next step, if the view goes on."""
-        if self._broken is not None or self._group.member.interrupted.is_set():
-            raise self._broken or Broken("the group changes")
-        self._mode = self._mode.prepare()
+        if self._group.member.interrupted.is_set():
+            raise Broken("the group changes")
+        self._mode.prepare()
 
     def _passes(self, attempt: Attempt) -> Iterator[Batch]:
         """The batches of a step; a rank without samples gets some that do not count, as it has to update as well."""
@@ -375,22 +374,23 @@ class Pace:
         if self._unsettled is None:
             return
         seconds, self._unsettled = self._unsettled, None
-        session = self._group.session
         self._group.member.waiting()
         try:
-            session.after_commit()
-            # Twice, and kept in between: the first may change the groups, the second, which may break, is of the new.
-            self._mode = self._mode.prepare(seconds)
-            self._mode = self._mode.prepare()
+            self._training.unit.together(lambda: self._follow_up(seconds))
+            self._mode = self._mode.take()
             self._group.member.working(self.position.step)
         except Broken as error:
-            self._broken = error
-            if not self._training.unit.sharded:
-                self._recover(error)
+            self._recover(error)
+
+    def _follow_up(self, seconds: float) -> None:
+        self._group.session.after_commit()
+        # Kept at once: it may change the groups, and what comes then, which may break, is of the new ones.
+        self._mode = self._mode.look(seconds)
+        self._mode.prepare()
 
     def _recover(self, error: Broken) -> None:
         log.info("step %d is tried again: %s", self.position.step + 1, str(error).splitlines()[0][:160])
-        self._attempt, self._again, self._broken = None, True, None
+        self._attempt, self._again = None, True
         self._training.discard_gradients()
         self._group.recover(error)
         self._mode.entered()

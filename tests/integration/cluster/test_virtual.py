@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.bench.sites.virtual import VirtualLauncher
 from paceline.bench.virtual.hosts import state
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.hosts.throttle import group_for, join_group, remove_groups
@@ -55,6 +56,26 @@ def test_links_are_what_was_asked() -> None:
     (rate,) = measure_streams(up.layout, up.processes.hosts, [PAIR], seconds=1.0)
     assert rate == pytest.approx(1.25e7, rel=0.05)
     assert measure_trip(up.layout, up.processes.hosts, *PAIR) == pytest.approx(2e-3, rel=0.15)
+
+
+def test_a_borrowed_cluster_is_given_back_with_its_own_dilation() -> None:
+    cluster = equal_hosts(PAIR)
+    bring_up(cluster, name="mine", dilation=2.0)
+    with VirtualLauncher(dilation=1.0) as launcher:
+        with launcher.open(cluster, 2) as site:
+            assert site.rendezvous.facts["virtual_cluster"] == "mine"
+        assert opened("mine").layout.dilation == 1.0
+    up = opened("mine")
+    assert up.layout.dilation == 2.0
+    (rate,) = measure_streams(up.layout, up.processes.hosts, [PAIR], seconds=1.0)
+    assert rate == pytest.approx(RATE / 2, rel=0.1)
+
+
+def test_a_cluster_that_its_user_stops_meanwhile_is_not_given_back() -> None:
+    cluster = equal_hosts(PAIR)
+    up = bring_up(cluster, name="mine", dilation=2.0)
+    with VirtualLauncher(dilation=1.0) as launcher, launcher.open(cluster, 2):
+        take_down(up.home)
 
 
 def test_a_busy_moment_is_not_the_fault_of_the_links(monkeypatch: pytest.MonkeyPatch) -> None:

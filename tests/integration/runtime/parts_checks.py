@@ -39,7 +39,9 @@ from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.members import rendezvous
 from paceline.runtime.samples import Attempt, Position
+from paceline.runtime.syncer import held
 from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
+from paceline.runtime.syncer.held import HeldNumbers, gather_numbers, spread_numbers
 from paceline.runtime.syncer.leases import GroupStatus
 from paceline.runtime.training import Training
 
@@ -311,6 +313,33 @@ def check_columns_of_ranks_alone_sum_as_one_wire_does() -> None:
         reducer.close()
 
     on_ranks(2, work)
+
+
+def check_numbers_of_shards_travel_in_pieces() -> None:
+    """Three ranks: the first two hold parameters of 6 and 3 numbers by rows, the third holds them whole."""
+    spans = ([(0, 4), (6, 8)], [(4, 6), (8, 9)], [(0, 9)])
+
+    def work(wire: Wire) -> None:
+        numbers = HeldNumbers([nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3))])
+        numbers._spans, numbers.count = spans[wire.rank], sum(end - begin for begin, end in spans[wire.rank])
+        mine = torch.cat([torch.arange(float(begin), end) for begin, end in spans[wire.rank]])
+        whole = gather_numbers(numbers, mine if wire.rank < 2 else mine * 100, wire, speaker=[0, 1])
+        assert (whole is None) == (wire.rank > 0)
+        assert whole is None or whole.tolist() == list(range(9))
+        assert torch.equal(spread_numbers(numbers, None if whole is None else whole + 1, wire), mine + 1)
+        alone = gather_numbers(numbers, mine, wire, speaker=[0])
+        assert alone is (mine if wire.rank == 0 else None)
+
+    before, held.PIECE = held.PIECE, 4
+    try:
+        on_ranks(3, work)
+    finally:
+        held.PIECE = before
+    model = nn.Linear(2, 1)
+    numbers = HeldNumbers(list(model.parameters()))
+    numbers.write(torch.tensor([1.0, 2.0, 3.0]))
+    assert (model.weight.tolist(), model.bias.tolist()) == ([[1.0, 2.0]], [3.0])
+    assert numbers.numbers_of(numbers.tensors(numbers.read() + 1)).tolist() == [2.0, 3.0, 4.0]
 
 
 class Clock:
@@ -786,10 +815,14 @@ def check_a_group_of_several_is_told_of_its_syncer() -> None:
     assert (other.sequence, other.epoch, other.begin, other.end, other.over) == (3, 2, 10, 20, False)
     assert other.versions == [7, 8]
     assert torch.equal(other._owed, client._owed)
+    assert torch.equal(other.base, client.base)
     client.over = True
-    other.follow(client.header(), torch.tensor([1.0, 2.0]))
+    other.take(client.header(), torch.tensor([1.0, 2.0]))
     assert other.over
-    assert other.base.tolist() == other._parameters[0].flatten().tolist() == [1.0, 2.0]
+    assert other.base.tolist() == other.held.read().tolist() == [1.0, 2.0]
+    other.begin_anew()
+    assert (other.session, other.sequence, other.over) == (0, 0, False)
+    assert other.handed_in().tolist() == [1.0, 2.0], "a group begins with its parameters"
     wide = nn.Linear(2, 1, dtype=torch.float64)
     assert "float32" in refusal(lambda: SyncerClient(plain, wide, Settings(), global_batch=10))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.hosts.throttle import group_for, join_group
 from paceline.bench.virtual.layout import INTERFACE
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, check_machine, opened, reshape, take_down
-from paceline.errors import LaunchFailed
+from paceline.errors import InputError, LaunchFailed
 from paceline.spec.cluster import Cluster, Device, Placed
 from paceline.spec.study import Case
 
@@ -27,6 +28,7 @@ __all__ = ["VirtualLauncher", "VirtualSite"]
 
 FIRST_PORT, LAST_PORT = 20000, 40000
 _SLOWER = 2.5
+log = logging.getLogger("paceline.bench")
 
 
 class VirtualLauncher(Launcher):
@@ -41,6 +43,8 @@ class VirtualLauncher(Launcher):
         self._slowed: dict[str, float] = {}
         self._up: VirtualCluster | None = None
         self._borrowed: IO[str] | None = None
+        self._lent: tuple[str, float] = ("", 1.0)
+        """The cluster of the user, and the dilation that it had."""
         self._site: VirtualSite | None = None
         self._port = FIRST_PORT
 
@@ -94,7 +98,7 @@ class VirtualLauncher(Launcher):
             lock = (home / "in-use").open("a")
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._borrowed = lock
+                self._borrowed, self._lent = lock, (up.name, up.layout.dilation)
                 return up if up.layout.dilation == dilation else reshape(up, dilation=dilation)
             lock.close()
         return None
@@ -104,13 +108,27 @@ class VirtualLauncher(Launcher):
         self._slowed[workload.id] = self._slowed.get(workload.id, 1.0) * _SLOWER
 
     def close(self) -> None:
-        """Remove a cluster that was created here; release a cluster of the user."""
+        """Remove a cluster that was created here; give a cluster of the user back as it was."""
         up, self._up = self._up, None
         if self._borrowed is not None:
-            self._borrowed.close()
-            self._borrowed = None
+            borrowed, self._borrowed = self._borrowed, None
+            with contextlib.closing(borrowed):
+                _give_back(*self._lent)
         elif up is not None:
             take_down(up.home)
+
+
+def _give_back(name: str, dilation: float) -> None:
+    """Links of a cluster as the user had them; if the user has stopped it meanwhile, there is nothing to do."""
+    try:
+        up = opened(name)
+        if up.is_up and up.layout.dilation != dilation:
+            reshape(up, dilation=dilation)
+    except InputError:
+        return
+    except LaunchFailed as error:
+        # What was measured is good, and must not be lost: the user hears what is wrong with the cluster.
+        log.warning("virtual cluster %s may not be as it was: %s", name, error.message)
 
 
 class VirtualSite(Site):

@@ -138,7 +138,9 @@ def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
     if needs_delay(layout) and len(layout.seats) > 1:
         stop_delays(keeper=up.processes.keeper, hosts=up.processes.hosts)
         _delay_links(layout, up.processes)
-    changed = replace(up, layout=layout, checks=verify_links(layout, up.processes.hosts))
+    changed = replace(up, layout=layout, checks=())
+    _record(changed)  # before they are verified, which may fail: the links are what they are
+    changed = replace(changed, checks=verify_links(layout, up.processes.hosts))
     _record(changed)
     return changed
 

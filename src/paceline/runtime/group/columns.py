@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.runtime.group.reducer import NOTES, Reducer
-from paceline.runtime.group.shards import Unit, is_sharded, rows_of
+from paceline.runtime.group.shards import Unit, local_rows, rows_of
 from paceline.runtime.group.wire import Broken, Wire
 
 __all__ = ["ColumnReducer", "Columns", "columns_of", "complete_units"]
@@ -88,7 +88,7 @@ class _Piece:
     def grad(self) -> Tensor | None:
         """This part of the gradient."""
         gradient = self._parameter.grad
-        return None if gradient is None else _local(gradient).reshape(-1)[self._begin : self._end]
+        return None if gradient is None else local_rows(gradient).reshape(-1)[self._begin : self._end]
 
     @grad.setter
     def grad(self, total: Tensor | None) -> None:
@@ -96,11 +96,11 @@ class _Piece:
             self._parameter.grad = None
             return
         parameter, old = self._parameter, self._parameter.grad
-        if old is None or not _local(old).is_contiguous():
+        if old is None or not local_rows(old).is_contiguous():
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
             if old is not None:
                 parameter.grad.copy_(old)
-        _local(parameter.grad).view(-1)[self._begin : self._end] = total
+        local_rows(parameter.grad).view(-1)[self._begin : self._end] = total
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Any:
         """Called by FSDP2 in the middle of its backward pass, which has to end: a broken view is noted for later."""
@@ -113,10 +113,6 @@ class _Piece:
                 self._failed.append(error)
 
         return self._parameter.register_post_accumulate_grad_hook(guarded)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 class ColumnReducer:

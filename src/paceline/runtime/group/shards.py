@@ -33,7 +33,10 @@ __all__ = [
     "gather_whole",
     "is_sharded",
     "keep_own_rows",
+    "local_rows",
+    "own_rows",
     "rows_of",
+    "shard_like",
     "shard_mesh",
     "spread_rows",
     "unit_of",
@@ -190,20 +193,32 @@ def keep_own_rows(part: Any, state: dict[str, Any]) -> dict[str, Any]:
     if isinstance(part, torch.optim.Optimizer):
         held = [parameter for group in part.param_groups for parameter in group["params"]]
         rows = {
-            index: {name: _own_rows(value, held[int(index)]) for name, value in values.items()}
+            index: {name: own_rows(value, held[int(index)]) for name, value in values.items()}
             for index, values in state["state"].items()
         }
         return {**state, "state": rows}
     if isinstance(part, nn.Module):
         mine = part.state_dict()
-        return {name: _own_rows(value, mine.get(name)) for name, value in state.items()}
+        return {name: own_rows(value, mine.get(name)) for name, value in state.items()}
     return state
 
 
-def _own_rows(value: Any, like: Any) -> Any:
+def own_rows(value: Any, like: Any) -> Any:
+    """Of a whole tensor the shard that this rank holds, if what it is `like` is sharded."""
     if not is_sharded(like) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
     mesh = like.device_mesh
     begin, end = rows_of(len(value), mesh.size(), mesh.get_local_rank())
-    local = value[begin:end].clone().to(like.device)
-    return type(like).from_local(local, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return shard_like(value[begin:end].clone().to(like.device), like)
+
+
+def shard_like(local: Tensor, like: DTensor) -> DTensor:
+    """The rows of this rank as a part of a tensor that is sharded like another."""
+    how = {"run_check": False, "shape": like.shape, "stride": like.stride()}
+    shard: DTensor = type(like).from_local(local, like.device_mesh, like.placements, **how)
+    return shard
+
+
+def local_rows(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor

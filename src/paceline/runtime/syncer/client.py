@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline import variables
 from paceline.errors import InputError
-from paceline.runtime.group.shards import is_sharded
 from paceline.runtime.members.channel import Endpoint
 from paceline.runtime.protocol.messages import LeaseReply
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.connections import LeaseRevoked, ShardConnections, as_received
+from paceline.runtime.syncer.held import HeldNumbers
 from paceline.runtime.syncer.leases import GroupStatus
 
 __all__ = ["GroupMembership", "SyncerClient", "group_membership"]
@@ -71,15 +70,16 @@ class SyncerClient:
         self.where, self._packing = where, settings.compress
         self._rules = (settings.staleness, settings.outer)
         trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
-        self._parameters = [parameter for _, parameter in trained]
         self._layout = tuple((name, parameter.numel()) for name, parameter in trained)
-        if any(is_sharded(parameter) for parameter in self._parameters):
-            raise InputError(
-                "groups exchange whole models through a syncer, and this one is sharded",
-                hint="units of one group exchange the shards that they hold: start all ranks as one group",
-            )
-        if any(parameter.dtype != torch.float32 for parameter in self._parameters):
+        if any(parameter.dtype != torch.float32 for _, parameter in trained):
             raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
+        self.held = HeldNumbers([parameter for _, parameter in trained])
+        """What this rank holds of the parameters."""
+        if self.held.sharded and self._packing == "int8":
+            raise InputError(
+                "compress='int8' scales blocks of the whole model, of which this rank has shards",
+                hint="compress='half', or leave it out",
+            )
         self.batch = max(1, round(global_batch * where.share))
         self._connections: ShardConnections | None = None
         self.session = 0
@@ -87,8 +87,8 @@ class SyncerClient:
         self.sequence = 0
         """Number of the last exchange; 0 before the first."""
         self.versions: list[int] = [0] * len(where.shards)
-        self.base = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
-        """The common parameters of the last exchange."""
+        self.base = torch.zeros(self.held.count)
+        """The common parameters of the last exchange; what this rank holds of them."""
         self._owed = torch.zeros_like(self.base)
         """What packing has kept back of earlier progress."""
         self.epoch = self.begin = self.end = 0
@@ -117,45 +117,51 @@ class SyncerClient:
         """Tell all groups how to go on; with `merge_at`, as one group that meets there."""
         self._connected().retune(local_steps=local_steps, quorum=quorum, merge_at=merge_at)
 
+    def handed_in(self) -> Tensor:
+        """What this rank holds of what the next exchange begins with: parameters at first, then progress."""
+        return self._progress() if self.sequence else self.held.read()
+
     def exchange(
-        self, *, num_samples: int, epochs: int, begin: tuple[int, int] = (0, 0), status: GroupStatus | None = None
-    ) -> None:
-        """Hand in progress, take the common parameters and the next samples; on the rank that speaks for the group."""
+        self,
+        numbers: Tensor,
+        *,
+        num_samples: int,
+        epochs: int,
+        begin: tuple[int, int] = (0, 0),
+        status: GroupStatus | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Hand in all numbers, and ask for the next samples; on the rank that speaks for the group.
+
+        What `take` needs comes back, with the common parameters as a whole. Nothing is taken before all ranks have
+        it: if the group changes meanwhile, the exchange is repeated.
+        """
         connections, began = self._connected(), time.perf_counter()
-        number = self.sequence + 1
+        number, mine = self.sequence + 1, numbers.numpy()
         if self.sequence == 0:
-            mine = parameters_to_vector(self._parameters).detach().numpy()
-            theta, self.versions = connections.start(
+            theta, versions = connections.start(
                 mine, num_samples=num_samples, epochs=epochs, begin=begin, rules=self._rules, layout=self._layout
             )
-            self.session = connections.session
         else:
             try:
-                known = self.versions[0]
-                theta, self.versions = self._hand_in(connections, (self.batch * self.local_steps, status))
-                self.staleness = max(0, self.versions[0] - known - 1)
-                self._settle()
+                theta, versions = self._hand_in(connections, mine, (self.batch * self.local_steps, status))
+                self.staleness = max(0, versions[0] - self.versions[0] - 1)
             except LeaseRevoked:
                 log.warning("this group was declared failed; other groups have its samples")
                 # The number that was rejected is not used again, as what was sent with it may still arrive; the next
                 # one is left out, so that whoever counts samples sees that this lease was not handed in.
-                theta, self.versions = connections.come_back()
+                theta, versions = connections.come_back()
                 number += 1
         self.seconds = time.perf_counter() - began - connections.waited
-        self._take(torch.from_numpy(theta))
         lease = connections.lease(number, self.batch * self.local_steps, status)
-        # The number counts only now: a rank that repeats the exchange after a failure here asks for the same lease.
-        self.sequence = number
-        self.over = lease is None
         if lease is not None:
-            self.epoch, self.begin, self.end = lease.epoch, lease.begin, lease.end
             self.local_steps = self._last_reply.local_steps or self.local_steps
-            return
-        # Nobody trains any more, so these are the last common parameters, the same for all groups.
-        theta, self.versions = connections.common()
-        self._take(torch.from_numpy(theta))
-        self.epoch, self.begin = self._last_reply.position
-        self.end = self.begin
+            samples = (lease.epoch, lease.begin, lease.end)
+        else:
+            # Nobody trains any more, so these are the last common parameters, the same for all groups.
+            theta, versions = connections.common()
+            samples = (*self._last_reply.position, self._last_reply.position[1])
+        header = [connections.session, number, *samples, int(lease is None), *versions]
+        return torch.tensor(header, dtype=torch.int64), torch.from_numpy(theta)
 
     def speak(self, *, speaks: bool) -> None:
         """Only the rank that speaks for the group sends heartbeats to the syncer between exchanges."""
@@ -170,22 +176,39 @@ class SyncerClient:
         numbers = [self.session, self.sequence, self.epoch, self.begin, self.end, int(self.over), *self.versions]
         return torch.tensor(numbers, dtype=torch.int64)
 
-    def follow(self, header: Tensor, theta: Tensor) -> None:
-        """Take what the speaking rank learnt; progress of a group that was declared failed counts for nothing."""
-        # Before the state changes: what is owed depends on the progress since the exchange before.
-        if 0 < self.sequence < int(header[1]):
+    @staticmethod
+    def is_over(header: Tensor) -> bool:
+        """Whether a header says that no samples are left for the group."""
+        return bool(header[5])
+
+    def take(self, header: Tensor, theta: Tensor) -> None:
+        """What the rank that speaks has learnt, and of the common parameters what this rank holds."""
+        # Before the state changes: what is owed depends on the progress since the exchange before. A number was left
+        # out if that progress counts for nothing, because the group was declared failed.
+        if self.sequence and int(header[1]) == self.sequence + 1:
             self._settle()
         self._take_header(header)
-        self._take(theta)
+        self.base = theta
+        self.held.write(theta)
 
     def state_dict(self) -> dict[str, Any]:
         """For ranks of this group that join late, and for checkpoints."""
-        return {"base": self.base, "owed": self._owed, "header": self.header()}
+        return {
+            "base": self.held.tensors(self.base),
+            "owed": self.held.tensors(self._owed),
+            "header": self.header(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what another rank of the group is; the parameters come with the model."""
         self._take_header(state["header"])
-        self.base, self._owed = state["base"].clone(), state["owed"].clone()
+        self.base, self._owed = self.held.numbers_of(state["base"]), self.held.numbers_of(state["owed"])
+
+    def begin_anew(self) -> None:
+        """Start at the syncer as it is now, which may be another than the one that a checkpoint knew."""
+        self.session = self.sequence = 0
+        self.over = False
+        self._owed.zero_()
 
     def leave(self) -> None:
         """This process speaks for the group no more; the group has finished if it is over."""
@@ -206,10 +229,10 @@ class SyncerClient:
         return reply
 
     def _hand_in(
-        self, connections: ShardConnections, then: tuple[int, GroupStatus | None]
+        self, connections: ShardConnections, progress: np.ndarray, then: tuple[int, GroupStatus | None]
     ) -> tuple[np.ndarray, list[int]]:
         return connections.exchange(
-            self._progress().numpy(),
+            progress,
             sequence=self.sequence,
             versions=self.versions,
             samples=self.end - self.begin,
@@ -218,7 +241,7 @@ class SyncerClient:
         )
 
     def _progress(self) -> Tensor:
-        return self.base - parameters_to_vector(self._parameters).detach() + self._owed
+        return self.base - self.held.read() + self._owed
 
     def _settle(self) -> None:
         """Keep what the syncer did not see; every rank of the group computes it by itself and gets the same."""
@@ -236,8 +259,3 @@ class SyncerClient:
             self._connections = ShardConnections(self.where.shards, self.where.secret, group=self.where.group)
         self._connections.session = self.session or self._connections.session
         return self._connections
-
-    def _take(self, theta: Tensor) -> None:
-        self.base = theta.clone()
-        with torch.no_grad():
-            vector_to_parameters(theta, self._parameters)
