@@ -15,7 +15,7 @@ from paceline import catalog
 from paceline.model.compute import roofline
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Estimate
-from paceline.model.validation.campaigns import COLUMNS, _shipped, read_campaigns
+from paceline.model.validation.campaigns import COLUMNS, _shipped, published_series, read_campaigns
 from paceline.model.validation.gpt import _joined, _judged
 from paceline.model.validation.origins import Task, _supported
 from paceline.model.validation.report import (
@@ -162,3 +162,12 @@ def test_a_shipped_series_and_one_of_a_file(tmp_path: Path) -> None:
     found = read_campaigns(path)
     assert [series.samples_per_s.tolist() for series in found] == [[100.0], [100.0]]
     assert {(series.device, series.per_host) for series in found} == {("V100", 2.0)}
+
+
+def test_two_measurements_of_one_device_are_two_series():
+    """The source kept three devices of its first measurement when one, two, four and eight were measured again."""
+    cards = [one for one in published_series() if one.campaign == "lambda-tf" and one.device == "RTX 3090"]
+    assert len(cards) == 20
+    assert {tuple(one.devices) for one in cards} == {(1, 2, 3), (1, 2, 4, 8)}
+    assert len({one.label for one in cards}) == 20
+    assert all(one.batch for one in cards)
