@@ -189,3 +189,21 @@ def test_an_uncaught_cpp_exception_explains_itself(tmp_path) -> None:  # type: i
     assert found is not None
     assert found.line == "std::runtime_error: no such blob"
     assert signal_of(done.returncode) == "SIGABRT"
+
+
+def test_of_a_chain_the_first_exception_is_named_and_none_before_the_chain() -> None:
+    def raised(what: str) -> str:
+        return f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{what}\n'
+
+    cause = "\nThe above exception was the direct cause of the following exception:\n\n"
+    handling = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    one, two, three = (raised(f"{name}Error: {name}") for name in ("One", "Two", "Three"))
+    for log, line in (
+        (one + cause + two + handling + three, "ThreeError: Three (after OneError: One)"),
+        (one + "warned\n" + two + cause + three, "ThreeError: Three (after TwoError: Two)"),
+        (one + cause + two + "warned\n" + three, "ThreeError: Three"),
+        (three + handling + three, "ThreeError: Three"),
+    ):
+        found = explain_log(log)
+        assert found is not None
+        assert found.line == line

@@ -13,6 +13,7 @@ from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.sql import ask, open_views
 from paceline.measurements.store import Store
+from paceline.measurements.tablefiles import SPANS, STEPS
 from paceline.measurements.tables import launch_table, pass_times, rank_passes, read_spans, throughputs_where
 from tests.unit.test_store import make_run, make_steps
 
@@ -46,6 +47,14 @@ def test_the_time_of_a_launch_is_that_of_its_slowest_rank_although_ranks_take_tu
     assert row["total_s"] == pytest.approx(0.65)  # the sum of the slowest steps is 0.8
     assert row["samples_per_s"] == pytest.approx(4 * 2 * 8 / 0.65)
     assert (row["timed_steps"], row["step_s"]) == (4, pytest.approx(0.2))
+
+
+def test_steps_and_spans_begin_with_their_run_and_keep_the_columns_of_their_files(store: Store) -> None:
+    steps, spans = (ask(store, f"SELECT * FROM {name}") for name in ("steps", "spans"))
+    assert steps.column_names == ["run", *STEPS.names]
+    assert spans.column_names == ["run", *SPANS.names]
+    assert set(steps["run"].to_pylist()) == {"demo-1-abc-000", "demo-1-abc-001"}
+    assert spans["run"].to_pylist() == ["demo-1-abc-000"]
 
 
 def test_every_reader_of_throughput_says_the_same(store: Store) -> None:

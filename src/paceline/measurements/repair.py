@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def _moved_aside(store: Store, path: Path, damage: Damage) -> Iterator[Repair]:
     if aside.is_symlink():  # nothing leaves the store
         raise StoreError(f"{aside} is a symbolic link, expected a folder", hint="remove the link")
     aside.mkdir(exist_ok=True)
-    names = (f"{path.name}{f'.{number}' if number else ''}" for number in range(10**6))
+    names = (f"{path.name}{f'.{number}' if number else ''}" for number in itertools.count())
     target = next(aside / name for name in names if not ((aside / name).exists() or (aside / name).is_symlink()))
     path.rename(target)
     atomic_write(aside / f"{target.name}.why.txt", f"{damage}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError
-from paceline.measurements.foreign import nccl_tests, nsight
+from paceline.measurements.foreign import nccl_tests, nsight, operations, recorder
 from paceline.measurements.run import Span
-from paceline.measurements.trace import chrome, formats, kineto, profiled, wire
+from paceline.measurements.trace import chakra, chrome, formats, kineto, profiled, wire
 from tests.unit.imports.generated import event
 
 EVENT: dict[str, Any] = {"ph": "X", "name": "a", "ts": 1.0, "dur": 1.0}
@@ -230,3 +231,49 @@ def test_marks_of_steps_are_numbers_of_nine_digits_and_once_on_the_host() -> Non
     for begin, end in ((4.0, 5.0), (3.0, 4.5), (4.2, 6.0)):
         scan._mark("gpu_user_annotation", "ProfilerStep#7", begin, end)
     assert scan.marks == {"host": {999999999: (1.0, 2.0)}, "device": {7: (3.0, 6.0)}}, "a stream each"
+
+
+@pytest.mark.parametrize(
+    ("looks", "name", "content", "known"),
+    [
+        (nccl_tests.looks_like_nccl_tests, "a.txt", b"# size time algbw busbw", True),
+        (nccl_tests.looks_like_nccl_tests, "a.txt", b"# size time algbw", False),
+        (nccl_tests.looks_like_nccl_tests, "a.txt", b"# size time busbw", False),
+        (nccl_tests.looks_like_nccl_tests, "a.json", b' {"bus_bw": 1}', True),
+        (nccl_tests.looks_like_nccl_tests, "a.json", b'{"algbw": 1, "busbw": 2}', False),
+        (chakra.looks_like_chakra, "a.et", b"anything", True),
+        (chakra.looks_like_chakra, "a.bin", b"\x05\x0a\x03", True),
+        (chakra.looks_like_chakra, "a.bin", b"\x85\x01\x12\x03", True),
+        (chakra.looks_like_chakra, "a.bin", b"\x05\x0b\x03", False),
+        (chakra.looks_like_chakra, "a.bin", b"", False),
+        (operations.looks_like_operations, "a.csv", b"step,optype\n1,x", True),
+        (operations.looks_like_operations, "a.csv", b"step,kind\n1,optype", False),
+        (operations.looks_like_operations, "a.csv", b"optype", False),
+        (operations.looks_like_operations, "a", b"PAR1", True),
+        (nsight.looks_like_nsight, "a", b"SQLite format 3\0more", True),
+        (nsight.looks_like_nsight, "a", b"SQLite format 4\0more", False),
+    ],
+)
+def test_files_are_known_by_how_they_begin(
+    tmp_path: Path, looks: Callable[[Path], bool], name: str, content: bytes, known: bool
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert looks(tmp_path / name) is known
+
+
+def test_texts_of_a_collective_are_short() -> None:
+    entry = {
+        "collective_seq_id": 3,
+        "profiling_name": "n" * 100,
+        "state": "s" * 100,
+        "input_sizes": [[n] for n in range(9)],
+    }
+    found = recorder._collective({**entry, "process_group": ["g" * 100]}, Path("p"), 0)
+    assert (len(found.name), len(found.state), len(found.group), found.sizes) == (
+        80,
+        40,
+        80,
+        ("[0]", "[1]", "[2]", "[3]"),
+    )
+    retired = recorder._collective({**entry, "retired": True, "is_p2p": True}, Path("p"), 0)
+    assert (retired.state, retired.number) == (recorder.COMPLETED, -1)
