@@ -45,7 +45,7 @@ def predict(
     *,
     cluster: Cluster | File,
     batch: int | None = None,
-    devices: int | Iterable[int] = (1, 2, 4, 8),
+    devices: int | Iterable[int] | None = None,
     framework: str | Sequence[str] = "pytorch",
     profile: Profile | File | None = None,
     calibration: Calibration | File | None = None,
@@ -64,7 +64,8 @@ def predict(
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
     the number of samples per device and step; a profile has its own, and for a network the usual one is assumed (64
     images or 8,192 tokens, fewer if memory is short), which label and basis say. With several
-    frameworks there is one curve each. A catalog cluster of one host is repeated for more devices than it has.
+    frameworks there is one curve each. A catalog cluster of one host is repeated for more devices than it has; without
+    `devices` the answer is for 1, 2, 4 and 8 of them, or as many as the cluster has.
     `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
     `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
     `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`. `samples` of an epoch and
@@ -80,6 +81,7 @@ def predict(
     >>> answer.to_pandas()[["devices", "samples_per_s"]].shape
     (2, 2)
     """
+    from paceline.catalog.clusters import usual_counts
     from paceline.model.changes import changed
     from paceline.model.everyday import everyday_curve, job_of
     from paceline.model.scaling import predict_curve
@@ -88,7 +90,7 @@ def predict(
     names = [framework] if isinstance(framework, str) else list(framework)
     if not names:
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
-    counts, known = _counts(devices), _calibration(calibration)
+    counts, known = _counts(usual_counts(cluster) if devices is None else devices), _calibration(calibration)
     given: dict[str, Any] = {"input": input, "strategy": strategy, "precision": precision, "threads": threads}
     given["devices"] = max(counts, default=1)
     asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
@@ -128,7 +130,7 @@ def question_about(
     samples = batch if batch is not None else given.batch if given else None
     where = _cluster(wide_enough(str(cluster), devices) if isinstance(cluster, File) else cluster)
     question = Question(
-        cluster=_with_rates(where) if given is None else where,
+        cluster=_with_rates(where) if given is None or given.is_outline else where,
         framework=catalog.framework(framework),
         batch=1 if samples is None else samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from paceline.measurements.store import Store, default_store
 __all__ = [
     "COUNT",
     "Finite",
+    "Whole",
     "complete_clusters",
     "complete_frameworks",
     "complete_networks",
@@ -95,7 +97,22 @@ class Finite(click.FloatRange):
         return number
 
 
-COUNT = click.IntRange(1, 2**31 - 1)
+class Whole(click.IntRange):
+    """A whole number within bounds, also as people write large ones: 1e6, 1,281,167."""
+
+    name = "whole number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number, or an error of the option."""
+        plain: Any = value.replace(",", "") if isinstance(value, str) and _GROUPED.fullmatch(value) else value
+        if isinstance(plain, str) and _POWER.fullmatch(plain) and float(plain).is_integer():
+            plain = int(float(plain))
+        return int(super().convert(plain, param, ctx))
+
+
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+")
+_POWER = re.compile(r"\d{1,9}(\.\d{1,9})?[eE]\+?\d{1,2}")
+COUNT = Whole(1, 2**31 - 1)
 """Samples, ranks, devices: whatever is counted."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")

@@ -8,8 +8,16 @@ from typing import Any
 import click
 
 from paceline import api
-from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import asked_of, extrapolated, job_options, knee_option, points_options, question_options
+from paceline.cli.options import json_option, plot_option
+from paceline.cli.questions import (
+    asked_of,
+    counts_asked,
+    extrapolated,
+    job_options,
+    knee_option,
+    points_options,
+    question_options,
+)
 from paceline.model.changes import parse_changes
 from paceline.report.documents import predictions_document
 from paceline.report.plots import check_plot, write_curves
@@ -27,7 +35,7 @@ __all__ = ["command"]
 @plot_option
 @json_option
 def command(
-    devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, points: dict[str, Any],
+    devices: str | None, changes: tuple[str, ...], calibration: Path | None, knee: float, points: dict[str, Any],
     plot: Path | None, as_json: bool, framework: str, samples: int | None, epochs: float, price: str | None,
     **asked: Any,
 ) -> None:  # fmt: skip
@@ -59,7 +67,7 @@ def command(
     if answer is None:
         names = [name.strip() for name in framework.split(",") if name.strip()]
         answer = api.predict(
-            **asked_of(**asked), devices=counts_of(points["at"] or devices, "--devices"), framework=names,
+            **asked_of(**asked), devices=counts_asked(points["at"] or devices, asked["cluster"]), framework=names,
             calibration=calibration, changes=parse_changes(changes), knee=knee,
             samples=samples, epochs=epochs, price=price,
         )  # fmt: skip

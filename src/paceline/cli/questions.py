@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline import api
+from paceline.catalog.clusters import usual_counts
 from paceline.cli.options import (
     COUNT,
     Finite,
@@ -36,6 +37,7 @@ __all__ = [
     "bucket_answer",
     "calibration_of",
     "change_option",
+    "counts_asked",
     "extrapolated",
     "job_options",
     "knee_option",
@@ -45,6 +47,8 @@ __all__ = [
     "seconds_of",
 ]
 
+USUAL = "1,2,4,8"
+"""Numbers of devices where none are asked and no cluster is given."""
 knee_option = click.option(
     "--knee",
     default=0.5,
@@ -80,7 +84,8 @@ question_options = options(
     click.option("--batch", type=COUNT, help="Samples per device and step; default: the profile's, else 64 images or "
                  "8,192 tokens, which the output says."),
     precision_option,
-    click.option("--devices", default="1,2,4,8", show_default=True, help="Numbers of devices, separated by commas."),
+    click.option("--devices", help="Numbers of devices, separated by commas.  [default: 1,2,4,8, as far as the cluster "
+                 "has them]"),
     click.option("--threads", type=click.IntRange(min=1),
                  help="Compute threads of each rank on a processor; default: an even share of the host's cores."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
@@ -100,6 +105,13 @@ def asked_of(*, network: str | None, profile: Path | None, run: str | None, stor
     known = profile if run is None else api.profile_of_run(run, store)
     return {"network": network, "profile": known, "cluster": cluster, "batch": batch, "input": source,
             "threads": threads, "precision": precision}  # fmt: skip
+
+
+def counts_asked(devices: str | None, cluster: str | None) -> tuple[int, ...]:
+    """Numbers of devices: as asked, or the usual ones that the cluster has."""
+    if devices is None and cluster is not None:
+        return usual_counts(cluster)
+    return counts_of(devices or USUAL, "--devices")
 
 
 def calibration_of(path: Path | None) -> Calibration:
@@ -137,7 +149,7 @@ def points_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def extrapolated(
-    asked: dict[str, Any], devices: str, knee: float, *, measured: Path | None, facts: tuple[str, ...],
+    asked: dict[str, Any], devices: str | None, knee: float, *, measured: Path | None, facts: tuple[str, ...],
     at: str | None, global_batch: int | None, force: bool,
 ) -> PredictionTable | None:  # fmt: skip
     """The prediction from a points file; none if there is no file."""
@@ -147,7 +159,7 @@ def extrapolated(
                 "--global-batch, --fact and --force belong to --measured", hint="--batch: samples per device and step"
             )
         return None
-    counts = counts_of(at or devices, "--at")
+    counts = counts_of(at or devices or USUAL, "--at")
     said = _facts_of(asked, facts)
     return api.extrapolate(measured, at=counts, global_batch=global_batch, force=force, knee=knee, facts=said)
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from paceline import api
-from paceline.cli.options import Finite, counts_of, json_option, options, plot_option
-from paceline.cli.questions import asked_of, calibration_of, question_options, seconds_of
+from paceline.cli.options import Finite, json_option, options, plot_option
+from paceline.cli.questions import asked_of, calibration_of, counts_asked, question_options, seconds_of
 from paceline.model.changes import changed, parse_changes
 from paceline.model.question import precision_of
 from paceline.model.simulate.scenario import Trouble, simulate_question
@@ -39,7 +39,7 @@ _trouble_options = options(
 @_trouble_options
 @plot_option
 @json_option
-def command(devices: str, changes: tuple[str, ...], calibration: Path | None, steps: int, straggle: float,
+def command(devices: str | None, changes: tuple[str, ...], calibration: Path | None, steps: int, straggle: float,
             straggle_factor: float, mtbf: str | None, restart: str, checkpoint_every: int, jobs: int, seed: int,
             plot: Path | None, as_json: bool, **asked: Any) -> None:  # fmt: skip
     """Simulate the steps of a prediction with stragglers, failures, asynchrony and other jobs.
@@ -58,7 +58,7 @@ def command(devices: str, changes: tuple[str, ...], calibration: Path | None, st
         --framework mxnet/dist_async --set strategy.servers=4
     """
     check_plot(plot)
-    framework, counts = asked.pop("framework"), counts_of(devices, "--devices")
+    framework, counts = asked.pop("framework"), counts_asked(devices, asked["cluster"])
     known = calibration_of(calibration)
     asked = asked_of(**asked)
     question = changed(api.question_about(**asked, framework=framework, devices=max(counts)), parse_changes(changes))

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from paceline import api
-from paceline.cli.options import counts_of, json_option, plot_option
-from paceline.cli.questions import asked_of, bucket_answer, knee_option, question_options
+from paceline.cli.options import json_option, plot_option
+from paceline.cli.questions import asked_of, bucket_answer, counts_asked, knee_option, question_options
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
 from paceline.model.prediction import reasons
@@ -27,7 +27,7 @@ __all__ = ["command"]
 @plot_option
 @json_option
 def command(
-    devices: str, changes: tuple[str, ...], calibration: Path | None, knee: float, buckets: bool,
+    devices: str | None, changes: tuple[str, ...], calibration: Path | None, knee: float, buckets: bool,
     plot: Path | None, as_json: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
@@ -39,11 +39,12 @@ def command(
         --set link.bandwidth=100Gb/s
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set strategy.bucket=64MiB
       paceline whatif --network resnet50 --cluster dgx-a100 --batch 64 --precision amp
+      paceline whatif --network resnet50 --cluster "4x rtx-4090 over 10gbe x 4" --devices 16 --set link=100gbe
       paceline whatif --network bert-base --cluster v100-10gbe-8x4 --batch 32 --devices 32 --buckets
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set framework=cntk --plot whatif.svg
     """
     if buckets:
-        answer = bucket_answer(asked, counts_of(devices, "--devices")[-1], changes, calibration)
+        answer = bucket_answer(asked, counts_asked(devices, asked["cluster"])[-1], changes, calibration)
         emit(answer.as_dict(), "buckets") if as_json else show_buckets(answer)
         return
     if asked["precision"] is not None and not changes:
@@ -51,7 +52,7 @@ def command(
     if not changes:
         raise InputError("nothing to change", hint="for example --set link.bandwidth=100Gb/s")
     check_plot(plot)
-    framework, counts = asked.pop("framework"), counts_of(devices, "--devices")
+    framework, counts = asked.pop("framework"), counts_asked(devices, asked["cluster"])
     before, after = (
         api.predict(
             **asked_of(**asked), devices=counts, framework=framework, calibration=calibration, changes=change, knee=knee

@@ -1,4 +1,4 @@
-"""The same question with something changed: `link.bandwidth=100Gb/s`, `strategy.bucket=64MiB`, `batch=128`."""
+"""The same question with something changed: `link=100gbe`, `link.bandwidth=100Gb/s`, `strategy.bucket=64MiB`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from paceline import catalog
+from paceline.catalog.devices import device_called
 from paceline.errors import InputError, UnknownName
 from paceline.model.question import Question
 from paceline.spec.cluster import Host
@@ -19,9 +20,9 @@ __all__ = ["CHANGEABLE", "changed", "parse_changes"]
 N = TypeVar("N", bound=Noun)
 
 CHANGEABLE = {
-    "link": "the link between hosts: bandwidth, latency",
-    "inside": "the link inside hosts: bandwidth, latency",
-    "device": "every device: memory, memory_bandwidth, launch_overhead, price, quota",
+    "link": "the link between hosts: a name of the catalog, or bandwidth, latency",
+    "inside": "the link inside hosts: a name of the catalog, or bandwidth, latency",
+    "device": "every device: a name of the catalog, or memory, memory_bandwidth, launch_overhead, price, quota",
     "host": "every host: nics, disk",
     "strategy": "aggregation, algorithm, overlap, bucket, precision, compression, accumulate, servers, ...",
     "batch": "samples per device",
@@ -58,7 +59,8 @@ def _changed(question: Question, part: str, field: str, *, value: str) -> Questi
         return replace(question, framework=catalog.framework(value))
     if part == "strategy":
         return replace(question, strategy=_with(question.strategy, part, field, value=value))
-    hosts = tuple(_changed_host(host, part, field, value=value) for host in question.cluster.hosts)
+    change = _changed_host if field or part == "host" else _replaced
+    hosts = tuple(change(host, part, field, value=value) for host in question.cluster.hosts)
     return replace(question, cluster=question.cluster.model_copy(update={"hosts": hosts}))
 
 
@@ -70,6 +72,14 @@ def _changed_host(host: Host, part: str, field: str, *, value: str) -> Host:
             update={"devices": tuple(_with(device, part, field, value=value) for device in host.devices)}
         )
     return host.model_copy(update={part: _with(getattr(host, part), part, field, value=value)})
+
+
+def _replaced(host: Host, part: str, field: str, *, value: str) -> Host:
+    """The host with another link, or with as many of another device, of the catalog."""
+    if part == "device":
+        device = catalog.device(device_called(value) or value)
+        return host.model_copy(update={"devices": (device,) * len(host.devices)})
+    return host.model_copy(update={part: catalog.link(value)})
 
 
 def _with(noun: N, part: str, field: str, *, value: str) -> N:

@@ -20,7 +20,7 @@ from paceline.spec.network import Network
 
 __all__ = ["PlannedRun", "everyday_curve", "everyday_of", "job_of"]
 
-_PRICE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([A-Za-z]{3}|[$€£])(?:/h)?)?\s*")
+_PRICE = re.compile(r"\s*([$€£])?\s*(\d+(?:\.\d+)?)\s*([A-Za-z]{3}|[$€£])?\s*(?:/\s*(?:h|hr|hour))?\s*")
 _SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
 
 
@@ -41,13 +41,15 @@ def job_of(samples: int | None, epochs: float, price: str | None) -> PlannedRun:
         raise InputError(f"--samples {samples}: expected at least 1")
     if not epochs > 0:
         raise InputError(f"--epochs {epochs}: expected more than 0")
+    if samples is None and epochs != 1:
+        raise InputError(f"--epochs {epochs:g}: the samples of an epoch are not known", hint="add --samples N")
     if price is None:
         return PlannedRun(samples, epochs)
     match = _PRICE.fullmatch(price)
-    if match is None:
+    if match is None or (match.group(1) and match.group(3)):
         raise InputError(f"--price {price}: expected a price of one device and hour", hint="for example '2.50 USD/h'")
-    sign = match.group(2) or "USD"
-    return PlannedRun(samples, epochs, (float(match.group(1)), _SIGNS.get(sign, sign.upper())))
+    sign = match.group(1) or match.group(3) or "USD"
+    return PlannedRun(samples, epochs, (float(match.group(2)), _SIGNS.get(sign, sign.upper())))
 
 
 def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
@@ -121,7 +123,7 @@ def _macs(question: Question) -> dict[LayerClass, float] | None:
 def _mfu(question: Question, devices: Sequence[Device], rate: float) -> float | None:
     """Share of the peak of all devices that the network's own multiply-adds need."""
     precision = catalog.resolve(question.framework, question.strategy).precision
-    share = peak_share(_macs(question), devices, rate, precision)
+    share = peak_share(_macs(question), _processors(question, devices), rate, precision)
     if share is not None and share > 1:
         raise InputError(
             f"{rate:,.1f} samples/s of {question.subject} are {share:.0%} of the peak of {len(devices)} x "
@@ -129,6 +131,14 @@ def _mfu(question: Question, devices: Sequence[Device], rate: float) -> float | 
             hint="state the --precision in which it was measured, and the device that the profile is of",
         )
     return share
+
+
+def _processors(question: Question, devices: Sequence[Device]) -> Sequence[Device]:
+    """Devices whose peaks add up: ranks that share the cores of a host have one peak together."""
+    hosts = question.cluster.hosts
+    if not all(host.cores and all(device.kind == "cpu" for device in host.devices) for host in hosts):
+        return devices
+    return devices[: len({rank.host for rank in place(question.cluster, len(devices))})]
 
 
 def _hourly(devices: Sequence[Device], job: PlannedRun) -> tuple[float | None, str]:

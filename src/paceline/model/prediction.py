@@ -158,6 +158,11 @@ _AGGREGATION = {
     "sharded": "shards weights: gathers them before use and scatters gradients",
     "none": "exchanges nothing",
 }
+_SHARDED = {
+    1: "shards the state of the optimizer: every rank updates its part, then all gather the weights",
+    2: "shards gradients and the state of the optimizer: every rank updates its part, then all gather the weights",
+}
+"""By stage; of the third, and of those without a stage, the aggregation says it."""
 _SIMPLE = {
     "overlap": ("exchanges after the backward pass", "exchanges while backward still runs"),
     "input_overlap": ("reads input between steps", "reads the next batch while this one trains"),
@@ -175,7 +180,7 @@ def reasons(before: Curve, after: Curve) -> list[str]:
 def _otherwise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     said = []
     if old.get("aggregation") != new.get("aggregation"):
-        said.append(_AGGREGATION[new["aggregation"]])
+        said.append(_SHARDED.get(new.get("shard_stage") or 0) or _AGGREGATION[new["aggregation"]])
     for name, (off, on) in _SIMPLE.items():
         if old.get(name) != new.get(name):
             said.append(on if new.get(name) else off)

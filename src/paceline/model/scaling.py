@@ -24,6 +24,7 @@ from paceline.model.question import Question, check_question, cores_words, preci
 from paceline.model.step import NOMINAL, Factors, Ranks, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
+from paceline.units import SECONDS
 
 __all__ = ["basis_of", "draw_factors", "met_by_points", "predict_curve", "spreads_of"]
 
@@ -32,6 +33,8 @@ Floats = NDArray[np.float64]
 NUM_DRAWS = 400
 POINT_NOISE = 0.05
 """Standard deviation of the log of a measured throughput."""
+MANY, TREES_GAIN = 64, 0.1
+"""Devices of a ring, and share of a step, from which on a prediction mentions trees."""
 ADVICE = {
     "compute": "profile one step on one device (a capture, or `paceline run` on one rank) and predict from it",
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
@@ -76,13 +79,34 @@ def predict_curve(
         knee_gain=knee_gain,
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
-        notes=tuple(dict.fromkeys(words for count in counts if (words := cores_words(question, count)))),
+        notes=(
+            *dict.fromkeys(words for count in counts if (words := cores_words(question, count))),
+            *_trees(question, largest, policy, calibration),
+        ),
         detail={
             "precision": precision_of(question),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
         },
     )
+
+
+def _trees(question: Question, ranks: Ranks, policy: Policy, calibration: Calibration) -> list[str]:
+    """What trees would change where the assumed ring has many hops; frameworks with Gloo take NCCL on GPUs."""
+    count = sum(ranks.counts)
+    gpus = all(device.kind == "gpu" for host in question.cluster.hosts for device in host.devices)
+    chosen = policy.algorithm is not None or policy.transport not in ("gloo", "nccl") or bool(calibration.collectives)
+    if count < MANY or ranks.fabric.hosts == 1 or not gpus or chosen or policy.aggregation != "allreduce":
+        return []
+    tree = policy.model_copy(update={"algorithm": "double_tree"})
+    ring_s, tree_s = (count / _nominal_rate(ranks, one, calibration) for one in (policy, tree))
+    if tree_s > (1 - TREES_GAIN) * ring_s:
+        return []
+    both = f"a step of {SECONDS.format(tree_s)} instead of {SECONDS.format(ring_s)}"
+    return [
+        f"the exchange is a ring over {count} devices; NCCL takes trees where a ring has that many hops: "
+        f"strategy.algorithm=double_tree predicts {both}"
+    ]
 
 
 def spreads_of(works: Sequence[StepWork], largest: int, calibration: Calibration) -> dict[str, float]:

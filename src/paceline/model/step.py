@@ -157,8 +157,9 @@ def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: 
     easier = min(1.0, _crowding(ranks, calibration))
     mean_forward, mean_backward, slowest = _compute(ranks, factors, easier=easier)
     terms["forward"], terms["backward"] = mean_forward, mean_backward
-    terms["update"] = factors.compute * easier * max(work.update for work in ranks.works)
     count = ranks.fabric.ranks
+    parts = count if policy.shard_stage else 1  # every rank updates its own shard of the parameters
+    terms["update"] = factors.compute * easier * max(work.update for work in ranks.works) / parts
     if count > 1:
         if policy.aggregation == "none":
             raise Unsupported(

@@ -73,18 +73,34 @@ def test_an_exchange_waits_for_the_computation_before_it(tmp_path: Path) -> None
         ((1.05,), (1.0,), (1.049, 1.0), ("stage", "0")),
         ((1.0,), (1.0,), (1.1, 1.051), None),  # the second is half of the first
         ((1.0,), (1.0,), (1.1, 1.049), ("data-parallel rank", "0")),
-        ((1.10,), (1.091, 1.0), (1.0, 1.0), ("rank", "0")),  # nine tenths of its stage
-        ((1.10,), (1.089, 1.0), (1.0, 1.0), ("stage", "0")),
-        ((1.0,), (1.0301, 1.0), (1.0, 1.0), ("rank", "0")),
+        ((1.10, 1.0), (1.091, 1.0), (1.0, 1.0), ("rank", "0")),  # nine tenths of its stage
+        ((1.10, 1.0), (1.089, 1.0), (1.0, 1.0), ("stage", "0")),
+        ((1.0, 1.0), (1.0301, 1.0), (1.0, 1.0), ("rank", "0")),
         ((1.0,), (1.0299, 1.0), (1.0, 1.0), None),
         ((1.02,), (1.025, 1.0), (1.0, 1.0), None),
-        ((1.10,), (1.2, 1.0), (1.0,), ("stage", "0")),  # without replicas a rank is its stage
-        ((1.10,), (1.2, 1.11), (1.0, 1.0), ("stage", "0")),
-        ((1.10,), (1.2, 1.09), (1.0, 1.0), ("rank", "0")),
+        ((1.10, 1.0), (1.2, 1.0), (1.0,), ("stage", "0")),  # without replicas a rank is its stage
+        ((1.10, 1.0), (1.2, 1.11), (1.0, 1.0), ("stage", "0")),
+        ((1.10,), (1.2, 1.0), (1.0, 1.0), ("stage", "0")),  # and without stages it is its replica
+        ((1.10, 1.0), (1.2, 1.09), (1.0, 1.0), ("rank", "0")),
     ],
 )
 def test_who_is_blamed_at_the_bounds(
     stages: tuple[float, ...], ranks: tuple[float, ...], replicas: tuple[float, ...], blamed: tuple[str, str] | None
 ) -> None:
     by = [{str(number): value for number, value in enumerate(group)} for group in (stages, ranks, replicas)]
-    assert Replay(1, 1.0, 1.0, 1.0, *by, {}).blame == blamed
+    assert Replay(1, 1.1, 1.1, 1.0, *by, {}).blame == blamed
+
+
+@pytest.mark.parametrize(
+    ("replayed", "stages", "blamed"),
+    [
+        (1.0299, (1.1, 1.06), None),
+        (1.0301, (1.1, 1.06), ("stage", "0")),
+        (1.0299, (1.1, 1.04), ("stage", "0")),  # unlike the others, although little of the step is lost
+    ],
+)
+def test_slow_steps_of_everybody_blame_nobody(
+    replayed: float, stages: tuple[float, float], blamed: tuple[str, str] | None
+) -> None:
+    by_stage = {str(number): value for number, value in enumerate(stages)}
+    assert Replay(1, replayed, replayed, 1.0, by_stage, {"0": 1.0}, {"0": 1.0}, {}).blame == blamed

@@ -1,5 +1,7 @@
 """Predictions and plans in everyday units."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline import api, catalog
@@ -43,6 +45,15 @@ def test_more_than_the_peak_is_an_error_that_explains():
         everyday_of(GPT, P4D.hosts[0].devices[:1], (1e6, 1e6, 1e6), job_of(None, 1.0, None))
 
 
+@pytest.mark.parametrize(("ranks", "hosts"), [(1, 1), (2, 1), (4, 1), (8, 2)])
+def test_ranks_that_share_the_cores_of_a_host_have_its_peak_once(ranks, hosts):
+    device = catalog.device("epyc-7742")
+    host = catalog.cluster("local").hosts[0].model_copy(update={"devices": (device,) * 4, "cores": 64})
+    shared = P4D.model_copy(update={"hosts": tuple(host.model_copy(update={"name": f"h{n}"}) for n in range(2))})
+    found = everyday_of(replace(GPT, cluster=shared), [device] * ranks, (0.1,), job_of(None, 1.0, None))
+    assert found["mfu"] == pytest.approx(0.1 * 6 * GPT.network.macs / (hosts * device.peak["float32"]))
+
+
 def test_a_run_takes_time_money_and_energy():
     found = everyday_of(GPT, P4D.hosts[0].devices, (100.0, 90.0, 110.0), job_of(360_000, 5, None))
     assert found["epoch_s"] == 3600
@@ -54,19 +65,25 @@ def test_a_run_takes_time_money_and_energy():
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("2.5 EUR/h", (2.5, "EUR")), ("$3", (3.0, "USD")), ("1.20 chf", (1.2, "CHF"))]
+    ("written", "meant"),
+    [
+        ("2.5 EUR/h", (2.5, "EUR")),
+        ("$3", (3.0, "USD")),
+        ("3 $/h", (3.0, "USD")),
+        ("€ 3 / hour", (3.0, "EUR")),
+        ("1.20 chf", (1.2, "CHF")),
+    ],
 )
 def test_prices_name_their_currency(written, meant):
-    if written.startswith("$"):
-        with pytest.raises(InputError, match="expected a price"):
-            job_of(1, 1.0, written)
-        written = "3 $/h"
     assert job_of(1, 1.0, written).price == meant
     found = everyday_of(GPT, P4D.hosts[0].devices, (1.0, 1.0, 1.0), job_of(None, 1.0, written))
     assert (found["price_per_h"], found["currency"]) == (pytest.approx(8 * meant[0]), meant[1])
 
 
-@pytest.mark.parametrize("wrong", [(0, 1.0, None), (1, 0.0, None), (1, 1.0, "much"), (1, 1.0, "-3 USD/h")])
+@pytest.mark.parametrize(
+    "wrong",
+    [(0, 1.0, None), (1, 0.0, None), (1, 1.0, "much"), (1, 1.0, "-3 USD/h"), (1, 1.0, "$3 EUR"), (None, 3.0, None)],
+)
 def test_wrong_jobs_are_refused(wrong):
     with pytest.raises(InputError):
         job_of(*wrong)

@@ -39,6 +39,11 @@ def test_an_outline_predicts_what_the_catalog_predicts_of_the_same_layers():
     assert own.curve.advice == known.curve.advice
 
 
+def test_on_this_machine_an_outline_takes_the_rates_that_are_measured_here():
+    (one,) = predicted(outline("resnet18"), cluster="local", batch=2, devices=[1]).curve.predictions
+    assert 0 < one.everyday["mfu"] < 1
+
+
 def test_state_that_does_not_fit_is_refused_and_shards_help():
     profile = outline("gpt2", scale=30)
     with pytest.raises(InputError, match=r"momentum of own gpt2 need 4.* a100-40gb has 37\.3 GiB"):

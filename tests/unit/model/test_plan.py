@@ -277,6 +277,11 @@ def test_a_plan_says_whether_asynchrony_pays() -> None:
     assert "nothing to offer" in plan((device(),)).asynchrony
 
 
+def test_devices_without_samples_are_no_load(paceline: Command) -> None:
+    found = paceline.json("plan", "--network", "resnet50", "--cluster", "8x a100", "--global-batch", "4")
+    assert [(load["count"], load["samples"]) for load in found["loads"]] == [(4, 1)]
+
+
 def test_a_plan_in_text_has_a_baseline_a_legend_and_loads(paceline: Command) -> None:
     text = paceline("plan", "--network", "gpt2", "--cluster", "mixed-lab", "--global-batch", "256")
     for words in ("baseline, DDP", "gain of the plan", "passes", "H: steps between", "Asynchrony", "precision:"):

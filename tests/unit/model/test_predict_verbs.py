@@ -59,8 +59,72 @@ def test_whatif_shows_the_gain(paceline):
 
 
 @pytest.mark.parametrize(
+    ("where", "counts"),
+    [("a100", [1]), ("3x a100", [1, 2, 3]), ("5x a100", [1, 2, 4, 5]), ("dgx-2", [1, 2, 4, 8]), ("m2-ultra", [1])],
+)
+def test_without_numbers_of_devices_the_answer_is_for_those_that_there_are(paceline, where, counts):
+    ask = ("--network", "resnet18", "--cluster", where, "--batch", "8")
+    found = paceline.json("predict", *ask)
+    assert [one["devices"] for one in found["predictions"]] == counts
+    changed = paceline.json("whatif", *ask, "--set", "batch=16")
+    assert [one["devices"] for one in changed["after"]["predictions"]] == counts
+    assert [one["devices"] for one in paceline.json("simulate", *ask, "--steps", "5")["runs"]] == counts
+    assert [one.devices for one in api.predict("resnet18", cluster=where, batch=8).curve.predictions] == counts
+
+
+def test_a_link_or_a_device_is_changed_by_its_name(paceline):
+    ask = ("--network", "resnet50", "--batch", "64", "--devices", "8")
+    slow, fast = "4x rtx-3090 over 10gbe x 2", "4x rtx-3090 over 100gbe x 2"
+    wanted = paceline.json("predict", *ask, "--cluster", fast)["predictions"][0]["step_s"]
+    found = paceline.json("whatif", *ask, "--cluster", slow, "--set", "link=100gbe")
+    assert found["after"]["predictions"][0]["step_s"] == pytest.approx(wanted)
+    found = paceline.json("whatif", *ask, "--cluster", slow, "--set", "device=A100")
+    assert found["reasons"]
+    assert "roofline of a100-40gb" in found["after"]["basis"][0]
+    assert "100gbe" in paceline("whatif", *ask, "--cluster", slow, "--set", "link=100gb", code=2)
+    assert "device" in paceline("whatif", *ask, "--cluster", slow, "--set", "device=a1000", code=2)
+
+
+def test_a_ring_of_many_hops_is_named_beside_the_trees_that_nccl_takes(paceline):
+    ask = ("--network", "resnet50", "--batch", "64", "--precision", "amp")
+    many = (*ask, "--cluster", "8x h100 over 400gbe x 64", "--devices", "512")
+    (note,) = paceline.json("predict", *many)["curves"][0]["notes"]
+    tree = paceline.json("predict", *many, "--set", "strategy.algorithm=double_tree")
+    assert f"a step of {1e3 * tree['predictions'][0]['step_s']:.1f} ms instead of" in note
+    assert tree["curves"][0]["notes"] == []
+    assert (
+        paceline.json("predict", *ask, "--cluster", "8x h100 over 400gbe x 2", "--devices", "16")["curves"][0]["notes"]
+        == []
+    )
+
+
+def test_stages_of_sharding_are_told_apart(paceline):
+    modes = "pytorch,deepspeed/zero1,deepspeed/zero2,deepspeed/zero3"
+    text = paceline("predict", "--network", "resnet50", "--cluster", "dgx-a100", "--batch", "64", "--devices", "8",
+                    "--framework", modes)  # fmt: skip
+    said = {
+        line.partition(":")[0]: line for line in text.splitlines() if line.startswith("deepspeed/zero") and ":" in line
+    }
+    assert "zero1: shards the state of the optimizer" in said["deepspeed/zero1"]
+    assert "zero2: shards gradients and the state" in said["deepspeed/zero2"]
+    assert "zero3: shards weights" in said["deepspeed/zero3"]
+
+
+@pytest.mark.parametrize("written", ["1000000", "1e6", "1,000,000", "1.0E+6"])
+def test_large_numbers_are_written_as_people_write_them(paceline, written):
+    found = paceline.json("predict", *ASK, "--devices", "1", "--samples", written, "--epochs", "2")
+    assert found["predictions"][0]["samples"] == 1_000_000
+
+
+@pytest.mark.parametrize("written", ["1,5", "1e-3", "1.5e0", "many", "0", "1e99"])
+def test_what_is_no_whole_number_is_refused(paceline, written):
+    assert "--samples" in paceline("predict", *ASK, "--samples", written, code=2)
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
+        (("predict", *ASK, "--epochs", "3"), "--samples"),
         (("predict", *ASK, "--devices", "0"), "numbers of devices"),
         (("predict", *ASK, "--devices", "64"), "has 32"),
         (("predict", "--network", "resnet50", "--batch", "64"), "no cluster"),

@@ -91,6 +91,12 @@ def test_sharded_training_gathers_ahead_of_forward_and_backward() -> None:
     assert found["aggregate"] == pytest.approx(1.1 + 1.1 + 0.6)
 
 
+def test_a_rank_updates_its_own_shard_only() -> None:
+    for stage in (1, 2, 3):
+        assert terms(aggregation="sharded", shard_stage=stage)["update"] == pytest.approx(0.25)
+    assert terms(aggregation="sharded", shard_stage=0)["update"] == 0.5
+
+
 def test_priority_hides_behind_the_next_forward() -> None:
     # Left after backward: nothing of the first, 2.2 of the second, which is used first.
     assert terms(overlap=True, order="priority")["aggregate"] == pytest.approx(2.2)

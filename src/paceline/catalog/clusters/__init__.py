@@ -17,7 +17,7 @@ from paceline.errors import InputError, UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.load import parse_noun, read_text
 
-__all__ = ["cluster", "cluster_file", "cluster_names", "is_composed", "more_hosts", "wide_enough"]
+__all__ = ["cluster", "cluster_file", "cluster_names", "is_composed", "more_hosts", "usual_counts", "wide_enough"]
 
 FOLDER = Path(__file__).parent
 OTHERWISE = 'write its devices, such as "4x rtx-4090" or "4x rtx-4090 over 25gbe x 8", or describe it in a .toml file'
@@ -87,6 +87,13 @@ def wide_enough(name: str, devices: int) -> str:
         return name
     times = -(-devices // _named(name).num_devices)
     return f"{name} x {times}" if times > 1 else name
+
+
+def usual_counts(given: Cluster | Path | str) -> tuple[int, ...]:
+    """1, 2, 4 and 8 devices as far as a cluster has them, and all devices of a smaller one."""
+    found = given if isinstance(given, Cluster) else cluster(wide_enough(str(given), 8))
+    most = min(8, found.num_devices)
+    return tuple(sorted({count for count in (1, 2, 4, most) if count <= most}))
 
 
 def more_hosts(cluster: Cluster, devices: int) -> str:

@@ -160,13 +160,13 @@ def _row(size: Any, micros: Any, bus: Any, wrong: Any, *, buffer: Any = None) ->
     """A row; `buffer`: the bandwidth of the buffer, which size and time have to give."""
     seconds, bandwidth = float(micros) / 1e6, float(bus) * 1e9
     stated = float(buffer) * 1e9 if buffer is not None else 0.0
-    if stated >= 1e9 and seconds > 0 and not 0.8 < int(size) / seconds / stated < 1.25:
-        raise ValueError(f"{size} bytes in {micros} us are {int(size) / seconds / 1e9:.3g} GB/s, stated are {buffer}: "
-                         "time in microseconds and bandwidth in GB/s are expected")  # fmt: skip
     missed = 0 if wrong in (None, "N/A") else int(float(wrong))
     sound = all(math.isfinite(number) and number >= 0 for number in (seconds, bandwidth, missed))
     if isinstance(size, bool) or not (sound and 0 <= int(size) < 2**63):
         raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s, {wrong} wrong")
+    if stated >= 1e9 and seconds > 0 and not 0.8 < int(size) / seconds / stated < 1.25:
+        raise ValueError(f"{size} bytes in {micros} us are {int(size) / seconds / 1e9:.3g} GB/s, stated are {buffer}: "
+                         "time in microseconds and bandwidth in GB/s are expected")  # fmt: skip
     return TestedSize(int(size), seconds, bandwidth, missed)
 
 

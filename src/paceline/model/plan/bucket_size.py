@@ -83,7 +83,7 @@ def choose_bucket(
     default = resolve(question.framework, question.strategy)
     if default.aggregation != "allreduce" or default.fusion != "bytes" or devices < 2:
         raise InputError(
-            f"{question.framework} on {devices} devices has no buckets to choose",
+            f"{question.framework} on {devices} device{'s' * (devices != 1)} has no buckets to choose",
             hint="ask for at least 2 devices and a framework that fuses gradients by size, such as pytorch/ddp",
         )
     works = works_of(question)

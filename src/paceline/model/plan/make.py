@@ -347,6 +347,8 @@ class _Pricer:
         for group, shares in zip(candidate.groups, candidate.shares, strict=True):
             for i, samples in zip(group, shares, strict=True):
                 device, key = self._placed[i].device, (self._placed[i].host, self._kinds[i], samples)
+                if not samples:
+                    continue
                 if key in found:
                     found[key] = replace(found[key], count=found[key].count + 1)
                     continue

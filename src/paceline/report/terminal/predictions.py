@@ -45,14 +45,18 @@ def _show_curve(curve: Curve) -> None:
     terms = [[p.devices, *(SECONDS.format(p.terms[name]) for name in names)] for p in curve.predictions]
     print_rows("\nterms of a step", [">devices", *names], terms)
     say("", *_plot_lines(curve.predictions))
-    knee = f"after {curve.knee} devices" if curve.knee else "not reached"
+    knee = f"after {_devices(curve.knee)}" if curve.knee else "not reached"
     say(f"\nknee (a doubling adds less than {format_share(curve.knee_gain)}): {knee}")
     choices = curve.detail.get("fusion", {})
     if choices:
         listed = [f"{name} {one['exchanges']} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()]
-        say(f"exchanges (exposed) at {curve.predictions[-1].devices} devices: {', '.join(listed)}")
+        say(f"exchanges (exposed) at {_devices(curve.predictions[-1].devices)}: {', '.join(listed)}")
     say(*precision_lines([curve]))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' * (count != 1)}"
 
 
 EVERYDAY: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -120,7 +124,7 @@ def _show_comparison(curves: Sequence[Curve], names: Sequence[str]) -> None:
     print_rows(f"{common_label(curves)}: samples/s by devices", columns, rows)
     say("", *_plot_lines([curve.predictions[-1] for curve in curves], names))
     say("", *precision_lines(curves))
-    say(f"\nwhy, against {names[0]} at {counts[-1]} devices")
+    say(f"\nwhy, against {names[0]} at {_devices(counts[-1])}")
     for name, curve in zip(names[1:], curves[1:], strict=True):
         say(f"{name}: {'; '.join(reasons(curves[0], curve))}")
 
@@ -151,7 +155,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     print_rows(f"{before.label}; {', '.join(changes)}", columns, rows)
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
-    say(f"\nwhy, at {pairs[-1][1].devices} devices: {'; '.join(reasons(before, after))}")
+    say(f"\nwhy, at {_devices(pairs[-1][1].devices)}: {'; '.join(reasons(before, after))}")
     say(*precision_lines([before, after]), *after.notes, f"to narrow the interval: {after.advice}")
 
 
@@ -214,7 +218,7 @@ def show_simulated(label: str, runs: Sequence[Simulated], precision: str) -> Non
     shown = {name for run in runs for name in run.shares}
     say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
     shares = ", ".join(f"{name} {format_share(share)}" for name, share in runs[-1].shares.items())
-    say(f"at {runs[-1].devices} devices: {shares}", f"precision: {precision}")
+    say(f"at {_devices(runs[-1].devices)}: {shares}", f"precision: {precision}")
 
 
 def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:

@@ -341,6 +341,8 @@ def test_progress_on_one_sample_counts(tmp_path: Path) -> None:
 class Caller:
     """A group's connection: hands in messages, and notes what was on disk when each answer was held and sent."""
 
+    peer = "a"
+
     def __init__(self, disk: FileDisk, *sent: messages.Message) -> None:
         self._sent, self.synchronised, self.answers = list(sent), 0, list[tuple[str, int, int]]()
         wait = disk.synchronise
