@@ -146,7 +146,10 @@ class SyncedGroups:
         """Where all groups are to meet as one, if this process opened it."""
         self._fetched: tuple[Tensor, Tensor] | None = None
         """An exchange that this rank has the answer of and has not taken."""
-        client.begin_anew()
+        if client.sequence:
+            # From a checkpoint. Its mark must not be that of ranks which still train in the exchange that it knew.
+            client.begin_anew()
+            job.training.changed(0, f"{job.training.mark}:anew")
         job.training.share_with((client,), global_batch=client.batch)
 
     @property

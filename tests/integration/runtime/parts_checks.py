@@ -36,6 +36,7 @@ from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_u
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import Unit, rows_of
 from paceline.runtime.group.wire import Broken, Wire
+from paceline.runtime.groups import SyncedGroups
 from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.members import rendezvous
 from paceline.runtime.samples import Attempt, Position
@@ -820,8 +821,12 @@ def check_a_group_of_several_is_told_of_its_syncer() -> None:
     other.take(client.header(), torch.tensor([1.0, 2.0]))
     assert other.over
     assert other.base.tolist() == other.held.read().tolist() == [1.0, 2.0]
-    other.begin_anew()
-    assert (other.session, other.sequence, other.over) == (0, 0, False)
+    marks: list[tuple[int, str]] = []
+    training = SimpleNamespace(mark="m", changed=lambda *what: marks.append(what), share_with=lambda *_, **__: None)
+    for _ in range(2):
+        SyncedGroups(SimpleNamespace(training=training), other)  # type: ignore[arg-type]
+        assert (other.session, other.sequence, other.over) == (0, 0, False)
+    assert marks == [(0, "m:anew")], "what a checkpoint knew of the syncer is not what ranks that train know"
     assert other.handed_in().tolist() == [1.0, 2.0], "a group begins with its parameters"
     wide = nn.Linear(2, 1, dtype=torch.float64)
     assert "float32" in refusal(lambda: SyncerClient(plain, wide, Settings(), global_batch=10))
