@@ -40,10 +40,10 @@ def test_levels_do_not_depend_on_the_unit(unit: float) -> None:
 
 
 def test_steps_of_a_noisy_series_are_judged_by_its_noise() -> None:
-    """Steps alternate by 0.2: the noise is 1.4826 * 0.2 / sqrt(2), far above a thousandth of the step."""
+    """Steps alternate by 0.2: the noise is 1.4826 * 0.2 / sqrt(2) = 0.21, and a change counts from twice of it on."""
     values = np.ones(64)
     values[::2] += 0.2
-    values[32:] += 0.15
+    values[32:] += 0.39
     assert len(levels_of(values, 1.0)) == 1
-    values[32:] += 0.5
+    values[32:] += 0.06
     assert [(begin, end) for begin, end, _ in levels_of(values, 1.0)] == [(0, 32), (32, 64)]

@@ -228,6 +228,31 @@ def test_a_batch_doubles_until_a_tenth_does_not_depend_on_it(batch: int, ratio: 
     assert across._enough(batch, ratio) == wanted
 
 
+def test_the_gain_of_a_batch_has_the_interval_of_lines_through_launches() -> None:
+    """Steps of 0.5 s and 0.25 s a sample; at batch 16 a sample takes 0.28125 s, at batch 2 0.5."""
+
+    def case(batch: int, *away: float) -> Any:
+        step = 0.5 + 0.25 * batch
+        return SimpleNamespace(
+            run=SimpleNamespace(batch=batch),
+            result=SimpleNamespace(step_s=Interval(step, step, step)),
+            launches=SimpleNamespace(steps=[step + one for one in away]),
+        )
+
+    exact = [case(batch, 0.0, 0.0, 0.0) for batch in (2, 4, 8)]
+    gain = 1 - 0.28125 / 0.5
+    found = across._batch_gain(exact[0], exact, 16, 0.28125)
+    assert (found.value, found.low, found.high) == pytest.approx((gain, gain, gain))
+    spread = [case(batch, -0.05, 0.0, 0.05) for batch in (2, 4, 8)]
+    found = across._batch_gain(spread[0], spread, 16, 0.28125)
+    assert found.value == pytest.approx(gain)
+    assert gain - 0.2 < found.low < gain - 0.01
+    assert gain + 0.01 < found.high < gain + 0.2
+    short = [exact[0], case(4, 0.0)]
+    assert across._batch_gain(exact[0], short, 16, 0.28125) == Interval(gain, float("-inf"), float("inf"))
+    assert across._batch_gain(exact[0], exact, 16, 0.6).value == 0.0
+
+
 def test_the_share_before_the_first_layer_is_that_of_the_last_rank_to_start() -> None:
     spans = [
         Span(0, 0, "forward", "a", 0.2, 0.3), Span(0, 0, "backward", "a", 0.5, 0.5),
