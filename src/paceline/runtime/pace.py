@@ -118,8 +118,7 @@ class Pace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if kind is None and self._unsettled is not None:
-            # The loop was left by `break`: what was due after its last step.
+        if kind is None and self._unsettled is not None:  # left by `break`: what was due after the last step
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
         self._training.finish_saving()
         self._feed.close()
@@ -210,6 +209,10 @@ class Pace:
         if self._planned and self.rank == 0:
             print_reached(self.records)
 
+    def __iter__(self) -> Iterator[Batch]:
+        """This rank's batches of one more epoch, as from a DataLoader: `for epoch in range(10): for batch in pace:`."""
+        return self.batches(epochs=self.position.epoch + 1)
+
     def step(self, loss: Tensor) -> bool:
         """The short form of `backward` and `update`; whether a step was committed."""
         self._short = True
@@ -236,10 +239,8 @@ class Pace:
     def _backward_once(self, loss: Tensor) -> None:
         attempt = self._attempt
         if attempt is None or attempt.done > attempt.updates or attempt.done >= len(attempt.chunks):
-            raise InputError(
-                "backward() was called without a batch, or twice for one",
-                hint="call it once for each batch of batches(), followed by update(); add several losses up",
-            )
+            hint = "call it once for each batch of batches(), followed by update(); add several losses up"
+            raise InputError("backward() was called without a batch, or twice for one", hint=hint)
         attempt.done += 1
         try:
             self._backward(loss, attempt)
@@ -260,8 +261,7 @@ class Pace:
                 self._recover(error)
         elif not self._again:
             raise InputError("update() was called without a batch", hint="call it once for each batch of batches()")
-        if scaler is not None and not committed:
-            # What it noted of gradients that no step used must not count for those that come.
+        if scaler is not None and not committed:  # what it noted of gradients that no step used must not count
             scaler.update(scaler.get_scale())
         return committed
 

@@ -704,6 +704,19 @@ def check_a_rank_alone_moves_by_the_mean_or_the_sum_of_its_samples_in_any_chunks
                 assert all(one.measured_seconds >= one.measured_compute > 0 for one in pace.records)
 
 
+def check_a_loop_over_the_job_is_one_more_epoch() -> None:
+    model = nn.Linear(1, 1)
+    data = TensorDataset(torch.arange(6.0)[:, None])
+    with join(model, torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch=4) as pace:
+        for epoch in (1, 2, 3):
+            used = []
+            for batch in pace:
+                used += batch.indices.tolist()
+                pace.step(model(batch.inputs).mean())
+            assert sorted(used) == list(range(6))
+            assert pace.position == Position(2 * epoch, epoch, 0)
+
+
 def check_a_new_decision_is_due_when_steps_links_or_stragglers_change() -> None:
     late = [(0.0, 1.0), (0.0, 1.0)]
     session: Any = SimpleNamespace(size=2, balance=SimpleNamespace(straggling=lambda: late))
