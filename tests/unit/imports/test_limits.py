@@ -20,6 +20,7 @@ from paceline.measurements.run import Span
 from paceline.measurements.store import Store
 from paceline.measurements.trace import job, rank_trace, stream
 from paceline.measurements.trace.rank_trace import StepShares
+from tests.unit.imports.generated import write_ranks
 from tests.unit.imports.test_bounds import line, titan
 
 Read = Callable[[], object]
@@ -169,3 +170,10 @@ def test_stages_that_are_missing_are_looked_for_among_few(monkeypatch: pytest.Mo
     assert note.startswith("operations of 4 ranks are missing: stage 1 of data-parallel rank 0"), "from the first on"
     monkeypatch.setattr(imports, "MOST_FILES", 2)
     assert imports._missing_stages(late, partial=True) == []
+
+
+@pytest.mark.parametrize(("steps", "judged"), [(19, False), (20, True)])
+def test_a_verdict_on_a_trace_needs_twenty_steps(tmp_path: Path, steps: int, judged: bool) -> None:
+    paths = write_ranks(tmp_path, steps=steps)
+    found = imports.import_files(paths, Store(tmp_path / "s"), imports.Labels(name="mine"))
+    assert (found.judgement is not None) is judged
