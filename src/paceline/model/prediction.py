@@ -124,6 +124,8 @@ class Curve:
     """How the ranks of each number of devices use the cores of a host, where they compute on them."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Further facts of this kind of prediction, for JSON."""
+    measured: tuple[tuple[int, float], ...] = ()
+    """Devices and samples per second of the points that the curve goes on from, where there are any."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

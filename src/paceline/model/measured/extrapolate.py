@@ -103,6 +103,7 @@ def _curve(
         detail={"network": series.network, "strategy": series.how, "device": series.device, "link": series.link,
                 "precision": f"that of the measured points, {series.precision or 'which do not state it'}",
                 "measure_next": [one.as_dict() for one in ranked]},
+        measured=tuple((round(p), float(rate)) for p, rate in zip(series.devices, series.samples_per_s, strict=True)),
     )  # fmt: skip
 
 

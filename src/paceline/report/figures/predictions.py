@@ -29,10 +29,11 @@ def throughput_curves(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
     traces = [_ideal(shown[0][0])]
     for number, (curve, name) in enumerate(shown):
         intervals = _bands if len(shown) <= MOST_BANDS and len(curve.predictions) > 1 else _whiskers
-        traces += [*intervals(curve, number, len(shown)), _line(curve, name, number)]
+        alone = "predicted" if curve.measured and len(shown) == 1 else name
+        traces += [*intervals(curve, number, len(shown)), _line(curve, alone, number), *_points(curve, number)]
     if len(shown) == 1:
         traces += _knee(curves[0])
-    counts = sorted({prediction.devices for curve, _ in shown for prediction in curve.predictions})
+    counts = sorted({count for curve, _ in shown for count in _counts(curve)})
     return new_figure(traces, x="devices", y="samples per second", counts=counts)
 
 
@@ -40,13 +41,31 @@ def _rates(curve: Curve) -> tuple[list[int], list[float]]:
     return [p.devices for p in curve.predictions], [p.samples_per_s.value for p in curve.predictions]
 
 
+def _counts(curve: Curve) -> set[int]:
+    """Numbers of devices that were predicted or measured."""
+    return {*_rates(curve)[0], *(devices for devices, _ in curve.measured)}
+
+
 def _ideal(curve: Curve) -> Figure:
     """Ideal throughput: that of one device times the number of devices."""
-    devices, rates = _rates(curve)
-    ideal = [rate / p.efficiency for rate, p in zip(rates, curve.predictions, strict=True)]
+    predicted = {p.devices: p.samples_per_s.value / p.efficiency for p in curve.predictions}
+    first, rate = next(iter(predicted.items()))
+    ideal = sorted(({count: rate / first * count for count in _counts(curve)} | predicted).items())
     line = {"color": "@muted", "width": 1, "dash": "dot"}
-    return {"type": "scatter", "mode": "lines", "name": "ideal", "x": devices, "y": ideal, "line": line,
-            "hoverinfo": "skip"}  # fmt: skip
+    return {"type": "scatter", "mode": "lines", "name": "ideal", "x": [count for count, _ in ideal],
+            "y": [each for _, each in ideal], "line": line, "hoverinfo": "skip"}  # fmt: skip
+
+
+def _points(curve: Curve, number: int) -> list[Figure]:
+    """What was measured, if the curve goes on from it."""
+    if not curve.measured:
+        return []
+    devices, rates = zip(*curve.measured, strict=True)
+    marker, hover = {"size": 9, "symbol": "x", "color": LINES[number]}, "%{x} devices, measured: %{y:,.1f} samples/s"
+    return [
+        {"type": "scatter", "mode": "markers", "name": "measured", "legendgroup": str(number), "x": list(devices),
+         "y": list(rates), "marker": marker, "hovertemplate": f"{hover}<extra></extra>"}
+    ]  # fmt: skip
 
 
 def _line(curve: Curve, name: str, number: int) -> Figure:
