@@ -230,6 +230,22 @@ def test_the_judge_names_the_layer_that_differs() -> None:
     assert undefined.status == "different"
 
 
+@pytest.mark.parametrize(
+    ("key", "error", "status"),
+    [
+        ("g/conv.bias", 3.9e-6, "equal"),  # its terms cancel: the rounding of gradients of norm 4 is all there is
+        ("g/conv.bias", 4.1e-6, "different"),
+        ("g/out.bias", 9e-8, "equal"),
+        ("g/out.bias", 1.1e-7, "different"),  # another layer's gradients do not count
+        ("w/conv.bias", 1.1e-7, "different"),
+    ],
+)
+def test_a_gradient_that_cancels_out_is_judged_beside_those_of_its_layer(key: str, error: float, status: str) -> None:
+    expected = {"g/conv.weight": np.full(4, 2.0), "w/conv.weight": np.full(4, 2.0)}
+    expected |= {name: np.zeros(1) for name in ("g/conv.bias", "g/out.bias", "w/conv.bias")}
+    assert verify._judge("x/y", "plain", [expected | {key: np.array([error])}], expected).status == status
+
+
 def test_summed_gradients_would_be_noticed(pytorch: object) -> None:
     """The steps of the proof are large enough to tell averaged from summed gradients."""
     net = PROOF_NETWORKS["plain"]

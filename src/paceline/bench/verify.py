@@ -145,7 +145,7 @@ def _judge(framework: str, name: str, found: list[Arrays], expected: Arrays) -> 
     worst, error = "", -1.0
     for arrays in found:
         for key, value in arrays.items():
-            distance = _distance(value, expected[key])
+            distance = _distance(value, expected[key], _least_scale(key, expected))
             if distance > error:
                 worst, error = key, distance
     missing = [key for key in expected if key not in found[0] and (ranks == 1 or key.startswith("w/"))]
@@ -164,11 +164,21 @@ def _words(key: str) -> str:
     return f"layer {layer!r}: {'gradient of ' if kind == 'g' else ''}{role}{'' if kind == 'g' else ' after the steps'}"
 
 
-def _distance(value: Any, expected: Any) -> float:
+def _least_scale(key: str, expected: Arrays) -> float:
+    """What an error is compared with at least: of a gradient, a hundredth of the largest one of its layer.
+
+    Where a norm follows, the terms of a bias's gradient cancel out, and what is left is the rounding of the terms.
+    """
+    layer, kind = key.rpartition(".")[0], key.partition("/")[0]
+    beside = [value for name, value in expected.items() if kind == "g" and name.rpartition(".")[0] == layer]
+    return max([1e-3, *(0.01 * float(np.linalg.norm(value)) for value in beside)])
+
+
+def _distance(value: Any, expected: Any, least: float) -> float:
     """Error relative to the norm of the reference; infinite if shapes differ or a value is not finite."""
     if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
-    scale = max(float(np.linalg.norm(expected)), 1e-3)
+    scale = max(float(np.linalg.norm(expected)), least)
     return float(np.linalg.norm(value.astype(np.float64) - expected)) / scale
 
 
