@@ -19,6 +19,7 @@ from paceline.model.calibration import AS_STATED
 from paceline.model.plan.make import make_plan
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
+from paceline.model.simulate.scenario import Trouble, simulate_question
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, Placed, place
 from paceline.spec.layers import Flatten, Linear
 from paceline.spec.network import ImageInput, Network, layer_costs
@@ -158,6 +159,26 @@ def test_equal_devices_are_planned_as_predicted(network, device, hosts, local, b
     assert whole.shares == ((batch,) * (hosts * local),)
     assert whole.predicted_step == pytest.approx(prediction.step_s.value, rel=1e-9)
     assert whole.interval_90 == pytest.approx(prediction.samples_per_s.interval_90, rel=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from(["dgx-h100 x 2", "4x v100-sxm2 over infiniband-edr x 4", "4x rtx-3090 over 10gbe x 2", "dgx-a100"]),
+    st.sampled_from(["resnet20", "alexnet"]),
+    st.sampled_from([None, "ring", "double_tree", "hierarchical"]),
+    frameworks,
+)
+def test_gpus_are_planned_simulated_and_predicted_with_one_exchange(name, network, algorithm, framework):
+    cluster, strategy = catalog.cluster(name), Strategy(algorithm=algorithm)
+    question = Question(cluster, framework, 32, network=catalog.network(network), strategy=strategy)
+    count = cluster.num_devices
+    curve = predict_curve(question, (count,))
+    plan = make_plan(question, shown=99)
+    whole = next(one for one in plan.ranked if len(one.groups) == 1 and len(one.groups[0]) == count)
+    assert whole.predicted_step == pytest.approx(curve.predictions[0].step_s.value, rel=1e-9)
+    simulated = simulate_question(question, count, Trouble(steps=10))
+    assert simulated.predicted_step_s == pytest.approx(curve.predictions[0].step_s.value, rel=1e-9)
+    assert ("what NCCL expects" in curve.detail["exchange"]) == (algorithm is None)
 
 
 @settings(max_examples=40, deadline=None)

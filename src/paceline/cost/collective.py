@@ -6,6 +6,9 @@ recursive_doubling     log2(P) (a + N b + N g)
 tree                   2 log2(P) (a + N b) + log2(P) N g
 reduce_scatter, all_gather   (P-1) a + (P-1)/P N b
 
+Without an algorithm the library chooses: NCCL for each message (`nccl.py`), Gloo a ring, and MPI is taken for a ring
+(Open MPI's own decision takes one for the large messages that gradients are, and others for small ones).
+
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 """
 
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from paceline.cost.nccl import bus_between, nccl_allreduce, nccl_gather, simple_hops
+
 if TYPE_CHECKING:
     from paceline.spec.cluster import Cluster, Host, Placed
 
@@ -27,15 +32,20 @@ __all__ = [
     "Endpoint",
     "Fabric",
     "allreduce",
+    "allreduce_parts",
+    "chosen_algorithms",
     "endpoint_of",
     "fabric_between",
     "fabric_of",
     "gather_or_scatter",
+    "gather_parts",
     "parameter_server",
     "syncer_round",
 ]
 
 Floats = NDArray[np.float64]
+Parts = tuple[Floats, Floats]
+"""Seconds that wait for latencies, and seconds that carry bytes."""
 Cost = Callable[[Floats, int, float, float, float], Floats]
 
 
@@ -80,9 +90,11 @@ class Fabric:
     between_per_byte: float
     """Of all network ports of a host together, in one direction."""
     reduce_per_byte: float = 0.0
+    nccl: str | None = None
+    """The link inside hosts, if NCCL exchanges, whose own latencies then hold; none under another library."""
 
     def slowed(self, latency: float, per_byte: float) -> Fabric:
-        """The same ranks with all latencies and all seconds per byte multiplied."""
+        """The same ranks with all latencies of links and all seconds per byte multiplied."""
         return replace(
             self,
             inside_latency=self.inside_latency * latency,
@@ -123,14 +135,39 @@ def endpoint_of(host: Host, index: int | str) -> Endpoint:
     return Endpoint(index, inside, (host.link.bandwidth * host.nics, host.link.latency))
 
 
-def fabric_of(cluster: Cluster, placed: Sequence[Placed]) -> Fabric:
-    """The fabric of ranks placed on a cluster."""
-    return fabric_between([endpoint_of(cluster.hosts[rank.host], rank.host) for rank in placed])
+def fabric_of(cluster: Cluster, placed: Sequence[Placed], *, nccl: bool = False) -> Fabric:
+    """The fabric of ranks placed on a cluster; `nccl` if NCCL exchanges wherever it can."""
+    fabric = fabric_between([endpoint_of(cluster.hosts[rank.host], rank.host) for rank in placed])
+    return replace(fabric, nccl=bus_between(cluster, placed)) if nccl else fabric
 
 
 def allreduce(fabric: Fabric, size: ArrayLike, algorithm: str | None = None) -> Floats:
-    """Seconds of one all-reduce of each size; without algorithm, a flat ring as NCCL and Gloo run it."""
+    """Seconds of one all-reduce of each size; without algorithm, by the one that the library chooses."""
+    late, wide = allreduce_parts(fabric, size, algorithm)
+    return late + wide
+
+
+def allreduce_parts(fabric: Fabric, size: ArrayLike, algorithm: str | None = None) -> Parts:
+    """The seconds of each all-reduce, those of latencies and those of bytes apart."""
     n = np.asarray(size, dtype=np.float64)
+    if fabric.nccl is None:
+        return _plain(fabric.slowed(1.0, 0.0), n, algorithm), _plain(fabric.slowed(0.0, 1.0), n, algorithm)
+    if fabric.ranks > 1 and algorithm in (None, "ring", "double_tree"):
+        return nccl_allreduce(fabric, n, algorithm)[:2]
+    inside, between = simple_hops(fabric)
+    return allreduce_parts(
+        replace(fabric, nccl=None, inside_latency=inside, between_latency=between), n, algorithm or "ring"
+    )
+
+
+def chosen_algorithms(fabric: Fabric, sizes: Floats, algorithm: str | None = None) -> list[str]:
+    """The algorithm of each all-reduce."""
+    if algorithm is not None or fabric.nccl is None or fabric.ranks == 1:
+        return [algorithm or "ring"] * len(sizes)
+    return [str(name) for name in nccl_allreduce(fabric, sizes).algorithm]
+
+
+def _plain(fabric: Fabric, n: Floats, algorithm: str | None) -> Floats:
     if fabric.ranks == 1:
         return np.zeros_like(n)
     if algorithm == "hierarchical":
@@ -170,13 +207,20 @@ def _double_tree(fabric: Fabric, n: Floats) -> Floats:
 
 def gather_or_scatter(fabric: Fabric, size: Floats) -> Floats:
     """Seconds of one reduce-scatter or all-gather of each size by a flat ring."""
+    late, wide = gather_parts(fabric, size)
+    return late + wide
+
+
+def gather_parts(fabric: Fabric, size: Floats) -> Parts:
+    """The same, the seconds of latencies and those of bytes apart."""
     n = np.asarray(size, dtype=np.float64)
     if fabric.ranks == 1:
-        return np.zeros_like(n)
+        return np.zeros_like(n), np.zeros_like(n)
+    if fabric.nccl is not None:
+        return nccl_gather(fabric, n)[:2]
     latency, per_byte = _flat_links(fabric)
     p = fabric.ranks
-    cost: Floats = (p - 1) * latency + (p - 1) / p * n * per_byte
-    return cost
+    return np.full_like(n, (p - 1) * latency), (p - 1) / p * n * per_byte
 
 
 def parameter_server(fabric: Fabric, size: Floats, *, servers: int) -> Floats:
