@@ -14,6 +14,7 @@ from paceline.errors import InputError, UnknownName
 from paceline.model.question import Question
 from paceline.spec.cluster import Host
 from paceline.spec.fields import Noun
+from paceline.spec.strategy import Strategy
 
 __all__ = ["CHANGEABLE", "changed", "parse_changes"]
 
@@ -43,11 +44,19 @@ def parse_changes(given: tuple[str, ...]) -> dict[str, str]:
 def changed(question: Question, changes: dict[str, str]) -> Question:
     """The question with every change applied."""
     for key, value in changes.items():
-        part, _, field = key.partition(".")
+        part, _, field = _full(key).partition(".")
         if part not in CHANGEABLE:
-            raise UnknownName("part of a question", part, CHANGEABLE)
+            raise UnknownName("part of a question", part, [*CHANGEABLE, *Strategy.model_fields])
         question = _changed(question, part, field, value=value)
     return question
+
+
+def _full(key: str) -> str:
+    """`algorithm` means `strategy.algorithm`, and `host.link.latency` means `link.latency`."""
+    if key in Strategy.model_fields and key not in CHANGEABLE:
+        return f"strategy.{key}"
+    plain = key.removeprefix("host.")
+    return plain if plain.partition(".")[0] in ("link", "inside") else key
 
 
 def _changed(question: Question, part: str, field: str, *, value: str) -> Question:

@@ -272,13 +272,15 @@ def ranks_with(
     works, spread = shared_works(question, placed, works, calibration=calibration, present=present)
     distinct = {id(work): work for work in works}
     counts = Counter(map(id, works))
-    fabric = fabric_of(question.cluster, placed)
-    software = calibration.base_latency
-    fabric = replace(
-        fabric,
-        inside_latency=fabric.inside_latency + software / 5,
-        between_latency=fabric.between_latency + software,
-    )
+    policy = catalog.resolve(question.framework, question.strategy)
+    fabric = fabric_of(question.cluster, placed, nccl=policy.nccl_on_gpus)
+    if fabric.nccl is None:  # NCCL's own latencies contain its software
+        software = calibration.base_latency
+        fabric = replace(
+            fabric,
+            inside_latency=fabric.inside_latency + software / 5,
+            between_latency=fabric.between_latency + software,
+        )
     rates = {rank.device.memory_bandwidth for rank in placed}
     return Ranks(
         works=tuple(distinct.values()),

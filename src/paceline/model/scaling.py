@@ -6,6 +6,7 @@ recurrence runs over all draws at once. Fixing one input at a time tells which m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,20 +22,24 @@ from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
 from paceline.model.question import Question, check_question, cores_words, precision_of, ranks_of, works_of
-from paceline.model.step import NOMINAL, Factors, Ranks, fusion_choices, step_terms
+from paceline.model.step import NOMINAL, Factors, Ranks, exchange_algorithms, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
-from paceline.units import SECONDS
 
-__all__ = ["basis_of", "draw_factors", "met_by_points", "predict_curve", "spreads_of"]
+__all__ = ["basis_of", "draw_factors", "exchange_of", "exchange_words", "met_by_points", "predict_curve", "spreads_of"]
 
 Floats = NDArray[np.float64]
 
 NUM_DRAWS = 400
 POINT_NOISE = 0.05
 """Standard deviation of the log of a measured throughput."""
-MANY, TREES_GAIN = 64, 0.1
-"""Devices of a ring, and share of a step, from which on a prediction mentions trees."""
+EXCHANGES = {
+    "double_tree": "double binary tree",
+    "nvls": "sums in the NVSwitch (NVLS)",
+    "servers": "parameter servers",
+    "swept": "collectives as the sweep measured them",
+}
+"""What algorithms are called where the name of the setting says too little."""
 ADVICE = {
     "compute": "profile one step on one device (a capture, or `paceline run` on one rank) and predict from it",
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
@@ -79,34 +84,44 @@ def predict_curve(
         knee_gain=knee_gain,
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
-        notes=(
-            *dict.fromkeys(words for count in counts if (words := cores_words(question, count))),
-            *_trees(question, largest, policy, calibration),
-        ),
+        notes=tuple(dict.fromkeys(words for count in counts if (words := cores_words(question, count)))),
         detail={
             "precision": precision_of(question),
+            "exchange": exchange_words({count: ranks[count] for count in counts}, policy, calibration),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
         },
     )
 
 
-def _trees(question: Question, ranks: Ranks, policy: Policy, calibration: Calibration) -> list[str]:
-    """What trees would change where the assumed ring has many hops; frameworks with Gloo take NCCL on GPUs."""
-    count = sum(ranks.counts)
-    gpus = all(device.kind == "gpu" for host in question.cluster.hosts for device in host.devices)
-    chosen = policy.algorithm is not None or policy.transport not in ("gloo", "nccl") or bool(calibration.collectives)
-    if count < MANY or ranks.fabric.hosts == 1 or not gpus or chosen or policy.aggregation != "allreduce":
-        return []
-    tree = policy.model_copy(update={"algorithm": "double_tree"})
-    ring_s, tree_s = (count / _nominal_rate(ranks, one, calibration) for one in (policy, tree))
-    if tree_s > (1 - TREES_GAIN) * ring_s:
-        return []
-    both = f"a step of {SECONDS.format(tree_s)} instead of {SECONDS.format(ring_s)}"
-    return [
-        f"the exchange is a ring over {count} devices; NCCL takes trees where a ring has that many hops: "
-        f"strategy.algorithm=double_tree predicts {both}"
-    ]
+def exchange_of(question: Question, counts: Sequence[int], calibration: Calibration = CATALOG_ONLY) -> str:
+    """How the gradients of a question are exchanged at each number of devices."""
+    works, policy = works_of(question), resolve(question.framework, question.strategy)
+    return exchange_words({n: ranks_of(question, n, calibration, works) for n in counts}, policy, calibration)
+
+
+def exchange_words(ranks: dict[int, Ranks], policy: Policy, calibration: Calibration) -> str:
+    """How gradients are exchanged at each number of devices, and who says so; empty where nothing is exchanged."""
+    how: dict[str, list[int]] = {}
+    for count, here in sorted(ranks.items()):
+        if count > 1 and policy.aggregation != "none":
+            how.setdefault(_messages(exchange_algorithms(here, policy, calibration)), []).append(count)
+    if not how:
+        return ""
+    said = "; ".join(f"{words} at {', '.join(map(str, counts))}" for words, counts in how.items())
+    nccl = any(here.fabric.nccl for here in ranks.values())
+    if policy.algorithm is None and nccl and not policy.shard_stage and not calibration.collectives:
+        return f"{said} devices: what NCCL expects to end first; strategy.algorithm names another"
+    return f"{said} devices"
+
+
+def _messages(algorithms: Sequence[str]) -> str:
+    """`ring for 2, tree for 5 of 7 messages`, or one word where all are alike."""
+    counts = Counter(algorithms)
+    if len(counts) == 1:
+        return EXCHANGES.get(algorithms[0], algorithms[0])
+    parts = ", ".join(f"{EXCHANGES.get(name, name)} for {count}" for name, count in counts.most_common())
+    return f"{parts} of {len(algorithms)} messages"
 
 
 def spreads_of(works: Sequence[StepWork], largest: int, calibration: Calibration) -> dict[str, float]:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from paceline.catalog import Policy
 from paceline.cost import recurrence
 from paceline.cost.buckets import bucket_bytes, mgwfbp_buckets, optimal_buckets, policy_buckets
-from paceline.cost.collective import Fabric, allreduce, gather_or_scatter, parameter_server
+from paceline.cost.collective import Fabric, allreduce_parts, chosen_algorithms, gather_parts, parameter_server
 from paceline.cost.host import at_once, turns
 from paceline.errors import Unsupported
 from paceline.model.calibration import ASSUMED_SLOWDOWN, Calibration
@@ -20,7 +20,7 @@ from paceline.model.compute import StepWork
 from paceline.model.prediction import TERMS
 from paceline.model.sweep import seconds_at
 
-__all__ = ["NOMINAL", "Factors", "Ranks", "exchange_seconds", "fusion_choices", "step_terms"]
+__all__ = ["NOMINAL", "Factors", "Ranks", "exchange_algorithms", "exchange_seconds", "fusion_choices", "step_terms"]
 
 Floats = NDArray[np.float64]
 
@@ -143,6 +143,21 @@ def exchange_seconds(ranks: Ranks, policy: Policy, calibration: Calibration) -> 
     """Seconds of all exchanges of one step, hidden or not."""
     cost = _nominal(ranks, policy, calibration)
     return float(cost(bucket_bytes(ranks.lead.gradients, _buckets(policy, ranks.lead, cost))).sum())
+
+
+def exchange_algorithms(ranks: Ranks, policy: Policy, calibration: Calibration) -> list[str]:
+    """How each exchange of a step is done, one word each: an algorithm, `servers`, or `swept` where a sweep says it."""
+    last = _buckets(policy, ranks.lead, _nominal(ranks, policy, calibration))
+    if policy.aggregation == "parameter_server":
+        return ["servers"] * len(last)
+    swept = "reduce_scatter" if policy.shard_stage == 3 else "all_reduce"
+    if any(fit.operation == swept for fit in calibration.collectives):
+        return ["swept"] * len(last)
+    if policy.shard_stage == 3 or (policy.shard_stage and policy.algorithm is None):
+        return ["ring"] * len(last)
+    slow = ranks.fabric.slowed(1.0, 1 / calibration.reach.value)
+    sizes = np.asarray(bucket_bytes(ranks.lead.gradients, last)) * _share(ranks, policy)
+    return chosen_algorithms(slow, sizes, policy.algorithm)
 
 
 def _expected_slowest(ranks: int, jitter: float) -> float:
@@ -272,20 +287,25 @@ def _comm(ranks: Ranks, policy: Policy, calibration: Calibration, *, sizes: Floa
         if swept is not None:
             times = 3.0 if policy.shard_stage == 3 else 1.0
             return times * swept[0][None, :] * factors.bandwidth[:, None]
-    slow = fabric.slowed(calibration.latency.value, 1 / calibration.reach.value)
-    late = _formula(slow.slowed(1.0, 0.0), policy, sizes)
-    wide = _formula(slow.slowed(0.0, 1.0), policy, sizes)
+    # NCCL's own latencies contain its software.
+    slow = fabric.slowed(1.0 if fabric.nccl else calibration.latency.value, 1 / calibration.reach.value)
+    late, wide = _parts(slow, policy, sizes)
     return turns(fabric.ranks, cores) * (
         late[None, :] * factors.latency[:, None] + wide[None, :] * factors.bandwidth[:, None]
     )
 
 
-def _formula(fabric: Fabric, policy: Policy, sizes: Floats) -> Floats:
+def _parts(fabric: Fabric, policy: Policy, sizes: Floats) -> tuple[Floats, Floats]:
+    """Seconds of each exchange that wait for latencies, and seconds that carry bytes."""
     if policy.aggregation == "parameter_server":
-        return parameter_server(fabric, sizes, servers=policy.servers or 0)
-    if policy.shard_stage == 3:
-        return 3 * gather_or_scatter(fabric, sizes)
-    return allreduce(fabric, sizes, policy.algorithm)
+        servers = policy.servers or 0
+        late = parameter_server(fabric.slowed(1.0, 0.0), sizes, servers=servers)
+        return late, parameter_server(fabric.slowed(0.0, 1.0), sizes, servers=servers)
+    if policy.shard_stage == 3 or (policy.shard_stage and policy.algorithm is None):
+        times = 3 if policy.shard_stage == 3 else 2
+        late, wide = gather_parts(fabric, sizes)
+        return times * late, times * wide
+    return allreduce_parts(fabric, sizes, policy.algorithm)
 
 
 def _add_input(terms: dict[str, Floats], input_s: tuple[float, float], *, overlapped: bool) -> None:

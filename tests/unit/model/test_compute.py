@@ -9,7 +9,15 @@ import pytest
 
 from paceline.cost.roofline import LayerTimes
 from paceline.errors import Unsupported
-from paceline.model.compute import BATCH_SPREAD, MOVED_SPREAD, DeviceWork, in_chunks, moved_by_rooflines
+from paceline.measurements.profile import Profile, ProfiledLayer
+from paceline.model.compute import (
+    BATCH_SPREAD,
+    MOVED_SPREAD,
+    DeviceWork,
+    in_chunks,
+    moved_by_rooflines,
+    work_of_profile,
+)
 
 NOTHING = np.zeros((2, 3))
 TIMES = LayerTimes(
@@ -88,3 +96,9 @@ def test_a_batch_beyond_the_memory_takes_chunk_after_chunk(
     assert step.start == pytest.approx(step.before + 6 * last + 1.5)
     assert step.compute == pytest.approx(step.before + 18 * last + 3.0)
     assert (step.total_bytes, step.num_gradients) == (60.0, 3)
+
+
+def test_a_profile_s_input_grows_with_the_batch_reading_and_copying_apart() -> None:
+    layers = (ProfiledLayer(name="a", forward=0.1, backward=0.2, gradients=(4.0,)),)
+    step = work_of_profile(Profile(network="mine", batch=4, layers=layers, update=0.1, io=0.4, h2d=0.8)).at(8)
+    assert (step.io, step.h2d) == pytest.approx((0.8, 1.6))

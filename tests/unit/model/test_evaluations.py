@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from paceline import api, catalog
 from paceline.catalog.evaluations import Evaluation, evaluation, evaluation_names
-from paceline.errors import SpecError, UnknownName
-from paceline.model.validation.evaluations import answer_evaluation
+from paceline.errors import InputError, SpecError, UnknownName
+from paceline.model.validation.evaluations import MEASURED_KEYS, MEASURED_SCHEMA, answer_evaluation, read_measured
 from paceline.spec.load import parse_noun
-from paceline.spec.study import conflicts, expand
 from tests.conftest import Command
 
 SMALL = """
@@ -82,9 +82,7 @@ def test_every_evaluation_of_the_catalog_is_whole(name: str) -> None:
         assert asked.cluster_called(one.cluster).num_devices >= max(getattr(one, "devices", (1,)))
     for curve in asked.curve:
         assert all(catalog.framework(framework) for framework in curve.frameworks)
-    if asked.study is not None:
-        assert conflicts(asked.study, catalog.shipped_catalog()) == ()
-        assert expand(asked.study, catalog.shipped_catalog())
+    assert asked.study_cases()
 
 
 def test_an_answer_is_what_predict_and_whatif_say() -> None:
@@ -157,9 +155,47 @@ def test_the_command_measures_its_study_and_answers_in_json(quick: Command, tmp_
     file, page = tmp_path / "small.toml", tmp_path / "page.md"
     study = '[study]\nname = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [4]\n'
     file.write_text(f"{SMALL}\n{study}[study.protocol]\nlaunches = 1\nmax_launches = 1\n", encoding="utf-8")
-    found = quick.json("evaluate", str(file), "--page", str(page))
+    kept = tmp_path / "kept.json"
+    words = ("evaluate", str(file), "--measured", str(kept), "--page", str(page))
+    found = quick.json(*words)
     assert found["schema"] == "paceline.evaluate/1"
     assert found["published"][0]["held"] is False
     assert len(found["measured"]["cases"]) == 1
-    assert "## Measured on this machine" in page.read_text(encoding="utf-8")
+    fresh = page.read_text(encoding="utf-8")
+    assert "## Measured on this machine" in fresh
+    assert "## Where the measured step goes" in fresh
+    again = quick.json(*words)
+    assert again["measured"]["cases"] == found["measured"]["cases"]
+    assert page.read_text(encoding="utf-8") == fresh
     assert list(quick.json("evaluate")["evaluations"]) == list(evaluation_names())
+
+
+GOOD = {"schema": MEASURED_SCHEMA, "name": "small", "campaign": "c", "cases": [dict.fromkeys(MEASURED_KEYS)]}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("not JSON", "no measurements of an evaluation"),
+        ("[]", "no measurements of an evaluation"),
+        (json.dumps({**GOOD, "cases": None}), "no measurements of an evaluation"),
+        (json.dumps({**GOOD, "schema": "paceline.show/1"}), "got no case"),
+        (json.dumps({**GOOD, "cases": []}), "got no case"),
+        (json.dumps({**GOOD, "cases": [{}]}), "a case without 'network'"),
+        (json.dumps({**GOOD, "name": "large"}), "of 'large'"),
+    ],
+)
+def test_a_file_that_is_not_its_measurement_is_refused(document: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text(document, encoding="utf-8")
+    with pytest.raises(InputError, match=expected):
+        read_measured(file, "small")
+    file.write_text(json.dumps(GOOD), encoding="utf-8")
+    assert read_measured(file, "small") == GOOD
+
+
+def test_a_study_finds_the_clusters_of_its_evaluation() -> None:
+    study = '[study]\nname = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nclusters = ["mine"]\nbatch = [4]\n'
+    asked = parse_noun(f'on = "virtual"\n{SMALL}{study}devices = [4]\n', Evaluation, "small.toml")
+    (case,) = asked.study_cases()
+    assert (asked.on, case.cluster) == ("virtual", asked.cluster_called("mine"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError, Unsupported
-from paceline.model.measured.discrepancy import PRIOR, WIDEST, Doubt, fit_discrepancy, interval
+from paceline.model.measured.discrepancy import COEFFICIENTS, PRIOR, WIDEST, Doubt, fit_discrepancy, interval
 from paceline.model.measured.extrapolate import extrapolate_series
 from paceline.model.measured.fit import NUM_DRAWS
 from paceline.model.measured.forecast import posteriors
@@ -99,7 +99,7 @@ def test_one_count_on_different_hosts_is_two_series(tmp_path):
 def test_two_points_are_enough_but_less_sure(tmp_path):
     few = predict(write(tmp_path, [ROW.format(n, POINTS[n]) for n in (1, 4)]))[0].predictions[0]
     many = predict(write(tmp_path, [ROW.format(n, v) for n, v in POINTS.items()]))[0].predictions[0]
-    assert few.samples_per_s.half_width > 2 * many.samples_per_s.half_width
+    assert few.samples_per_s.half_width > 1.5 * many.samples_per_s.half_width
 
 
 def test_unknown_names_are_labels(tmp_path):
@@ -375,6 +375,17 @@ def test_coefficients_of_the_discrepancy_follow_the_errors():
     low, high = interval(fitted, doubt, 0.9)
     assert 0.85 < np.mean((errors > low) & (errors < high)) < 0.95
     assert np.array_equal(fitted[1:], PRIOR[1:])
+
+
+def test_what_stated_labels_are_worth_is_learnt_at_the_first_crossing():
+    rng = np.random.default_rng(0)
+    plain = Doubt(situation=1, doublings=1, posterior=0.2, disagreement=0.0, hindcast=0.0, spread=0, loss=0.0)
+    doubts = [replace(plain, stated=bool(place % 2)) for place in range(200)]
+    errors = [float(0.1 / (1 + 2 * one.stated) * rng.standard_normal()) for one in doubts]
+    fitted = fit_discrepancy(doubts, errors, [str(place // 5) for place in range(200)])
+    place = COEFFICIENTS.index("stated")
+    assert 0.25 < fitted[1, place] < 0.5
+    assert fitted[:, place].tolist() == [1.0, *[fitted[1, place]] * 3, 1.0], "later crossings begin with it"
 
 
 def test_a_fluke_does_not_choose_the_form(tmp_path):

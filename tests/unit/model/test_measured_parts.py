@@ -156,11 +156,17 @@ def test_situations():
         ({1: 10.0, 2: 100.0, 4: 100.0, 8: 100.0}, 16, 1, 1.0),  # the last three points alone
         ({1: 100.0, 2: 220.0, 4: 480.0}, 16, 1, 0.0),
         ({1: 100.0, 2: 90.0, 4: 70.0}, 8, 0, 1.0),
-        ({1: 100.0, 2: 60.0, 4: 70.0}, 8, 0, 0.0),  # rises again at its last step
-        ({1: 100.0, 2: 300.0, 4: 290.0}, 8, 0, 0.0),  # falls at its last step alone
+        ({1: 100.0, 2: 60.0, 4: 70.0}, 8, 0, (1 - np.log2(7 / 6)) ** 2),  # gains a sixth at its last step
+        ({1: 100.0, 2: 100.0}, 8, 0, 1.0),  # VGG-16 on RTX 3090: 325, 325, 264, 254
+        ({1: 100.0, 2: 100 * 2**0.5}, 8, 0, 0.5**4),  # one device aggregates nothing: that is paid once
+        ({1: 100.0, 2: 100.0}, 16, 1, 0.0),  # BERT-Large of HKBU: 49, 49, 91 on 1, 4, 8 devices
+        ({2: 100.0, 4: 300.0, 8: 290.0}, 16, 1, (np.log2(400 / 290) / 2) ** 2),  # falls at its last step alone
+        ({6: 600.0, 8: 600.0}, 16, 1, np.log2(4 / 3) ** 2),  # less than a doubling tells as much less
         ({8: 100.0, 16: 50.0}, 32, 2, 0.0),  # crossing hosts costs once: inside and between are not compared
         ({8: 100.0, 16: 50.0, 32: 45.0}, 64, 3, 1.0),
-        ({8: 100.0, 16: 50.0, 32: 60.0}, 64, 3, 0.0),
+        ({8: 100.0, 16: 50.0, 32: 60.0}, 64, 3, (1 - np.log2(1.2)) ** 2),
+        ({4: 400.0, 8: 420.0, 16: 425.0}, 32, 2, (1 - np.log2(1.05)) ** 2),  # full on both sides of the crossing
+        ({1: 49.0, 8: 53.0, 16: 56.0}, 32, 2, 0.0),  # entered a regime twice: BERT-Large over 100 GbE went on to 103
     ],
 )
 def test_points_that_gain_nothing_leave_little_possible(rates, count, situation, least):
@@ -182,6 +188,30 @@ def test_a_total_that_fell_does_not_rise_on_more_devices_or_hosts():
     strong = {8: 1000.0, 16: 1500.0, 32: 1400.0, 64: 1000.0}
     split = series(strong, at_8=32.0, at_16=16.0, at_32=8.0, at_64=4.0)
     assert predicted(split, 128).value <= 1000
+
+
+def test_a_series_that_saturated_or_fell_does_not_leap():
+    assert predicted(series({4: 400.0, 8: 420.0, 16: 425.0}), 32).value < 500
+    unknown = predicted(series({4: 60.0, 8: 50.0}, link="", per_host=4.0), 16)
+    assert 50 < unknown.value < 75, "a slow link and a full server are as probable"
+    assert unknown.interval_90[0] < 50
+    assert predicted(series({8: 800.0, 16: 1590.0, 32: 3150.0, 64: 3200.0}), 128).value < 3500
+    good = predicted(series({8: 800.0, 16: 1590.0, 32: 3150.0}), 64)
+    assert 5900 < good.value < 6300
+
+
+def test_no_prediction_is_faster_per_device_than_the_best_point():
+    rates = {1: 100.0, 2: 199.0, 4: 397.0, 8: 790.0, 16: 1570.0, 32: 3130.0}
+    assert predicted(series(rates, link=""), 512).interval_90[1] < 1.06 * 512 * 100
+
+
+def test_between_measured_counts_the_answer_lies_between_them():
+    inside = predicted(series({1: 100.0, 2: 190.0, 8: 100.0}), 4)
+    assert 50 <= inside.value <= 380
+    assert inside.interval_90[1] < 410
+    measured = predicted(series({4: 400.0, 8: 420.0, 16: 425.0}), 16)
+    assert measured.value == pytest.approx(425, rel=0.01)
+    assert measured.interval_90[0] > 400
 
 
 def test_a_batch_far_from_the_measured_ones_is_a_distance():
@@ -237,19 +267,25 @@ def test_the_scale_of_a_doubt_by_hand():
     assert scale_of(PRIOR, DOUBT) == pytest.approx(known**0.5)
     blind = 0.007**2 + 0.02**2 + 0.072**2 + 0.0225**2 + 0.024**2 + 0.075**2 * 3
     assert scale_of(PRIOR, replace(DOUBT, hindcast=float("nan"))) == pytest.approx(blind**0.5)
+    facts = PRIOR.copy()
+    facts[1, 7] = 0.5  # noise and spread are of the points, whatever the labels state
+    stated = 0.007**2 + 0.02**2 + 0.25 * (0.036**2 + 0.0225**2 + 0.033**2 + 0.024**2 + 0.075**2 * 3)
+    assert scale_of(facts, replace(DOUBT, stated=True)) == pytest.approx(stated**0.5)
+    assert scale_of(facts, DOUBT) == pytest.approx(known**0.5)
 
 
 def test_bounds_have_other_tails_on_both_sides():
     coefficients = PRIOR.copy()
-    coefficients[1, 7:] = [
+    coefficients[1:3, 8:] = (
         1.0,
         1.25,
-    ]  # two degrees of freedom on the slow side: t of 0.95 is 2.919986; of three 2.353363
-    scale = scale_of(coefficients, DOUBT)
-    low, high = interval(coefficients, DOUBT, 0.9)
-    assert (low, high) == (pytest.approx(-scale / 1.25 * 2.353363), pytest.approx(scale * 1.25 * 2.919986))
-    narrow = interval(coefficients, DOUBT, 0.5)
-    assert narrow == (pytest.approx(-scale / 1.25 * 0.764892), pytest.approx(scale * 1.25 * 0.816497))
+    )  # two degrees of freedom on the slow side: t of 0.95 is 2.919986, of 0.75 0.816497
+    known = replace(DOUBT, situation=2)
+    for doubt, t95, t75 in ((known, 2.353363, 0.764892), (DOUBT, 1.660234, 0.676951)):  # three degrees, and a hundred
+        scale = scale_of(coefficients, doubt)
+        wide, narrow = (interval(coefficients, doubt, share) for share in (0.9, 0.5))
+        assert wide == (pytest.approx(-scale / 1.25 * t95), pytest.approx(scale * 1.25 * 2.919986))
+        assert narrow == (pytest.approx(-scale / 1.25 * t75), pytest.approx(scale * 1.25 * 0.816497))
 
 
 @pytest.mark.parametrize(("sign", "freedom", "factor"), [(1, 2.0, 1.25), (-1, 3.0, 0.8)])
@@ -257,11 +293,35 @@ def test_the_density_of_an_error_is_students(sign, freedom, factor):
     from scipy.stats import t
 
     coefficients = PRIOR[1].copy()
-    coefficients[7:] = [1.0, 1.25]
+    coefficients[8:] = [1.0, 1.25]
     errors = sign * np.array([0.01, 0.2])
     scale = scale_of(PRIOR, DOUBT) * factor
-    found = _log_density(coefficients, _table([DOUBT, DOUBT]), errors)
+    found = _log_density(coefficients, 3.0, _table([DOUBT, DOUBT]), errors)
     assert found == pytest.approx(t(freedom, scale=scale).logpdf(errors))
+
+
+def test_a_label_with_a_rate_and_known_parameters_is_a_stated_one():
+    rates = {1: 300.0, 2: 560.0, 4: 1000.0}
+    stated = replace(series(rates, link="25 GbE"), network="ResNet-50")
+    for points, count, expected in (
+        (stated, 16, True),
+        (stated, 8, False),
+        (replace(stated, link="fast"), 16, False),
+        (replace(stated, network="mine"), 16, False),
+    ):
+        posterior = posteriors([points], shipped_population())[0]
+        assert forecast(posterior, None, float(count), 64.0).doubt.stated == expected
+
+
+def test_draws_that_are_impossible_do_not_widen_the_posterior():
+    flat = series({4: 400.0, 8: 780.0, 16: 800.0}, link="10 GbE")
+    posterior = posteriors([flat], shipped_population())[0]
+    made = forecast(posterior, None, 32.0, 64.0)
+    drawn = posterior.log_seconds(32.0)
+    low, high = flat.log_seconds[-1], flat.log_seconds[-1] + np.log(2)
+    assert min(values.min() for values in drawn) < low, "or nothing is shown"
+    assert made.doubt.posterior < min(float(values.std()) for values in drawn)
+    assert made.doubt.posterior <= (high - low) / 2
 
 
 def test_weights_of_the_forms():

@@ -19,7 +19,7 @@ from paceline.model.plan.file import read_plan, write_plan
 from paceline.model.plan.make import Plan, make_plan
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
-from paceline.report.figures.verbs import plan_bars
+from paceline.report.figures.predictions import plan_bars
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.strategy import Strategy
 from tests.conftest import ROOT, Command
@@ -330,3 +330,11 @@ def test_the_picture_shows_the_baseline_and_says_why_a_longer_bar_ranks_lower() 
     stale = [name for name, one in zip(drawn["y"][:0:-1], found.ranked, strict=True) if one.efficiency < 0.995]
     assert stale
     assert all("a sample worth 0." in name for name in stale)
+
+
+def test_the_baseline_gives_out_every_sample_of_a_batch_that_does_not_divide() -> None:
+    found = plan((device(),), (device(),), batch=9).baseline
+    whole = plan((device(),), (device(),), batch=10).baseline
+    assert found is not None
+    assert whole is not None
+    assert found.throughput.value == pytest.approx(whole.throughput.value * 9 / 10)  # 5 + 4 take as long as 5 + 5

@@ -1,3 +1,4 @@
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -60,7 +61,7 @@ def test_whatif_shows_the_gain(paceline):
 
 @pytest.mark.parametrize(
     ("where", "counts"),
-    [("a100", [1]), ("3x a100", [1, 2, 3]), ("5x a100", [1, 2, 4, 5]), ("dgx-2", [1, 2, 4, 8]), ("m2-ultra", [1])],
+    [("a100", [1]), ("3x a100", [1, 2, 3]), ("5x a100", [1, 2, 4, 5]), ("dgx-2", [1, 2, 4, 8, 16]), ("m2-ultra", [1])],
 )
 def test_without_numbers_of_devices_the_answer_is_for_those_that_there_are(paceline, where, counts):
     ask = ("--network", "resnet18", "--cluster", where, "--batch", "8")
@@ -85,17 +86,60 @@ def test_a_link_or_a_device_is_changed_by_its_name(paceline):
     assert "device" in paceline("whatif", *ask, "--cluster", slow, "--set", "device=a1000", code=2)
 
 
-def test_a_ring_of_many_hops_is_named_beside_the_trees_that_nccl_takes(paceline):
-    ask = ("--network", "resnet50", "--batch", "64", "--precision", "amp")
-    many = (*ask, "--cluster", "8x h100 over 400gbe x 64", "--devices", "512")
-    (note,) = paceline.json("predict", *many)["curves"][0]["notes"]
-    tree = paceline.json("predict", *many, "--set", "strategy.algorithm=double_tree")
-    assert f"a step of {1e3 * tree['predictions'][0]['step_s']:.1f} ms instead of" in note
-    assert tree["curves"][0]["notes"] == []
-    assert (
-        paceline.json("predict", *ask, "--cluster", "8x h100 over 400gbe x 2", "--devices", "16")["curves"][0]["notes"]
-        == []
-    )
+def test_many_gpus_exchange_as_nccl_would_and_a_named_algorithm_is_taken(paceline):
+    ask = ("--network", "resnet50", "--batch", "64", "--precision", "amp", "--cluster", "8x h100 over 400gbe x 64")
+    many = (*ask, "--devices", "512")
+    steps, said = {}, {}
+    for name in ("", "ring", "double_tree"):
+        asked = ("--set", f"strategy.algorithm={name}") if name else ()
+        found = paceline.json("predict", *many, *asked)
+        steps[name], said[name] = found["predictions"][0]["step_s"], found["curves"][0]["exchange"]
+    assert steps[""] == steps["double_tree"] < steps["ring"]
+    assert said[""].startswith("double binary tree at 512 devices: what NCCL expects")
+    assert said["ring"] == "ring at 512 devices"
+    gloo = paceline.json("predict", *many, "--set", "strategy.transport=gloo")
+    assert gloo["curves"][0]["exchange"] == "ring at 512 devices"
+    assert gloo["predictions"][0]["step_s"] > steps["ring"]
+
+
+def test_every_verb_says_how_gradients_are_exchanged(paceline):
+    ask = ("--network", "resnet50", "--cluster", "dgx-h100 x 16")
+    wanted = "exchange: double binary tree at 128 devices: what NCCL expects to end first"
+    for verb, *more in (("predict", "--devices", "128"), ("plan",), ("simulate", "--devices", "128", "--steps", "10"),
+                        ("whatif", "--devices", "128", "--set", "batch=32")):  # fmt: skip
+        assert wanted in paceline(verb, *ask, *more), verb
+    assert "exchange:" not in paceline("predict", *ask, "--devices", "1")
+
+
+def test_a_plan_says_how_its_best_strategy_exchanges(paceline):
+    ask = ("plan", "--network", "resnet50", "--cluster", "mixed-lab", "--global-batch")
+    alone = paceline(*ask, "3")
+    assert "best: synchronous, because one device alone" in alone
+    assert "exchange:" not in alone
+    groups = paceline.json(*ask, "2048", "--set", "link=1gbe")["exchange"]
+    assert re.match(r"\d groups through the syncer every \d+ steps; inside a group ring at 2 devices", groups)
+
+
+def test_lines_that_differ_say_whose_they_are(paceline):
+    ask = ("--network", "resnet50", "--cluster", "dgx-h100", "--devices", "8")
+    both = paceline("predict", *ask, "--framework", "pytorch,mxnet")
+    assert "\nexchange of mxnet: parameter servers at 8 devices" in both
+    assert "\nprecision of pytorch: " in both
+    change = paceline("whatif", *ask, "--set", "algorithm=ring")
+    assert "\nexchange of the step after: ring at 8 devices\n" in change
+    assert "\nprecision: TF32" in change
+
+
+def test_settings_have_short_names_and_do_not_contradict_options(paceline):
+    ask = ("predict", "--network", "resnet50", "--cluster", "dgx-1 x 2", "--devices", "16")
+    long = paceline.json(*ask, "--set", "strategy.algorithm=ring", "--set", "link.latency=1ms")["predictions"]
+    assert paceline.json(*ask, "--set", "algorithm=ring", "--set", "host.link.latency=1ms")["predictions"] == long
+    assert "did you mean 'algorithm'" in paceline(*ask, "--set", "algoritm=ring", code=2)
+    for verb in ("predict", "simulate"):
+        text = paceline(verb, *ask[1:], "--precision", "fp16", "--set", "precision=amp", code=2)
+        assert "--precision fp16 and --set precision=amp" in text
+    text = paceline("plan", *ask[1:5], "--precision", "fp16", "--set", "strategy.precision=amp", code=2)
+    assert "expected one of them" in text
 
 
 def test_stages_of_sharding_are_told_apart(paceline):

@@ -188,7 +188,7 @@ def test_a_population_is_written_with_few_digits(tmp_path, monkeypatch):
         covariance=np.full((8, 8), 0.123456789),
         offsets={"b": np.full(8, 0.123456789), "a": np.full(8, -0.5)},
         counts={"b": np.full(8, 1.23456789), "a": np.full(8, 2.0)},
-        discrepancy=np.full((5, 9), 0.123456789),
+        discrepancy=np.full((5, 10), 0.123456789),
         supported=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
         noise=np.array([0.123456789, 0.876543211]),
     )

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,8 @@ from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, 
 from paceline.model.calibration import CATALOG_ONLY, Uncertain, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
 from paceline.model.question import Question
-from paceline.model.scaling import predict_curve
+from paceline.model.scaling import predict_curve, spreads_of
+from paceline.model.sweep import CollectiveFit
 from paceline.report.words import dominant_words
 from paceline.spec.cluster import Cluster, Device
 from paceline.spec.strategy import Strategy
@@ -226,3 +228,15 @@ def test_exchange_and_compute_slow_each_other():
     nothing = replace(asked, strategy=Strategy(overlap=False))
     after = [predict_curve(nothing, (2,), calibration=one).predictions[0].step_s.value for one in (free, shared)]
     assert after[0] == after[1], "what does not overlap is not slowed"
+
+
+def test_a_sweep_tells_how_sure_bytes_and_starts_are_and_the_least_known_device_how_sure_compute_is():
+    works = [SimpleNamespace(spread=0.1), SimpleNamespace(spread=0.3)]
+    swept = CollectiveFit("all_reduce", 2, "additive", 1e-4, 1e-9, 0.0, 0.07, 1e3, 1e8)
+    usual = spreads_of(works, 2, CATALOG_ONLY)
+    assert usual == {
+        "compute": 0.3, "bandwidth": CATALOG_ONLY.reach.spread, "latency": CATALOG_ONLY.latency.spread,
+        "fixed": CATALOG_ONLY.fixed_per_gradient.spread, "slowdown": CATALOG_ONLY.slowdown.spread, "sharing": 1.0,
+    }  # fmt: skip
+    known = spreads_of(works, 2, replace(CATALOG_ONLY, collectives=(swept,)))
+    assert known == {**usual, "bandwidth": 0.07, "latency": 0.07}

@@ -1,13 +1,15 @@
 """How far a prediction may be off: a scale that grows with distance and with what went wrong before, heavy-tailed.
 
-    scale^2 = noise^2 + spread^2 + (distance k doublings)^2 + (posterior sd)^2 + (hindcast h)^2
-              + (disagreement d)^2 + (loss l)^2 doublings
+    scale^2 = noise^2 + spread^2 + s^2 ((distance k doublings)^2 + (posterior sd)^2 + (hindcast h)^2
+              + (disagreement d)^2 + (loss l)^2 doublings)
     y       = centre + skew scale t(tail)        slower than predicted
-            = centre - scale/skew t(3)           faster than predicted
+            = centre - scale/skew t(FAST_TAIL)   faster than predicted
 
 k = 1, or `blind` if no hindcast was possible; h the error of predicting the last point from those before it; d the
-spread of the forms about their average; l the efficiency lost so far. One set of coefficients per situation, fitted by
-maximum likelihood with every campaign worth the same, and drawn to PRIOR where few campaigns speak.
+spread of the forms about their average; l the efficiency lost so far; s = 1, or `stated` beyond a host where labels
+state what its link carries: the prior and its bound then rest on facts, elsewhere on the labels' words. One set of
+coefficients per situation, fitted by maximum likelihood with every campaign worth the same, and drawn to PRIOR where
+few campaigns speak; what the first crossing tells of `stated` is the prior of the later ones.
 """
 
 from __future__ import annotations
@@ -20,31 +22,33 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import gammaln, stdtrit
 
-from paceline.model.measured.forms import SITUATIONS
+from paceline.model.measured.forms import BEYOND_A_HOST, FIRST_CROSSING, SITUATIONS
 
 __all__ = ["COEFFICIENTS", "PRIOR", "Doubt", "fit_discrepancy", "interval", "scale_of"]
 
 Floats = NDArray[np.float64]
 
-COEFFICIENTS = ("distance", "noise", "blind", "posterior", "hindcast", "disagreement", "loss", "tail", "skew")
+COEFFICIENTS = ("distance", "noise", "blind", "posterior", "hindcast", "disagreement", "loss", "stated", "tail", "skew")
 PRIOR = np.array(
     [
-        [0.004, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 0.5, 1.0],
-        [0.012, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 1.5, 1.0],
-        [0.008, 0.006, 2.0, 0.30, 0.55, 0.6, 0.03, 0.4, 1.0],
-        [0.070, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 0.6, 1.0],
-        [0.040, 0.010, 2.0, 0.45, 0.55, 0.6, 0.10, 0.6, 1.0],
+        [0.004, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 1.0, 0.5, 1.0],
+        [0.012, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 1.0, 1.5, 1.0],
+        [0.008, 0.006, 2.0, 0.30, 0.55, 0.6, 0.03, 1.0, 0.4, 1.0],
+        [0.070, 0.007, 2.0, 0.45, 0.55, 0.6, 0.15, 1.0, 0.6, 1.0],
+        [0.040, 0.010, 2.0, 0.45, 0.55, 0.6, 0.10, 1.0, 0.6, 1.0],
     ]
 )
 """Coefficients by situation before any campaign speaks; `tail` is the degrees of freedom above 1."""
-WIDTH = np.array([0.7] * 7 + [0.5, 0.2])
+WIDTH = np.array([0.7] * 8 + [0.5, 0.2])
 """Standard deviation of the logarithms about the prior."""
 STRENGTH = 1.5
 """Weight of the prior, in campaigns."""
 WIDEST = 50.0
 """Largest distance of a bound from the centre, in logarithms: a stated spread may be any number."""
-FAST_TAIL = 3.0
-"""Degrees of freedom on the faster side: throughput collapses more often than it surprises."""
+FAST_TAIL = (3.0, 100.0, 3.0, 3.0, 3.0)
+"""Degrees of freedom on the faster side, by situation: throughput collapses more often than it surprises, and what the
+first crossing costs is never less than nothing, so that its faster side has a tail as light as a normal one."""
+STATED = COEFFICIENTS.index("stated")
 
 
 @dataclass(frozen=True)
@@ -59,23 +63,29 @@ class Doubt:
     """Error of predicting the last point from those before it; nan if there were too few."""
     spread: float
     loss: float
+    stated: bool = False
+    """The target is beyond a host, and labels state what the link of a host carries."""
     inside: Doubt | None = None
     """That of the full host before the first crossing: farther is never surer."""
+    fastest: float = -np.inf
+    """How far below the centre a time is possible: as fast per device as the best point, or as the line rate."""
 
 
 def _table(doubts: Sequence[Doubt]) -> Floats:
     return np.array(
-        [(d.doublings, d.posterior, d.disagreement, d.hindcast, d.spread, d.loss) for d in doubts], dtype=np.float64
-    ).reshape(-1, 6)
+        [(d.doublings, d.posterior, d.disagreement, d.hindcast, d.spread, d.loss, d.stated) for d in doubts],
+        dtype=np.float64,
+    ).reshape(-1, 7)
 
 
 def _scale(coefficients: Floats, table: Floats) -> Floats:
-    doublings, posterior, disagreement, hindcast, spread, loss = table.T
-    distance, noise, blind, c, g, d, e = coefficients[:7]
+    doublings, posterior, disagreement, hindcast, spread, loss, stated = table.T
+    distance, noise, blind, c, g, d, e, fact = coefficients[:8]
     known = np.nan_to_num(hindcast)
     factor = np.where(np.isnan(hindcast), blind, 1.0)
-    total = noise**2 + spread**2 + (distance * factor * doublings) ** 2 + (c * posterior) ** 2
-    return np.asarray(np.sqrt(total + (g * known) ** 2 + (d * disagreement) ** 2 + (e * loss) ** 2 * doublings))
+    model = (distance * factor * doublings) ** 2 + (c * posterior) ** 2 + (g * known) ** 2
+    model += (d * disagreement) ** 2 + (e * loss) ** 2 * doublings
+    return np.asarray(np.sqrt(noise**2 + spread**2 + np.where(stated > 0, fact, 1.0) ** 2 * model))
 
 
 def scale_of(coefficients: Floats, doubt: Doubt) -> float:
@@ -85,12 +95,13 @@ def scale_of(coefficients: Floats, doubt: Doubt) -> float:
 
 def interval(coefficients: Floats, doubt: Doubt, share: float) -> tuple[float, float]:
     """How far below and above the centre the logarithm of the time lies in this share of cases."""
-    tail, skew = coefficients[doubt.situation][7:]
+    noise, (tail, skew) = coefficients[doubt.situation][1], coefficients[doubt.situation][8:]
     scale = scale_of(coefficients, doubt)
-    quantile = 0.5 + share / 2
-    below, above = scale / skew * float(stdtrit(FAST_TAIL, quantile)), scale * skew * float(stdtrit(1 + tail, quantile))
+    fast, slow = (float(stdtrit(free, 0.5 + share / 2)) for free in (FAST_TAIL[doubt.situation], 1 + tail))
+    fastest = doubt.fastest - float(np.hypot(noise, doubt.spread) / skew * fast)
+    below, above = scale / skew * fast, scale * skew * slow
     nearer = (0.0, 0.0) if doubt.inside is None else interval(coefficients, doubt.inside, share)
-    return min(-min(below, WIDEST), nearer[0]), max(min(above, WIDEST), nearer[1])
+    return max(min(-min(below, WIDEST), nearer[0]), fastest), max(min(above, WIDEST), nearer[1])
 
 
 def fit_discrepancy(doubts: Sequence[Doubt], errors: Sequence[float], campaigns: Sequence[str]) -> Floats:
@@ -100,27 +111,30 @@ def fit_discrepancy(doubts: Sequence[Doubt], errors: Sequence[float], campaigns:
     table, away, names = _table(doubts), np.asarray(errors), np.array(campaigns)
     for situation in range(len(SITUATIONS)):
         mine = situations == situation
+        if situation in BEYOND_A_HOST:
+            fitted[situation, STATED] = fitted[FIRST_CROSSING, STATED]
         if mine.any():
-            fitted[situation] = _fit_one(PRIOR[situation], table[mine], away[mine], names[mine])
+            known = table[mine], away[mine], names[mine]
+            fitted[situation] = _fit_one(fitted[situation], FAST_TAIL[situation], *known)
     return fitted
 
 
-def _fit_one(prior: Floats, table: Floats, errors: Floats, campaigns: NDArray[np.str_]) -> Floats:
+def _fit_one(prior: Floats, fast: float, table: Floats, errors: Floats, campaigns: NDArray[np.str_]) -> Floats:
     _, index, count = np.unique(campaigns, return_inverse=True, return_counts=True)
     weight = 1 / count[index]
     begin = np.log(prior)
 
     def loss(logs: Floats) -> float:
-        likelihood = float(weight @ _log_density(np.exp(logs), table, errors))
+        likelihood = float(weight @ _log_density(np.exp(logs), fast, table, errors))
         return STRENGTH * 0.5 * float(np.square((logs - begin) / WIDTH).sum()) - likelihood
 
     return np.asarray(np.exp(minimize(loss, begin, method="L-BFGS-B").x))
 
 
-def _log_density(coefficients: Floats, table: Floats, errors: Floats) -> Floats:
-    tail, skew = coefficients[7:]
+def _log_density(coefficients: Floats, fast: float, table: Floats, errors: Floats) -> Floats:
+    tail, skew = coefficients[8:]
     slow = errors > 0
     scale = _scale(coefficients, table) * np.where(slow, skew, 1 / skew)
-    freedom = np.where(slow, 1 + tail, FAST_TAIL)
+    freedom = np.where(slow, 1 + tail, fast)
     constant = gammaln((freedom + 1) / 2) - gammaln(freedom / 2) - 0.5 * np.log(freedom * np.pi) - np.log(scale)
     return np.asarray(constant - (freedom + 1) / 2 * np.log1p(np.square(errors / scale) / freedom))

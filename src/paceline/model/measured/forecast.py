@@ -19,16 +19,20 @@ from paceline.model.measured.discrepancy import Doubt
 from paceline.model.measured.fit import NOISES, Packed, draw, log_evidence, maximise, pack
 from paceline.model.measured.forms import (
     BATCH,
+    BEYOND_A_HOST,
     FIRST_CROSSING,
+    ONE_CROSSING,
+    SHARPNESS,
     WEIGHTS,
     closed_forms,
     least_slope,
     situation_of,
     slope_of,
 )
+from paceline.model.measured.line_rate import least_log_seconds, least_network
 from paceline.model.measured.names import strategy_kind
 from paceline.model.measured.points import Series
-from paceline.model.measured.prior import Population, prior_of
+from paceline.model.measured.prior import Population, bounded, prior_of
 
 __all__ = ["Forecast", "Posterior", "forecast", "posteriors"]
 
@@ -116,7 +120,7 @@ def posteriors(series: Sequence[Series], population: Population) -> list[Posteri
     both, flags = [*series, *series], [0.0] * len(series) + [1.0] * len(series)
     times = len(NOISES)
     packed = pack(both * times, flags * times, [noise for noise in NOISES for _ in both])
-    mean, precision = prior_of(population, both, flags)
+    mean, precision = bounded(*prior_of(population, both, flags), [least_network(one) for one in both])
     prior = (np.tile(mean, (times, 1)), np.tile(precision, (times, 1, 1)))
     best = maximise(packed, *prior)
     evidence = log_evidence(packed, prior, best).reshape(times, 2, len(series)).swapaxes(0, 1)
@@ -140,9 +144,10 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
     series = posterior.series
     forms, spread, situation = _forms(posterior, count, batch)
     missed, hindcast = _hindcast(series, before, situation)
-    weights = _weights(posterior.overlapped, situation, missed, between=count <= series.devices[-1])
+    between = count <= series.devices[-1]
+    full = 0.0 if between or situation != ONE_CROSSING else _unexplained(series)
+    weights = _weights(posterior.overlapped, situation, missed, between=between, full=full)
     average = float(weights @ forms)
-    y = series.log_seconds
     doubt = Doubt(
         situation=situation,
         doublings=_doublings(series, count, batch, situation),
@@ -150,11 +155,40 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
         disagreement=float(np.sqrt(weights @ np.square(forms - average))),
         hindcast=hindcast,
         spread=float(np.interp(count, series.devices, series.spread)),
-        loss=float(np.ptp(y)),
+        loss=float(np.ptp(series.log_seconds)),
+        stated=situation in BEYOND_A_HOST and bool(np.isfinite(least_network(series))),
     )
+    centre = max(average, _least(series, count, batch, situation))
+    if between and situation != BATCH:
+        centre, doubt = _enclosed(series, count, centre, doubt)
     if situation == FIRST_CROSSING and series.devices[-1] < series.per_host:
         doubt = replace(doubt, inside=forecast(posterior, before, series.per_host, batch).doubt)
-    return Forecast(count, batch, max(average, _least(series, count, batch, situation)), doubt, forms, weights)
+    fastest = -np.inf if _grows(series, batch, situation) else float(series.log_seconds.min())
+    fastest = max(fastest, least_log_seconds(series, count, batch))
+    return Forecast(count, batch, centre, replace(doubt, fastest=min(fastest - centre, 0.0)), forms, weights)
+
+
+def _enclosed(series: Series, count: float, centre: float, doubt: Doubt) -> tuple[float, Doubt]:
+    """The same between two measured counts: the time per device lies between theirs, and so does what may be wrong."""
+    right = int(np.searchsorted(series.devices, count))
+    if right == 0 and series.devices[0] != count:
+        return centre, doubt
+    low, high = sorted(series.log_seconds[[max(right - (series.devices[right] != count), 0), right]])
+    half = float(high - low) / 2
+    parts = {name: min(getattr(doubt, name), half) for name in ("posterior", "disagreement")}
+    known = min(doubt.hindcast, half) if np.isfinite(doubt.hindcast) else doubt.hindcast
+    return float(np.clip(centre, low, high)), replace(doubt, hindcast=known, **parts)
+
+
+def _unexplained(series: Series) -> float:
+    """How probable something full is beside a slow link, where labels do not tell what the link costs: 0 to 1.
+
+    By what the first crossing gained: everything, nothing, or less.
+    """
+    if np.isfinite(least_network(series)):
+        return 0.0
+    lost = float(np.diff(series.log_seconds[-2:])[0] / np.diff(np.log(series.devices[-2:]))[0])
+    return float(np.clip(lost, 0.0, 1.0)) ** SHARPNESS
 
 
 def _grows(series: Series, batch: float, situation: int) -> bool:
@@ -187,23 +221,27 @@ def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, fl
     return posterior.forms_at[key]
 
 
+def _limits(series: Series, count: float, batch: float, situation: int) -> tuple[float, float]:
+    """Between which a time beyond the last point is possible; the posterior's draws count within them alone."""
+    if count <= series.devices[-1]:
+        return -np.inf, np.inf
+    last, farther = float(series.log_seconds[-1]), float(np.log(count / series.devices[-1]))
+    low = max(least_log_seconds(series, count, batch), -np.inf if _grows(series, batch, situation) else last)
+    return low, np.inf if situation == FIRST_CROSSING else max(last + farther * max(slope_of(series), 1.0), low)
+
+
 def _computed_forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
     series = posterior.series
     situation = situation_of(series, count, batch)
-    last, most = series.log_seconds[-1], max(np.log(count / series.devices[-1]), 0.0) * max(slope_of(series), 1.0)
-    physical, spread = np.full(2, last), 0.0
+    low, high = _limits(series, count, batch, situation)
+    physical, spread = np.full(2, series.log_seconds[-1]), 0.0
     if situation != BATCH:
-        drawn = posterior.log_seconds(count)
+        drawn = [np.clip(values, low, high) for values in posterior.log_seconds(count)]
         physical = np.array([np.median(values) for values in drawn])
         variance = (1 - posterior.overlapped) * drawn[0].var() + posterior.overlapped * drawn[1].var()
         spread = float(np.sqrt(variance))
     forms = np.append(physical, closed_forms(series, count, batch, situation))
-    if count <= series.devices[-1]:
-        return forms, spread, situation
-    forms = np.maximum(forms, -np.inf if _grows(series, batch, situation) else last)
-    if situation != 1:
-        forms, spread = np.minimum(forms, last + most), min(spread, float(most))
-    return forms, spread, situation
+    return np.clip(forms, low, high), spread, situation
 
 
 def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple[Floats, float]:
@@ -224,14 +262,17 @@ def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple
     return none, max(error - 2 * spread, 0.0)
 
 
-def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool = False) -> Floats:
-    """Shares of the forms; between measured counts, those that fit all points share everything."""
+def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool = False, full: float = 0.0) -> Floats:
+    """Shares of the forms; between measured counts, those that fit all points share everything.
+
+    `full`: the share of something that is full, beside the physical curve's.
+    """
     weights = WEIGHTS[situation].copy()
     if between:
         weights[2:5] = 0.0
     weights[:2] *= 1 - overlapped, overlapped
     if not missed.any() and situation != BATCH:
-        weights[4] = 0.0
+        weights[4] = full
     away = np.abs(missed)
     weights *= np.exp((away[weights > 0].min() - away) / HINDCAST_WIDTH)
     return np.asarray(weights / weights.sum())

@@ -23,14 +23,16 @@ from scipy.optimize import nnls
 
 from paceline.model.measured.points import Series
 
-__all__ = ["BATCH", "FIRST_CROSSING", "FORMS", "SITUATIONS", "WEIGHTS", "amdahl", "closed_forms", "least_slope",
-           "power_law", "situation_of", "slope_of", "step_parts", "straight_line"]  # fmt: skip
+__all__ = ["BATCH", "BEYOND_A_HOST", "FIRST_CROSSING", "FORMS", "ONE_CROSSING", "SHARPNESS", "SITUATIONS", "WEIGHTS",
+           "amdahl", "closed_forms", "least_slope", "power_law", "situation_of", "slope_of", "step_parts",
+           "straight_line"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
 SITUATIONS = ("inside a host", "first crossing", "one crossing known", "more crossings known", "batch changes")
 """What is asked, given what was measured: the errors of each are of another kind and size."""
-FIRST_CROSSING, BATCH = 1, 4
+FIRST_CROSSING, ONE_CROSSING, BATCH = 1, 2, 4
+BEYOND_A_HOST = (1, 2, 3)
 FORMS = ("not overlapped", "overlapped", "straight line", "power law", "saturating", "ring", "tree")
 WEIGHTS = np.array(
     [
@@ -71,17 +73,31 @@ def _slope(ln: Floats, y: Floats) -> float:
 
 
 def least_slope(series: Series, count: float, situation: int) -> float:
-    """The smallest slope that points which gain little or nothing leave possible.
+    """The smallest slope that gains so far leave possible: 0 nothing is known, 1 the total does not rise again.
 
-    By the last three points of the regime. At the first crossing, those inside the host: where its devices hardly add
-    to each other, further hosts do not free them of what they share. Later: a total that falls does not rise again.
+    Gains count inside one regime, where aggregation was there before the step: what the second device or the second
+    host costs is paid once, and published series that stall there go on to scale. Inside a host, a second device that
+    adds nothing says that a third does not either, and less of it says much less. Both the last step and the trend of
+    the last three points must be slow, so that one bad point proves nothing. Beyond one crossing, a stall on both
+    sides of it is of something that all hosts share.
     """
-    alike = (series.hosts > 1) == (situation != FIRST_CROSSING and series.hosts_at(count) > 1)
-    ln, y = np.log(series.devices)[alike][-3:], series.log_seconds[alike][-3:]
-    slope = _slope(ln, y)
-    if situation == FIRST_CROSSING:
-        return min(slope, 1.0) ** 2
-    return 1.0 if slope > 1 and y[-1] - y[-2] > ln[-1] - ln[-2] else 0.0
+    several, outside = series.devices > 1, series.hosts > 1
+    slow = _stall(series, several & ~outside)
+    if series.hosts_at(count) == 1:
+        slow = max(slow, _stall(series, ~outside) ** (SHARPNESS / 2))
+    elif situation != FIRST_CROSSING:
+        slow = _stall(series, outside) if outside.sum() > 1 else min(slow, _stall(series, several))
+    return 1.0 if slow >= 1 else slow**2
+
+
+def _stall(series: Series, alike: NDArray[np.bool_]) -> float:
+    """The slope of the last three of some points, or of the last two if that is smaller; 0 if there is one.
+
+    Less than a doubling tells as much less.
+    """
+    ln, y = np.log(series.devices)[alike], series.log_seconds[alike]
+    ends = [(ln[-count:], y[-count:]) for count in (2, 3)]
+    return min(_slope(*end) * min(float(np.ptp(end[0])) / np.log(2), 1.0) if len(y) > 1 else 0.0 for end in ends)
 
 
 def _trend(series: Series, count: float) -> float:

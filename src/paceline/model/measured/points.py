@@ -82,6 +82,8 @@ class Series:
     """What the file does not say, and what stands for it."""
     precision: str = ""
     """As written; empty where the file does not say it."""
+    in_tokens: bool = False
+    """Throughputs count tokens, so that batches of sequences do not tell how long a step takes."""
 
     @property
     def num_points(self) -> int:
@@ -150,6 +152,9 @@ def read_points(path: Path, facts: Mapping[str, str] | None = None) -> tuple[Ser
             for number, row in lines]  # fmt: skip
     refuse_rows(str(path), problems)
     _tell_apart(rows, [{names[key]: text for key, text in row.items()} for _, row in lines])
+    rates = [written for written, name in names.items() if name in ("samples_per_s", EACH)]
+    for row in rows:
+        row["in_tokens"] = "tokens" if "tok" in rates[0].lower() else None
     return series_of_rows(rows, str(path))
 
 
@@ -303,6 +308,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
         campaign=str(rows[0].get("campaign") or ""),
         assumed=tuple(assumed),
         precision=text["precision"],
+        in_tokens=bool(rows[0].get("in_tokens")),
     )
 
 

@@ -20,16 +20,18 @@ from typing import Any
 import numpy as np
 import tomli_w
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
-from paceline.model.measured.curve import NUM_PARAMETERS
+from paceline.model.measured.curve import NUM_PARAMETERS, PARAMETERS
 from paceline.model.measured.discrepancy import COEFFICIENTS, PRIOR
 from paceline.model.measured.fit import NOISES, log_evidence, maximise, pack
 from paceline.model.measured.forms import SITUATIONS
+from paceline.model.measured.line_rate import is_text, step_of
 from paceline.model.measured.names import every_pair_linked, link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 
-__all__ = ["NUM_FEATURES", "Population", "adapted", "group_of", "learn", "overlap_of", "prior_of", "shipped_population",
-           "write_population"]  # fmt: skip
+__all__ = ["NUM_FEATURES", "Population", "adapted", "bounded", "group_of", "learn", "overlap_of", "prior_of",
+           "shipped_population", "write_population"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -46,13 +48,12 @@ RIDGE = np.array([0.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
 ROUNDS = 8
 NOISE_ROUNDS = 50
 FILE = Path(__file__).parent / "population.toml"
-TEXT = ("bert", "gpt", "transformer", "lstm", "gnmt")
-TEXT_LENGTH = 128
-"""Tokens of a short text."""
-MOST_FLOPS = 2e15
-"""More than one device does: such a rate counts tokens, or is a slip in units, and says nothing of a step's length."""
 MOST_SPEED = 5.0
 """Of the logarithm of a device's speed: published series reach 4.7."""
+
+
+LEAST_VARIANCE = 1e-3
+"""Share of its variance that a prior keeps, however far above it the bound lies."""
 
 
 def _start() -> tuple[Floats, Floats]:
@@ -96,13 +97,12 @@ def _features(series: Series, overlap: float) -> Floats:
     parameters = parameters_of(series.network)
     rate = float(series.samples_per_s[0] / series.devices[0])
     inside = between = speed = short = 0.0
-    text = any(word in normal(series.network) for word in TEXT)
-    if parameters and series.batch and 6 * parameters * rate * (TEXT_LENGTH if text else 1) < MOST_FLOPS:
-        compute = series.batch / rate
+    compute = step_of(series, parameters) if parameters else None
+    if parameters and compute:
         inside = math.log(parameters * 4 / 10e9 / compute) + 3.5
         between = math.log(2 * parameters * 4 / (link.bandwidth or 3e9) / compute) + 2.0
         short = -math.log(compute / 0.3)
-    if not text:
+    if not is_text(series.network):
         speed = min(math.log(rate / 300.0), MOST_SPEED)
     both = servers * kernel
     plain = [1.0, 0, 0, 0, 0, 0, 0]
@@ -135,6 +135,23 @@ def prior_of(population: Population, series: Sequence[Series], overlap: Sequence
     ).copy()
     precision[:, 0, :] = precision[:, :, 0] = 0.0
     precision[:, 0, 0] = 1e-4
+    return mean, precision
+
+
+BETWEEN_HOSTS = PARAMETERS.index("network")
+
+
+def bounded(mean: Floats, precision: Floats, least: Sequence[float]) -> tuple[Floats, Floats]:
+    """The same where the network costs at least this much: mean and variance of the normal distribution cut there."""
+    mean, precision = mean.copy(), precision.copy()
+    for row in np.flatnonzero(np.isfinite(least)).tolist():
+        covariance = np.linalg.inv(precision[row])
+        deviation = float(np.sqrt(covariance[BETWEEN_HOSTS, BETWEEN_HOSTS]))
+        cut = (least[row] - mean[row, BETWEEN_HOSTS]) / deviation
+        hazard = float(np.exp(-0.5 * cut**2 - log_ndtr(-cut)) / np.sqrt(2 * np.pi))
+        variance = max(1 + cut * hazard - hazard**2, LEAST_VARIANCE)
+        mean[row] += covariance[:, BETWEEN_HOSTS] / deviation * hazard
+        precision[row, BETWEEN_HOSTS, BETWEEN_HOSTS] += (1 / variance - 1) / deviation**2
     return mean, precision
 
 

@@ -47,6 +47,7 @@ class PlanFile(Noun):
     efficiency: NotNegative
     reason: str
     precision: str = ""
+    exchange: str = ""
     asynchrony: str = ""
     basis: tuple[str, ...] = ()
     """What the prediction rests on."""

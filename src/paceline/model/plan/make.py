@@ -41,8 +41,8 @@ from paceline.model.question import (
     shared_works,
     works_of,
 )
-from paceline.model.scaling import basis_of, draw_factors, met_by_points, spreads_of
-from paceline.model.step import Factors, step_terms
+from paceline.model.scaling import basis_of, draw_factors, exchange_words, met_by_points, spreads_of
+from paceline.model.step import Factors, Ranks, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import Device, place
 
@@ -97,6 +97,8 @@ class Plan:
     basis: tuple[str, ...] = ()
     precision: str = ""
     """What is computed in which precision, and why."""
+    exchange: str = ""
+    """How the best plan exchanges gradients."""
     baseline: Baseline | None = None
     """Plain DDP on the same devices; none where the batch has fewer samples than devices."""
     loads: tuple[DeviceLoad, ...] = ()
@@ -118,6 +120,7 @@ class Plan:
             "cluster": self.cluster,
             "global_batch": self.global_batch,
             "precision": self.precision,
+            "exchange": self.exchange,
             "basis": list(self.basis),
             "asynchrony": self.asynchrony,
             "baseline": None if self.baseline is None else _plain_baseline(self.baseline),
@@ -206,6 +209,7 @@ def make_plan(
         ranked=known,
         basis=tuple(notes),
         precision=precision_of(question),
+        exchange=pricer.exchange(best),
         baseline=_baseline(plain, pricer, best, batch),
         loads=pricer.loads(best),
         asynchrony=asynchrony_sentence(ranked),
@@ -320,11 +324,23 @@ class _Pricer:
         self, group: Group, shares: Sequence[int], factors: Factors, *, everyone: Group
     ) -> tuple[Floats, Floats]:
         """Seconds of the step, and of its exposed exchange, for each draw."""
-        works = [self._work(self._kinds[i], samples) for i, samples in zip(group, shares, strict=True)]
-        placed, present = ([self._placed[i] for i in some] for some in (group, everyone))
-        ranks = ranks_with(self._question, placed, works, calibration=self._calibration, present=present)
+        ranks = self._ranks(group, shares, everyone)
         terms = step_terms(ranks, self._policy, self._calibration, factors)
         return sum(terms.values(), np.zeros_like(factors.compute)), terms["aggregate"]
+
+    def _ranks(self, group: Group, shares: Sequence[int], everyone: Group) -> Ranks:
+        works = [self._work(self._kinds[i], samples) for i, samples in zip(group, shares, strict=True)]
+        placed, present = ([self._placed[i] for i in some] for some in (group, everyone))
+        return ranks_with(self._question, placed, works, calibration=self._calibration, present=present)
+
+    def exchange(self, best: Candidate) -> str:
+        """How the devices of a plan's largest group exchange, and its groups."""
+        group, shares = max(zip(best.groups, best.shares, strict=True), key=lambda pair: len(pair[0]))
+        inside = exchange_words({len(group): self._ranks(group, shares, group)}, self._policy, self._calibration)
+        if len(best.groups) == 1:
+            return inside
+        between = f"{len(best.groups)} groups through the syncer every {best.local_steps} steps"
+        return f"{between}; inside a group {inside}" if inside else between
 
     def seconds(self, group: Group, shares: Sequence[int]) -> Floats:
         """Seconds of a step of a group that trains alone, one for each draw."""

@@ -217,6 +217,8 @@ def _combined(
 ) -> Candidate:
     """The strategy of one group, or of groups that exchange through the syncer every `local_steps` steps."""
     kind, reason = "synchronous", f"all finish together; {steps[0].waits:.0%} of a step waits for the exchange"
+    if len(groups) == 1 and len(groups[0]) == 1 < len(devices):
+        reason = "one device alone: what others would add is less than their exchange costs"
     if len(groups) > 1:
         kind = "local" if local_steps > 1 else "hybrid"
         reason = f"{len(groups)} groups exchange every {local_steps} steps, so the slow links carry less"

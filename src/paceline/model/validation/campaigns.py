@@ -65,6 +65,7 @@ def _shipped(campaign: str, entry: dict[str, object]) -> Series:
         spread=np.array(numbers("spread") or [0.0] * len(rates)) / rates,
         batches=np.array(numbers("batches") or [float(str(batch)) if batch else np.nan] * len(rates)),
         campaign=str(entry.get("campaign", campaign)),
+        precision=str(entry.get("precision", "")),
     )
 
 
@@ -103,4 +104,5 @@ def _row(cells: Cells) -> dict[str, str | float | None] | None:
         "batch_per_device": cells.number("batch_per_device"),
         "samples_per_s": value * devices if unit.endswith("per gpu") else value,
         "spread": cells.number("spread"),
+        "in_tokens": "tokens" if unit.startswith("tokens") else None,
     }

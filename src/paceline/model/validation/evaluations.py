@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline import catalog
 from paceline.catalog.evaluations import AskedCurve, AskedPlan, Direction, Evaluation, Headline
+from paceline.errors import InputError
 from paceline.model.changes import changed
 from paceline.model.plan.make import Plan, make_plan
 from paceline.model.prediction import Curve, Estimate, reasons
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
+from paceline.spec.load import read_text
 from paceline.spec.strategy import Strategy, precision_called
 
-__all__ = ["AnsweredCurve", "AnsweredDirection", "AnsweredHeadline", "EvaluationAnswer", "answer_evaluation"]
+__all__ = [
+    "AnsweredCurve",
+    "AnsweredDirection",
+    "AnsweredHeadline",
+    "EvaluationAnswer",
+    "answer_evaluation",
+    "measured_text",
+    "read_measured",
+]
+
+MEASURED_SCHEMA = "paceline.measured/1"
+MEASURED_KEYS = (
+    *("network", "framework", "strategy", "cluster", "ranks", "batch", "counted", "samples_per_s", "step_s", "speedup"),
+    *(
+        "base_ranks",
+        "shares",
+        "phases_close",
+        "labels",
+        "paceline",
+        "cpu",
+        "cores",
+        "threads",
+        "failure",
+        "drifted",
+        "disturbed_by",
+    ),
+)
+"""What a measured case of a document tells, as far as a page shows it."""
 
 
 @dataclass(frozen=True)
@@ -160,3 +191,25 @@ def _direction(evaluation: Evaluation, direction: Direction, answered: AnsweredC
     (after,) = predict_curve(question, (before.devices,)).predictions
     gain = after.samples_per_s.value / before.samples_per_s.value - 1
     return AnsweredDirection(direction, before.devices, gain)
+
+
+def measured_text(name: str, measured: Mapping[str, Any]) -> str:
+    """The file that keeps what was measured of an evaluation."""
+    kept = {key: value for key, value in measured.items() if key != "store"}
+    return json.dumps({"schema": MEASURED_SCHEMA, "name": name, **kept}, indent=1, allow_nan=False) + "\n"
+
+
+def read_measured(path: Path, name: str) -> dict[str, Any]:
+    """What an earlier run of an evaluation measured, from the file that keeps it."""
+    hint = f"delete it, and `paceline evaluate {name} --measured {path}` writes it anew"
+    try:
+        kept: dict[str, Any] = json.loads(read_text(path))
+        good = kept["schema"] == MEASURED_SCHEMA and isinstance(kept["campaign"], str) and kept["cases"]
+        missing = [key for case in kept["cases"] for key in MEASURED_KEYS if key not in case]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: got no measurements of an evaluation", hint=hint) from error
+    if missing or not good:
+        raise InputError(f"{path}: got a case without {missing[0]!r}" if missing else f"{path}: got no case", hint=hint)
+    if kept.get("name") != name:
+        raise InputError(f"{path}: got measurements of {kept.get('name')!r}, expected those of {name!r}", hint=hint)
+    return kept
