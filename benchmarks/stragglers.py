@@ -15,7 +15,8 @@ virtual time, and writes the best to benchmarks/lib/tuned/stragglers.json.
 
 `--rules` compares the staleness rules (`keep` is the plain asynchronous parameter server) and `Settings.large_batch`
 with the synchronous group, all in virtual time, with stragglers and without: each rule has the best rate and common
-momentum of its grid, found on other seeds; `large_batch` has no tuning but the rate of a synchronous batch of 32.
+momentum of its grid, found on other seeds; `large_batch` has no tuning but the rate of a synchronous batch of 32, and
+is shown with other momenta of the common parameters too.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ def ways_of(fixed: dict[str, Any]) -> dict[str, dict[str, Any]]:
     rate = tuned.best_settings(small, {"rate": RATES})["rate"]
     large = {"reference": REFERENCE, "warmup": WARMUP, "outer": vars(LARGE_OUTER), "rule": StalenessRule().name}
     ways["large_batch"] = {**groups, **large, "rate": rate, "momentum": 0.0}
+    for outer in OUTERS:
+        if outer != {"momentum": LARGE_OUTER.momentum, "delay": LARGE_OUTER.delay}:
+            said = f"momentum {outer['momentum']}, delay {outer['delay']}" if outer else "no momentum"
+            ways[f"large_batch with {said}"] = {**ways["large_batch"], "outer": outer}
     return ways
 
 

@@ -15,7 +15,7 @@ from paceline.catalog import shipped_catalog
 from paceline.errors import InputError, UnknownName
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.explanation import Explanation
-from paceline.explain.findings.finding import Finding, Trial, ranked
+from paceline.explain.findings import Finding, Trial, ranked
 from paceline.explain.gap import Bar, Gap, difference
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store

@@ -25,7 +25,7 @@ import numpy as np
 
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import GradientExchange, exchange_like
-from paceline.explain.findings.finding import Trial
+from paceline.explain.findings import Trial
 from paceline.measurements.summary import Interval, amount_interval, phases_of
 from paceline.units import SECONDS
 

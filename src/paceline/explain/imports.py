@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
 from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
-from paceline.measurements.foreign.logs import TrainingLog, looks_like_log, read_log, refuse_state
+from paceline.measurements.foreign.logs import METRICS, TrainingLog, looks_like_log, read_log, refuse_state
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
 from paceline.measurements.foreign.nsight import looks_like_nsight, scan_nsight
 from paceline.measurements.foreign.operations import Operations, looks_like_operations, read_operations
@@ -134,7 +134,8 @@ def _files(given: Sequence[Path]) -> list[Path]:
         )
         if path.is_dir() and not inside:
             raise InputError(f"{path} holds no file", hint="give the folder of the dumps or traces")
-        paths += inside or [path]
+        tables = [one for one in inside if one.suffix == ".parquet"]
+        paths += tables if len(tables) == 1 else inside or [path]  # beside it are a job's description and its analysis
     if not 0 < len(paths) <= MOST_FILES:
         raise InputError(f"{len(paths)} files", hint=f"expected 1 to {MOST_FILES}")
     return paths
@@ -166,7 +167,7 @@ def _kind(paths: Sequence[Path]) -> Kind:
 def _looks_like_trace(path: Path) -> bool:
     """JSON, or Chakra; `{'` begins the text of a table of Python."""
     begin = begin_of(path, 256).lstrip()
-    json = begin[:1] == b"{" and begin[1:2] != b"'"
+    json = begin[:1] == b"{" and begin[1:2] != b"'" and not METRICS.match(begin.decode("utf-8", errors="replace"))
     listed = begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"]", b"")
     return json or listed or looks_like_chakra(path)
 
@@ -223,7 +224,7 @@ def _operations(paths: Sequence[Path], store: Store, labels: Labels) -> Imported
         raise InputError(f"{len(paths)} tables of operations", hint="one table holds all ranks of a job")
     operations = read_operations(paths[0])
     notes = _missing_stages(operations, partial=labels.partial)
-    job = traced_job("operations", gather_spans(operations.path, operations.spans(), "operations"), notes)
+    job = traced_job("operations", gather_spans(operations.path, operations.spans(), "operations"), notes, fewest=1)
     answer = replay(operations)
     campaign = _recorded(job, _observed_steps(job), store, labels, {"replay": answer.document})
     return Imported("operations", 1, str(labels.name), campaign, job=job, replay=answer)

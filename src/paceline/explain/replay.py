@@ -9,31 +9,30 @@ Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 20
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InputError
+from paceline.explain.pipeline import TRANSFERS, Floats, PipelineGraph, is_exchange, pipeline_graphs
 from paceline.measurements.foreign.operations import COMPUTES, Operations
 
 __all__ = ["Replay", "replay"]
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-CLOCK = 5e-4
-"""Seconds by which the clocks of two streams of a rank may differ, unless computations are not much longer."""
-CLOCK_SHARE = 0.1
-"""The same, of a usual computation."""
-TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
-DATA_PARALLEL = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+Labels = NDArray[np.int64]
 BLAMED = 0.03
 """A step that becomes longer by less has nobody to blame."""
 MOST_RANKS = 256
-"""Ranks that are replayed one by one; of a larger job, data-parallel ranks and stages are."""
+"""Ranks that are replayed one by one; of a larger job, those whose stage and data-parallel rank cost most."""
+MOST_VALUES = 4_000_000
+"""Times that are replayed at once: operations of a step by cases."""
+SAME_LENGTH = 0.9
+"""Correlation of forward and backward times, from which micro-batches are taken to be of unequal length."""
+PIPELINE = {kind: f"{kind.split('-')[0]}-pp-comm" for kind in TRANSFERS}
+"""A send and its receive are one transfer; so the study calls it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,17 @@ class Replay:
     """By how much the ends of one collective differ between ranks, usually: nothing if they have one clock."""
     unpaired: int = 0
     """Sends and receives that lack their computation or their peer: some operations were not recorded."""
+    even_s: float = 0.0
+    """As replayed, with every computation at the mean of its rank and kind: micro-batches of equal length."""
+    lengths: float = 0.0
+    """Correlation of forward and backward times of a rank's micro-batches; 0 where they do not go together."""
+    delays: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By stage, data-parallel rank and kind: step with the delays of this group over the replayed step.
+
+    Nothing, where delays between operations cost little.
+    """
+    by_step: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The same times and slowdowns, step by step."""
 
     @property
     def slowdown(self) -> float:
@@ -70,6 +80,9 @@ class Replay:
         """
         if self.slowdown <= 1 + BLAMED and not _stands_out(self.by_stage):
             return None
+        uneven = (self.replayed_s - self.even_s) / self.ideal_s if self.even_s else 0.0
+        if uneven > max(BLAMED, (self.even_s - self.ideal_s) / self.ideal_s) and self.lengths >= SAME_LENGTH:
+            return "micro-batches", f"{uneven + 1:.3f}"
         (stage, of_stage), (rank, of_rank), (replica, of_replica) = map(
             _first, (self.by_stage, self.by_rank, self.by_dp_rank)
         )
@@ -94,276 +107,211 @@ def _first(found: dict[str, float]) -> tuple[str, float]:
 
 def _stands_out(found: dict[str, float]) -> bool:
     """Whether the first makes the step longer by more than twice what the second does."""
-    first, *others = found.values()
+    first, *others = found.values() or (1.0, 1.0)
     return not others or others[0] - 1 < 0.5 * (first - 1)
 
 
 def replay(operations: Operations) -> Replay:
     """Replay every step of a job as recorded, without stragglers, and with one group of operations as recorded."""
-    steps = [np.flatnonzero(operations.step == step) for step in np.unique(operations.step)]
-    graphs = [_graph(operations, rows) for rows in steps]
-    unpaired = _check_transfers(operations, graphs)
-    recorded = operations.seconds.copy()
-    for graph in graphs:
-        recorded[graph.rows] = graph.alone(operations)
-    ideal = _ideal(operations, recorded, np.concatenate([graph.is_exchange for graph in graphs]), steps)
-    groups = _groups(operations)
-    kept = np.stack([np.ones(recorded.size, dtype=bool), np.zeros(recorded.size, dtype=bool),
-                     *(mask for masks in groups.values() for mask in masks.values())], axis=1)  # fmt: skip
-    totals = np.mean([_step_seconds(graph, recorded, ideal, kept) for graph in graphs], axis=0)
-    split, place = {}, 2
-    for name, masks in groups.items():
-        values = {key: float(totals[place + number] / totals[1]) for number, key in enumerate(masks)}
-        split[name] = dict(sorted(values.items(), key=lambda item: -item[1]))
-        place += len(masks)
-    measured = float(np.mean(list(operations.step_seconds().values())))
+    job = _Job(operations)
+    whole = job.cases([_Case("recorded"), _Case("ideal"), _Case("even")])
+    replayed, ideal, even = (float(mean) for mean in whole.mean(axis=0))
+    labels = _labels(operations)
+    found = {name: job.split(values, "ideal") for name, values in labels.items() if name != "by_rank"}
+    ranks = _chosen_ranks(operations, {name: _means(split, ideal) for name, split in found.items()})
+    found["by_rank"] = job.split(labels["by_rank"], "ideal", ranks)
+    measured = np.array(list(operations.step_seconds().values()))
+    late = measured.mean() > (1 + BLAMED) * replayed
+    delays = {name: job.split(values, "delays") for name, values in _labels(operations, first=True).items()
+              if name != "by_rank" and late}  # fmt: skip
     return Replay(
-        len(steps), measured, float(totals[0]), float(totals[1]), **split, clock_s=_clocks(operations, graphs),
-        unpaired=unpaired,
+        measured.size, float(measured.mean()), replayed, ideal,
+        **{name: _means(split, ideal) for name, split in found.items()},
+        clock_s=_clocks(operations, job.graphs), unpaired=job.unpaired, even_s=even, lengths=_lengths(operations),
+        delays={name: _means(split, replayed) for name, split in delays.items()},
+        by_step=_by_step(job.steps, measured, whole, found),
     )  # fmt: skip
 
 
-def _check_transfers(operations: Operations, graphs: list[_Graph]) -> int:
-    """How many sends and receives lack their other half; a kind that is not there at all is an error."""
-    for kind in TRANSFERS:
-        lacking = sum(graph.lacking.get(kind, 0) for graph in graphs)
-        if lacking and not (operations.kind == kind).any():
-            raise InputError(f"{operations.path}: no {kind} is recorded, and {lacking} computations have one",
-                             hint="record sends and receives: without them nobody knows who waits")  # fmt: skip
-    return sum(sum(graph.lacking.values()) for graph in graphs)
+def _means(split: Mapping[str, Floats], over: float) -> dict[str, float]:
+    """Mean over steps of each group over a step without it, largest first."""
+    values = {key: float(seconds.mean() / over) if over else 1.0 for key, seconds in split.items()}
+    return dict(sorted(values.items(), key=lambda item: -item[1]))
 
 
-def _clocks(operations: Operations, graphs: list[_Graph]) -> float:
-    """The largest usual distance of a rank's end of a collective from the first end of it."""
-    late: dict[int, list[float]] = defaultdict(list)
-    for graph in graphs:
-        for members in (group for group in graph.members if len(group) > 1):
-            rows = graph.rows[members]
-            if operations.kind[rows[0]] not in TRANSFERS:
-                for row in rows.tolist():
-                    late[int(operations.rank[row])].append(float(operations.end[row] - operations.end[rows].min()))
-    return max((float(np.median(values)) for values in late.values()), default=0.0)
-
-
-def _groups(operations: Operations) -> dict[str, dict[str, Bools]]:
-    ranks = np.unique(operations.rank)
+def _by_step(
+    steps: list[int], measured: Floats, whole: Floats, found: Mapping[str, Mapping[str, Floats]]
+) -> dict[str, dict[str, Any]]:
+    ideal = whole[:, 1]
     return {
-        "by_stage": {str(one): operations.stage == one for one in np.unique(operations.stage)},
-        "by_rank": {str(one): operations.rank == one for one in ranks} if ranks.size <= MOST_RANKS else {},
-        "by_dp_rank": {str(one): operations.dp_rank == one for one in np.unique(operations.dp_rank)},
-        "by_kind": {str(one): operations.kind == one for one in np.unique(operations.kind)},
-    }
+        str(step): {
+            "measured_s": float(measured[at]), "replayed_s": float(whole[at, 0]), "ideal_s": float(ideal[at]),
+            **{name: {key: round(float(seconds[at] / ideal[at]), 6) if ideal[at] else 1.0
+                      for key, seconds in split.items()}
+               for name, split in found.items() if name != "by_rank"},
+        }
+        for at, step in enumerate(steps)
+    }  # fmt: skip
 
 
-def _ideal(operations: Operations, recorded: Floats, exchanges: Bools, steps: list[NDArray[np.int64]]) -> Floats:
-    """The mean of each kind of computation, and the median of each kind of exchange."""
-    is_exchange = np.zeros(recorded.size, dtype=bool)
-    is_exchange[np.concatenate(steps)] = exchanges
-    ideal = recorded.copy()
-    for kind in np.unique(operations.kind):
-        chosen = operations.kind == kind
-        middle = np.median if is_exchange[chosen].any() else np.mean
-        ideal[chosen] = middle(recorded[chosen])
-    return ideal
+def _labels(operations: Operations, *, first: bool = False) -> dict[str, NDArray[Any]]:
+    """Of each operation: its group in each split. The first of a rank's step waits for what precedes the step."""
+    names, kinds = np.unique(operations.kind, return_inverse=True)
+    kind = np.array([PIPELINE.get(str(name), str(name)) for name in names], dtype=object)[kinds]
+    if first:
+        begins = np.where(operations.stage == operations.stage.min(), COMPUTES[0], "forward-recv") == operations.kind
+        rows = np.flatnonzero(begins)
+        ordered = rows[np.argsort(operations.start[rows], kind="stable")]
+        places = np.stack([operations.step[ordered], operations.rank[ordered]])
+        kind[ordered[np.unique(places, axis=1, return_index=True)[1]]] = "first-op"
+    return {"by_stage": operations.stage, "by_rank": operations.rank, "by_dp_rank": operations.dp_rank, "by_kind": kind}
+
+
+def _chosen_ranks(operations: Operations, found: Mapping[str, Mapping[str, float]]) -> list[int]:
+    """The ranks that are replayed one by one: a rank costs no more than its stage or its replica does."""
+    places = np.unique(np.stack([operations.rank, operations.stage, operations.dp_rank]), axis=1).T.tolist()
+    cost = {rank: min(found["by_stage"][str(stage)], found["by_dp_rank"][str(dp)]) for rank, stage, dp in places}
+    return sorted(sorted(cost, key=lambda rank: -cost[rank])[:MOST_RANKS])
 
 
 @dataclass(frozen=True)
-class _Graph:
-    """One step: its operations, what each waits for, and which run together."""
+class _Case:
+    """Times of the operations in one replay; those of a group are as recorded."""
 
-    rows: NDArray[np.int64]
-    after: list[list[int]]
-    """Operations that each operation waits for."""
-    members: list[list[int]]
-    """Operations that begin their exchange together, in an order in which everything they wait for comes before."""
-    is_exchange: Bools
-    lacking: dict[str, int]
-    """By kind: transfers that have no computation, computations that have no transfer, and transfers without peer."""
-
-    def alone(self, operations: Operations) -> Floats:
-        """Seconds of each operation after the last of its members arrived."""
-        start, end = operations.start[self.rows], operations.end[self.rows]
-        arrived = start.copy()
-        for members in self.members:
-            arrived[members] = start[members].max()
-        return np.maximum(0.0, end - arrived)
+    times: str
+    group: NDArray[np.bool_] | None = None
 
 
-def _step_seconds(graph: _Graph, recorded: Floats, ideal: Floats, kept: Bools) -> Floats:
-    """Seconds of the step, one for each column of `kept`: the operations that keep their recorded time."""
-    seconds = np.where(kept[graph.rows], recorded[graph.rows, None], ideal[graph.rows, None])
-    ends = np.zeros_like(seconds)
+class _Job:
+    """A job with the graphs of its steps, and the times that its operations take in each case."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.graphs = pipeline_graphs(operations)
+        self.unpaired = _check_transfers(operations, self.graphs)
+        self._levels = [graph.levels() for graph in self.graphs]
+        self.steps = [int(step) for step in np.unique(operations.step)]
+        self._recorded, self._delays = operations.seconds.copy(), np.zeros(operations.seconds.size)
+        for graph in self.graphs:
+            for rows in graph.rows:
+                self._recorded[rows], self._delays[rows] = _alone(graph, operations, rows)
+        self._times = {"recorded": self._recorded, "ideal": _ideal(operations, self._recorded),
+                       "even": _even(operations, self._recorded), "delays": self._recorded}  # fmt: skip
+        self._numbers = operations.step
+
+    def split(self, labels: NDArray[Any], times: str, chosen: list[int] | None = None) -> dict[str, Floats]:
+        """Seconds of each step with one group at a time as recorded."""
+        values = np.unique(labels) if chosen is None else np.array(chosen)
+        found = self.cases([_Case(times, labels == value) for value in values])
+        return {str(value): found[:, place] for place, value in enumerate(values)}
+
+    def cases(self, cases: list[_Case]) -> Floats:
+        """Seconds of each step (rows) in each case (columns)."""
+        found = np.zeros((len(self.steps), len(cases)))
+        for graph, levels in zip(self.graphs, self._levels, strict=True):
+            width = max(1, MOST_VALUES // graph.rows.shape[1])
+            for rows in graph.rows:
+                at = int(np.searchsorted(self.steps, self._numbers[rows[0]]))
+                for begin in range(0, len(cases), width):
+                    part = cases[begin : begin + width]
+                    seconds = np.stack([self._seconds(case, rows) for case in part], axis=1)
+                    delays = np.stack([self._delayed(case, rows) for case in part], axis=1) \
+                        if part[0].times == "delays" else None  # fmt: skip
+                    ends = np.zeros((rows.size + 1, len(part)))
+                    for level in levels:
+                        level.run(ends, seconds, delays)
+                    found[at, begin : begin + width] = ends.max(axis=0)
+        return found
+
+    def _seconds(self, case: _Case, rows: NDArray[np.int64]) -> Floats:
+        times = self._times[case.times][rows]
+        return times if case.group is None else np.where(case.group[rows], self._recorded[rows], times)
+
+    def _delayed(self, case: _Case, rows: NDArray[np.int64]) -> Floats:
+        delays = self._delays[rows]
+        return delays if case.group is None else np.where(case.group[rows], delays, 0.0)
+
+
+def _alone(graph: PipelineGraph, operations: Operations, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Seconds of each operation after the last of its members arrived, and its delay after what it waits for."""
+    start, end = operations.start[rows], operations.end[rows]
+    arrived = start.copy()
     for members in graph.members:
-        before = [one for member in members for one in graph.after[member]]
-        begin = ends[before].max(axis=0) if before else np.zeros(seconds.shape[1])
-        ends[members] = begin + seconds[members]
-    total: Floats = ends.max(axis=0)
-    return total
+        if len(members) > 1:
+            arrived[members] = start[members].max()
+    begin = float(start.min())
+    ready = np.array([max((end[one] for one in before), default=begin) for before in graph.before])
+    return np.maximum(0.0, end - arrived), np.maximum(0.0, start - ready)
 
 
-def _graph(operations: Operations, rows: NDArray[np.int64]) -> _Graph:
-    step = _Step(operations, rows)
-    members = step.exchanges()
-    joined = {one for group in members for one in group}
-    is_exchange = np.array([index in joined or step.is_exchange(index) for index in range(rows.size)])
-    alone = [[index] for index in range(rows.size) if index not in joined]
-    ordered = _in_order([*members, *alone], step.after, f"{operations.path}: step {operations.step[rows[0]]}")
-    return _Graph(rows, step.after, ordered, is_exchange, step.lacking)
+def _check_transfers(operations: Operations, graphs: list[PipelineGraph]) -> int:
+    """How many sends and receives lack their other half; a kind that is not there at all is an error."""
+    lacks = [{kind: count * graph.rows.shape[0] for kind, count in graph.lacking.items()} for graph in graphs]
+    for kind in TRANSFERS:
+        lacking = sum(found.get(kind, 0) for found in lacks)
+        if lacking and not (operations.kind == kind).any():
+            raise InputError(f"{operations.path}: no {kind} is recorded, and {lacking} computations have one",
+                             hint="record sends and receives: without them nobody knows who waits")  # fmt: skip
+    return sum(sum(found.values()) for found in lacks)
 
 
-def _in_order(groups: list[list[int]], after: list[list[int]], where: str) -> list[list[int]]:
-    """The groups in an order in which whatever an operation waits for comes before it."""
-    group_of = {index: number for number, group in enumerate(groups) for index in group}
-    waits = [{group_of[one] for index in group for one in after[index]} for group in groups]
-    followers: dict[int, list[int]] = defaultdict(list)
-    for number, before in enumerate(waits):
-        for one in before:
-            followers[one].append(number)
-    left = [len(before) for before in waits]
-    ready, ordered = deque(number for number, count in enumerate(left) if not count), list[int]()
-    while ready:
-        ordered.append(ready.popleft())
-        for number in followers[ordered[-1]]:
-            left[number] -= 1
-            if not left[number]:
-                ready.append(number)
-    if len(ordered) < len(groups):
-        stuck = len(groups) - len(ordered)
-        raise InputError(f"{where}: {stuck} operations wait for each other in a circle",
-                         hint="start_ts has to be on one clock for all ranks; where a stage has several chunks of the "
-                         "model, the column gmc has to say which")  # fmt: skip
-    return [groups[number] for number in ordered]
+def _clocks(operations: Operations, graphs: list[PipelineGraph]) -> float:
+    """The largest usual distance of a rank's end of a collective from the first end of it."""
+    late: dict[int, list[float]] = {}
+    for graph in graphs:
+        shared = [group for group in graph.members
+                  if len(group) > 1 and operations.kind[graph.rows[0, group[0]]] not in TRANSFERS]  # fmt: skip
+        for rank, rows, ends in _collective_ends(operations, graph, shared):
+            late.setdefault(rank, []).extend((operations.end[rows] - ends).tolist())
+    return max((float(np.median(values)) for values in late.values()), default=0.0)
 
 
-def _toward(direction: str, side: str) -> int:
-    """Whether the peer of a transfer is at the next chunk of the model or at the one before."""
-    return 1 if (direction == "forward") == (side == "send") else -1
+def _collective_ends(
+    operations: Operations, graph: PipelineGraph, shared: list[list[int]]
+) -> Iterator[tuple[int, NDArray[np.int64], Floats]]:
+    """Of each operation of a collective: its rank, its rows by step, and the first end of the collective."""
+    for group in shared:
+        rows = graph.rows[:, group]
+        first = operations.end[rows].min(axis=1)
+        for place in range(len(group)):
+            yield int(operations.rank[rows[0, place]]), rows[:, place], first
 
 
-def _shards(operations: Operations) -> NDArray[np.int64]:
-    """Of each operation: the place of its rank among those of one stage and replica, which share layers."""
-    places, inverse = np.unique(np.stack([operations.dp_rank, operations.stage, operations.rank]), axis=1,
-                                return_inverse=True)  # fmt: skip
-    fresh = np.concatenate([[True], np.diff(places[:2], axis=1).any(axis=0)])
-    numbers = np.arange(fresh.size)
-    shards: NDArray[np.int64] = (numbers - np.maximum.accumulate(np.where(fresh, numbers, 0)))[inverse.reshape(-1)]
-    return shards
+def _ideal(operations: Operations, recorded: Floats) -> Floats:
+    """The mean of each kind of computation, and the median of each kind of exchange."""
+    ideal = recorded.copy()
+    names, kinds = np.unique(operations.kind, return_inverse=True)
+    for number, kind in enumerate(names):
+        chosen = kinds == number
+        ideal[chosen] = (np.median if is_exchange(str(kind)) else np.mean)(recorded[chosen])
+    return ideal
 
 
-class _Step:
-    """The dependencies of one step, rank by rank."""
+def _even(operations: Operations, recorded: Floats) -> Floats:
+    """The mean of each kind of computation of a rank; exchanges as recorded."""
+    even = recorded.copy()
+    for kind in COMPUTES:
+        chosen = np.flatnonzero(operations.kind == kind)
+        _, ranks = np.unique(operations.rank[chosen], return_inverse=True)
+        if chosen.size:
+            even[chosen] = (np.bincount(ranks, recorded[chosen]) / np.bincount(ranks))[ranks]
+    return even
 
-    def __init__(self, operations: Operations, rows: NDArray[np.int64]) -> None:
-        self.kind, self.stage = operations.kind[rows].tolist(), operations.stage[rows].tolist()
-        self.dp, self.chunk = operations.dp_rank[rows].tolist(), operations.chunk[rows].tolist()
-        self.start, self.end = operations.start[rows], operations.end[rows]
-        self.last_stage = int(operations.stage.max())
-        self.last_chunk = max(self.last_stage, int(operations.chunk.max()))
-        self.after: list[list[int]] = [[] for _ in range(rows.size)]
-        self._transfers: dict[tuple[int, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        self.lacking: dict[str, int] = defaultdict(int)
-        rank = operations.rank[rows]
-        self.rank, self.shard = rank.tolist(), _shards(operations)[rows].tolist()
-        usual = np.median(operations.seconds[np.isin(operations.kind, COMPUTES)])
-        self._clock = min(CLOCK, CLOCK_SHARE * float(usual)) if usual else CLOCK
-        order = np.lexsort((operations.sequence[rows], self.start, rank))
-        for part in np.split(order, np.flatnonzero(np.diff(rank[order])) + 1):
-            self._rank(part.tolist())
 
-    def is_exchange(self, index: int) -> bool:
-        """Whether an operation communicates, by its name."""
-        kind = self.kind[index]
-        return kind in TRANSFERS or "clip" in kind or any(word in kind for word in DATA_PARALLEL)
-
-    def _rank(self, rows: list[int]) -> None:
-        streams: dict[str, list[int]] = defaultdict(list)
-        for row in rows:
-            streams[self._stream(row)].append(row)
-        for stream in streams.values():
-            for before, row in pairwise(stream):
-                self.after[row].append(before)
-        for kind in TRANSFERS:
-            self._match(kind, streams)
-        shared = [name for name in ("compute", "exchange", "rest") if name in streams]
-        for row in [*streams["exchange"], *streams["rest"]]:
-            self.after[row] += [one for name in shared if (one := self._latest(streams[name], row)) is not None]
-        gathers = [row for row in streams["exchange"] if "all-gather" in self.kind[row]]
-        for row in streams["compute"]:
-            one = self._latest(gathers, row) if self.kind[row] == COMPUTES[0] else None
-            self.after[row] += [] if one is None else [one]
-
-    def _stream(self, row: int) -> str:
-        kind = self.kind[row]
-        if kind in TRANSFERS:
-            return str(kind)
-        if kind in COMPUTES:
-            return "compute"
-        overlapping = kind.startswith(("params-", "grads-"))
-        return "exchange" if overlapping else "rest"
-
-    def _latest(self, stream: list[int], row: int) -> int | None:
-        """The last operation of a stream that had ended when another began."""
-        ended = [one for one in stream if one != row and self.end[one] <= self.start[row] + self._clock
-                 and self.start[one] < max(self.start[row], self.end[one])]  # fmt: skip
-        return ended[-1] if ended else None
-
-    def _match(self, kind: str, streams: dict[str, list[int]]) -> None:
-        """Receives before, sends after the computation with the same number, and both with their peer."""
-        direction, side = kind.split("-")
-        transfers = streams.get(kind, [])
-        computes = [row for row in streams["compute"] if self.kind[row] == f"{direction}-compute"]
-        beside = [row for row in computes if self._has_peer(row, direction, side)]
-        if len(transfers) not in (len(beside), len(computes), len(computes) - (side == "recv")):
-            self.lacking[kind] += abs(len(transfers) - len(beside))
-        if len(transfers) == len(beside):
-            computes = beside
-        elif side == "recv" and len(transfers) == len(computes) - 1:  # the first receive, from nobody, is left out
-            computes = computes[1:]
-        for row, compute in zip(transfers, computes, strict=False):
-            if side == "send":
-                self.after[row].append(compute)
-            else:
-                self.after[compute].append(row)
-                one = self._latest([c for c in streams["compute"] if c != compute], row)
-                self.after[row] += [] if one is None else [one]
-            self._join(row, direction, side, compute)
-
-    def _has_peer(self, compute: int, direction: str, side: str) -> bool:
-        """Whether there is a chunk beside that of a computation; the ends of the model have nobody on one side."""
-        chunk = self.chunk[compute] if self.chunk[compute] >= 0 else self.stage[compute]
-        return bool(0 <= chunk + _toward(direction, side) <= self.last_chunk)
-
-    def _join(self, row: int, direction: str, side: str, compute: int) -> None:
-        """Note a transfer under its sender, if it has a peer: some profilers record receives from nobody."""
-        if self._has_peer(compute, direction, side):
-            beside = (self.stage[row] + _toward(direction, side)) % (self.last_stage + 1)
-            sender = self.stage[row] if side == "send" else beside
-            self._transfers[self.dp[row], self.shard[row], direction == "forward", sender][side].append(row)
-
-    def exchanges(self) -> list[list[int]]:
-        """Operations that need each other: pairs of send and receive, collectives over their group."""
-        groups = []
-        for sides in self._transfers.values():
-            sends, receives = sides["send"], sides["recv"]
-            groups += [list(pair) for pair in zip(sends, receives, strict=False)]
-            if sends and receives and len(sends) != len(receives):
-                self.lacking[self.kind[sends[0]]] += abs(len(sends) - len(receives))
-        collectives: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        seen: dict[tuple[object, ...], int] = defaultdict(int)
-        for row in np.argsort(self.start, kind="stable").tolist():
-            key = self._group(row)
-            if key is not None:
-                number = seen[key, self.rank[row]]
-                seen[key, self.rank[row]] += 1
-                collectives[(*key, number)].append(row)
-        return [*groups, *collectives.values()]
-
-    def _group(self, row: int) -> tuple[object, ...] | None:
-        """Who takes part in a collective: stages that share an embedding, everybody for the norm of all gradients."""
-        kind = self.kind[row]
-        if kind in TRANSFERS or not self.is_exchange(row) or "layernorm" in kind:
-            return None
-        if "clip" in kind:
-            return (kind,)
-        shared = ("dp", self.dp[row]) if "embedding" in kind else ("stage", self.stage[row])
-        return (kind, *shared, self.shard[row])
+def _lengths(operations: Operations) -> float:
+    """How forward and backward times of micro-batches go together, each beside the mean of its rank and chunk."""
+    parts = []
+    for kind in COMPUTES:
+        rows = np.flatnonzero((operations.kind == kind) & (operations.micro_batch >= 0))
+        _, places = np.unique(np.stack([operations.rank[rows], operations.chunk[rows]]), axis=1, return_inverse=True)
+        places = places.reshape(-1)
+        seconds = operations.seconds[rows]
+        beside = seconds / np.maximum(
+            (np.bincount(places, seconds) / np.maximum(np.bincount(places), 1))[places], 1e-12
+        )
+        keys = zip(*(column[rows].tolist() for column in (operations.step, operations.rank, operations.chunk,
+                                                            operations.micro_batch)), strict=True)  # fmt: skip
+        parts.append(dict(zip(keys, beside.tolist(), strict=True)))
+    pairs = np.array([(value, parts[1][key]) for key, value in parts[0].items() if key in parts[1]])
+    if len(pairs) < 3 or not np.all(pairs.std(axis=0) > 0):
+        return 0.0
+    return max(0.0, float(np.corrcoef(pairs.T)[0, 1]))

@@ -17,8 +17,7 @@ from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
 from paceline.explain.confirm import BarTrial, Trials, _apart, plan_trials, with_measured
 from paceline.explain.explanation import explain_campaign
-from paceline.explain.findings import across
-from paceline.explain.findings.finding import Change, Finding, gain_of, is_shown, ranked
+from paceline.explain.findings import Change, Finding, across, gain_of, is_shown, ranked
 from paceline.explain.findings.rules import _on_faster_link, _spread_over
 from paceline.explain.levels import _cuts, _running_median, levels_of
 from paceline.explain.watched import StepCause, _lasting, _period, _Series, _share, _shares, _waiting

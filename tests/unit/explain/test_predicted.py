@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline.explain.explanation import explain_campaign
 from paceline.explain.predicted import Residual, TermResidual, _Calibrations, _Group, _key, _residual, _rows
 from paceline.measurements.run import Span
 from paceline.measurements.summary import Interval
 from paceline.model.calibration import CATALOG_ONLY
+from tests.made import Made, write
 
 
 def made(ranks: int = 2, **changes: Any) -> Any:
@@ -87,3 +90,10 @@ def test_rows_of_a_profile_are_medians_of_rank_0() -> None:
     assert _rows(SimpleNamespace(spans=spans)) == [  # type: ignore[arg-type]
         ("forward", "conv", 2.0, 10.0, 7), ("backward", "conv", 2.0, 10.0, 7),
     ]  # fmt: skip
+
+
+def test_a_curve_reaches_four_times_the_ranks_that_were_measured(tmp_path: Path) -> None:
+    cases = [Made(ranks=ranks, network="resnet20", catalog_cluster="v100-10gbe-8x4") for ranks in (1, 2)]
+    (series,) = explain_campaign(write(tmp_path, cases), "made-1").series
+    assert series.curve is not None, series.why_not
+    assert [one.devices for one in series.curve.predictions] == [1, 2, 4, 8]

@@ -12,10 +12,9 @@ import pytest
 
 from paceline.explain.cases import breakdown
 from paceline.explain.cases.evidence import CaseEvidence
-from paceline.explain.cases.exchange import GradientExchange, _hops
+from paceline.explain.cases.exchange import CALL_S, GradientExchange, _hops, gradient_exchange
 from paceline.explain.explanation import explain_campaign
-from paceline.explain.findings import rules
-from paceline.explain.findings.finding import Finding
+from paceline.explain.findings import Finding, exchange_gain, rules
 from paceline.units import BANDWIDTH
 from tests.made import Made, write
 
@@ -210,3 +209,21 @@ def test_the_best_of_ten_bucket_sizes_is_taken() -> None:
     ready = tuple(0.1 * number for number in range(1, 97))
     Noted(sizes=(1.0,) * 96, ready=ready, last=(95,), overlap=True, startup=0.5, per_byte=0.1).best_buckets()
     assert tried == pytest.approx([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+
+
+def test_a_batch_that_is_only_copied_is_waited_for_too(tmp_path: Path) -> None:
+    (found,) = explain_campaign(write(tmp_path, [Made(h2d=0.06, input="copied")]), "made-1").findings
+    assert (found.cause, found.gain.value) == ("slow_input", pytest.approx(0.06 / 0.18, rel=1e-3))
+
+
+def test_the_interval_of_an_exchange_s_gain_has_half_and_twice_the_usual_cost_of_a_call(tmp_path: Path) -> None:
+    explanation = explain_campaign(write(tmp_path, [Made(aggregate=0.06, strategy={"overlap": False})]), "made-1")
+    evidence = explanation.cases[0].evidence
+    now = gradient_exchange(evidence)
+    assert now is not None
+    factor = 0.02 / now.startup
+    gain = exchange_gain(evidence, lambda exchange: factor * (exchange.startup - now.startup) + 0.03)
+    # Calls of 75, 150 and 300 us, and the latency of the link.
+    low, high = (factor * (call - CALL_S) + 0.03 for call in (CALL_S / 2, 2 * CALL_S))
+    assert gain.value == pytest.approx(0.03 / 0.18, rel=0.01)
+    assert (gain.low, gain.high) == (pytest.approx(low / 0.18, rel=0.02), pytest.approx(high / 0.18, rel=0.02))

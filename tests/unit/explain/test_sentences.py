@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.explain.cases.evidence import CaseEvidence, load_evidence
-from paceline.explain.findings.finding import Change, Finding
+from paceline.explain.explanation import CaseExplanation, Explanation, _first, _phase, _speed, _who
+from paceline.explain.findings import Change, Finding
 from paceline.explain.gap import Bar, Gap
-from paceline.explain.summary import Evidenced, _first, _phase, _speed, _who, summarise
 from paceline.measurements.ranking import Place, Ranking
 from paceline.measurements.summary import Comparison, Interval
 from tests.made import Made, write
@@ -31,6 +32,13 @@ def ranking(ranks: int, second: Place, *, first: str = "A", network: str = "lene
 
 def behind(name: str = "B", **changes: Any) -> Place:
     return place(name, 100.0, **{"ratio": Interval(0.5, 0.4, 0.8), **changes})
+
+
+def summary(cases: Sequence[CaseEvidence], **parts: Any) -> tuple[str, ...]:
+    """The sentences about these cases; what `parts` does not name is empty."""
+    names = ("series", "gaps", "findings", "unsure", "rankings")
+    explained = tuple(CaseExplanation(case, None, ()) for case in cases)
+    return Explanation("", "", "", "", "", "", explained, **{**dict.fromkeys(names, ()), **parts}).summary
 
 
 UNDECIDED = behind(verdict="no difference shown")
@@ -71,7 +79,7 @@ def with_rate(case: CaseEvidence, rate: float, **changes: Any) -> CaseEvidence:
 
 
 def sentences(rankings: list[Ranking], case: CaseEvidence, gaps: tuple[Gap, ...] = ()) -> tuple[str, ...]:
-    return summarise(Evidenced((case,), tuple(rankings), gaps, (), (), ()))
+    return summary([case], rankings=tuple(rankings), gaps=gaps)
 
 
 def test_the_largest_lead_among_those_that_are_shown_is_told(case: CaseEvidence) -> None:
@@ -128,7 +136,7 @@ def test_a_case_names_its_largest_phase_and_a_larger_one_its_efficiency(case: Ca
         one = with_rate(case, 1.0, ranks=ranks)
         speedup = Interval(ranks / 2, 1.0, 3.0)
         scaled.append(replace(one, result=replace(one.result, speedup=speedup, base_ranks=1, efficiency=0.5)))
-    found = summarise(Evidenced(tuple(scaled), (), (), (), (), ()))
+    found = summary(scaled)
     assert found[1] == "From 1 to 4 ranks lenet becomes 2.00 times as fast, an efficiency of 50.0 %."
 
 
@@ -153,7 +161,7 @@ def test_the_first_advice(changes: dict[str, Any], words: str) -> None:
 def test_no_advice_says_whether_there_were_launches_enough(case: CaseEvidence) -> None:
     def advice(launches: int, unsure: int, refuted: tuple[Finding, ...] = ()) -> str:
         one = replace(case, launches=replace(case.launches, steps=case.launches.steps[:launches]))
-        return summarise(Evidenced((one,), (), (), (), (FINDING,) * unsure, refuted))[2]
+        return summary([one], unsure=(FINDING,) * unsure, refuted=refuted)[2]
 
     assert advice(1, 0).startswith("One launch of a case shows nothing")
     assert advice(2, 0) == "No single change is shown to save 5 % or more of the time per sample."
@@ -164,6 +172,4 @@ def test_no_advice_says_whether_there_were_launches_enough(case: CaseEvidence) -
         "nothing else is shown to help."
     )
     failed = replace(case, result=replace(case.result, throughput=None, num_failed=3))
-    assert summarise(Evidenced((failed,), (), (), (), (), ())) == (
-        "None of the 1 cases has a result: all 3 launches failed.",
-    )
+    assert summary([failed]) == ("None of the 1 cases has a result: all 3 launches failed.",)

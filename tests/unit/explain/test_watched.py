@@ -295,3 +295,9 @@ def test_what_a_setting_costs_is_what_every_rank_has_in_every_step() -> None:
     assert found.share.value == pytest.approx(0.03 / 0.127)
     (crowd,) = [cause for cause in judge_steps(steps, Setting(crowding=2.0)).causes if cause.kind == "threads"]
     assert (crowd.count, crowd.share.value) == (200, pytest.approx(0.09 / 0.127))
+
+
+def test_the_others_wait_for_a_rank_as_long_as_the_slowest_of_them_does() -> None:
+    steps = train(lambda rank, step: {"forward": (0.0, 0.03, 0.05)[rank]}, ranks=3, noise=0.0)
+    (cause,) = [one for one in judge_steps(steps).causes if one.kind == "slow_rank"]
+    assert (cause.rank, cause.share.value) == (2, pytest.approx(0.02 / mean_step(steps)))

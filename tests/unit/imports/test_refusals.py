@@ -163,6 +163,7 @@ CASES: dict[str, tuple[Files, str]] = {
     "table without times": ({"t.parquet": operations(duration=[0.0, 0.0])}, "step 0 of rank 0 takes no time"),
     "table with an unknown operation": ({"t.parquet": operations(optype=[None, "a"])}, "optype: 1 missing"),
     "metrics of HF Trainer": ({"a.log": HF_METRICS}, "5 lines of metrics of HF Trainer.*disable_tqdm=False"),
+    "metrics as JSON": ({"a.log": HF_METRICS.replace(b"'", b'"')}, "5 lines of metrics of HF Trainer"),
     "metrics after other lines": ({"a.log": b"Starting\n" + HF_METRICS}, "5 lines of metrics of HF Trainer"),
     "compressed too often": ({"t.gz": packed(SOUND, 4)}, "compressed more than 3 times.*gunzip"),
     "another compression": ({"t.json.bz2": bz2.compress(SOUND)}, "packed by bzip2.*unpack it first"),

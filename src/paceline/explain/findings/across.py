@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.explain.cases.evidence import CaseEvidence
-from paceline.explain.findings.finding import Change, Finding, Trial, gain_of
+from paceline.explain.findings import Change, Finding, Trial, gain_of
 from paceline.explain.findings.rules import make
 from paceline.measurements.run import Run
 from paceline.measurements.summary import Interval, amount_interval, speedup_interval

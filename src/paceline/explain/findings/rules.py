@@ -13,7 +13,7 @@ from typing import Any
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import FASTEST_PER_BYTE, GradientExchange
 from paceline.explain.cases.stragglers import find_stragglers
-from paceline.explain.findings.finding import Change, Finding, Trial, exchange_gain, gain_of, weighty_exchange
+from paceline.explain.findings import Change, Finding, Trial, exchange_gain, gain_of, weighty_exchange
 from paceline.measurements.summary import amount_interval, phases_of
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 

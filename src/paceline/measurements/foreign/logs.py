@@ -16,7 +16,7 @@ from statistics import median
 from paceline.errors import InputError
 from paceline.measurements.trace.stream import BROKEN, ESCAPES, begin_of, open_trace
 
-__all__ = ["LOG_FORMS", "LoggedStep", "TrainingLog", "looks_like_log", "read_log", "refuse_state"]
+__all__ = ["LOG_FORMS", "METRICS", "LoggedStep", "TrainingLog", "looks_like_log", "read_log", "refuse_state"]
 
 LONGEST = 20_000
 """Characters of a line that are looked at."""
@@ -146,7 +146,7 @@ LOG_FORMS: dict[str, Reader] = {
 SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})", flags=re.I)
 LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})", flags=re.I)
 ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})", flags=re.I)
-METRICS = re.compile(r"(?:^|\]:)\s*\{'(?:loss|eval_loss|train_loss|train_runtime)': ")
+METRICS = re.compile(r"""(?:^|\]:)\s*\{(['"])(?:loss|eval_loss|train_loss|train_runtime)\1: """)
 """What HF Trainer prints of a training: neither the number of the step nor its time."""
 GLOBAL_BATCH = re.compile(
     r"\b(?:global batch size|total train batch size(?: \([^)]{0,80}\))?)\W{1,4}(\d{1,9})", flags=re.I

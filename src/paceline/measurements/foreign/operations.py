@@ -6,9 +6,11 @@ Columns: dp_rank, stage, rank, step, optype, start_ts and duration in seconds; s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 
 from paceline.errors import InputError
 from paceline.measurements.run import Span
+from paceline.measurements.trace.chrome import checked_events
 from paceline.measurements.trace.rank_trace import phase_by_words
-from paceline.measurements.trace.stream import begin_of
+from paceline.measurements.trace.stream import EventStream, begin_of
 
 __all__ = ["COMPUTES", "Operations", "looks_like_operations", "phase_of_kind", "read_operations"]
 
@@ -28,13 +31,15 @@ COMPUTES = ("forward-compute", "backward-compute")
 
 NUMBERS = ("dp_rank", "stage", "rank", "step")
 TIMES = ("start_ts", "duration")
-OPTIONAL = ("seq_id", "mb_id", "gmc")
+OPTIONAL = ("seq_id", "mb_id", "gmc", "mc")
 MOST = 20_000_000
 LONGEST_S = 600.0
 """Seconds of one micro-batch on one stage, beyond which the table is not in seconds."""
 ROUGHEST = 0.05
 """Of a computation: by how much its recorded begin may be rounded."""
 HINT = f"expected the columns {', '.join((*NUMBERS, 'optype', *TIMES))}, times in seconds"
+IN_THREAD = re.compile(r"PP rank (\d+)(?:, TP rank (\d+))?")
+"""The name of a thread in a timeline."""
 Ints = NDArray[np.int64]
 
 
@@ -98,7 +103,7 @@ def phase_of_kind(kind: str) -> str:
 def looks_like_operations(path: Path) -> bool:
     """Whether a file is Parquet, or CSV with our columns."""
     begin = begin_of(path, 4096)
-    return begin[:4] == b"PAR1" or (b"optype" in begin.split(b"\n")[0] and b"," in begin)
+    return begin[:4] == b"PAR1" or _is_timeline(begin) or (b"optype" in begin.split(b"\n")[0] and b"," in begin)
 
 
 def read_operations(path: Path) -> Operations:
@@ -121,13 +126,16 @@ def read_operations(path: Path) -> Operations:
     if table["optype"].null_count:
         raise InputError(f"{path}: optype: {table['optype'].null_count} missing, expected text", hint=HINT)
     try:
-        kinds = _spelled(pc.cast(table["optype"], pa.string()).to_numpy(zero_copy_only=False).astype(str))
+        coded = pc.dictionary_encode(pc.cast(table["optype"], pa.string()).combine_chunks())
+        kinds = _spelled(np.array(coded.dictionary.to_pylist(), dtype=str))[coded.indices.to_numpy()]
     except pa.ArrowException as error:
         raise InputError(f"{path}: optype: {error}, expected text", hint=HINT) from None
     found = Operations(str(path), **whole, kind=kinds, start=start, seconds=seconds, sequence=others["seq_id"],
                        micro_batch=others["mb_id"], chunk=others["gmc"])  # fmt: skip
     _check_computes(found, rounded=_rounding(table["start_ts"].type, start))
-    return _split_pairs(replace(found, chunk=_through_the_model(found)))
+    return _split_pairs(
+        replace(found, chunk=_of_exchanges(replace(found, chunk=_through_the_model(found)), others["mc"]))
+    )
 
 
 def _spelled(kinds: NDArray[np.str_]) -> NDArray[np.str_]:
@@ -178,8 +186,22 @@ def _through_the_model(found: Operations) -> Ints:
     return np.where(known, found.chunk * (last - first + 1) + found.stage - first, found.chunk)
 
 
+def _of_exchanges(found: Operations, within: Ints) -> Ints:
+    """Chunks also where a row says only which one of its stage it belongs to, as computations of that chunk do."""
+    known = (found.chunk >= 0) & (within >= 0)
+    names = {(stage, one): chunk for stage, one, chunk in zip(
+        found.stage[known].tolist(), within[known].tolist(), found.chunk[known].tolist(), strict=True)}  # fmt: skip
+    chunk = found.chunk.copy()
+    for (stage, one), value in names.items():
+        chunk[(found.chunk < 0) & (found.stage == stage) & (within == one)] = value
+    return chunk
+
+
 def _table(path: Path) -> pa.Table:
-    packed = begin_of(path, 4, HINT) == b"PAR1"
+    begin = begin_of(path, 4096, HINT)
+    packed = begin[:4] == b"PAR1"
+    if _is_timeline(begin):
+        return _timeline(path)
     try:
         table = pq.ParquetFile(path).read(use_threads=False) if packed else pyarrow.csv.read_csv(path)
         _ = table.column_names  # not all of them may be text
@@ -187,6 +209,50 @@ def _table(path: Path) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise InputError(f"{path} is not a readable table: {reason}", hint=HINT) from None
+
+
+def _is_timeline(begin: bytes) -> bool:
+    """Whether Chrome events are the study's timeline of a job, in which a process is a replica, a thread a stream."""
+    return begin.lstrip()[:1] == b"[" and b'"mb_id"' in begin and b"-compute" in begin
+
+
+def _timeline(path: Path) -> pa.Table:
+    """The table of a timeline; names of threads say the stage."""
+    rows: list[dict[str, Any]] = []
+    places: dict[Any, tuple[int, int]] = {}
+    for event in checked_events(EventStream(path)):
+        args, thread = event.get("args") or {}, (event.get("pid"), event.get("tid"))
+        if event.get("ph") == "X":
+            rows.append(_timed(event, thread, args))
+        elif event.get("name") == "thread_name":
+            named = IN_THREAD.match(str(args.get("name")))
+            places.update({thread: (int(named[1]), int(named[2] or 0))} if named else {})
+    unknown = next((row["thread"] for row in rows if row["thread"] not in places), None)
+    if unknown is not None or not rows:
+        raise InputError(f"{path}: no thread_name says the stage of thread {unknown}, as in 'PP rank 0, compute'",
+                         hint="import the table of operations, which has a column for it")  # fmt: skip
+    for row in rows:
+        row["stage"], row["shard"] = places[row["thread"]]
+    placed = sorted({(row["stage"], row["dp_rank"], row["shard"]) for row in rows})
+    ranks = {place: number for number, place in enumerate(placed)}
+    for row in rows:
+        row["rank"] = ranks[row["stage"], row["dp_rank"], row["shard"]]
+    try:
+        return pa.table({name: [row[name] for row in rows] for name in (*NUMBERS, "optype", *TIMES, *OPTIONAL)})
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: {str(error)[:120]}", hint=HINT) from None
+
+
+def _timed(event: dict[str, Any], thread: Any, args: dict[str, Any]) -> dict[str, Any]:
+    """An operation of a timeline; what it does not say is -1."""
+    said = {name: -1 if args.get(name) is None else args[name] for name in ("seq_id", "mb_id", "model_chunk")}
+    kind = str(event.get("name"))
+    chunk = said.pop("model_chunk")
+    return {
+        "thread": thread, "dp_rank": event.get("pid"), "step": args.get("step"), "optype": kind, "mc": chunk,
+        "gmc": chunk if kind.endswith("-compute") else -1, "start_ts": 1e-6 * event.get("ts", 0.0),
+        "duration": 1e-6 * event.get("dur", 0.0), **said,
+    }  # fmt: skip
 
 
 def _whole(table: pa.Table, name: str, path: Path, least: int = 0) -> Ints:

@@ -83,9 +83,9 @@ def rank_in_name(path: Path, fallback: int) -> int:
     return int(named[-1]) if named else fallback
 
 
-def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = ()) -> TracedJob:
+def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = (), fewest: int = 2) -> TracedJob:
     """The job of these ranks, with the shares of all steps that they have in common."""
-    steps = _common_steps(traces)
+    steps = _common_steps(traces, fewest)
     for trace in traces:
         _check_times(trace, steps)
     shares = tuple(one for trace in traces for one in shares_of(trace, steps))
@@ -182,9 +182,9 @@ def _closed(traces: Sequence[RankTrace]) -> list[str]:
     return [f"gaps of {closed:.3g} s in all were closed to bound memory"] if closed else []
 
 
-def _common_steps(traces: Sequence[RankTrace]) -> tuple[int, ...]:
+def _common_steps(traces: Sequence[RankTrace], fewest: int) -> tuple[int, ...]:
     common = sorted(set.intersection(*(set(trace.steps) for trace in traces)))
-    if len(common) < 2:
+    if len(common) < fewest:
         hint = "profile the same steps on every rank: the same torch.profiler.schedule(...)"
         raise InputError(f"the {len(traces)} ranks have {len(common)} steps in common", hint=hint)
     return tuple(common)

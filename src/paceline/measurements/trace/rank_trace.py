@@ -27,7 +27,9 @@ WORDS = (
     ("io", ("dataloader", "data_loader")),
 )
 MOST_EXCHANGES = 100_000
-"""Exchanges that are kept one by one."""
+"""Exchanges of a rank that are kept one by one."""
+MOST_SPANS = 300_000
+"""The same, of all ranks of a file: the first steps of a large job."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,16 @@ def gather_spans(path: str, spans: Iterable[Span], source: str) -> tuple[RankTra
     covers: dict[int, dict[str, Gathering]] = defaultdict(lambda: defaultdict(Gathering))
     steps: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
     exchanges: dict[int, list[Span]] = defaultdict(list)
+    kept = 0
     for span in spans:
         end = span.start_s + span.seconds
         phase = span.phase if span.phase in PHASES else phase_by_words(span.name) or "other"
         covers[span.rank][phase].add(span.start_s, end)
         first, last = steps[span.rank].get(span.step, (span.start_s, end))
         steps[span.rank][span.step] = (min(first, span.start_s), max(last, end))
-        if phase == "aggregate" and len(exchanges[span.rank]) < MOST_EXCHANGES:
-            exchanges[span.rank].append(replace(span, phase=phase))
+        if phase == "aggregate" and kept < MOST_SPANS and len(exchanges[span.rank]) < MOST_EXCHANGES:
+            exchanges[span.rank].append(span if span.phase == phase else replace(span, phase=phase))
+            kept += 1
     return tuple(
         RankTrace(
             path=path,
