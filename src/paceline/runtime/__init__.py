@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.runtime.data.stream import ShardedSamples as ShardedSamples
+    from paceline.runtime.data.streams import ShardStreams as ShardStreams
     from paceline.runtime.group.shards import shard_mesh as shard_mesh
     from paceline.runtime.members.view import Timeouts as Timeouts
     from paceline.runtime.pace import Pace as Pace
@@ -23,6 +24,7 @@ _HOMES = {
     "OuterOptimizer": "paceline.runtime.syncer.rounds",
     "Pace": "paceline.runtime.pace",
     "Settings": "paceline.runtime.settings",
+    "ShardStreams": "paceline.runtime.data.streams",
     "ShardedSamples": "paceline.runtime.data.stream",
     "StalenessRule": "paceline.runtime.syncer.rounds",
     "StepRecord": "paceline.runtime.pace",

@@ -207,12 +207,14 @@ def _content(path: Path) -> dict[str, Any]:
             reason = f"written by a newer Paceline (schema {note['schema']}, this one reads {SCHEMA})"
             raise NewerCheckpoint(f"the checkpoint {path} was {reason}", hint="upgrade Paceline")
         content: dict[str, Any] = unpack_state(note["content"], [tensors[name] for name in note["names"]])
+        if not isinstance(content, dict):
+            raise ValueError("its content is no table")
         missing = {"identity", "position", "mark", "costs", "state"} - set(content)
     except OSError as error:
         raise StoreError(f"cannot read the checkpoint {path}: {error.strerror or error}", hint=hint) from None
     except (MemoryError, OverflowError):
         raise StoreError(f"cannot read the checkpoint {path}: no memory for it", hint=hint) from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # torch: a shape beyond bounds
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: {error}", hint=hint) from None
     if missing:
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: no {min(missing)}", hint=hint)

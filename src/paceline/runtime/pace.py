@@ -12,6 +12,7 @@ all N, whatever the split. If the group changes in mid-step, the step is not com
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
 from collections import deque
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.runtime.auto.pilot import NoPilot, Pilot
-from paceline.runtime.data.batches import Batch, Samples, Source
-from paceline.runtime.data.feed import Feed, source_of
-from paceline.runtime.data.loader import LoaderFactory
+from paceline.runtime.data.batches import Batch
+from paceline.runtime.data.feed import AnySource, TrainingData, source_of
+from paceline.runtime.data.streamfeed import check_streams, feed_of
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import RankGroup
@@ -46,15 +47,16 @@ log = logging.getLogger("paceline.runtime")
 def join(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    data: Samples | LoaderFactory,
+    data: TrainingData,
     *,
     global_batch: int,
     settings: Settings | None = None,
 ) -> Pace:
     """Take part in the training of a model with all ranks that were launched; alone it is a plain loop.
 
-    Several optimizers are stepped together. `data` is a dataset, whose samples are loaded in the loop, or a function
-    that makes a DataLoader around the samples of this rank, so that its workers load them:
+    `with join(...) as pace:` leaves the others as soon as the block ends; without it, that is when the process ends.
+    Several optimizers are stepped together. `data` is a dataset, or `ShardStreams`, whose samples are loaded in the
+    loop, or a function that makes a DataLoader around the samples of this rank, so that its workers load them:
     `lambda sampler: DataLoader(dataset, batch_sampler=sampler, num_workers=4)`.
     """
     if global_batch < 1:
@@ -70,15 +72,15 @@ class Pace:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        source: Source,
+        source: AnySource,
         *,
         global_batch: int,
         settings: Settings,
     ) -> None:
-        self._holder, start = WireHolder(), start_of(settings)
+        self._holder, start, self.settings = WireHolder(), start_of(settings), settings
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
-        self._planned, self.settings = start.batch is not None, settings
+        self._planned = start.batch is not None
         self.global_batch = global_batch = start.batch or global_batch
         self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
         emulate_as_told(model, global_batch)
@@ -89,20 +91,21 @@ class Pace:
             settings,
             num_samples=source.num_samples,
             global_batch=client.batch if client else global_batch,
-            also=(client,) if client else (),
+            also=(*source.kept, client) if client else source.kept,
             split=start.split,
             ahead=source.ahead,
         )
         self._training.whole_batch = global_batch
-        self._feed = Feed(source, settings, self._training.device)
+        check_streams(source, settings, groups=client is not None, sharded=self._training.unit.sharded)
+        self._feed = feed_of(source, settings, self._training.device, global_batch=global_batch)
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
         self._training.resume()
         self._group = RankGroup(start.meet(settings), self._training, holder=self._holder, synced=self._synced)
         self._pilot = Pilot(global_batch) if start.regroups else NoPilot()
         job = GroupContext(self._group, self._pilot, source.num_samples, global_batch, start.context.roster, Limits())
         self._mode: GroupMode = SyncedGroups(job, client) if client else OneGroup(job)
-        group = start.where.group if start.where else "group"
-        self._recorder = MetricsRecorder(settings, group=group, rank=start.context.rank)
+        named = start.where.group if start.where else "group"
+        self._recorder = MetricsRecorder(settings, group=named, rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._again = False
         """Whether the batch that the loop has comes again, because the group has changed."""
@@ -112,6 +115,10 @@ class Pace:
         """Seconds of a committed step whose consequences are still to come."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
+        self.views = self._group.views
+        """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
+        self.reasons: Sequence[str] = self._pilot.reasons
+        """Why the ranks train together as they do, one sentence for each decision of scheme='auto' made here."""
 
     def __enter__(self) -> Pace:
         self._enter()
@@ -148,11 +155,6 @@ class Pace:
         return self._group.session.balance.shares(self._training.global_batch)
 
     @property
-    def views(self) -> list[tuple[int, int, float]]:
-        """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
-        return self._group.views
-
-    @property
     def noticed(self) -> list[float]:
         """Each moment at which this rank knew that its view had ended, by time.monotonic()."""
         return self._group.member.noticed
@@ -163,14 +165,7 @@ class Pace:
 
     def facts(self) -> dict[str, Any]:
         """What the balance and the exchange came to, for records of runs."""
-        session = self._group.session
-        return {
-            **self.syncer_facts(),
-            "shares": list(self.shares),
-            "costs": session.balance.plain(),
-            "link": session.link_plain(),
-            "buckets": len(session.reducer.layout),
-        }
+        return {**self.syncer_facts(), "shares": list(self.shares), **self._group.session.facts()}
 
     def syncer_facts(self) -> dict[str, Any]:
         """Versions, groups and staleness by the syncer's count; nothing if there is one group only."""
@@ -182,11 +177,6 @@ class Pace:
         return self._mode.synced
 
     @property
-    def reasons(self) -> Sequence[str]:
-        """Why the ranks train together as they do, one sentence for each decision of scheme='auto' made here."""
-        return self._pilot.reasons
-
-    @property
     def noise_scale(self) -> float | None:
         """Samples per step beyond which more hardly help; None unless Settings(noise=True) and enough was seen."""
         return self._training.noise.samples
@@ -195,6 +185,7 @@ class Pace:
         """This rank's batches until `epochs` epochs or `steps` committed steps of the whole run are done."""
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
+        self._join_once()
         self._mode.begin(Limits(epochs, steps))
         self._group.member.go_on()
         while True:
@@ -211,6 +202,7 @@ class Pace:
 
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches of one more epoch, as from a DataLoader: `for epoch in range(10): for batch in pace:`."""
+        self._join_once()  # a late joiner begins in the epoch of the others
         return self.batches(epochs=self.position.epoch + 1)
 
     def step(self, loss: Tensor) -> bool:
@@ -241,6 +233,7 @@ class Pace:
         if attempt is None or attempt.done > attempt.updates or attempt.done >= len(attempt.chunks):
             hint = "call it once for each batch of batches(), followed by update(); add several losses up"
             raise InputError("backward() was called without a batch, or twice for one", hint=hint)
+        self._training.check_loss(loss)
         attempt.done += 1
         try:
             self._backward(loss, attempt)
@@ -271,14 +264,14 @@ class Pace:
         try:
             self._training.unit.together(self._prepare)
             self._mode = self._mode.take()
+            self._training.save_if_due(self.rank, self._group.session.balance.plain())
+            if self._mode.finished():
+                return
+            session, began = self._group.session, self._group.last_end
+            attempt = self._feed.next_attempt(self._mode, session, self.position, began=began)
         except Broken as error:
             self._recover(error)
             return
-        self._training.save_if_due(self.rank, self._group.session.balance.plain())
-        if self._mode.finished():
-            return
-        group = self._group
-        attempt = self._feed.next_attempt(self._mode, group.session, self.position, began=group.last_end)
         self._attempt, self._again = attempt, False
         if attempt.shares[self.rank] or not self._short or self._training.unit.sharded:
             yield from self._passes(attempt)
@@ -293,7 +286,7 @@ class Pace:
         self._mode.prepare()
 
     def _passes(self, attempt: Attempt) -> Iterator[Batch]:
-        """The batches of a step; a rank without samples gets some that do not count, as it has to update as well."""
+        """The batches of a step; without samples some that do not count, as every rank has to update."""
         self._group.member.working(self.position.step + 1)
         for number, batch in enumerate(self._feed.batches(attempt), start=1):
             yield batch
@@ -355,15 +348,16 @@ class Pace:
         if not self._training.unit.sharded:
             self._group.check_certain()
         self._training.update(scaler)
-        self._training.position = self._mode.after(self.position, attempt.size)
+        self._training.position = attempt.after
+        self._feed.commit(attempt)
         session, view = self._group.session, self._group.session.view
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
         self._attempt, end = None, time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
         spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
         self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))
-        epoch, staleness = self.position.epoch, self._mode.staleness
-        self._recorder.step(self.records[-1], rank=session.rank, epoch=epoch, staleness=staleness)
+        staleness = self._mode.staleness
+        self._recorder.step(self.records[-1], rank=session.rank, epoch=self.position.epoch, staleness=staleness)
         self._unsettled = seconds
 
     def _settle(self) -> None:
@@ -394,6 +388,12 @@ class Pace:
         self._training.discard_gradients()
         self._group.recover(error)
         self._mode.entered()
+
+    def _join_once(self) -> None:
+        """A loop without `with` joins when it begins, and leaves when its process ends."""
+        if not self.views:
+            self._enter()
+            atexit.register(self.__exit__, SystemExit, None, None)
 
     def _enter(self, view: View | None = None) -> None:
         self._group.enter(view)

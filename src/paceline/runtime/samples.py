@@ -121,6 +121,8 @@ class Attempt:
     shares: tuple[int, ...]
     chunks: list[np.ndarray]
     began: float
+    after: Position = Position()
+    """Where training is when it was committed."""
     done: int = 0
     """Chunks whose backward pass was run."""
     updates: int = 0

@@ -80,6 +80,7 @@ class Training:
             raise InputError("the model has no parameter that is trained")
         _check_sparse(model)
         _check_optimizers(self.optimizers, settings)
+        _check_foreign(self.optimizers, self._all)
         self.device = self.parameters[0].device
         self.unit = unit_of(self.parameters, settings)
         """With whom this rank holds one model together."""
@@ -206,6 +207,16 @@ class Training:
             hint="set requires_grad before join(); to change it, leave the loop and join() again",
         )
 
+    def check_loss(self, loss: object) -> None:
+        """Refuse what has no single gradient."""
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise InputError(
+            f"the loss is {got}, expected a tensor with one number",
+            hint="the mean over the samples of the batch: loss.mean(), and without .item()",
+        )
+
     def drain(self) -> None:
         """Wait for the device, so that its time is measured and not the time of asking it."""
         if self.device.type == "cuda":
@@ -323,6 +334,20 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], settings: Set
         _check_closure(optimizer)
     if settings.large is not None:
         settings.large.check(optimizers)
+
+
+def _check_foreign(optimizers: Sequence[torch.optim.Optimizer], known: dict[str, nn.Parameter]) -> None:
+    """Refuse optimizers of parameters that are not the model's: they would be trained by each rank alone, or not."""
+    own = {id(parameter) for parameter in known.values()}
+    for optimizer in optimizers:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        foreign = sum(id(parameter) not in own for parameter in parameters)
+        if foreign:
+            raise InputError(
+                f"{foreign} of the {len(parameters)} parameters of {type(optimizer).__name__} are not in the model",
+                hint="make the optimizer from the parameters of the model that joins, after fully_shard or .to(); what "
+                "else is trained, as a loss with parameters, goes into one nn.Module with it",
+            )
 
 
 def _check_closure(optimizer: torch.optim.Optimizer) -> None:

@@ -162,6 +162,9 @@ def foreign(folder: Path, said: Messages) -> Any:
         write_tensors(file, {"w": torch.ones(1)}, {"paceline": json.dumps(note)})
     _sealed(folder / "shape.safetensors", {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4]}})
     _sealed(folder / "hollow.safetensors", {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 0]}})
+    _sealed(folder / "beyond.safetensors", {"w": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}})
+    listed = [{"value": name} for name in content()]
+    _sealed(folder / "list.safetensors", {}, {"schema": 1, "names": [], "content": {"list": listed}})
     _sealed(folder / "offset.safetensors", {"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}})
     _sealed(folder / "type.safetensors", {"w": {"dtype": "F64", "shape": [1], "data_offsets": [0, 4]}})
     _sealed(folder / "kind.safetensors", {"w": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}})
@@ -178,9 +181,9 @@ def foreign(folder: Path, said: Messages) -> Any:
     return {name: [error_of(folder / name), os.path.lexists(folder / name)] for name in names}
 
 
-def _sealed(path: Path, header: dict[str, Any]) -> None:
-    """Any header with a checksum that fits."""
-    notes = {"paceline": "{}"}
+def _sealed(path: Path, header: dict[str, Any], note: dict[str, Any] | None = None) -> None:
+    """Any header and note with a checksum that fits."""
+    notes = {"paceline": json.dumps(note or {})}
     digest = checkpoint._digest(header, notes, iter([bytes(4)]))
     text = json.dumps({"__metadata__": {**notes, checkpoint.DIGEST: digest}, **header}).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))

@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.runtime import Settings
 from paceline.runtime.data.batches import InLoop, as_batch
 from paceline.runtime.data.feed import source_of
-from paceline.runtime.data.loader import LoaderSource
+from paceline.runtime.data.loader import LoaderSource, RankSampler
 from paceline.runtime.samples import Attempt
 
 Named = namedtuple("Named", ["first", "second", "third"])
@@ -64,9 +64,15 @@ def refused() -> dict[str, str]:
     return said
 
 
+def loaded_by(dataset: Numbers) -> LoaderSource:
+    """By two workers."""
+    sampler = RankSampler()
+    return LoaderSource(DataLoader(dataset, batch_sampler=sampler, num_workers=2), sampler)  # type: ignore[arg-type]
+
+
 def dropped() -> list[list[int]]:
     """Batches that were taken, before and after all others were not wanted any more, and after a pause."""
-    source = LoaderSource(lambda sampler: DataLoader(Numbers(), batch_sampler=sampler, num_workers=2))
+    source = loaded_by(Numbers())
     taken = []
 
     def take(*lists: list[int], only: int | None = None) -> None:
@@ -92,7 +98,7 @@ def contents() -> dict[str, list[str]]:
 
 def work() -> list[tuple[float, float]]:
     """Seconds between two batches of two samples, and waited for one, with two workers and in the loop."""
-    loader = LoaderSource(lambda sampler: DataLoader(Numbers(0.05), batch_sampler=sampler, num_workers=2))
+    loader = loaded_by(Numbers(0.05))
     seconds = []
     for source in (loader, InLoop(Numbers(0.05), None)):
         source.expect(np.arange(2))

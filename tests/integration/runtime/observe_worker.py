@@ -43,7 +43,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         idle.close()
     try:
         Settings(tensorboard=Path("x"))
-        join(nn.Linear(1, 1), optimizer, [1.0], global_batch=1, settings=Settings(tensorboard=Path("x")))
+        join(model, optimizer, [1.0], global_batch=1, settings=Settings(tensorboard=Path("x")))
     except InputError as error:
         found["tensorboard"] = str(error)
     return found

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,15 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from stream_checks import Rank, Wires, attempt_of, every_sample_counts_once
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.cost.split import Cost
 from paceline.errors import InputError, TrainingLost
-from paceline.runtime import Settings, capture, checkpoint, join
+from paceline.runtime import Settings, ShardStreams, capture, checkpoint, join
 from paceline.runtime.auto import pilot
 from paceline.runtime.auto.choose import Links, Measured, one_group
 from paceline.runtime.counting import outline_of
+from paceline.runtime.data import streamfeed
 from paceline.runtime.data.batches import InLoop, Loaded, as_batch
 from paceline.runtime.data.feed import Feed, source_of
 from paceline.runtime.emulate import Emulated, emulate, emulated_device
@@ -617,6 +619,13 @@ def check_steps_are_decided_ahead_and_anew_when_the_group_changes() -> None:
     assert source.forgotten == 3
 
 
+class Endless(IterableDataset[int]):
+    """Samples without numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
 class Pair(NamedTuple):
     """As a dataset may give it."""
 
@@ -664,9 +673,40 @@ def check_what_a_loader_had_under_way_is_dropped_when_the_group_changes() -> Non
         (lambda sampler: DataLoader(data), "does not use the sampler"),
         (lambda sampler: 3, "returned a int"),
         (TensorDataset(torch.arange(0)), "the dataset is empty"),
+        (lambda: DataLoader(data), "called with one sampler: too many positional arguments"),
+        (Endless(), "iterable as a whole"),
+        (iter([1]), "has no __len__ and no __getitem__"),
     )
     for given, said in wrong:
         assert said in refusal(lambda given=given: source_of(given, Settings()))
+
+
+def check_every_sample_of_streams_counts_once_whoever_fails() -> None:
+    every_sample_counts_once(range(15))
+
+
+def check_what_streams_do_not_go_with_is_refused() -> None:
+    streams = ShardStreams(["a", "b"], lambda shard: [shard] * 3)
+    assert list(streams) == ["a"] * 3 + ["b"] * 3
+    reader = source_of(lambda _: DataLoader(streams, num_workers=2), Settings())
+    assert (reader.num_samples, reader.workers, reader.ahead) == (2, 2, 0)  # type: ignore[union-attr]
+    for settings, groups, sharded, words in (
+        (Settings(scheme="auto"), False, False, "scheme='auto'"),
+        (Settings(batchnorm="sync"), False, False, "batchnorm='sync'"),
+        (Settings(), True, False, "several groups"),
+        (Settings(), False, True, "a model in shards"),
+    ):
+        said = refusal(lambda: streamfeed.check_streams(reader, settings, groups=groups, sharded=sharded))  # noqa: B023
+        assert words in said
+        assert "ShardedSamples" in said
+    streamfeed.check_streams(reader, Settings(), groups=False, sharded=False)
+    assert "leave batch_size out" in refusal(lambda: source_of(lambda _: DataLoader(streams, batch_size=4), Settings()))
+    assert "there are no shards" in refusal(lambda: ShardStreams([], list))
+    assert "glob" in refusal(lambda: ShardStreams("data/*.tar", list))
+    empty = Rank("only", SimpleNamespace(lengths=[0, 0], read=lambda _: (), seed=0, batch=4, workers=0))  # type: ignore[arg-type]
+    split = SimpleNamespace(rank=0, peers=(SimpleNamespace(id="only"),), wire=Wires(1, fails_at=-1).of_one())
+    split.balance = SimpleNamespace(shares=lambda total: (total,))
+    assert "hold no samples" in refusal(lambda: attempt_of(empty, split))
 
 
 def check_a_loss_is_weighed_by_its_samples() -> None:
@@ -779,9 +819,17 @@ def check_what_a_launcher_left_in_the_environment() -> None:
     )  # fmt: skip
     assert (joined.rank, joined.size, joined.host, joined.port, joined.late) == (1, 3, "h", 9, True)
     assert (joined.secret, str(joined.roster), joined.torchrun) == (LONG.encode(), "/r", False)
-    for wrong in ("h", ":9", "h:x"):
+    for wrong in ("h", ":9", "h:x", "h:65536", "h:\u00b2"):
         assert "expected host:port" in refusal(lambda wrong=wrong: rendezvous.launch_context({"PACELINE_JOIN": wrong}))
     assert "nothing says where they meet" in refusal(lambda: rendezvous.launch_context({"WORLD_SIZE": "2"}))
+    many = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, wrong in (("RANK", ""), ("RANK", "-1"), ("RANK", "\u00b2"), ("RANK", "9" * 5000), ("WORLD_SIZE", "0"),
+                        ("WORLD_SIZE", "two"), ("MASTER_PORT", "65536"), ("MASTER_PORT", "http")):  # fmt: skip
+        said = refusal(lambda changed={name: wrong}: rendezvous.launch_context({**many, **changed}))
+        assert f"{name} is" in said
+        assert "expected a number from" in said
+    for host in ("a" * 70, "\ud800"):
+        assert "cannot find or reach" in refusal(lambda host=host: rendezvous._own_address(host))
     master = {"MASTER_ADDR": "h", "MASTER_PORT": "7"}
     under = rendezvous.launch_context({**master, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"})
     assert (under.rank, under.size, under.host, under.port, under.torchrun) == (2, 4, "h", 7, False)

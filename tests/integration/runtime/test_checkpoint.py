@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_with_a_warning(found
 @pytest.mark.parametrize(
     "name",
     ["torch.pt", "empty", "text", "deep", "long", "cut", *(f"{name}.safetensors" for name in (
-        "plain", "other", "index", "shape", "hollow", "offset", "type", "kind"))],
+        "plain", "other", "index", "shape", "hollow", "beyond", "list", "offset", "type", "kind"))],
 )  # fmt: skip
 def test_a_foreign_file_is_one_clear_error_and_stays(found: Any, name: str) -> None:
     error, is_there = found["foreign"][name]

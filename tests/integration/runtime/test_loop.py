@@ -80,7 +80,15 @@ said(lambda pace, model, loss: (pace.step(loss), pace.update()))
 said(thaw, frozen)
 scaler = torch.amp.GradScaler("cpu")
 said(lambda pace, model, loss: (pace.backward(scaler.scale(loss)), pace.update(scaler)), settings=Settings(clip=1.0))
+said(lambda pace, model, loss: pace.step(loss.repeat(3)))
+said(lambda pace, model, loss: pace.step(loss.item()))
+said(lambda pace, model, loss: None, optimizer=lambda _, lr: torch.optim.SGD([*nn.Linear(4, 1).parameters()], lr))
 said(lambda pace, model, loss: pace.step(loss))
+pace = join(model := nn.Linear(4, 1), torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch=4)
+for _ in range(2):
+    for batch in pace:
+        pace.step(model(batch.inputs).square().mean())
+print("without with:", pace.position)
 """
 
 
@@ -98,7 +106,11 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
         "update() was called without a batch",
         "0.weight, 0.bias: frozen or released after join()",
         "Settings(clip=...) would clip scaled gradients",
+        "the loss is a tensor of shape (3,), expected a tensor with one number",
+        "the loss is a float, expected a tensor with one number",
+        "2 of the 2 parameters of SGD are not in the model",
         "nothing",
+        "without with: Position(step=4, epoch=2, cursor=0)",
     ]
     for line, words in zip(done.stdout.splitlines(), expected, strict=True):
         assert line.startswith(words)

@@ -175,23 +175,26 @@ def test_no_acknowledged_progress_is_lost_or_counted_twice_by_kills_at_random_mo
     client.close()
 
 
+RULES = {
+    "keep": ({"name": "keep"}, -1.0 - 2.0),
+    "divide": ({"name": "divide"}, -1.0 - 2.0 / 3),
+    "gap": ({"name": "gap"}, -1.0 - 2.0 / 3),
+    "compensate": ({"name": "compensate", "compensation": 0.25}, -1.0 - (2.0 - 0.25 * 4.0)),
+    "discarded": ({"name": "discard", "limit": 1}, -1.0),
+    "not-discarded": ({"name": "discard", "limit": 2}, -1.0 - 2.0),
+}
+
+
 @pytest.mark.parametrize(
-    ("rule", "expected"),
+    ("by", "name"),
     [
-        ({"name": "keep"}, -1.0 - 2.0),
-        ({"name": "divide"}, -1.0 - 2.0 / 3),
-        ({"name": "gap"}, -1.0 - 2.0 / 3),
-        ({"name": "compensate", "compensation": 0.25}, -1.0 - (2.0 - 0.25 * 4.0)),
-        ({"name": "discard", "limit": 1}, -1.0),
-        ({"name": "discard", "limit": 2}, -1.0 - 2.0),
+        *(("shard", name) for name in RULES),
+        *(pytest.param("group", name, marks=[pytest.mark.full] * (name != "compensate")) for name in RULES),
     ],
-    ids=["keep", "divide", "gap", "compensate", "discarded", "not-discarded"],
 )
-@pytest.mark.parametrize("by", ["shard", "group"])
-def test_progress_that_is_two_versions_late_counts_as_the_rule_says(
-    syncer: Any, rule: dict[str, Any], expected: float, by: str
-) -> None:
+def test_progress_that_is_two_versions_late_counts_as_the_rule_says(syncer: Any, by: str, name: str) -> None:
     """The rule is in the file that the shard is started with, or in the settings of the first group."""
+    rule, expected = RULES[name]
     made = syncer(1, groups=2, quorum=1, **({"rule": rule} if by == "shard" else {}))
     quick, late = made.client("quick"), made.client("late")
     versions = start(quick, rule=StalenessRule(**rule) if by == "group" else None)[1]

@@ -100,6 +100,7 @@ def test_a_group_survives_the_death_of_the_rank_that_speaks(ranks: StartRanks, s
     assert found["views"][-1][1] == 1
 
 
+@pytest.mark.full  # without training: test_shard.py
 def test_a_dead_group_gives_its_samples_back(ranks: StartRanks, syncers: StartSyncers) -> None:
     syncer = syncers(1, groups=2, quorum=1, heartbeat_timeout=1.0)
     more = {"PACELINE_LOCAL_STEPS": 2, "PACELINE_GROUP_SHARE": 0.5}

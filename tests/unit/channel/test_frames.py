@@ -389,3 +389,13 @@ def test_the_channel_evaluates_no_union_of_types() -> None:
         tests = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id.startswith("is")]
         unions = [node.lineno for node in tests for given in node.args if isinstance(given, ast.BinOp)]
         assert not unions, f"{path}: lines {unions}"
+
+
+def test_more_than_a_slow_peer_may_leave_waiting_ends_the_connection(
+    pair: tuple[SecureConnection, SecureConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "MAX_QUEUED", 10_000_000)
+    pair[0].send(b"", bytes(8_000_000))
+    with pytest.raises(ConnectionError, match="takes nothing: "):
+        pair[0].send(b"", bytes(8_000_000))
+    assert pair[0].closed

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset, default_collate
 
+from paceline.runtime.checkpoint import Stateful
 from paceline.runtime.data.stream import ShardedSamples
 from paceline.runtime.samples import epoch_order
 
-__all__ = ["Batch", "InLoop", "Loaded", "Samples", "Source", "as_batch", "order_of"]
+__all__ = ["Batch", "InLoop", "Loaded", "Samples", "Source", "as_batch", "order_of", "pinned"]
 
 
 class Samples(Sized, Protocol):
@@ -34,7 +35,7 @@ class Batch:
     targets: Any
     """None where a sample is not a pair."""
     indices: np.ndarray
-    """Which samples of the dataset these are."""
+    """Which samples of the dataset these are; of streams, the shard and the place in it of each."""
 
     def __iter__(self) -> Iterator[Any]:
         """Inputs and targets, as a loader gives them."""
@@ -60,6 +61,8 @@ class Source(Protocol):
     num_samples: int
     ahead: int
     """Batches that are under way before they are taken."""
+    kept: tuple[Stateful, ...]
+    """What checkpoints and late joiners get of it."""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray:
         """The samples of an epoch in the order in which they are used, the same on all ranks."""
@@ -86,6 +89,7 @@ class InLoop:
     """A dataset whose samples are loaded when they are taken."""
 
     ahead = 0
+    kept: tuple[Stateful, ...] = ()
 
     def __init__(self, dataset: Samples, collate: Callable[[Sequence[Any]], Any] | None) -> None:
         self._dataset, self._collate = dataset, collate
@@ -128,19 +132,31 @@ def order_of(dataset: Samples, *, seed: int, epoch: int) -> np.ndarray:
 
 def as_batch(content: Any, indices: np.ndarray, device: torch.device) -> Batch:
     """What a collate function has made, on the device: a pair is inputs and targets, anything else is the inputs."""
-    content = _moved(content, device)
+    content = _each(content, lambda part: _moved(part, device))
     if isinstance(content, list | tuple) and len(content) == 2:
         return Batch(content[0], content[1], indices)
     return Batch(content[0] if isinstance(content, list | tuple) and len(content) == 1 else content, None, indices)
 
 
-def _moved(content: Any, device: torch.device) -> Any:
+def pinned(content: Any) -> Any:
+    """In memory from which a GPU can copy by itself; as it is where there is none."""
+    if not torch.cuda.is_available():
+        return content
+    return _each(content, lambda part: part.pin_memory() if hasattr(part, "pin_memory") else part)
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    return part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part.to(device)
+
+
+def _each(content: Any, change: Callable[[Any], Any]) -> Any:
+    """What a collate function has made, with every part that can be moved changed."""
     if isinstance(content, torch.Tensor):
-        return content.to(device, non_blocking=True)
+        return change(content)
     if isinstance(content, dict):
-        return {key: _moved(value, device) for key, value in content.items()}
+        return {key: _each(value, change) for key, value in content.items()}
     if isinstance(content, tuple) and hasattr(content, "_fields"):
-        return type(content)(*(_moved(value, device) for value in content))
+        return type(content)(*(_each(value, change) for value in content))
     if isinstance(content, list | tuple):
-        return [_moved(value, device) for value in content]
-    return content.to(device) if hasattr(content, "to") else content
+        return [_each(value, change) for value in content]
+    return change(content) if hasattr(content, "to") else content

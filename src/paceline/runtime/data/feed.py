@@ -7,10 +7,11 @@ that were decided and not committed are decided anew: their samples are those fr
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,12 +19,17 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import InputError
 from paceline.runtime.data.batches import Batch, InLoop, Samples, Source, as_batch
-from paceline.runtime.data.loader import EXPECTED, LoaderFactory, LoaderSource
+from paceline.runtime.data.loader import EXPECTED, LoaderFactory, LoaderSource, RankSampler, check_numbered
+from paceline.runtime.data.streams import ShardStreams, StreamReader, check_stream_loader
 from paceline.runtime.group.balance import Balance, UnitBalance
 from paceline.runtime.samples import Attempt, Position, chunked, share_of
 from paceline.runtime.settings import Settings
 
-__all__ = ["Course", "Feed", "GroupSplit", "source_of"]
+__all__ = ["AnySource", "Course", "Feed", "GroupSplit", "TrainingData", "source_of"]
+
+TrainingData: TypeAlias = Samples | ShardStreams | LoaderFactory
+"""What a user trains on: a dataset, streams, or a function that makes a DataLoader of either."""
+AnySource: TypeAlias = Source | StreamReader
 
 
 class Course(Protocol):
@@ -78,7 +84,8 @@ class Feed:
             step = self._decide(course, split, at)
             at = course.after(at, step.size)
         step = self._steps.popleft()
-        return Attempt(step.size, step.shares, step.chunks, began=began)
+        after = course.after(position, step.size)
+        return Attempt(step.size, step.shares, step.chunks, began=began, after=after)
 
     def batches(self, attempt: Attempt) -> Iterator[Batch]:
         """The batches of this rank's share."""
@@ -93,6 +100,9 @@ class Feed:
         """A rank without samples steps by itself; what was loaded for its loop is dropped."""
         for _ in attempt.chunks:
             self._source.take()
+
+    def commit(self, attempt: Attempt) -> None:
+        """The position says by itself which samples are used."""
 
     def close(self) -> None:
         """No step comes for now; what was decided and not begun is decided anew."""
@@ -113,17 +123,34 @@ class Feed:
         return self._steps[-1]
 
 
-def source_of(data: Samples | LoaderFactory, settings: Settings) -> Source:
-    """A dataset is loaded in the loop, a factory's loader by its workers."""
+def source_of(data: TrainingData, settings: Settings) -> AnySource:
+    """A dataset or streams are loaded in the loop, those of a factory's loader by its workers."""
     if isinstance(data, DataLoader):
         raise InputError("a DataLoader chooses samples itself; Paceline needs a function that makes it", hint=EXPECTED)
+    if isinstance(data, ShardStreams):
+        return StreamReader(data, None, settings.collate, seed=settings.seed)
     source: Source
     if callable(data) and not hasattr(data, "__getitem__"):
         if settings.collate is not None:
             raise InputError("Settings(collate=...) is for datasets", hint="DataLoader(..., collate_fn=...)")
-        source = LoaderSource(data)
+        sampler = RankSampler()
+        loader = _made(data, sampler)
+        if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStreams):
+            check_stream_loader(loader)
+            return StreamReader(loader.dataset, loader, None, seed=settings.seed)
+        source = LoaderSource(loader, sampler)
     else:
+        check_numbered(data)
         source = InLoop(cast(Samples, data), settings.collate)
     if source.num_samples < 1:
         raise InputError("the dataset is empty")
     return source
+
+
+def _made(factory: LoaderFactory, sampler: RankSampler) -> DataLoader[Any]:
+    """What a factory makes; one that takes no sampler is told so."""
+    try:
+        inspect.signature(factory).bind(sampler)
+    except TypeError as error:
+        raise InputError(f"the loader factory is called with one sampler: {error}", hint=EXPECTED) from None
+    return factory(sampler)

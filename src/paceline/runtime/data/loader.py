@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 from paceline.errors import InputError
+from paceline.runtime.checkpoint import Stateful
 from paceline.runtime.data.batches import Loaded, order_of
 
-__all__ = ["LoaderFactory", "LoaderSource", "RankSampler"]
+__all__ = ["EndsWithRank", "LoaderFactory", "LoaderSource", "RankSampler", "check_numbered"]
 
 log = logging.getLogger("paceline.runtime")
 EXPECTED = "def loaders(sampler): return DataLoader(dataset, batch_sampler=sampler, num_workers=4)"
@@ -56,15 +57,17 @@ LoaderFactory = Callable[[RankSampler], "DataLoader[Any]"]
 class LoaderSource:
     """The batches of one DataLoader, in order."""
 
-    def __init__(self, factory: LoaderFactory) -> None:
-        self._sampler = RankSampler()
-        self._loader = factory(self._sampler)
+    kept: tuple[Stateful, ...] = ()
+
+    def __init__(self, loader: DataLoader[Any], sampler: RankSampler) -> None:
+        """`sampler`: what the loader was made around."""
+        self._sampler, self._loader = sampler, loader
         _check(self._loader, self._sampler)
         self.num_samples = len(self._loader.dataset)
         self._workers = self._loader.num_workers
         self.ahead = self._workers * (self._loader.prefetch_factor or 0)
         self._loader.collate_fn = _Timed(self._loader.collate_fn)
-        self._loader.worker_init_fn = _Bound(self._loader.worker_init_fn)
+        self._loader.worker_init_fn = EndsWithRank(self._loader.worker_init_fn)
         self._batches: Iterator[Any] | None = None
         self._starts = 0
 
@@ -119,16 +122,26 @@ def _check(loader: Any, sampler: RankSampler) -> None:
     """Refuse loaders that choose samples themselves: no other rank would know of them."""
     if not isinstance(loader, DataLoader):
         raise InputError(f"the loader factory returned a {type(loader).__name__}, expected a DataLoader", hint=EXPECTED)
-    if isinstance(loader.dataset, IterableDataset):
-        raise InputError(
-            "the loader's dataset is iterable: ranks could not agree on who has which of its samples",
-            hint="give it __getitem__ and __len__, so that samples have numbers; for shards that are read in order, "
-            "paceline.runtime.ShardedSamples does it",
-        )
+    check_numbered(loader.dataset)
     if sampler not in (loader.batch_sampler, loader.sampler):
         raise InputError("the loader does not use the sampler that its factory got", hint=EXPECTED)
     if not getattr(loader, "in_order", True):
         raise InputError("in_order=False mixes up which step a batch is for", hint="leave in_order out")
+
+
+def check_numbered(dataset: Any) -> None:
+    """Refuse data whose samples cannot be named."""
+    if isinstance(dataset, IterableDataset):
+        raise InputError(
+            "the dataset is iterable as a whole: ranks could not agree on who has which of its samples",
+            hint="name its parts, each of which one rank reads: paceline.runtime.ShardStreams(shards, read)",
+        )
+    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+    if lacking:
+        raise InputError(
+            f"the dataset, a {type(dataset).__name__}, has no {' and no '.join(lacking)}",
+            hint="a map-style dataset has both; streams are paceline.runtime.ShardStreams(shards, read)",
+        )
 
 
 class _Indices(list[int]):
@@ -160,13 +173,14 @@ class _Timed:
         return content, time.perf_counter() - _Arrival.at
 
 
-class _Bound:
+class EndsWithRank:
     """Makes a worker end with its rank, whose connections it would keep open: others would wait for a dead rank."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
 
     def __call__(self, worker: int) -> None:
+        """In the worker, before it loads."""
         set_parent_death_signal()
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():  # it died before the kernel was told

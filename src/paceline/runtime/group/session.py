@@ -165,6 +165,10 @@ class GroupSession:
         """The measured cost of an all-reduce."""
         return [self._link.alpha, self._link.beta, self._link.effort] if self._link else None
 
+    def facts(self) -> dict[str, Any]:
+        """What the balance and the exchange came to."""
+        return {"costs": self.balance.plain(), "link": self.link_plain(), "buckets": len(self.reducer.layout)}
+
     def close(self) -> None:
         """Leave this view."""
         self.reducer.close()

@@ -26,6 +26,8 @@ __all__ = ["Leader"]
 
 TICK = 0.05
 """Polling interval in seconds without events: well below the shortest timeout, `Timeouts.settle`."""
+MOST_AHEAD = 1 << 32
+"""Views that a member may be ahead of its leader: more than the rest of a group forms while it is cut off."""
 log = logging.getLogger("paceline.runtime")
 
 
@@ -44,7 +46,7 @@ class Leader:
     ) -> None:
         """`first`: how many the first view waits for; None if there were views before."""
         self._core = Leading(peer.id, timeouts, first=first, now=time.monotonic(), memory=memory)
-        self._formed, self._is_dead = formed, is_dead
+        self._own, self._formed, self._is_dead = peer.id, formed, is_dead
         # All that threads of connections and probes learn goes through this queue: only the leader's thread reads it
         # and decides, so nothing needs a lock.
         self._events: queue.Queue[Callable[[], list[Action]]] = queue.Queue()
@@ -68,8 +70,11 @@ class Leader:
 
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
         """Take in an authenticated caller."""
-        if not 0 <= hello.view <= MOST_VIEWS:
-            raise ProtocolError(f"{hello.peer.id} was in view {str(hello.view)[:40]}, expected 0 to {MOST_VIEWS}")
+        # Views go on counting from the newest one of all: a lie about it must not use up the numbers that are left.
+        most = MOST_VIEWS if hello.peer.id == self._own else min(MOST_VIEWS, self._core.number + MOST_AHEAD)
+        newest = max(hello.view, *(ballot.number for ballot in hello.ballots), 0)
+        if hello.view < 0 or newest > most:
+            raise ProtocolError(f"{hello.peer.id} was in view {str(newest)[:40]}, expected 0 to {most}")
         link = MemberLink(channel)
         # The join is queued before the thread that listens starts: what the follower says comes after it.
         self._events.put(lambda: self._join(hello, link))

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ __all__ = ["LaunchContext", "launch_context", "launched_size", "meet", "mpi_size
 
 FORGED_TIMEOUT = 10.0
 """Seconds to wait for the true endpoint in place of one without a proof."""
+MOST_RANKS, MOST_PORT = 1 << 24, (1 << 16) - 1
 RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Processes that Open MPI's mpirun, or that of MPICH and its relatives, has started."""
@@ -58,13 +59,13 @@ class LaunchContext:
 
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
     """What the launcher says; a process without a launcher is alone."""
-    rank = int(next((env[name] for name in RANKS if name in env), "0"))
+    rank = _number(env, RANKS, otherwise=0)
     size = launched_size(env)
     roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
     secret = given_secret(env)
     if variables.JOIN in env:
         host, _, port = env[variables.JOIN].rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= MOST_PORT):
             raise InputError(f"{variables.JOIN} is {env[variables.JOIN]!r}, expected host:port")
         return LaunchContext(rank, size, host, int(port), secret, roster=roster, late=variables.LATE in env)
     if size == 1:
@@ -74,7 +75,7 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
             f"{size} processes were started, but nothing says where they meet",
             hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
         )
-    meeting = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    meeting = (env["MASTER_ADDR"], _number(env, ("MASTER_PORT",), otherwise=0, most=MOST_PORT))
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return LaunchContext(rank, size, *meeting, secret, roster=roster)
     session = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')[:80]} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -83,12 +84,25 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
 
 def launched_size(env: Mapping[str, str] = os.environ) -> int:
     """Processes of this group that the launcher has started."""
-    return int(next((env[name] for name in SIZES if name in env), "1"))
+    return _number(env, SIZES, otherwise=1, least=1)
 
 
 def mpi_size(env: Mapping[str, str] = os.environ) -> int:
     """Processes that mpirun has started, by its own count; 1 without mpirun."""
-    return max(int(env.get(name, "1")) for name in MPI_SIZES)
+    return max(_number(env, (name,), otherwise=1, least=1) for name in MPI_SIZES)
+
+
+def _number(
+    env: Mapping[str, str], names: Sequence[str], *, otherwise: int, least: int = 0, most: int = MOST_RANKS
+) -> int:
+    """What the first of these variables that is there says."""
+    name = next((name for name in names if name in env), None)
+    if name is None:
+        return otherwise
+    text = env[name].strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and least <= int(text) <= most):
+        raise InputError(f"{name} is {env[name][:40]!r}, expected a number from {least} to {most}")
+    return int(text)
 
 
 def only_mpi_knows(env: Mapping[str, str] = os.environ) -> bool:
@@ -161,9 +175,15 @@ def _own_address(host: str) -> str:
     given = os.environ.get(variables.ADDRESS)
     if given:
         return given
-    resolved = socket.gethostbyname(host)
-    if ipaddress.ip_address(resolved).is_loopback:
-        return resolved
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((resolved, 9))
-        return str(probe.getsockname()[0])
+    try:
+        resolved = socket.gethostbyname(host)
+        if ipaddress.ip_address(resolved).is_loopback:
+            return resolved
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((resolved, 9))
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"the ranks are to meet at {host[:80]!r}, which this host cannot find or reach: {error}",
+            hint=f"give MASTER_ADDR or {variables.JOIN} an address, or {variables.ADDRESS} this host's own",
+        ) from error

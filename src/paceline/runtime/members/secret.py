@@ -37,7 +37,7 @@ def given_secret(env: Mapping[str, str] = os.environ) -> bytes | None:
         return None
     if len(text) < SHORTEST:
         raise InputError(f"the secret in {where} has {len(text)} characters, at least {SHORTEST} are needed", hint=MAKE)
-    return text.encode()
+    return text.encode(errors="surrogateescape")  # bytes that are no text, as the environment has them
 
 
 def local_secret(env: Mapping[str, str] = os.environ) -> bytes:

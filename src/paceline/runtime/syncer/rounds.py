@@ -169,6 +169,7 @@ class ShardState:
         self._state: OuterState | None = None
         self._applied: dict[str, int] = {}
         self._samples: dict[str, int] = {}
+        """What each group that takes part did last: together, the samples of a round."""
         self._waiting: dict[str, Arrival] = {}
         self._reached_at: float | None = None
         self._history: deque[tuple[int, Array]] = deque(maxlen=REMEMBERED)
@@ -200,6 +201,10 @@ class ShardState:
         if not self._waiting:
             self._reached_at = None
         self._applied.pop(group, None)
+
+    def leave(self, group: str) -> None:
+        """A group failed or left: the samples of a round are those of the others, until it arrives again."""
+        self._samples.pop(group, None)
 
     def settled(self, group: str, sequence: int) -> bool:
         """Whether a group's progress has been dealt with."""
@@ -235,7 +240,7 @@ class ShardState:
     def _update(self, arrivals: list[Arrival]) -> None:
         assert self.theta is not None
         assert self._state is not None
-        total = sum(self._samples.values())
+        total = sum({**self._samples, **{arrival.group: arrival.samples for arrival in arrivals}}.values())
         progress = np.zeros_like(self.theta)
         for arrival in sorted(arrivals, key=lambda item: item.group):
             counted = self._weighed(arrival)

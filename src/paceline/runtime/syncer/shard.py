@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import variables
+from paceline.channel.listener import QuietLog
 from paceline.errors import StoreError
 from paceline.runtime.members.channel import Channel, in_background, login_of, message_listener
 from paceline.runtime.protocol import messages
@@ -63,6 +64,7 @@ class SyncerShard:
         self._shard, self._journal, self._own = state, journal, own
         if journal is not None and journal.arrays:
             state.restore(journal.facts, journal.arrays)
+        self._quiet = QuietLog()
         self._written = -1
         """The version whose parameters are in the journal."""
         self._unwritten = False
@@ -116,7 +118,7 @@ class SyncerShard:
                 beats = isinstance(reply, messages.HeartbeatReply)
                 channel.answer(message, reply, hold=None if beats else self._keep)
         except ProtocolError as error:
-            log.warning("a group's connection is closed: %s", error)
+            self._quiet.warn("a group's connection is closed: %s", error)
         finally:
             channel.close()
 
@@ -155,6 +157,8 @@ class SyncerShard:
                 self._retune(message)
             elif isinstance(message, messages.LeaveSyncer):
                 self._last_heard.pop(message.group, None)
+                self._shard.leave(message.group)
+                self._unwritten = True
             return messages.Done()
 
     def _change(self, group: str, cause: Event | type[messages.Message]) -> None:
@@ -224,6 +228,8 @@ class SyncerShard:
             return messages.PushRejected()
         if self._shard.theta is None or len(progress) != len(self._shard.theta) or message.samples < 1:
             raise ProtocolError(f"{group} pushed {len(progress)} numbers, which is not what this shard holds")
+        if message.base > self._shard.version:
+            raise ProtocolError(f"{group} started from version {message.base}, the newest is {self._shard.version}")
         self._shard.arrive(Arrival(group, sequence, message.base, message.samples, progress), time.monotonic())
         began = time.monotonic()
         self._advance()
@@ -344,6 +350,7 @@ class SyncerShard:
             done = self._shard.has(group, number)
             self._leases.release(group, handed_in=done)
             cause = Event.TIMEOUT_WITH_LEASE if number > 0 and not done else Event.TIMEOUT
+        self._shard.leave(group)
         self._change(group, cause)
         self._unwritten = True
 

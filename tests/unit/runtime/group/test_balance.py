@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from paceline.runtime.group.balance import Balance, CostEstimate, UnitBalance
+from paceline.cost.split import Cost
+from paceline.runtime.group.balance import Balance, CostEstimate, UnitBalance, _still_good
 
 
 def test_constant_and_slope_are_found_from_two_sizes() -> None:
@@ -231,3 +232,9 @@ def test_units_keep_what_was_learnt_before() -> None:
     second = UnitBalance([[0, 1], [2]], list("abc"), fixed=False, split=())
     second.assume(first.plain())
     assert second.shares(90) == first.shares(90) == (40, 40, 10)
+
+
+def test_shares_that_leave_a_rank_out_are_not_excused_by_its_constant() -> None:
+    costs = [Cost(0.0, 1.0), Cost(0.0, 1.0), Cost(100.0, 1.0)]
+    assert not _still_good(costs, (10, 0, 0), 10, 0.01)  # two could halve it
+    assert _still_good(costs, (5, 5, 0), 10, 0.01)

@@ -106,3 +106,7 @@ def test_the_proof_of_an_endpoint_is_compared_in_constant_time(monkeypatch: pyte
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(len(b)) or compare(a, b))
     assert unseal_endpoint(b"secret", "job", seal_endpoint(b"secret", "job", "10.0.0.1:4000")) == "10.0.0.1:4000"
     assert compared == [64]
+
+
+def test_a_secret_may_hold_bytes_that_are_no_text() -> None:
+    assert given_secret({"PACELINE_SECRET": "\udcff" * 16}) == b"\xff" * 16

@@ -299,3 +299,11 @@ def test_what_is_no_file_in_place_of_a_journal_is_one_error_at_once(tmp_path: Pa
     with pytest.raises(StoreError, match=r"shard-0\.journal cannot be read"):
         Journal(FileDisk(path))
     assert other.exists() == (kind == "link")
+
+
+def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"mine")
+    (tmp_path / "journal-other").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        FileDisk(tmp_path / "journal").write(1, 0, [b"record"])
+    assert (tmp_path / "elsewhere").read_bytes() == b"mine"

@@ -304,3 +304,18 @@ def test_what_arrives_again_after_a_later_one_is_not_taken() -> None:
         shard.arrive(arrival("a", sequence=sequence, base=2, value=50.0), 0.0)
         assert not shard.advance(0.0)
     assert shard.theta == pytest.approx([-2.0] * 2)
+
+
+def test_a_group_that_is_gone_has_no_part_in_the_samples_of_a_round() -> None:
+    """What it had handed in before still counts, as one of that round."""
+    shard = ShardState(RoundPolicy(groups=2, quorum=1))
+    shard.start(np.zeros(1))
+    for group, samples in (("a", 30), ("b", 10)):
+        shard.arrive(Arrival(group, 1, 0, samples, np.ones(1)), 0.0)
+    shard.leave("b")
+    shard.count(1)
+    assert shard.advance(0.0)
+    assert shard.theta == pytest.approx([-1.0])
+    shard.arrive(Arrival("a", 2, 1, 30, np.ones(1)), 1.0)
+    assert shard.advance(1.0)
+    assert shard.theta == pytest.approx([-2.0])

@@ -136,7 +136,7 @@ def test_progress_that_arrived_before_its_group_failed_counts(tmp_path: Path) ->
     waiting.join(10)
     assert parameters(shard) == [-2.0] * 4, "the round is over without the group that is left"
     push(shard, "stays", 4.0)
-    assert parameters(shard) == [-3.0] * 4, "half of the samples, one version late"
+    assert parameters(shard) == [-4.0] * 4, "all samples of its round, one version late"
 
 
 def test_a_round_does_not_wait_for_a_group_that_failed(tmp_path: Path) -> None:
@@ -145,6 +145,23 @@ def test_a_round_does_not_wait_for_a_group_that_failed(tmp_path: Path) -> None:
     lease(shard, "hung")
     fail(shard, "hung")
     assert isinstance(push(shard, "stays", 4.0), messages.Parameters)
+
+
+@pytest.mark.parametrize("ends", ["fails", "leaves"])
+def test_a_group_that_is_gone_does_not_make_the_progress_of_others_smaller(tmp_path: Path, ends: str) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "stays", "goes")
+    for group in ("stays", "goes"):
+        lease(shard, group)
+        push(shard, group)
+    before = parameters(shard)[0]
+    fail(shard, "goes") if ends == "fails" else reply_of(shard, messages.LeaveSyncer("goes"))
+    for sequence in (2, 3):
+        lease(shard, "stays", sequence)
+        late = messages.Push("stays", SESSION, sequence, sequence, 25, "none", pack_numbers(ONES, "none"))
+        reply_of(shard, late)
+        assert parameters(shard)[0] == pytest.approx(before - (sequence - 1.0))
+        shard = shard_of(tmp_path)  # a restart does not bring it back
 
 
 def test_leases_survive_a_restart(tmp_path: Path) -> None:
