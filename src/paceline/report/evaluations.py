@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from paceline.measurements.results import CaseResult
+from paceline.measurements.run import PHASES
 from paceline.model.plan.make import Plan
 from paceline.model.validation.evaluations import AnsweredCurve, AnsweredDirection, AnsweredHeadline, EvaluationAnswer
 from paceline.report.exports import markdown_lines, plain_markdown
-from paceline.report.tables import Table, make_table, phase_table, results_table
+from paceline.report.tables import NOT_CLOSED, Table, make_table, marked
 from paceline.report.terminal import print_table, say
 from paceline.report.words import dominant_words
-from paceline.units import format_share
+from paceline.spec.study import case_label
+from paceline.units import SECONDS, format_share
 
 __all__ = ["evaluation_page", "show_evaluation"]
 
 Part = tuple[str, Table, list[str]]
 """A heading, a table, and lines beneath it."""
+Plain = Mapping[str, Any]
+"""A part of the JSON document of results."""
+
+FEW = 3
+"""Launches below which an interval says nothing."""
 
 
 def show_evaluation(answer: EvaluationAnswer) -> None:
     """Everything that is predicted."""
     say(answer.evaluation.title, "", answer.evaluation.question, *_assumptions(answer))
-    for heading, table, lines in _parts(answer, ()):
+    for heading, table, lines in _parts(answer, None):
         say("", heading)
         print_table(table)
         say(*lines)
 
 
-def evaluation_page(answer: EvaluationAnswer, measured: Sequence[CaseResult], command: str) -> str:
-    """The same as Markdown, with what was measured, and the command that writes the page."""
+def evaluation_page(answer: EvaluationAnswer, measured: Plain | None, command: str) -> str:
+    """The same as Markdown, with what was measured, as its JSON document, and the command that writes the page."""
     asked = answer.evaluation
     lines = [f"# {plain_markdown(asked.title)}", "", plain_markdown(asked.question), ""]
     lines += [f"First asked by: {plain_markdown(asked.published_by)}.", "", "Written by", "", f"    {command}"]
@@ -45,7 +52,7 @@ def _assumptions(answer: EvaluationAnswer) -> list[str]:
     return [f"assumed: {line}" for line in answer.evaluation.assumes]
 
 
-def _parts(answer: EvaluationAnswer, measured: Sequence[CaseResult]) -> Iterator[Part]:
+def _parts(answer: EvaluationAnswer, measured: Plain | None) -> Iterator[Part]:
     if answer.headlines:
         yield "Published, and predicted here", _headline_table(answer.headlines), _sources(answer.headlines)
     for one in answer.curves:
@@ -55,12 +62,8 @@ def _parts(answer: EvaluationAnswer, measured: Sequence[CaseResult]) -> Iterator
         yield heading, _plan_table(plan), [plan.best.reason, plan.asynchrony]
     if answer.directions:
         yield "What would help", _direction_table(answer.directions), []
-    good = [result for result in measured if result.throughput]
-    if good:
-        yield "Measured on this machine", results_table(good), _machine(good)
-        split = [result for result in good if result.phases]
-        if split:
-            yield "Its phases", phase_table(split), []
+    if measured:
+        yield from _measured_parts(measured)
 
 
 def _headline_table(headlines: Sequence[AnsweredHeadline]) -> Table:
@@ -156,6 +159,71 @@ def _direction_table(directions: Sequence[AnsweredDirection]) -> Table:
     return make_table(["change", "curve", "framework", ">devices", ">predicted gain in throughput"], rows)
 
 
-def _machine(results: Sequence[CaseResult]) -> list[str]:
-    machine = results[0].run.machine
-    return [f"{machine.cpu}, {machine.cores} cores; campaign {results[0].run.campaign}"]
+def _measured_parts(measured: Plain) -> Iterator[Part]:
+    cases: list[Plain] = measured["cases"]
+    scaled = any(case["ranks"] != case["base_ranks"] for case in cases if case["speedup"])
+    rows = [
+        (
+            _label(case),
+            f"{case['samples_per_s']['value']:,.1f}",
+            _between(case["samples_per_s"]),
+            SECONDS.format(case["step_s"]["value"]),
+            *([_speed_up(case)] if scaled else []),
+            case["counted"],
+        )
+        for case in cases
+        if case["samples_per_s"]
+    ]
+    columns = ["case", ">samples/s", ">95 %", ">step", *([">speed-up"] if scaled else []), ">launches"]
+    yield "Measured on this machine", make_table(columns, rows), _conditions(measured)
+    if split := [case for case in cases if case["shares"]]:
+        names = [name for name in (*PHASES, "other") if any(case["shares"][name] for case in split)]
+        shares = [
+            (marked(_label(case), case["phases_close"]), *(format_share(case["shares"][name]) for name in names))
+            for case in split
+        ]
+        table = make_table(["case", *(f">{name}" for name in names)], shares)
+        yield "Where the measured step goes", table, [] if all(one["phases_close"] for one in split) else [NOT_CLOSED]
+
+
+def _label(case: Plain) -> str:
+    named = "" if case["strategy"] == "default" else f" {case['strategy']}"
+    return case_label(case["network"], case["framework"] + named, case["batch"], case["ranks"], case["cluster"])
+
+
+def _between(interval: Plain) -> str:
+    """Bounds of a rate; of one launch there are none."""
+    low, high = interval["low"], interval["high"]
+    return "" if low is None or high is None else f"{low:,.1f} to {high:,.1f}"
+
+
+def _speed_up(case: Plain) -> str:
+    if case["speedup"] is None:
+        return ""
+    return "base" if case["ranks"] == case["base_ranks"] else f"{case['speedup']['value']:.2f}"
+
+
+def _conditions(measured: Plain) -> list[str]:
+    """The machine, notes on the numbers, and why a case has none."""
+    cases: list[Plain] = measured["cases"]
+    threads = sorted({case["threads"] for case in cases if case["threads"]})
+    machine = f"{cases[0]['cores']} cores of {cases[0]['cpu']}; threads of a rank: {', '.join(map(str, threads))}"
+    notes = list(dict.fromkeys(f"note: {label}" for case in cases for label in case["labels"]))
+    lost = [
+        f"not measured: {_label(case)}: {case['failure']['message']}"
+        for case in cases
+        if case["failure"] and not case["samples_per_s"]
+    ]
+    first = f"{machine}; campaign {measured['campaign']}, Paceline {cases[0]['paceline']}"
+    return [first, *_disturbances(cases), *notes, *lost]
+
+
+def _disturbances(cases: list[Plain]) -> list[str]:
+    """What made the machine unquiet: wide intervals have a reason."""
+    before = list(dict.fromkeys(f"disturbed by {words}" for case in cases for words in case["disturbed_by"]))
+    drifted, few = sum(case["drifted"] for case in cases), any(case["counted"] < FEW for case in cases)
+    return [
+        *before,
+        *([f"the machine's own speed was unusual before {drifted} launches"] if drifted else []),
+        *([f"cases with fewer than {FEW} launches say no more than an order of magnitude"] if few else []),
+    ]

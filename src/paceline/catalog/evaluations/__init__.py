@@ -6,6 +6,7 @@ that measures the same question here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from paceline.errors import UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Label, Name, Noun
 from paceline.spec.load import parse_noun, read_text
-from paceline.spec.study import Study
+from paceline.spec.study import Case, Study, expand
 
 __all__ = ["AskedCurve", "AskedPlan", "Direction", "Evaluation", "Headline", "evaluation", "evaluation_names"]
 
@@ -108,7 +109,9 @@ class Evaluation(Noun):
     direction: tuple[Direction, ...] = ()
     """Each `[[direction]]` of the file."""
     study: Study | None = None
-    """What is measured on this machine."""
+    """What is measured on this machine; its clusters may be those of the evaluation."""
+    on: Literal["local", "virtual"] = "local"
+    """Where the study runs: on this machine as it is, or on a virtual cluster of it."""
 
     @model_validator(mode="after")
     def _curves_exist(self) -> Evaluation:
@@ -129,6 +132,11 @@ class Evaluation(Noun):
         """One of the evaluation's own clusters, or of the catalog."""
         own = next((one for one in self.cluster if one.name == name), None)
         return catalog.cluster(name) if own is None else resolved(own, text="", file=self.name)
+
+    def study_cases(self) -> tuple[Case, ...]:
+        """The cases of the study."""
+        known = replace(catalog.shipped_catalog(), cluster=self.cluster_called)
+        return expand(self.study, known) if self.study else ()
 
 
 def evaluation_names() -> tuple[str, ...]:
