@@ -114,9 +114,12 @@ def remove_abandoned(scratch: Path) -> int:
     return len(gone)
 
 
-def printable(name: str) -> str:
-    """A name as text for people: bytes that are no text, and commands to the terminal, as escapes."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text for people: bytes that are no text, and commands to the terminal, as escapes; `lines`: of several lines."""
+    if text.isprintable():
+        return text
+    kept = "\n\t\xa0" if lines else "\xa0"
+    return "".join(char if char.isprintable() or char in kept else ascii(char)[1:-1] for char in text)
 
 
 def sync(path: Path) -> None:

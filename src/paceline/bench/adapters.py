@@ -18,8 +18,7 @@ from paceline.bench.frameworks.adapters import (
 from paceline.bench.frameworks.adapters_launch import Caffe, CaffeMpi, Chainer, Cntk, OwnScript, Paceline, Singa
 from paceline.bench.job import Adapter
 from paceline.bench.plugins import load_plugin
-from paceline.catalog.frameworks import framework_record, is_built_in, record_names
-from paceline.catalog.plugins import plugin_entries
+from paceline.catalog.frameworks import framework_record, is_built_in, plugin_entries, record_names
 from paceline.errors import PluginError, Unsupported
 
 __all__ = ["ADAPTERS", "Availability", "adapter_of", "availability", "environments_of", "missing_environments"]
@@ -53,7 +52,7 @@ def adapter_of(framework: str) -> Adapter:
     if plugin is not None:
         return plugin.adapter
     if name not in ADAPTERS:
-        raise Unsupported(f"{name} cannot be measured yet", hint=f"these can: {', '.join(sorted(ADAPTERS))}")
+        raise Unsupported(f"no adapter measures {name}", hint=f"measurable frameworks: {', '.join(sorted(ADAPTERS))}")
     return ADAPTERS[name]
 
 

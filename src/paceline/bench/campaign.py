@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import random
 import secrets
 import time
@@ -25,7 +26,7 @@ from typing import Literal
 from paceline.bench.launch import LaunchKey, launch_case
 from paceline.bench.machine import probe_seconds
 from paceline.bench.sites.site import Launcher
-from paceline.errors import InputError
+from paceline.errors import InputError, StoreError
 from paceline.measurements.results import median_phases
 from paceline.measurements.run import Machine, Run, RunData, counted, with_drift
 from paceline.measurements.store import Store
@@ -123,9 +124,14 @@ def _digest(study: Study, cases: tuple[Case, ...]) -> str:
 
 @contextlib.contextmanager
 def _held(store: Store, campaign: str) -> Iterator[None]:
-    folder = store.root / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{campaign}.lock").open("a") as handle:
+    try:
+        store.locks.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # nothing here is waited for
+        number = os.open(store.locks / f"{campaign}.lock", flags, 0o666)
+    except OSError as error:
+        hint = "make the store writable, or choose another --store"
+        raise StoreError(f"cannot lock {campaign} in {store.locks}: {error.strerror or error}", hint=hint) from error
+    with open(number, "rb", buffering=0) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

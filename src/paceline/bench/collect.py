@@ -152,8 +152,8 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
 
 def faithfulness_of(reports: list[RankReport], *, dilation: float) -> Faithfulness | None:
     """The accuracy of the emulation; None without emulated devices."""
-    found = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
-    return judge(found, dilation=dilation) if found else None
+    facts = [report.facts["keeping_up"] for report in reports if "keeping_up" in report.facts]
+    return judge(facts, dilation=dilation) if facts else None
 
 
 def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:

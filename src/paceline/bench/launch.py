@@ -103,7 +103,9 @@ def case_launch(
     name = adapter.environment(case.framework.split("/")[1])
     environment = find_environment(name)
     if environment is None:
-        raise LaunchFailed(f"the {name} environment is not there", hint=f"paceline frameworks install {case.framework}")
+        raise LaunchFailed(
+            f"the {name} environment is not installed", hint=f"paceline frameworks install {case.framework}"
+        )
     return CaseLaunch(
         case=case,
         placement=place(case.cluster, case.ranks, spread=case.placement == "spread"),

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -111,46 +112,47 @@ _GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 
 def diagnose(store: Path, *, ranks: int = 2, threads: int | None = None) -> tuple[Check, ...]:
     """All checks, for a study with `ranks` ranks of `threads` threads on this machine."""
-    probes: tuple[Callable[[], Check], ...] = (
-        lambda: _threads(ranks, threads),
-        _thread_variables,
-        _load,
-        _governor,
-        _interface,
-        _memory,
-        lambda: _disk("store", store),
-        lambda: _disk("environments", home()),
-        _clock,
-        _accelerator,
-        _environments,
+    return (
+        _threads(ranks, threads),
+        _thread_variables(),
+        _load(),
+        _governor(),
+        _interface(),
+        _memory(),
+        _disk("store", store),
+        _disk("environments", home()),
+        _clock(),
+        _accelerator(),
+        _environments(),
     )
-    return tuple(probe() for probe in probes)
+
+
+def _check(name: str, status: Literal["ok", "warn", "bad"], saw: str, expected: str, fix: str = "") -> Check:
+    """A check; what is as expected needs no fix."""
+    return Check(name=name, status=status, saw=saw, expected=expected, fix="" if status == "ok" else fix)
 
 
 def _threads(ranks: int, threads: int | None) -> Check:
     cores = len(os.sched_getaffinity(0))
     each = threads or fair_threads(cores, ranks)
-    needed = ranks * each
-    saw = f"{ranks} ranks x {each} threads on {cores} cores"
-    fix = f"use at most {cores} ranks here, set protocol.threads, or use emulated devices"
-    return Check(
-        name="threads against cores",
-        status="ok" if needed <= cores else "bad",
-        saw=saw,
-        expected=f"at most {cores} threads in all",
-        fix="" if needed <= cores else fix,
+    return _check(
+        "threads against cores",
+        "ok" if ranks * each <= cores else "bad",
+        f"{ranks} ranks x {each} threads on {cores} cores",
+        f"at most {cores} threads in all",
+        f"use at most {cores} ranks here, set protocol.threads, or use emulated devices",
     )
 
 
 def _thread_variables() -> Check:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    found = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    return Check(
-        name="thread variables",
-        status="warn" if found else "ok",
-        saw=", ".join(found) or "none set",
-        expected="none set (Paceline sets them for each rank)",
-        fix=f"unset {' '.join(item.split('=')[0] for item in found)}" if found else "",
+    values = {name: os.environ[name] for name in names if name in os.environ}
+    return _check(
+        "thread variables",
+        "warn" if values else "ok",
+        ", ".join(f"{name}={value}" for name, value in values.items()) or "none set",
+        "none set (Paceline sets them for each rank)",
+        f"unset {' '.join(values)}",
     )
 
 
@@ -158,14 +160,12 @@ def _load() -> Check:
     """CPU load of other processes, measured for half a second."""
     busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
     heavy = _heaviest() if busy > 0.3 else ""
-    status = "ok" if busy <= 0.3 else ("warn" if busy <= 1.0 else "bad")
-    fix = "" if status == "ok" else f"wait, or end what runs beside the measurement{heavy}"
-    return Check(
-        name="other load",
-        status="warn" if status == "warn" else ("bad" if status == "bad" else "ok"),
-        saw=f"{busy:.2f} cores busy",
-        expected="at most 0.3",
-        fix=fix,
+    return _check(
+        "other load",
+        "ok" if busy <= 0.3 else "warn" if busy <= 1.0 else "bad",
+        f"{busy:.2f} cores busy",
+        "at most 0.3",
+        f"wait, or end what runs beside the measurement{heavy}",
     )
 
 
@@ -186,14 +186,13 @@ def _cpu_share(process: psutil.Process) -> float:
 
 
 def _governor() -> Check:
-    found = {path.read_text(encoding="ascii").strip() for path in sorted(Path("/").glob(_GOVERNORS[1:]))}
-    steady = not found or found == {"performance"}
-    return Check(
-        name="frequency governor",
-        status="ok" if steady else "warn",
-        saw=", ".join(sorted(found)) or "not visible (virtual machine or fixed clock)",
-        expected="performance",
-        fix="" if steady else "cpupower frequency-set -g performance",
+    governors = {path.read_text(encoding="ascii").strip() for path in sorted(Path("/").glob(_GOVERNORS[1:]))}
+    return _check(
+        "frequency governor",
+        "ok" if not governors or governors == {"performance"} else "warn",
+        ", ".join(sorted(governors)) or "not visible (virtual machine or fixed clock)",
+        "performance",
+        "cpupower frequency-set -g performance",
     )
 
 
@@ -203,36 +202,28 @@ def _interface() -> Check:
     up = sorted(name for name, item in stats.items() if item.isup and name != "lo")
     chosen = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ}
     wrong = [f"{name}={value}" for name, value in chosen.items() if value not in stats]
-    saw = f"up: {', '.join(up) or 'only lo'}" + (f"; {', '.join(chosen.values())} chosen" if chosen else "")
-    return Check(
-        name="network interface",
-        status="bad" if wrong else ("warn" if len(up) > 1 and not chosen else "ok"),
-        saw=saw,
-        expected="one interface, or the right one named (ranks of this machine always use lo)",
-        fix=_interface_fix(wrong, up, chosen),
+    fix = f"for many hosts: export GLOO_SOCKET_IFNAME={up[0]} NCCL_SOCKET_IFNAME={up[0]}" if up else ""
+    if wrong:
+        fix = f"{wrong[0]} does not exist: unset it or name one of {', '.join(up) or 'lo'}"
+    return _check(
+        "network interface",
+        "bad" if wrong else "warn" if len(up) > 1 and not chosen else "ok",
+        f"up: {', '.join(up) or 'only lo'}" + (f"; {', '.join(chosen.values())} chosen" if chosen else ""),
+        "one interface, or the right one named (ranks of this machine always use lo)",
+        fix,
     )
 
 
-def _interface_fix(wrong: list[str], up: list[str], chosen: dict[str, str]) -> str:
-    if wrong:
-        return f"{wrong[0]} does not exist: unset it or name one of {', '.join(up) or 'lo'}"
-    if len(up) > 1 and not chosen:
-        return f"for many hosts: export GLOO_SOCKET_IFNAME={up[0]} NCCL_SOCKET_IFNAME={up[0]}"
-    return ""
-
-
 def _memory() -> Check:
-    memory = psutil.virtual_memory()
-    swap = psutil.swap_memory()
-    low = memory.available < 2 * 2**30
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     swapping = swap.used > 0.2 * swap.total if swap.total else False
     saw = f"{BYTES.format(memory.available)} of {BYTES.format(memory.total)} free"
-    return Check(
-        name="memory",
-        status="bad" if low else ("warn" if swapping else "ok"),
-        saw=saw + (f", {BYTES.format(swap.used)} swapped out" if swapping else ""),
-        expected="at least 2 GiB free, nothing swapped out",
-        fix="close what uses memory, or use a smaller batch" if low or swapping else "",
+    return _check(
+        "memory",
+        "bad" if memory.available < 2 * 2**30 else "warn" if swapping else "ok",
+        saw + (f", {BYTES.format(swap.used)} swapped out" if swapping else ""),
+        "at least 2 GiB free, nothing swapped out",
+        "close what uses memory, or use a smaller batch",
     )
 
 
@@ -240,16 +231,14 @@ def _disk(what: str, path: Path) -> Check:
     place = path.absolute()
     while not place.exists():
         place = place.parent
-    usage = shutil.disk_usage(place)
+    free, writable = shutil.disk_usage(place).free, os.access(place, os.W_OK)
     need = 1 * 2**30 if what == "store" else 3 * 2**30
-    writable = os.access(place, os.W_OK)
-    good = usage.free >= need and writable
-    return Check(
-        name=f"disk of the {what}",
-        status="ok" if good else "bad",
-        saw=f"{BYTES.format(usage.free)} free" + ("" if writable else ", not writable"),
-        expected=f"at least {BYTES.format(need)}, writable",
-        fix="" if good else f"free space, or choose another place ({'--store' if what == 'store' else variables.HOME})",
+    return _check(
+        f"disk of the {what}",
+        "ok" if free >= need and writable else "bad",
+        f"{BYTES.format(free)} free" + ("" if writable else ", not writable"),
+        f"at least {BYTES.format(need)}, writable",
+        f"free space, or choose another place ({'--store' if what == 'store' else variables.HOME})",
     )
 
 
@@ -257,34 +246,28 @@ def _clock() -> Check:
     resolution = time.get_clock_info("perf_counter").resolution
     steps = [time.perf_counter() for _ in range(2000)]
     cost = (steps[-1] - steps[0]) / (len(steps) - 1)
-    good = resolution <= 1e-6 and cost <= 2e-6
-    return Check(
-        name="clock",
-        status="ok" if good else "warn",
-        saw=f"resolution {resolution * 1e9:.0f} ns, reading takes {cost * 1e9:.0f} ns",
-        expected="at most 1 us and 2 us",
-        fix="" if good else "choose another clock source: /sys/devices/system/clocksource/clocksource0",
+    return _check(
+        "clock",
+        "ok" if resolution <= 1e-6 and cost <= 2e-6 else "warn",
+        f"resolution {resolution * 1e9:.0f} ns, reading takes {cost * 1e9:.0f} ns",
+        "at most 1 us and 2 us",
+        "choose another clock source: /sys/devices/system/clocksource/clocksource0",
     )
 
 
 def _accelerator() -> Check:
     devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
     driver = shutil.which("nvidia-smi") is not None
-    mismatch = bool(devices) != driver
-    return Check(
-        name="accelerators",
-        status="warn" if mismatch else "ok",
-        saw=f"{len(devices)} NVIDIA devices, nvidia-smi {'found' if driver else 'not found'}",
-        expected="both or neither",
-        fix="install the driver that belongs to the devices" if mismatch else "",
+    return _check(
+        "accelerators",
+        "ok" if bool(devices) == driver else "warn",
+        f"{len(devices)} NVIDIA devices, nvidia-smi {'found' if driver else 'not found'}",
+        "both or neither",
+        "install the driver that belongs to the devices",
     )
 
 
 def _environments() -> Check:
     made = sorted(name for name in RECIPES if find_environment(name))
-    return Check(
-        name="software",
-        status="ok",
-        saw=f"Python {sys.version.split()[0]}; environments made: {', '.join(made) or 'none yet'}",
-        expected="environments are made on first use",
-    )
+    saw = f"Python {sys.version.split()[0]}; environments made: {', '.join(made) or 'none yet'}"
+    return _check("software", "ok", saw, "environments are made on first use")

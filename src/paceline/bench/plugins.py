@@ -1,6 +1,6 @@
 """Frameworks of other distributions, loaded when they are used: an adapter, and recipes for its environments.
 
-A plug-in is found by its entry point (`paceline.catalog.plugins`); docs/how-to/add-a-framework.md has a whole example.
+Entry points are read by `paceline.catalog.frameworks`; docs/how-to/add-a-framework.md has a whole example.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from paceline.bench.job import Adapter
 from paceline.bench.recipes import Recipe
 from paceline.bench.recipes.table import RECIPES
-from paceline.catalog.frameworks import is_built_in
-from paceline.catalog.plugins import PluginEntry, plugin_entries, plugin_entry
+from paceline.catalog.frameworks import PluginEntry, is_built_in, plugin_entries, plugin_entry
 from paceline.errors import PluginError
 
 __all__ = ["FrameworkPlugin", "load_plugin", "plugin_packages", "plugin_recipes"]

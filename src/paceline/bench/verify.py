@@ -25,7 +25,6 @@ import numpy as np
 from paceline.bench.adapters import adapter_of, missing_environments
 from paceline.bench.collect import explain_failure
 from paceline.bench.frameworks.arrays import initial_tensors
-from paceline.bench.frameworks.family import network_family
 from paceline.bench.launch import case_launch, job_document, open_case_site, read_reports, wait_for_ranks
 from paceline.bench.sites.local import LocalLauncher
 from paceline.catalog.clusters import cluster
@@ -34,12 +33,14 @@ from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case, Protocol
 
 __all__ = [
+    "BUILDERS",
     "PROOF_NETWORKS",
     "REFERENCE",
     "TOLERANCE",
     "UNKNOWN",
     "UNPROVABLE",
     "Proof",
+    "network_family",
     "prove_family",
     "prove_framework",
 ]
@@ -67,6 +68,12 @@ UNKNOWN = {
     "script": "a user's own program",
 }
 """Frameworks without given weights and batches."""
+BUILDERS = (
+    *("caffe/single", "chainer/chainermn", "cntk/sync", "jax/data_parallel", "keras/jax", "keras/tensorflow"),
+    *("keras/torch", "mxnet/dist_sync", "paddle/data_parallel", "pytorch/ddp", "singa/allreduce"),
+    "tensorflow/multiworker",
+)
+"""One mode of each framework that builds networks its own way."""
 ON_TWO_RANKS = ("plain", "transformer")
 """Networks of the two-rank proof, which verifies the exchange; layers are verified on one rank."""
 ONE_BY_ONE = ("tensorflow/parameter_server",)
@@ -108,21 +115,21 @@ def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Itera
     wanted = {name: case for name, case in cases.items() if name not in refused}
     _compute_references([case.network for case in wanted.values()])
     together = ranks == 1 and framework not in ONE_BY_ONE
-    found = _found(list(wanted.values())) if together and wanted else ""
+    results = _computed(list(wanted.values())) if together and wanted else ""
     for name, case in cases.items():
         if name in refused:
             yield Proof(framework, name, ranks, "skipped", reason=refused[name])
         else:
-            yield _proof(name, case, None if isinstance(found, str) else found[list(wanted).index(name)])
+            yield _proof(name, case, None if isinstance(results, str) else results[list(wanted).index(name)])
 
 
 def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Proof:
     """The result for one network, in a separate launch if it was not computed with the others."""
     if computed is None:
-        found = _found([case])
-        if isinstance(found, str):
-            return Proof(case.framework, name, case.ranks, "failed", reason=found)
-        (computed,) = found
+        results = _computed([case])
+        if isinstance(results, str):
+            return Proof(case.framework, name, case.ranks, "failed", reason=results)
+        (computed,) = results
     return _judge(case.framework, name, computed, _known[case.network.digest])
 
 
@@ -140,15 +147,15 @@ def _refusal(case: Case) -> str | None:
     return UNPROVABLE.get(case.framework)
 
 
-def _judge(framework: str, name: str, found: list[Arrays], expected: Arrays) -> Proof:
-    ranks = len(found)
+def _judge(framework: str, name: str, computed: list[Arrays], expected: Arrays) -> Proof:
+    ranks = len(computed)
     worst, error = "", -1.0
-    for arrays in found:
+    for arrays in computed:
         for key, value in arrays.items():
             distance = _distance(value, expected[key], _least_scale(key, expected))
             if distance > error:
                 worst, error = key, distance
-    missing = [key for key in expected if key not in found[0] and (ranks == 1 or key.startswith("w/"))]
+    missing = [key for key in expected if key not in computed[0] and (ranks == 1 or key.startswith("w/"))]
     if missing:
         return Proof(framework, name, ranks, "different", missing[0], None, f"{missing[0]} is missing")
     equal = error <= TOLERANCE["float32"]
@@ -191,10 +198,10 @@ def _compute_references(networks: list[Network]) -> None:
     missing = {network.digest: network for network in networks if network.digest not in _known}
     if not missing:
         return
-    found = _found([_case(REFERENCE, network, 1, "float64") for network in missing.values()])
-    if isinstance(found, str):
-        raise RuntimeError(f"the reference itself failed: {found}")
-    _known.update({digest: ranks[0] for digest, ranks in zip(missing, found, strict=True)})
+    results = _computed([_case(REFERENCE, network, 1, "float64") for network in missing.values()])
+    if isinstance(results, str):
+        raise RuntimeError(f"the reference itself failed: {results}")
+    _known.update({digest: ranks[0] for digest, ranks in zip(missing, results, strict=True)})
 
 
 def _case(framework: str, network: Network, ranks: int, precision: Any) -> Case:
@@ -228,7 +235,7 @@ def _given(network: Network) -> Arrays:
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
 
-def _found(cases: list[Case]) -> list[list[Arrays]] | str:
+def _computed(cases: list[Case]) -> list[list[Arrays]] | str:
     """The results of each rank for each case, from one launch, or why there are none."""
     first, protocol = cases[0], Protocol(timeout=240.0)
     adapter = adapter_of(first.framework)
@@ -251,4 +258,107 @@ def _asked(network: Network, folder: Path) -> dict[str, Any]:
     """The parameters of one proof for the worker, with its weights and batches in a folder."""
     folder.mkdir()
     np.savez(folder / "given.npz", **_given(network))
-    return {"network": plain_network(network), "given": str(folder / "given.npz"), "found": str(folder)}
+    return {"network": plain_network(network), "given": str(folder / "given.npz"), "results": str(folder)}
+
+
+Layer = dict[str, Any]
+CONV = {"kind": "conv2d", "name": "conv", "channels": 8, "kernel": [3, 3], "padding": [1, 1]}
+END: list[Layer] = [{"kind": "flatten", "name": "flat"}, {"kind": "linear", "name": "out", "features": 5}]
+EMBED: list[Layer] = [
+    {"kind": "embedding", "name": "words", "rows": 11, "width": 6},
+    {"kind": "position_embedding", "name": "places", "rows": 9},
+]
+WINDOWS = (([2, 2], [2, 2], [0, 0]), ([3, 3], [2, 2], [1, 1]), ([3, 2], [2, 3], [1, 0]), ([4, 4], [3, 3], [2, 2]))
+
+
+def network_family() -> dict[str, Network]:
+    """All networks by name."""
+    plain = {**_convolutions(), **_pools(), **_images(), **_sequences(), **_names()}
+    return {
+        name: Network.model_validate_json(json.dumps({"name": f"family-{name}", **content}))
+        for name, content in plain.items()
+    }
+
+
+def _image(layers: list[Layer], height: int = 8, width: int = 8) -> dict[str, Any]:
+    return {"input": {"kind": "image", "channels": 4, "height": height, "width": width}, "layers": [*layers, *END]}
+
+
+def _convolutions() -> dict[str, Any]:
+    networks = {}
+    for kernel, stride, padding in ([[1, 1], [2, 2], [0, 0]], *map(list, WINDOWS), [[5, 1], [1, 2], [2, 0]]):
+        for side in (7, 8):
+            layer = {**CONV, "kernel": kernel, "stride": stride, "padding": padding, "bias": side == 7}
+            networks[f"conv-{_text(kernel, stride, padding)}-of-{side}"] = _image([layer], side, side + 1)
+    networks["conv-groups"] = _image([CONV, {**CONV, "name": "grouped", "groups": 4}])
+    return networks
+
+
+def _pools() -> dict[str, Any]:
+    networks = {}
+    for kind in ("max_pool", "avg_pool"):
+        for kernel, stride, padding in WINDOWS:
+            for ceil in (False, True):
+                layer = {"kind": kind, "name": "pool", "kernel": kernel, "stride": stride, "padding": padding}
+                for side in (7, 8):
+                    name = f"{kind}-{_text(kernel, stride, padding)}{'-ceil' if ceil else ''}-of-{side}"
+                    networks[name] = _image([CONV, {**layer, "ceil": ceil}], side, side + 2)
+    return networks
+
+
+def _text(*pairs: list[int]) -> str:
+    return "-".join(f"{high}x{wide}" for high, wide in pairs)
+
+
+def _images() -> dict[str, Any]:
+    second = {**CONV, "name": "second", "inputs": ["input"]}
+    both = {"inputs": ["conv", "second"]}
+    rows = {"kind": "linear", "name": "rows", "features": 6}
+    flats: list[Layer] = [{"kind": "flatten", "name": f"flat{n}", "inputs": [n]} for n in ("conv", "second")]
+    networks: dict[str, list[Layer]] = {
+        f"lrn-{size}": [CONV, {"kind": "local_response_norm", "name": "lrn", "size": size}] for size in (4, 5)
+    }
+    networks |= {
+        f"shortcut-{side}": [CONV, {"kind": "pad_shortcut", "name": "cut", "channels": 12, "stride": stride}]
+        for side, stride in (("even", 2), ("third", 3))
+    }
+    networks |= {
+        "batch-norm": [{**CONV, "bias": False}, {"kind": "batch_norm", "name": "norm"}, {"kind": "tanh", "name": "t"}],
+        "layer-norm-of-image": [CONV, {"kind": "layer_norm", "name": "norm"}],
+        "linear-on-image": [CONV, rows],
+        "gelu": [CONV, {"kind": "gelu", "name": "a"}, {"kind": "gelu", "name": "b", "approximate": True}],
+        "concat-of-images": [CONV, second, {"kind": "concat", "name": "both", **both}],
+        "add-of-three": [CONV, second, {"kind": "add", "name": "sum", "inputs": ["conv", "second", "conv"]}],
+        "mean": [CONV, {"kind": "global_avg_pool", "name": "mean"}, {"kind": "layer_norm", "name": "norm"}],
+    }
+    for kind in ("add", "concat"):
+        networks[f"{kind}-after-flatten"] = [CONV, second, *flats, {"kind": kind, "name": "j", "inputs": _named(flats)}]
+    networks["layer-norm-after-flatten"] = [CONV, flats[0], {"kind": "layer_norm", "name": "norm"}]
+    return {name: _image(layers) for name, layers in networks.items()}
+
+
+def _named(layers: list[Layer]) -> list[str]:
+    return [layer["name"] for layer in layers]
+
+
+def _sequences() -> dict[str, Any]:
+    norm = {"kind": "layer_norm", "name": "norm"}
+    attention = {"kind": "attention", "name": "mix", "heads": 2}
+    joined = {"kind": "concat", "name": "both", "inputs": ["words", "places"]}
+    networks = {
+        "text": [*EMBED, {"kind": "type_embedding", "name": "types"}, {**attention, "causal": True}, norm],
+        "concat-of-sequences": [*EMBED, joined, attention],
+        "first-token": [*EMBED, attention, {"kind": "first_token", "name": "first"}],
+        "flat-text": [*EMBED, norm, {"kind": "flatten", "name": "line"}],
+    }
+    tied = {"kind": "linear", "name": "logits", "features": 11, "tied_to": "words"}
+    words = {"kind": "tokens", "length": 7, "vocabulary": 11}
+    plain = {name: {"input": words, "layers": [*layers, END[1]]} for name, layers in networks.items()}
+    return {**plain, "tied": {"input": words, "layers": [*EMBED, norm, tied]}}
+
+
+def _names() -> dict[str, Any]:
+    """Names that mean something to a framework, that need escaping, or that differ only in a separator."""
+    names = ["values", "label", "data", "loss", "a-b", "a_b", "a.b", "a__b", 'say "hi" { }', "Größe", "parameters"]
+    kinds: list[Layer] = [{**CONV, "channels": 4}, {"kind": "tanh"}]
+    return {"names": _image([{**kinds[index % 2], "name": name} for index, name in enumerate(names)])}

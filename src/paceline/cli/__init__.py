@@ -12,6 +12,7 @@ import click
 
 from paceline import __version__, variables
 from paceline.errors import PacelineError
+from paceline.files import printable
 
 __all__ = ["main", "program"]
 
@@ -101,7 +102,7 @@ class _Warnings(logging.Handler):
     """What was noticed about the store, on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"warning: {record.getMessage()}", err=True)
+        click.echo(printable(f"warning: {record.getMessage()}", lines=True), err=True)
 
 
 def main() -> None:
@@ -116,7 +117,7 @@ def main() -> None:
         click.echo("stopped", err=True)
         sys.exit(130)
     except PacelineError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(printable(f"error: {error}", lines=True), err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -124,6 +125,6 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(variables.DEBUG):
             raise
-        click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        click.echo(printable(f"internal error: {type(error).__name__}: {error}", lines=True), err=True)
         click.echo(f"  hint: this is a defect of Paceline; {variables.DEBUG}=1 shows where it happened", err=True)
         sys.exit(70)

@@ -64,7 +64,7 @@ def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     from paceline.errors import InputError
 
     if not names and not everything:
-        raise InputError("which cluster?", hint="give its name, or --all; `paceline cluster list` shows them")
+        raise InputError("no cluster named", hint="give its name, or --all; `paceline cluster list` shows them")
     swept = state.sweep(older_than_s=0.0)
     listed = [home for home in state.listing() if not opened(home.name).owned]
     chosen = listed if everything else [state.find(name) for name in names if name not in swept]

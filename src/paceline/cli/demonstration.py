@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline import api, catalog
 from paceline.bench.measure import measure
+from paceline.bench.sites.target import LaunchTarget
+from paceline.catalog.evaluations import Evaluation
 from paceline.errors import LaunchFailed
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.profile import Profile, write_profile
@@ -27,7 +29,7 @@ from paceline.report.words import file_name
 from paceline.spec.load import load_cases
 from paceline.spec.study import Case, Study, expand
 
-__all__ = ["demonstrate", "measured_campaign"]
+__all__ = ["demonstrate", "measured_campaign", "measured_evaluation"]
 
 STUDY = Path(catalog.__file__).parent / "studies" / "demo.toml"
 ELSEWHERE, COUNTS = "v100-10gbe-8x4", (4, 8, 16, 32)
@@ -62,17 +64,34 @@ def demonstrate(store: Path, *, as_json: bool) -> None:
 
 
 def measured_campaign(
-    study: Study, cases: tuple[Case, ...], stored: Store, *, quiet: bool, again: str = "paceline demo"
+    study: Study,
+    cases: tuple[Case, ...],
+    stored: Store,
+    target: LaunchTarget | None = None,
+    *,
+    quiet: bool,
+    again: str = "paceline demo",
 ) -> str:
-    """The campaign of a study's cases on this machine; `again` is the command that begins it anew."""
+    """The campaign of a study's cases on a target, by default this machine; `again` begins it anew."""
     with (
         Display(quiet=quiet) as display,
-        measure(study, cases, stored, installing=display.installing) as measurement,
+        measure(study, cases, stored, target=target, installing=display.installing) as measurement,
     ):
         display.checks(measurement.checks)
         with display.interruptible(again):
             display.follow(measurement.events, study.protocol, cases)
     return measurement.campaign
+
+
+def measured_evaluation(asked: Evaluation, stored: Store, name: str, *, quiet: bool) -> str:
+    """The campaign of an evaluation's study, shown unless quiet."""
+    assert asked.study is not None
+    stored.clean()
+    again, target = f"paceline evaluate {name}", LaunchTarget(on=asked.on)
+    campaign = measured_campaign(asked.study, asked.study_cases(), stored, target, quiet=quiet, again=again)
+    if not quiet:
+        show_results(stored, campaign)
+    return campaign
 
 
 def _written(calibrated: Calibrated, profile: Profile, folder: Path) -> tuple[Path, Path]:

@@ -8,9 +8,8 @@ import click
 
 from paceline import api
 from paceline.cli.options import COUNT, complete_clusters, complete_networks, json_option, plot_option
-from paceline.cli.questions import change_option, job_options, precision_option
+from paceline.cli.questions import change_option, changes_asked, job_options, precision_option
 from paceline.errors import InputError
-from paceline.model.changes import parse_changes
 from paceline.model.plan.file import write_plan
 from paceline.report.plots import check_plot, write_plan_plot
 from paceline.report.terminal import emit
@@ -63,8 +62,8 @@ def command(
     check_plot(plot)
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
-        calibration=calibration, measured=measured, precision=precision, changes=parse_changes(changes),
-        samples=samples, epochs=epochs, price=price,
+        calibration=calibration, measured=measured, precision=precision,
+        changes=changes_asked(changes, precision=precision), samples=samples, epochs=epochs, price=price,
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)

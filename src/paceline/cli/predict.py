@@ -11,6 +11,7 @@ from paceline import api
 from paceline.cli.options import json_option, plot_option
 from paceline.cli.questions import (
     asked_of,
+    changes_asked,
     counts_asked,
     extrapolated,
     job_options,
@@ -18,7 +19,6 @@ from paceline.cli.questions import (
     points_options,
     question_options,
 )
-from paceline.model.changes import parse_changes
 from paceline.report.documents import predictions_document
 from paceline.report.plots import check_plot, write_curves
 from paceline.report.terminal import emit
@@ -68,8 +68,8 @@ def command(
         names = [name.strip() for name in framework.split(",") if name.strip()]
         answer = api.predict(
             **asked_of(**asked), devices=counts_asked(points["at"] or devices, asked["cluster"]), framework=names,
-            calibration=calibration, changes=parse_changes(changes), knee=knee,
-            samples=samples, epochs=epochs, price=price,
+            calibration=calibration, knee=knee, samples=samples, epochs=epochs, price=price,
+            changes=changes_asked(changes, batch=asked["batch"], precision=asked["precision"]),
         )  # fmt: skip
     else:
         names = [curve.label for curve in answer.curves]

@@ -37,6 +37,7 @@ __all__ = [
     "bucket_answer",
     "calibration_of",
     "change_option",
+    "changes_asked",
     "counts_asked",
     "extrapolated",
     "job_options",
@@ -85,7 +86,7 @@ question_options = options(
                  "8,192 tokens, which the output says."),
     precision_option,
     click.option("--devices", help="Numbers of devices, separated by commas.  [default: 1,2,4,8, as far as the cluster "
-                 "has them]"),
+                 "has them, and all]"),
     click.option("--threads", type=click.IntRange(min=1),
                  help="Compute threads of each rank on a processor; default: an even share of the host's cores."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
@@ -105,6 +106,16 @@ def asked_of(*, network: str | None, profile: Path | None, run: str | None, stor
     known = profile if run is None else api.profile_of_run(run, store)
     return {"network": network, "profile": known, "cluster": cluster, "batch": batch, "input": source,
             "threads": threads, "precision": precision}  # fmt: skip
+
+
+def changes_asked(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
+    """The changes of --set; one error if an option says the same otherwise."""
+    parsed = parse_changes(changes)
+    for name, given in options.items():
+        key = next((key for key in parsed if key.rpartition(".")[2] == name), None)
+        if key is not None and given is not None and parsed[key] != str(given):
+            raise InputError(f"--{name} {given} and --set {key}={parsed[key]}: expected one of them")
+    return parsed
 
 
 def counts_asked(devices: str | None, cluster: str | None) -> tuple[int, ...]:

@@ -9,9 +9,10 @@ import click
 
 from paceline import api
 from paceline.cli.options import Finite, json_option, options, plot_option
-from paceline.cli.questions import asked_of, calibration_of, counts_asked, question_options, seconds_of
-from paceline.model.changes import changed, parse_changes
+from paceline.cli.questions import asked_of, calibration_of, changes_asked, counts_asked, question_options, seconds_of
+from paceline.model.changes import changed
 from paceline.model.question import precision_of
+from paceline.model.scaling import exchange_of
 from paceline.model.simulate.scenario import Trouble, simulate_question
 from paceline.report.plots import check_plot, write_simulated
 from paceline.report.terminal import emit
@@ -61,17 +62,18 @@ def command(devices: str | None, changes: tuple[str, ...], calibration: Path | N
     framework, counts = asked.pop("framework"), counts_asked(devices, asked["cluster"])
     known = calibration_of(calibration)
     asked = asked_of(**asked)
-    question = changed(api.question_about(**asked, framework=framework, devices=max(counts)), parse_changes(changes))
+    wanted = changes_asked(changes, batch=asked["batch"], precision=asked["precision"])
+    question = changed(api.question_about(**asked, framework=framework, devices=max(counts)), wanted)
     trouble = Trouble(
         steps, straggle, straggle_factor, mtbf=None if mtbf is None else seconds_of(mtbf, "--mtbf"),
         restart=seconds_of(restart, "--restart"), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
     )  # fmt: skip
     runs = [simulate_question(question, count, trouble, calibration=known) for count in counts]
+    how = {"precision": precision_of(question), "exchange": exchange_of(question, counts, known)}
     if plot is not None:
         write_simulated(plot, runs, question.label)
     if as_json:
         plain = [run.as_dict() for run in runs]
-        document = {"question": question.label, "precision": precision_of(question), "trouble": vars(trouble)}
-        emit({**document, "runs": plain}, "simulate")
+        emit({"question": question.label, **how, "trouble": vars(trouble), "runs": plain}, "simulate")
     else:
-        show_simulated(question.label, runs, precision_of(question))
+        show_simulated(question.label, runs, how)

@@ -36,14 +36,14 @@ def check(store: Path, as_json: bool) -> None:
     Each run has checksums in the format of `sha256sum`, verified whenever it is read. Runs of versions before the
     checksums are read all the same, and counted as unverified.
     """
-    found = inspect_store(Store(store))
+    inspection = inspect_store(Store(store))
     if as_json:
-        document = {name: [asdict(item) for item in getattr(found, name)] for name in ("damaged", "newer")}
-        counts = {"runs": len(found.runs), "campaigns": len(found.campaigns)}
-        emit({"store": str(store), **counts, **document, "unverified": list(found.unverified)}, "store.check")
+        document = {name: [asdict(item) for item in getattr(inspection, name)] for name in ("damaged", "newer")}
+        counts = {"runs": len(inspection.runs), "campaigns": len(inspection.campaigns)}
+        emit({"store": str(store), **counts, **document, "unverified": list(inspection.unverified)}, "store.check")
     else:
-        show_inspection(found, store)
-    if found.damaged or found.newer:
+        show_inspection(inspection, store)
+    if inspection.damaged or inspection.newer:
         raise SystemExit(1)
 
 

@@ -74,4 +74,4 @@ def command(
     elif request.plan is not None:
         show_reached(request.plan, result.reached)
     if not result.ok:
-        raise LaunchFailed(f"the training did not come to its end: exit codes {result.codes}")
+        raise LaunchFailed(f"the training failed: exit codes {result.codes}")

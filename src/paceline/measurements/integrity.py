@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import StoreError
-from paceline.files import printable, read_regular
+from paceline.files import atomic_write, printable, read_regular
 from paceline.measurements.run import SCHEMA_VERSION
 
 __all__ = [
@@ -107,10 +107,10 @@ class Notes:
 NOTES = Notes()
 
 
-def write_sums(folder: Path) -> None:
-    """Write the checksums of a run's files."""
+def write_sums(folder: Path, *, durable: bool = True) -> None:
+    """Write the checksums of a run's files, all of them or none: half a list would make a sound run a damaged one."""
     lines = [f"{_digest((folder / name).read_bytes())}  {name}\n" for name in FILES]
-    (folder / SUMS).write_text("".join(lines), encoding="ascii")
+    atomic_write(folder / SUMS, "".join(lines), durable=durable)
 
 
 def read_files(folder: Path) -> tuple[dict[str, bytes], bool]:

@@ -81,19 +81,19 @@ def repair_store(store: Store) -> list[Repair]:
 
 
 def _repaired(store: Store) -> list[Repair]:
-    found = inspect_store(store)
+    inspection = inspect_store(store)
     runs: dict[str, list[Run]] = defaultdict(list)
-    for run in found.runs:
+    for run in inspection.runs:
         runs[run.campaign].append(run)
     done: list[Repair] = []
-    for damage in found.damaged:
+    for damage in inspection.damaged:
         folder = store.campaigns if damage.file.startswith("campaigns/") else store.runs
         path = folder / (f"{damage.run}.json" if folder == store.campaigns else damage.run)
         done.extend(_moved_aside(store, path, damage))
         if folder == store.campaigns and damage.run in runs:
             store.write_campaign(damage.run, _rebuilt(damage.run, runs[damage.run]))
             done.append(Repair(damage.run, "campaign rebuilt from its runs, without its study file", f"{path}"))
-    done.extend(_sealed(store, name) for name in found.unverified)
+    done.extend(_sealed(store, name) for name in inspection.unverified)
     return done
 
 

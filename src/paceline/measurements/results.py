@@ -93,8 +93,8 @@ def _network_of(run: Run) -> Network | None:
     """The catalog's network of the run, if it is still the same."""
     if run.network not in catalog.network_names():
         return None
-    found, asked = catalog.network(run.network), run.case.get("network")
-    return found if isinstance(asked, dict) and asked.get("digest") == found.digest else None
+    named, asked = catalog.network(run.network), run.case.get("network")
+    return named if isinstance(asked, dict) and asked.get("digest") == named.digest else None
 
 
 def _mfu(run: Run, network: Network | None, rate: float) -> float | None:

@@ -63,6 +63,13 @@ PASS_PHASES = (
 `summary.phases_of`); `whole` only where steps were observed, not composed."""
 
 
+def _file_name(text: str) -> str:
+    """The document of a campaign is called like it."""
+    if "/" in text or "\0" in text or text.startswith("."):
+        raise ValueError("expected the name of a file")
+    return text
+
+
 def _moment(text: str) -> str:
     datetime.fromisoformat(text)
     return text
@@ -151,7 +158,7 @@ class Run(Noun):
 
     schema_version: Annotated[int, Field(ge=1)] = SCHEMA_VERSION
     id: Name
-    campaign: Name
+    campaign: Annotated[Name, AfterValidator(_file_name)]
     study: Name
     case_id: Name
     case: dict[str, Any]
@@ -180,7 +187,7 @@ class Run(Noun):
     warmup: dict[str, Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(default_factory=dict)
     """Number of warm-up steps by pass."""
     timers: dict[str, NotNegative] = Field(default_factory=dict)
-    """Seconds per step according to the framework's own timers, mean over the timed steps of the slowest rank."""
+    """Seconds per step according to the framework's own timers, mean over the timed steps of rank 0."""
     probe_s: NotNegative | None = None
     """Time of a fixed kernel before the launch; its change is the drift of the machine."""
     drift: Annotated[float, Field(allow_inf_nan=False)] | None = None

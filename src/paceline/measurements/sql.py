@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -22,7 +23,7 @@ from paceline.measurements.run import Run, with_drift
 from paceline.measurements.store import Store, StoredRun
 from paceline.measurements.tablefiles import SPANS, STEPS
 
-__all__ = ["VIEWS", "ask", "open_views"]
+__all__ = ["VIEWS", "answer_rows", "ask", "open_views"]
 
 VIEWS = {
     "runs": "one row per launch: parameters, outcome, machine, drift",
@@ -174,9 +175,20 @@ def ask(store: Store, query: str) -> pa.Table:
             raise
         except duckdb.Error as error:
             raise InputError(f"the query failed: {_first_lines(str(error))}", hint=_views_hint()) from None
-    if table.num_rows > MAX_ROWS:
-        raise InputError(f"the answer has more than {MAX_ROWS:,} rows", hint="add LIMIT, or aggregate")
+    if table.num_rows > MAX_ROWS or table.nbytes > MAX_BYTES:
+        bound = f"{MAX_ROWS:,} rows or {MAX_BYTES >> 20:,} MiB"
+        raise InputError(f"the answer has more than {bound}", hint="add LIMIT, or aggregate")
     return table
+
+
+def answer_rows(answer: pa.Table) -> list[dict[str, Any]]:
+    """The rows of an answer as Python values, whose dates begin with the year 1."""
+    try:
+        rows: list[dict[str, Any]] = answer.to_pylist()
+    except (OverflowError, ValueError) as error:
+        what = "the answer holds a date or time that is infinite, or not of the years 1 to 9999"
+        raise InputError(what, hint="cast the column to VARCHAR") from error
+    return rows
 
 
 def _computed(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
@@ -192,6 +204,8 @@ def _computed(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
 
 MAX_ROWS = 1_000_000
 """Rows of an answer, above which it is refused."""
+MAX_BYTES = 1 << 29
+"""Bytes of an answer, above which it is refused: its rows take several times as much."""
 
 
 def _first_lines(text: str) -> str:

@@ -6,6 +6,7 @@ STORE/runs/<run>/steps.parquet      every step of every rank
 STORE/runs/<run>/spans.parquet      spans inside steps
 STORE/runs/<run>/SHA256SUMS         checksums of these files, see `integrity`
 STORE/tmp/<run>.tmp-<host>-<pid>-*/ a run being written; renamed into runs/ when it is complete and on disk
+STORE/locks/<campaign>.lock         locked while a process runs the campaign
 STORE/damaged/                      what `paceline store repair` moved aside
 """
 
@@ -81,6 +82,8 @@ class Store:
         self.damaged: dict[str, Damage] = {}
         """What reading found damaged so far, by run or campaign."""
         self._tmp = root / "tmp"
+        self.locks = root / "locks"
+        """A file for each campaign that a process runs or ran."""
         self.aside = root / "damaged"
         """Where `repair` moves what cannot be read."""
         self._loaded: dict[str, StoredRun] = {}
@@ -93,7 +96,7 @@ class Store:
             (folder / "run.json").write_text(data.run.model_dump_json(indent=1), encoding="utf-8")
             _write_table(folder / "steps.parquet", data.steps, Step, STEPS)
             _write_table(folder / "spans.parquet", data.spans, Span, SPANS)
-            write_sums(folder)
+            write_sums(folder, durable=False)  # the whole folder is synchronised
         return target
 
     def prepare(self) -> None:
@@ -188,7 +191,7 @@ class Store:
     def remove(self) -> None:
         """Remove all that a store has, and its folder if nothing else is in it."""
         try:
-            for part in (self.runs, self.campaigns, self._tmp, self.aside):
+            for part in (self.runs, self.campaigns, self._tmp, self.locks, self.aside):
                 if part.is_dir() and not part.is_symlink():
                     shutil.rmtree(part)
                 else:

@@ -104,10 +104,10 @@ def speedup_interval(
     `rounds` names the round of each launch of either side; a launch is paired with the other side's of the same round.
     """
     value = float(np.median(sample) / np.median(base))
-    found = _difference(sample, base, rounds, pilot)
-    if found is None:
+    difference = _difference(sample, base, rounds, pilot)
+    if difference is None:
         return _unknown(value)
-    mean, error, freedom, _ = found
+    mean, error, freedom, _ = difference
     return _exponential(value, mean, _quantile(confidence, freedom) * error)
 
 
@@ -130,16 +130,16 @@ def compare(
     """Compare the throughput of two groups of launches."""
     ratio = speedup_interval(sample, base, confidence=confidence, rounds=rounds)
     counts = (len(sample), len(base))
-    found = _difference(sample, base, rounds, None)
-    if found is None:
+    difference = _difference(sample, base, rounds, None)
+    if difference is None:
         return Comparison(ratio, float("nan"), counts, 0, "too few launches")
-    p_value = _p_value(*found[:3])
+    p_value = _p_value(*difference[:3])
     verdict: Verdict = "no difference shown"
     if min(counts) < FEWEST_LAUNCHES:
         verdict = "too few launches"
     elif p_value <= 1 - confidence and not ratio.low <= 1 <= ratio.high:
         verdict = "faster" if ratio.value > 1 else "slower"
-    return Comparison(ratio, p_value, counts, found[3], verdict)
+    return Comparison(ratio, p_value, counts, difference[3], verdict)
 
 
 def gate_code(result: Comparison, least: float) -> int:

@@ -19,7 +19,7 @@ from paceline.spec.study import Case
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.bench.environments import CacheFolder
     from paceline.explain.explanation import CaseExplanation, Explanation
-    from paceline.explain.findings.finding import Finding
+    from paceline.explain.findings import Finding
     from paceline.explain.predicted import ScalingSeries
     from paceline.model.calibrate import Calibrated
     from paceline.model.prediction import Curve
@@ -93,8 +93,11 @@ def _result(result: CaseResult) -> Document:
         "native_timers_s": result.native,
         "labels": list(run.labels),
         "versions": run.machine.versions,
+        "paceline": run.machine.paceline,
+        "cpu": run.machine.cpu,
         "cores": run.machine.cores,
         "threads": run.machine.threads,
+        "disturbed_by": [f"{check.name}: {check.saw}" for check in run.machine.checks if check.status == "bad"],
         "failure": run.failure.model_dump(mode="json") if run.failure else None,
     }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import missing_extra
 from paceline.measurements.trace.formats import busy_seconds
+from paceline.report.tables import Table, make_table
 from paceline.report.words import dominant_words
 from paceline.units import SECONDS, format_share
 
@@ -28,16 +29,6 @@ SHOWN_ROWS = 20
 """Maximum number of rows of a table; the data frame has all rows."""
 
 
-@dataclass(frozen=True)
-class ShownTable:
-    """The displayed table of a result: text cells; columns that begin with '>' are aligned to the right."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-
-
 class ResultTable(ABC):
     """A result with one record per row."""
 
@@ -46,7 +37,7 @@ class ResultTable(ABC):
         """Every row as plain data, in SI units."""
 
     @abstractmethod
-    def shown(self) -> ShownTable:
+    def shown(self) -> Table:
         """The table that `str` and notebooks show."""
 
     def to_pandas(self) -> pd.DataFrame:
@@ -78,7 +69,7 @@ class PredictionTable(ResultTable):
         """Intervals as columns `..._low_90`, the terms of a step as columns `<term>_s`."""
         return [_prediction(curve.label, one.as_dict()) for curve in self.curves for one in curve.predictions]
 
-    def shown(self) -> ShownTable:
+    def shown(self) -> Table:
         """Step, throughput with its 90 % interval, efficiency, and what dominates beside compute."""
         several = len(self.curves) > 1
         rows = [
@@ -105,7 +96,7 @@ class PredictionTable(ResultTable):
             else [*precision, *(f"rests on: {line}" for line in first.basis), f"to narrow it: {first.advice}"]
         )
         title = "predictions" if several else first.label
-        return ShownTable(title, ("series", *columns) if several else columns, rows, notes)
+        return make_table(("series", *columns) if several else columns, rows, title=title, notes=notes)
 
 
 def _prediction(label: str, plain: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +126,7 @@ class PlanTable(ResultTable):
             for one in self.plan.ranked
         ]
 
-    def shown(self) -> ShownTable:
+    def shown(self) -> Table:
         """The candidates, and why the first is best."""
         rows = [
             (
@@ -154,18 +145,8 @@ class PlanTable(ResultTable):
         title = f"{self.plan.network} on {self.plan.cluster}, global batch {self.plan.global_batch}"
         best = self.plan.best
         basis = [f"rests on: {line}" for line in self.plan.basis]
-        return ShownTable(
-            title,
-            columns,
-            rows,
-            [
-                f"precision: {self.plan.precision}",
-                *_gain(self.plan),
-                self.plan.asynchrony,
-                *basis,
-                f"best: {best.kind}, because {best.reason}",
-            ],
-        )
+        notes = [f"precision: {self.plan.precision}", *_gain(self.plan), self.plan.asynchrony, *basis]
+        return make_table(columns, rows, title=title, notes=[*notes, f"best: {best.kind}, because {best.reason}"])
 
 
 def _gain(plan: Plan) -> list[str]:
@@ -203,14 +184,13 @@ class FindingTable(ResultTable):
             for one in self.explanation.findings
         ]
 
-    def shown(self) -> ShownTable:
+    def shown(self) -> Table:
         """The findings and the summary."""
         rows = [
             (format_share(one.gain.value), one.cause, one.case, one.change.what) for one in self.explanation.findings
         ]
-        return ShownTable(
-            self.explanation.campaign, (">gain", "cause", "case", "change"), rows, self.explanation.summary
-        )
+        about = self.explanation
+        return make_table((">gain", "cause", "case", "change"), rows, title=about.campaign, notes=about.summary)
 
 
 @dataclass(frozen=True, repr=False)
@@ -233,7 +213,7 @@ class RunTable(ResultTable):
         _pandas()
         return self.arrow.to_pandas()
 
-    def shown(self) -> ShownTable:
+    def shown(self) -> Table:
         """Parameters and throughput of the launches."""
         columns = ("study", "network", "framework", "strategy", ">ranks", ">batch", "outcome", ">samples/s", ">step")
         rows = [
@@ -247,7 +227,7 @@ class RunTable(ResultTable):
             )
             for row in self.arrow.slice(0, SHOWN_ROWS).to_pylist()
         ]
-        return ShownTable(f"{len(self)} launches", columns, rows, _left_out(len(self)))
+        return make_table(columns, rows, title=f"{len(self)} launches", notes=_left_out(len(self)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,7 +251,7 @@ class SpanTable(ResultTable):
         """Seconds in which each rank was busy with each phase; overlapping spans of a phase count once."""
         return busy_seconds(self.spans)
 
-    def shown(self) -> ShownTable:
+    def shown(self) -> Table:
         """Busy seconds by rank and phase."""
         ranks = self.breakdown
         phases = list(dict.fromkeys(phase for row in ranks.values() for phase in row))
@@ -280,7 +260,8 @@ class SpanTable(ResultTable):
             for rank, row in list(ranks.items())[:SHOWN_ROWS]
         ]
         title = f"{len(self)} spans: busy time of each rank by phase"
-        return ShownTable(title, (">rank", *(f">{phase}" for phase in phases)), rows, _left_out(len(ranks)))
+        columns = (">rank", *(f">{phase}" for phase in phases))
+        return make_table(columns, rows, title=title, notes=_left_out(len(ranks)))
 
 
 def _left_out(count: int) -> list[str]:
@@ -295,8 +276,8 @@ def _pandas() -> Any:
     return pandas
 
 
-def _text_lines(table: ShownTable) -> list[str]:
-    cells = [[name.lstrip(">") for name in table.columns], *table.rows]
+def _text_lines(table: Table) -> list[str]:
+    cells = [[name.lstrip(">") for name in table.columns], *([cell.text for cell in row] for row in table.rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
     rights = [name.startswith(">") for name in table.columns]
     lines = [
@@ -309,11 +290,11 @@ def _text_lines(table: ShownTable) -> list[str]:
     return [table.title, *lines, *table.notes]
 
 
-def _html(table: ShownTable) -> str:
+def _html(table: Table) -> str:
     head = "".join(f"<th>{html.escape(name.lstrip('>'))}</th>" for name in table.columns)
     rights = [' style="text-align: right"' if name.startswith(">") else "" for name in table.columns]
     cells = [
-        "".join(f"<td{style}>{html.escape(cell)}</td>" for cell, style in zip(row, rights, strict=True))
+        "".join(f"<td{style}>{html.escape(cell.text)}</td>" for cell, style in zip(row, rights, strict=True))
         for row in table.rows
     ]
     rows = "".join(f"<tr>{row}</tr>" for row in cells)

@@ -27,8 +27,8 @@ from paceline.measurements.summary import Comparison
 from paceline.model.prediction import Curve
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.figures import Figure, plot_text
-from paceline.report.figures.predictions import simulated_shares, term_bars, throughput_curves
-from paceline.report.html.page import read_asset, render_figures
+from paceline.report.figures.predictions import plan_bars, simulated_shares, term_bars, throughput_curves
+from paceline.report.html import read_asset, render_figures
 from paceline.report.words import common_label
 
 if TYPE_CHECKING:  # The figures of a verb are imported when it draws.
@@ -230,7 +230,7 @@ def write_launches(
     path: Path, groups: Sequence[Sequence[float]], names: tuple[str, str], comparison: Comparison
 ) -> None:
     """Every launch of two groups, and the verdict on them."""
-    from paceline.report.figures.verbs import launch_points
+    from paceline.report.figures.campaign import launch_points
 
     ratio = comparison.ratio
     title = f"{comparison.verdict}: ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
@@ -239,8 +239,6 @@ def write_launches(
 
 def write_plan_plot(path: Path, plan: Plan) -> None:
     """The candidate strategies of a plan, and why a longer bar may rank lower where one does."""
-    from paceline.report.figures.verbs import plan_bars
-
     title = f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}"
     longest = max(one.predicted_throughput for one in plan.ranked)
     why = "; a longer bar ranks lower where stale or local steps make its samples worth less"
@@ -250,8 +248,7 @@ def write_plan_plot(path: Path, plan: Plan) -> None:
 
 def write_explanation(path: Path, explanation: Explanation) -> None:
     """Where the step goes, and the gains of the findings or the largest gap."""
-    from paceline.report.figures.campaign import phase_bars, waterfall
-    from paceline.report.figures.verbs import gain_bars
+    from paceline.report.figures.campaign import gain_bars, phase_bars, waterfall
 
     split = [case.breakdown for case in explanation.cases if case.breakdown is not None]
     known = [finding for finding in (*explanation.findings, *explanation.refuted) if not finding.unknown]

@@ -68,14 +68,21 @@ class Table:
     title: str = ""
     ordered: bool = False
     """Whether the order of the rows has a meaning, such as that the last is the sum of the others."""
+    notes: tuple[str, ...] = ()
+    """Lines below the rows, in Python and notebooks."""
 
 
 def make_table(
-    columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "", ordered: bool = False
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    title: str = "",
+    ordered: bool = False,
+    notes: Iterable[str] = (),
 ) -> Table:
     """A table of cells, or of anything that is shown as text."""
     cells = (tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in row) for row in rows)
-    return Table(tuple(columns), tuple(cells), title, ordered)
+    return Table(tuple(columns), tuple(cells), title, ordered, tuple(notes))
 
 
 def _seconds(value: float | None) -> Cell:
@@ -101,8 +108,8 @@ def results_table(results: Sequence[CaseResult], *, title: str = "", machine: bo
 
 def _usage_columns(results: Sequence[CaseResult]) -> list[str]:
     """Units that say more than samples per second: tokens, and the share of the peak."""
-    found = [result.usage for result in results if result.usage]
-    tokens, mfu = any(one.unit == "tokens" for one in found), any(one.mfu is not None for one in found)
+    usages = [result.usage for result in results if result.usage]
+    tokens, mfu = any(one.unit == "tokens" for one in usages), any(one.mfu is not None for one in usages)
     return [*([">tokens/s"] if tokens else []), *([">MFU"] if mfu else [])]
 
 

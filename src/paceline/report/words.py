@@ -14,7 +14,7 @@ from paceline.measurements.summary import Interval
 from paceline.units import format_share
 
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
-    from paceline.explain.findings.finding import Finding
+    from paceline.explain.findings import Finding
     from paceline.explain.gap import Bar
     from paceline.model.prediction import Curve, Prediction
 

@@ -46,7 +46,7 @@ class Strategy(Noun):
     algorithm: (
         Literal["ring", "halving_doubling", "recursive_doubling", "tree", "double_tree", "hierarchical"] | None
     ) = None
-    """Algorithm of the collective."""
+    """Algorithm of the collective; by default what the library chooses: NCCL for each message, others a ring."""
     transport: Literal["gloo", "nccl", "mpi", "grpc", "zmq"] | None = None
     """Communication library."""
     overlap: bool | None = None

@@ -67,7 +67,7 @@ class Protocol(Noun):
     threads: Count | None = None
     """Compute threads of each rank; by default the cores of the host, divided evenly."""
     seed: int = 0
-    """Random seed of the order of launches, the weights and the data."""
+    """Random seed of the weights and the data."""
 
     @model_validator(mode="after")
     def _order(self) -> Protocol:

@@ -107,7 +107,7 @@ class OwnScript:
             return "the study has no [script] table: give command, and pattern unless it prints Paceline's lines"
         if case.script.environment and find_environment(case.script.environment) is None:
             name = case.script.environment
-            return f"the {name} environment is not there: paceline frameworks install {name}"
+            return f"the {name} environment is not installed: paceline frameworks install {name}"
         if case.script.pattern is None:
             return None
         try:

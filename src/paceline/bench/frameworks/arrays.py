@@ -101,14 +101,14 @@ class ArraySession(Session):
 def initial_tensors(network: Plain, seed: int) -> Tensors:
     """The same weights for every framework: scaled normal matrices, unit scales, zero shifts."""
     generator = np.random.RandomState(seed % 2**32)
-    found = {}
+    tensors = {}
     for name, shape in tensor_shapes(network).items():
         if len(shape) > 1:
             spread = (2.0 / np.prod(shape[1:])) ** 0.5
-            found[name] = (spread * generator.standard_normal(shape)).astype(np.float32)
+            tensors[name] = (spread * generator.standard_normal(shape)).astype(np.float32)
         else:
-            found[name] = np.full(shape, 1.0 if name.endswith(".weight") else 0.0, np.float32)
-    return found
+            tensors[name] = np.full(shape, 1.0 if name.endswith(".weight") else 0.0, np.float32)
+    return tensors
 
 
 def synthetic_batch(job: Job, index: int) -> tuple[Any, Any]:
@@ -147,4 +147,4 @@ def prove(job: Job, rank: int, session: Any) -> None:
         session.feed(shard(batch, rank, job["ranks"]), shard(labels, rank, job["ranks"]))
         session.step("resident")
     computed.update({"w/" + name: value for name, value in session.tensors().items()})
-    np.savez(f"{job['proof']['found']}/rank-{rank}.npz", **computed)
+    np.savez(f"{job['proof']['results']}/rank-{rank}.npz", **computed)

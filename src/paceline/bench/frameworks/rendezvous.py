@@ -150,7 +150,7 @@ def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) 
         missing = ", ".join(rank for rank in expected if rank not in peers)
         for peer in peers.values():
             peer.close()
-        raise ConnectionError(f"these ranks did not come within {timeout:.0f} s: {missing}") from None
+        raise ConnectionError(f"these ranks did not connect within {timeout:.0f} s: {missing}") from None
     finally:
         listener.close()
         thread.join()

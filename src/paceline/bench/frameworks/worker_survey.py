@@ -82,9 +82,9 @@ def main() -> None:
     offsets = channel.clock_offsets()
     links = _measure(channel, rank, hosts, int(os.environ["MASTER_PORT"]))
     if rank == 0:
-        found = {"event": "survey", "hosts": hosts, "links": links, "clock_offsets_s": offsets}
+        survey = {"event": "survey", "hosts": hosts, "links": links, "clock_offsets_s": offsets}
         with open(os.environ[variables.EVENTS], "a", encoding="utf-8") as events:
-            events.write(json.dumps(found) + "\n")
+            events.write(json.dumps(survey) + "\n")
     channel.barrier()
 
 
@@ -100,14 +100,13 @@ def _measure(channel: ControlChannel, rank: int, hosts: list[dict[str, Any]], po
     server = probe.listen(hosts[rank]["address"], port)
     threading.Thread(target=probe.serve, args=(server,), daemon=True).start()
     channel.barrier()
-    found = []
+    measured = []
     for source in range(len(hosts)):
         for target in range(len(hosts)):
             if source == rank != target:
-                found.append(_pair(source, target, hosts[target]["address"], port))
+                measured.append(_pair(source, target, hosts[target]["address"], port))
             channel.barrier()
-    gathered = channel.gather(found) or []
-    return [pair for pairs in gathered for pair in pairs]
+    return [pair for pairs in channel.gather(measured) or [] for pair in pairs]
 
 
 def _pair(source: int, target: int, address: str, port: int) -> dict[str, Any]:

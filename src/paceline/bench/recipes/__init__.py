@@ -108,8 +108,8 @@ class Recipe:
         """The interpreter that creates the environment; None if this machine does not have it."""
         if self.version in ("", f"{sys.version_info.major}.{sys.version_info.minor}"):
             return Path(sys.executable)
-        found = shutil.which(f"python{self.version}")
-        return Path(found) if found else None
+        program = shutil.which(f"python{self.version}")
+        return Path(program) if program else None
 
     @property
     def digest(self) -> str:

@@ -124,7 +124,7 @@ def _raise_standard(path: Path) -> None:
     """PyTorch 2.13's headers need C++20, Horovod asks for C++14."""
     text = path.read_text(encoding="utf-8")
     if "CMAKE_CXX_STANDARD 14" not in text:
-        raise EnvironmentFailed(f"{path.name} of Horovod {HOROVOD_VERSION} does not read as expected")
+        raise EnvironmentFailed(f"{path.name} of Horovod {HOROVOD_VERSION} does not have the expected content")
     path.write_text(text.replace("CMAKE_CXX_STANDARD 14", "CMAKE_CXX_STANDARD 20"), encoding="utf-8")
 
 
@@ -152,15 +152,15 @@ def fetch_wheel(workshop: Workshop, requirement: str, *, python: str, sha256: st
     """The wheel of a requirement for another Python, downloaded once and checked."""
     downloads = workshop.cache / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
-    found = _checked(downloads, sha256)
-    if found is None:
+    archive = _checked(downloads, sha256)
+    if archive is None:
         pip = [str(workshop.python), "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         more = ["--pre"] if pre else []
         workshop.run([*pip, *more, "--python-version", python, "-d", str(downloads), requirement])
-        found = _checked(downloads, sha256)
-    if found is None:
+        archive = _checked(downloads, sha256)
+    if archive is None:
         raise EnvironmentFailed(f"the wheel of {requirement} is not the one that was pinned (sha256 {sha256[:12]}...)")
-    return found
+    return archive
 
 
 def _checked(folder: Path, sha256: str) -> Path | None:

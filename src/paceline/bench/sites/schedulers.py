@@ -65,7 +65,7 @@ class SlurmEngine:
     def _array(self, agents: Agents) -> list[str]:
         if agents.named and len(agents.hosts) > 1:
             raise Unsupported(
-                "jobs of an array land wherever Slurm puts them, and this cluster names its hosts",
+                "Slurm chooses the hosts of an array itself, and this cluster names its hosts",
                 hint="--on slurm, slurm-batch or slurm-het; or a cluster that names none, such as `local`",
             )
         script = agents.folder / "job.sh"

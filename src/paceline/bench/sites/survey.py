@@ -141,7 +141,9 @@ def hosts_of(target: LaunchTarget) -> Cluster:
         chosen = [item for item in running if not target.hosts or item.name in target.hosts]
         if len(chosen) != 1:
             names = ", ".join(item.name for item in running) or "none"
-            raise InputError(f"which virtual cluster? up: {names}", hint="name it: --on virtual --hosts NAME")
+            raise InputError(
+                f"no virtual cluster named; these are up: {names}", hint="name it: --on virtual --hosts NAME"
+            )
         return chosen[0].cluster
     if target.hosts:
         return named_hosts(target.hosts)
@@ -158,7 +160,7 @@ def slurm_nodes() -> list[str]:
     names = list(dict.fromkeys(name for name, status in rows if status.startswith(usable)))
     if not names:
         there = ", ".join(" ".join(row) for row in rows) or "none"
-        raise LaunchFailed(f"no node of Slurm would take a job now; there are: {there}", hint="`sinfo -R` says why")
+        raise LaunchFailed(f"no Slurm node accepts a job now; the nodes are: {there}", hint="`sinfo -R` says why")
     return names
 
 

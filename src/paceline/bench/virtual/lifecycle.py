@@ -16,8 +16,7 @@ from pathlib import Path
 
 from paceline.bench.virtual.hosts import state
 from paceline.bench.virtual.layout import Layout, lay_out
-from paceline.bench.virtual.links.delay import needs_delay, start_delays, stop_delays
-from paceline.bench.virtual.links.shaping import connect, shape
+from paceline.bench.virtual.links.shaping import connect, needs_delay, shape, start_delays, stop_delays
 from paceline.bench.virtual.links.verify import LinkCheck, measure_trips, verify_links
 from paceline.errors import InputError, LaunchFailed, Unsupported
 from paceline.files import atomic_write

@@ -7,17 +7,39 @@ hosts of four devices; ` + ` joins unequal hosts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from paceline.catalog.clusters.composed import hosts_written, instance_file, instance_records, repeated, times_of
-from paceline.catalog.clusters.files import ClusterFile, resolved
+from pydantic import Field
+
+from paceline.catalog.clusters.files import ClusterFile, DeviceEntry, HostEntry, LinkEntry, resolved
+from paceline.catalog.devices import MAKERS, device_called, device_record, label_words
+from paceline.catalog.links import link_record
 from paceline.errors import InputError, UnknownName
 from paceline.spec.cluster import Cluster
-from paceline.spec.load import parse_noun, read_text
+from paceline.spec.fields import Count, Name, Noun, Price
+from paceline.spec.load import load_noun, parse_noun, read_text
 
-__all__ = ["cluster", "cluster_file", "cluster_names", "is_composed", "more_hosts", "usual_counts", "wide_enough"]
+__all__ = [
+    "HostsWritten",
+    "InstanceRecord",
+    "cluster",
+    "cluster_file",
+    "cluster_names",
+    "hosts_written",
+    "instance_file",
+    "instance_records",
+    "is_composed",
+    "more_hosts",
+    "repeated",
+    "times_of",
+    "usual_counts",
+    "wide_enough",
+]
 
 FOLDER = Path(__file__).parent
 OTHERWISE = 'write its devices, such as "4x rtx-4090" or "4x rtx-4090 over 25gbe x 8", or describe it in a .toml file'
@@ -90,10 +112,10 @@ def wide_enough(name: str, devices: int) -> str:
 
 
 def usual_counts(given: Cluster | Path | str) -> tuple[int, ...]:
-    """1, 2, 4 and 8 devices as far as a cluster has them, and all devices of a smaller one."""
-    found = given if isinstance(given, Cluster) else cluster(wide_enough(str(given), 8))
-    most = min(8, found.num_devices)
-    return tuple(sorted({count for count in (1, 2, 4, most) if count <= most}))
+    """1, 2, 4 and 8 devices as far as a cluster has them, and all of its devices."""
+    chosen = given if isinstance(given, Cluster) else cluster(wide_enough(str(given), 8))
+    most = chosen.num_devices
+    return tuple(sorted({count for count in (1, 2, 4, 8, most) if count <= most}))
 
 
 def more_hosts(cluster: Cluster, devices: int) -> str:
@@ -114,3 +136,153 @@ def _named(name: str) -> Cluster:
 def _load(path: Path) -> Cluster:
     text = read_text(path)
     return resolved(parse_noun(text, ClusterFile, str(path)), text=text, file=str(path))
+
+
+FILE = Path(__file__).parent.parent / "instances.toml"
+MOST_HOSTS = 65536
+MOST_DEVICES = 64
+"""Of one host."""
+ALONE = "loopback"
+"""Between ranks of a host whose device has no link to a second one; there is no second one."""
+_TIMES = re.compile(r"(?P<name>.+?)\s*[x*]\s*(?P<count>\d+)|(?P<first>\d+)\s*[x*]\s*(?P<then>.+)")
+_HOSTS = re.compile(
+    r"(?:(?P<before>\d+)\s*[xX*]\s*)?(?P<device>\S.*?)(?:\s*[x*]\s*(?P<after>\d+))?"
+    r"(?:\s+over\s+(?P<link>\S+?)(?:\s*[x*]\s*(?P<hosts>\d+))?)?"
+)
+
+
+class InstanceRecord(Noun):
+    """One kind of instance."""
+
+    name: Name
+    title: Name
+    devices: DeviceEntry
+    inside: Name
+    link: Name
+    nics: Count = 1
+    price: Price
+    """Of the whole instance."""
+    as_of: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$")]
+    """Year and month in which the price held."""
+    source: Name
+    note: str = ""
+
+
+class _Instances(Noun):
+    instance: tuple[InstanceRecord, ...]
+
+
+@cache
+def instance_records() -> dict[str, InstanceRecord]:
+    """All instances by name."""
+    return {record.name: record for record in load_noun(FILE, _Instances).instance}
+
+
+def instance_file(name: str) -> ClusterFile:
+    """An instance as a cluster of one host; its price is spread over its devices."""
+    record = instance_records()[name]
+    devices = record.devices.model_copy(update={"price": record.price / record.devices.count})
+    host = HostEntry(
+        name=name,
+        devices=(devices,),
+        inside=LinkEntry(name=record.inside),
+        link=LinkEntry(name=record.link),
+        nics=record.nics,
+    )
+    source = f"{record.source}; {record.price:g} USD/h in {record.as_of}"
+    return ClusterFile(name=name, title=record.title, source=source, host=(host,))
+
+
+def times_of(text: str) -> tuple[str, int]:
+    """`p4d.24xlarge x 8` as name and number; any other text is a name, once."""
+    match = _TIMES.fullmatch(text.strip())
+    if match is None:
+        return text.strip(), 1
+    count = int(match["count"] or match["first"])
+    if not 1 <= count <= MOST_HOSTS:
+        raise InputError(f"cluster {text!r}: got {count} times, expected 1 to {MOST_HOSTS}")
+    return match["name"] or match["then"], count
+
+
+def repeated(cluster: Cluster, count: int) -> Cluster:
+    """The same hosts several times, on their links between hosts."""
+    if count == 1:
+        return cluster
+    hosts = tuple(
+        host.model_copy(update={"name": f"{host.name}-{number}"})
+        for number in range(1, count + 1)
+        for host in cluster.hosts
+    )
+    return Cluster(name=f"{cluster.name} x {count}", hosts=hosts)
+
+
+@dataclass(frozen=True)
+class HostsWritten:
+    """Equal hosts of one kind of device."""
+
+    text: str
+    """As the user wrote them."""
+    device: str
+    count: int
+    """Of devices in each host."""
+    link: str | None
+    """Between hosts."""
+    hosts: int
+
+    def written(self, count: int, hosts: int) -> str:
+        """The same device and link in other numbers."""
+        each = self.device if count == 1 else f"{count}x {self.device}"
+        over = f" over {self.link or 'LINK'}" if self.link or hosts > 1 else ""
+        return f"{each}{over}" + (f" x {hosts}" if hosts > 1 else "")
+
+    def file(self) -> ClusterFile:
+        """One of the hosts, as a cluster file would describe it."""
+        inside = device_record(self.device).inside
+        if inside is None and self.count > 1:
+            raise InputError(
+                f"cluster {self.text!r}: no link between two {self.device} of one host is known",
+                hint=f'one in each host: --cluster "{self.written(1, self.count)}", or describe it in a .toml file',
+            )
+        host = HostEntry(
+            name=self.device,
+            devices=(DeviceEntry(name=self.device, count=self.count),),
+            inside=LinkEntry(name=inside.link if inside else ALONE),
+            link=LinkEntry(name=self.link or (inside.link if inside else ALONE)),
+        )
+        return ClusterFile(name=self.written(self.count, 1), host=(host,))
+
+    def more(self, devices: int) -> str:
+        """Words for a cluster with this number of devices: a fuller host up to eight, then more hosts."""
+        if self.hosts == 1 and devices <= 8 and device_record(self.device).inside is not None:
+            return self.written(devices, 1)
+        return self.written(self.count, -(-devices // self.count))
+
+
+def hosts_written(text: str) -> HostsWritten | None:
+    """The hosts that a text writes as devices; None if it names no device of the catalog."""
+    match = _HOSTS.fullmatch(text.strip())
+    device = device_called(match["device"]) if match else None
+    if match is None or device is None or not _says_no_more(match["device"], device):
+        return None
+    several = match["before"] and match["after"]
+    count = int(match["before"] or match["after"] or 1)
+    hosts = int(match["hosts"] or (match["after"] if several else 1))
+    link = link_record(match["link"].lower()).name if match["link"] else None
+    written = HostsWritten(text, device, count, link, hosts)
+    for what, number, most in (("devices in a host", count, MOST_DEVICES), ("hosts", hosts, MOST_HOSTS)):
+        if not 1 <= number <= most:
+            raise InputError(f"cluster {text!r}: got {number} {what}, expected 1 to {most}")
+    if several and link is None:
+        raise InputError(
+            f"cluster {text!r}: the network between its hosts is missing",
+            hint=f'name a link: --cluster "{written.written(count, hosts).replace("LINK", "25gbe")}"; '
+            "`paceline catalog links` lists all",
+        )
+    return written
+
+
+def _says_no_more(label: str, device: str) -> bool:
+    """Whether every word of a label belongs to the device: "8 hosts of rtx-4090" is not one rtx-4090."""
+    record = device_record(device)
+    known = set().union(*map(label_words, (record.name, record.title, *record.aliases)))
+    return "+" not in label and label_words(label) <= known | MAKERS

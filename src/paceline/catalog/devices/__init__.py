@@ -137,13 +137,13 @@ def device_called(label: str) -> str | None:
     if label in _records():
         return label
     words = label_words(label) - MAKERS
-    found = [
+    matching = [
         (len(known), record.name)
         for record in _records().values()
         for known in (record.name, *record.aliases)
         if _means(known, words) or "".join(known.split("-")) == "".join(sorted(words))
     ]
-    return max(found)[1] if found else None
+    return max(matching)[1] if matching else None
 
 
 def _means(known: str, words: set[str]) -> bool:

@@ -1,18 +1,23 @@
 """Framework records: the default overlap, fusion and aggregation of each mode.
 
-On one rank every mode is the plain single-process loop without aggregation.
+On one rank every mode is the plain single-process loop without aggregation. Other distributions offer frameworks as
+entry points of the group `paceline.frameworks`, such as `plain = "paceline_plain.plugin:framework"`; the record of
+`plain` is then the file `plain.toml` in the package `paceline_plain`. Records are read without importing anything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.catalog.plugins import plugin_entries, plugin_entry
 from paceline.errors import InputError, PluginError, UnknownName
 from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
 from paceline.spec.load import load_noun
@@ -20,17 +25,21 @@ from paceline.spec.strategy import Strategy
 
 __all__ = [
     "FrameworkRecord",
+    "PluginEntry",
     "Policy",
     "framework",
     "framework_names",
     "framework_record",
     "is_built_in",
+    "plugin_entries",
+    "plugin_entry",
     "policy",
     "record_names",
     "resolve",
 ]
 
 FOLDER = Path(__file__).parent
+GROUP = "paceline.frameworks"
 
 
 class Policy(Noun):
@@ -44,6 +53,8 @@ class Policy(Noun):
     """Algorithm of the collective; absent if the transport chooses by size and topology."""
     transport: Literal["gloo", "nccl", "mpi", "grpc", "zmq"] | None = None
     """Transport on processors without accelerator, which Paceline tries first."""
+    gpu_transport: Literal["gloo", "nccl", "mpi", "grpc", "zmq"] = "nccl"
+    """Transport between GPUs; a strategy that names a transport means both."""
     overlap: bool = False
     """Whether gradients are exchanged during the backward pass."""
     fusion: Literal["tensor", "layer", "module", "bytes", "all", "optimal"]
@@ -80,6 +91,11 @@ class Policy(Noun):
     """The document that states the defaults."""
     note: str = ""
     """Further notes."""
+
+    @property
+    def nccl_on_gpus(self) -> bool:
+        """Whether NCCL exchanges gradients between GPUs."""
+        return self.gpu_transport == "nccl" and self.aggregation != "parameter_server"
 
     @model_validator(mode="after")
     def _bucket(self) -> Policy:
@@ -178,6 +194,8 @@ def resolve(name: str, strategy: Strategy) -> Policy:
     default = policy(name)
     fields = ("aggregation", "algorithm", "transport", "overlap", "synchrony", "servers", "shard_stage", "precision")
     changes: dict[str, Any] = {field: value for field in fields if (value := getattr(strategy, field)) is not None}
+    if strategy.transport is not None:
+        changes["gpu_transport"] = strategy.transport
     if strategy.compression != "none":
         changes["compression"] = strategy.compression
     if strategy.bucket is not None:
@@ -185,3 +203,58 @@ def resolve(name: str, strategy: Strategy) -> Policy:
         changes |= {"fusion": "bytes" if fused else "tensor", "bucket": strategy.bucket if fused else None}
         changes["first_bucket"] = None
     return default.model_copy(update=changes)
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """One framework that a distribution offers."""
+
+    name: str
+    distribution: str
+    """Name and version."""
+    point: EntryPoint
+
+    @property
+    def package(self) -> Path:
+        """The folder of the top-level package, which holds the record and the worker."""
+        top = self.point.module.partition(".")[0]
+        spec = importlib.util.find_spec(top)
+        if spec is None or not spec.submodule_search_locations:
+            raise self.broken(f"package {top!r} is missing", hint=f"reinstall {self.distribution}")
+        return Path(next(iter(spec.submodule_search_locations)))
+
+    @property
+    def record_path(self) -> Path:
+        """The file of the record."""
+        path = self.package / f"{self.name}.toml"
+        if not path.is_file():
+            raise self.broken(f"its record {path} is missing", hint=f"ship {path.name} as data of the package")
+        return path
+
+    def broken(self, reason: str, *, hint: str) -> PluginError:
+        """The error that says which distribution is to blame."""
+        return PluginError(f"framework {self.name!r} of distribution {self.distribution}: {reason}", hint=hint)
+
+
+@cache
+def plugin_entries() -> dict[str, tuple[PluginEntry, ...]]:
+    """Everything that is offered, by name; a name with several entries cannot be used."""
+    offered: dict[str, list[PluginEntry]] = defaultdict(list)
+    for point in entry_points(group=GROUP):
+        distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "unknown"
+        offered[point.name].append(PluginEntry(point.name, distribution, point))
+    return {name: tuple(entries) for name, entries in sorted(offered.items())}
+
+
+def plugin_entry(name: str, *, built_in: bool) -> PluginEntry | None:
+    """The entry of a name, none if no distribution offers it; a clash of names is an error."""
+    entries = plugin_entries().get(name, ())
+    if not entries:
+        return None
+    sources = [*(["Paceline itself"] if built_in else []), *(entry.distribution for entry in entries)]
+    if len(sources) > 1:
+        raise PluginError(
+            f"framework {name!r} is offered by {' and by '.join(sources)}",
+            hint=f"uninstall one of them: pip uninstall {entries[-1].distribution.split()[0]}",
+        )
+    return entries[0]

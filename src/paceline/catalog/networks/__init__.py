@@ -6,8 +6,17 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from paceline.catalog.networks.convolutional import alexnet, alexnet_bvlc, lenet, resnet, resnet_cifar, vgg16
-from paceline.catalog.networks.inceptions import googlenet, googlenet_bvlc, inception_v3
+from paceline.catalog.networks.convolutional import (
+    alexnet,
+    alexnet_bvlc,
+    googlenet,
+    googlenet_bvlc,
+    inception_v3,
+    lenet,
+    resnet,
+    resnet_cifar,
+    vgg16,
+)
 from paceline.catalog.networks.transformers import (
     BERT_BASE,
     BERT_LARGE,

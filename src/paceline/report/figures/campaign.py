@@ -1,4 +1,4 @@
-"""Figures of a campaign: phases, one step, gaps, sensitivities, residuals."""
+"""Figures of a campaign: phases, one step, gaps, sensitivities, residuals, gains, and two groups of launches."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 from paceline.explain.cases.breakdown import Breakdown
 from paceline.explain.cases.step import Sensitivity
+from paceline.explain.findings import Finding
 from paceline.explain.gap import Gap
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.run import PHASES, Span
-from paceline.report.figures import LINES, Figure, new_figure, plot_text, stacked
+from paceline.measurements.summary import Interval, median_interval
+from paceline.report.figures import LINES, Figure, error_bars, new_figure, plot_text, stacked
 from paceline.report.tables import marked, shown_phases
 
-__all__ = ["phase_bars", "residual_bars", "timeline", "tornado", "waterfall"]
+__all__ = ["gain_bars", "launch_points", "phase_bars", "residual_bars", "timeline", "tornado", "waterfall"]
 
 MOST_BARS = 60
+MOST_FINDINGS = 12
 
 
 def phase_bars(breakdowns: Sequence[Breakdown]) -> Figure:
@@ -164,3 +167,41 @@ def residual_bars(series: Sequence[ScalingSeries]) -> Figure:
 
 def _signed(value: float) -> str:
     return "0.00" if abs(value) < 0.005 else f"{value:+.2f}"
+
+
+def gain_bars(findings: Sequence[Finding]) -> Figure:
+    """Predicted gain of each finding with its interval, and the measured gain where a trial was run."""
+    shown = [item for item in findings if not item.unknown][:MOST_FINDINGS][::-1]
+    labels = [f"{plot_text(item.title)}<br>{plot_text(item.case)}" for item in shown]
+    traces = [_gains("predicted", LINES[0], labels, [item.gain for item in shown])]
+    if any(item.measured_gain for item in shown):
+        traces.append(_gains("measured", LINES[1], labels, [item.measured_gain for item in shown]))
+    figure = new_figure(traces, x="share of the time per sample that the change saves", y="")
+    figure["layout"]["xaxis"] |= {"tickformat": ".0%"}
+    return stacked(figure, len(shown), row=56, barmode="group")
+
+
+def _gains(name: str, colour: str, labels: list[str], gains: Sequence[Interval | None]) -> Figure:
+    known = [(gain.value, (gain.low, gain.high)) if gain else (0.0, (0.0, 0.0)) for gain in gains]
+    error = error_bars([value for value, _ in known], [ends for _, ends in known])
+    values = [gain.value if gain else None for gain in gains]
+    bar = {"type": "bar", "orientation": "h", "name": name, "y": labels, "x": values, "marker": {"color": colour}}
+    return {**bar, "error_x": error, "hovertemplate": f"{name}: %{{x:.1%}}<extra></extra>"}
+
+
+def launch_points(groups: Sequence[Sequence[float]], names: Sequence[str]) -> Figure:
+    """Samples per second of every launch of two groups, and their medians with 95 % intervals."""
+    traces: list[Figure] = []
+    for number, (rates, name) in enumerate(zip(groups, names, strict=True)):
+        label, middle = plot_text(name), median_interval(rates)
+        points = {"type": "scatter", "mode": "markers", "marker": {"color": LINES[number], "size": 8, "opacity": 0.55}}
+        shown = {"x": [label] * len(rates), "y": list(rates), "name": f"launches of {label}"}
+        traces.append({**points, **shown, "hovertemplate": "%{y:,.1f} samples/s<extra></extra>"})
+        mark = {"color": LINES[number], "size": 15, "symbol": "line-ew-open", "line": {"width": 3}}
+        median_point = {"x": [label], "y": [middle.value], "showlegend": False}
+        median_point["error_y"] = error_bars([middle.value], [(middle.low, middle.high)])
+        traces.append({**points, **median_point, "marker": mark, "hoverinfo": "skip"})
+    figure = new_figure(traces, x="", y="samples per second")
+    figure["layout"]["xaxis"] |= {"type": "category", "range": [-0.6, len(groups) - 0.4]}
+    figure["layout"]["yaxis"] |= {"tickformat": ","}
+    return figure

@@ -1,15 +1,20 @@
-"""Figures of predictions: throughput with its intervals, the terms of a step, and where simulated time goes."""
+"""Figures of predictions: throughput with its intervals, terms of a step, simulated time, candidate strategies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paceline.model.prediction import TERMS, Curve, Prediction
 from paceline.model.simulate.scenario import Simulated
 from paceline.report.figures import LINES, SYMBOLS, Figure, error_bars, new_figure, plot_text, stacked
 from paceline.units import SECONDS, format_share
 
-__all__ = ["simulated_shares", "term_bars", "throughput_curves"]
+if TYPE_CHECKING:  # Importing plans would make every plot slow to start.
+    from paceline.model.plan.make import Plan
+    from paceline.model.plan.search import Candidate
+
+__all__ = ["plan_bars", "simulated_shares", "term_bars", "throughput_curves"]
 
 TERM_ROLES = {"fixed": "@other"}
 """Colour roles of terms that differ from their name."""
@@ -19,6 +24,8 @@ SHARE_ROLES = {
 }  # fmt: skip
 SMALL = 0.002
 """Share of a step below which a term is not drawn."""
+MOST_CANDIDATES = 12
+"""Maximum number of candidates of a plot."""
 MOST_BANDS = 2
 """Maximum number of curves with intervals as bands; more bands would hide each other."""
 
@@ -26,7 +33,7 @@ MOST_BANDS = 2
 def throughput_curves(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
     """Samples per second over devices, with intervals of 50 % and 90 %, the ideal, and the knee of a single curve."""
     shown = list(zip(curves, names, strict=True))[: len(LINES)]
-    traces = [_ideal(shown[0][0])]
+    traces = [_ideal(shown[0][0])] if len(_counts(shown[0][0])) > 1 else []
     for number, (curve, name) in enumerate(shown):
         intervals = _bands if len(shown) <= MOST_BANDS and len(curve.predictions) > 1 else _whiskers
         alone = "predicted" if curve.measured and len(shown) == 1 else name
@@ -214,3 +221,34 @@ def _share(name: str, runs: Sequence[Simulated], labels: list[str]) -> Figure:
         "hovertemplate": f"{name}: %{{customdata}}<extra></extra>",
         "width": 0.62,
     }
+
+
+def plan_bars(plan: Plan) -> Figure:
+    """Samples per second of each candidate with its 90 % interval, the best first, and of plain DDP below them."""
+    rows = [(_candidate_name(number, one), one.predicted_throughput, one.interval_90, LINES[0 if number == 1 else 7])
+            for number, one in enumerate(plan.ranked[:MOST_CANDIDATES], start=1)]  # fmt: skip
+    if plan.baseline is not None:
+        known = plan.baseline.throughput
+        rows.append(("baseline: DDP, equal shares", known.value, known.interval_90, LINES[1]))
+    names, rates, given, colours = zip(*reversed(rows), strict=True)
+    spans = [span or (rate, rate) for span, rate in zip(given, rates, strict=True)]
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "name": "samples per second, 90 % interval",
+        "y": [plot_text(name) for name in names],
+        "x": list(rates),
+        "error_x": error_bars(rates, spans),
+        "marker": {"color": list(colours)},
+        "hovertemplate": "%{x:,.1f} samples/s<extra></extra>",
+    }
+    figure = new_figure([bar], x="predicted samples per second", y="")
+    figure["layout"]["xaxis"] |= {"rangemode": "tozero", "tickformat": ","}
+    return stacked(figure, len(rows), row=38, barmode="overlay")
+
+
+def _candidate_name(number: int, candidate: Candidate) -> str:
+    """Its rank and kind, and what a sample is worth where that is less than a synchronous one."""
+    count = len(candidate.groups)
+    worth = f", a sample worth {candidate.efficiency:.2f}" if candidate.efficiency < 0.995 else ""
+    return f"{number}. {candidate.kind}, {count} group{'s' * (count != 1)}{worth}"

@@ -1,4 +1,4 @@
-"""Standard output: lines, tables, JSON documents."""
+"""Standard output: lines, tables, JSON documents. Texts of stored runs and files give the terminal no commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from paceline.files import printable
 from paceline.measurements.integrity import NOTES
 from paceline.report.tables import Table, make_table
 
@@ -29,7 +30,8 @@ def emit(document: dict[str, Any], verb: str, *, version: int = 1) -> None:
 def say(*lines: str) -> None:
     """Print lines of text; on a terminal long lines of words are divided between words."""
     for line in lines:
-        click.echo(_wrapped(line) if sys.stdout.isatty() else line)
+        text = printable(line, lines=True)
+        click.echo(_wrapped(text) if sys.stdout.isatty() else text)
 
 
 def _wrapped(text: str) -> str:
@@ -52,7 +54,7 @@ def print_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def print_table(table: Table) -> None:
     """Print a table; text is never read as markup, and no word is broken: a table that is too wide is divided."""
-    console = _console()
+    console, table = _console(), _harmless(table)
     if table.title:
         console.print(escape(table.title), style="italic", soft_wrap=not console.is_terminal)
     for number, columns in enumerate(_parts(table, console.width)):
@@ -66,6 +68,13 @@ def print_table(table: Table) -> None:
         for row in table.rows:
             shown.add_row(*(escape(row[place].text) for place in columns))
         console.print(shown)
+
+
+def _harmless(table: Table) -> Table:
+    """A table whose texts give the terminal no commands."""
+    names = [printable(name) for name in table.columns]
+    texts = [[printable(cell.text, lines=True) for cell in row] for row in table.rows]
+    return make_table(names, texts, title=printable(table.title, lines=True))
 
 
 def _parts(table: Table, width: int) -> list[dict[int, int]]:

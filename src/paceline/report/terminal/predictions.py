@@ -93,10 +93,18 @@ def show_everyday(predictions: Sequence[Prediction]) -> None:
     print_rows(f"\neveryday units{money}", [">devices", f">{unit}/s", *(f">{EVERYDAY[n][0]}" for n in names)], rows)
 
 
-def precision_lines(curves: Sequence[Curve]) -> list[str]:
-    """The precision of predictions from a network or a profile, once where it is the same."""
-    said = dict.fromkeys(curve.detail["precision"] for curve in curves if "precision" in curve.detail)
-    return [f"precision: {line}" for line in said]
+def precision_lines(curves: Sequence[Curve], names: Sequence[str] = ()) -> list[str]:
+    """Precision and exchange of predictions from a network or a profile; where they differ, whose each is."""
+    lines = []
+    for what in ("precision", "exchange"):
+        said: dict[str, list[str]] = {}
+        for curve, name in zip(curves, names or [""] * len(curves), strict=True):
+            if line := curve.detail.get(what):
+                said.setdefault(line, []).append(name)
+        for line, whose in said.items():
+            named = f" of {', '.join(whose)}" if len(said) > 1 and all(whose) else ""
+            lines.append(f"{what}{named}: {line}")
+    return lines
 
 
 def _row(prediction: Prediction, priced: bool) -> list[object]:
@@ -123,7 +131,7 @@ def _show_comparison(curves: Sequence[Curve], names: Sequence[str]) -> None:
     columns = ["framework", *(f">{count}" for count in counts), ">90 %", ">against first", ">knee after", "dominant"]
     print_rows(f"{common_label(curves)}: samples/s by devices", columns, rows)
     say("", *_plot_lines([curve.predictions[-1] for curve in curves], names))
-    say("", *precision_lines(curves))
+    say("", *precision_lines(curves, names))
     say(f"\nwhy, against {names[0]} at {_devices(counts[-1])}")
     for name, curve in zip(names[1:], curves[1:], strict=True):
         say(f"{name}: {'; '.join(reasons(curves[0], curve))}")
@@ -156,7 +164,11 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
     say(f"\nwhy, at {_devices(pairs[-1][1].devices)}: {'; '.join(reasons(before, after))}")
-    say(*precision_lines([before, after]), *after.notes, f"to narrow the interval: {after.advice}")
+    say(
+        *precision_lines([before, after], ("the step before", "the step after")),
+        *after.notes,
+        f"to narrow the interval: {after.advice}",
+    )
 
 
 def _moved(before: str, after: str) -> str:
@@ -204,7 +216,7 @@ def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) ->
     return lines
 
 
-def show_simulated(label: str, runs: Sequence[Simulated], precision: str) -> None:
+def show_simulated(label: str, runs: Sequence[Simulated], how: dict[str, str]) -> None:
     """Steps as predicted and as simulated, and where the time goes."""
     asynchronous = any(run.staleness is not None for run in runs)
     columns = [">devices", ">predicted step", ">simulated step", ">samples/s", ">lost"]
@@ -218,7 +230,8 @@ def show_simulated(label: str, runs: Sequence[Simulated], precision: str) -> Non
     shown = {name for run in runs for name in run.shares}
     say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
     shares = ", ".join(f"{name} {format_share(share)}" for name, share in runs[-1].shares.items())
-    say(f"at {_devices(runs[-1].devices)}: {shares}", f"precision: {precision}")
+    said = [f"{name}: {words}" for name, words in how.items() if words]
+    say(f"at {_devices(runs[-1].devices)}: {shares}", *said)
 
 
 def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
@@ -303,7 +316,7 @@ def show_plan(plan: Plan) -> None:
     _show_baseline(plan)
     _show_loads(plan)
     say(plan.asynchrony)
-    say(f"precision: {plan.precision}")
+    say(f"precision: {plan.precision}", *[f"exchange: {plan.exchange}"] * bool(plan.exchange))
     for line in plan.basis:
         say(f"rests on: {line}")
 
@@ -321,7 +334,7 @@ def show_checked(curve: Curve, measured: float) -> None:
 def show_reached(plan: PlanFile, reached: float | None) -> None:
     """A plan beside what training with it came to."""
     if reached is None:
-        say("the plan was not checked: the training had too few steps, or did not come to its end")
+        say("the plan was not checked: the training had too few steps, or failed")
         return
     interval = plan.interval_90 or (plan.predicted_throughput, plan.predicted_throughput)
     say(f"the plan, checked by training: {_checked(plan.predicted_throughput, interval, reached, verb='reached')}")

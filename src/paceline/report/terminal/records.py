@@ -202,17 +202,16 @@ def _judged(row: Row, laws: Sequence[str]) -> list[object]:
     return [row.group, row.name, row.points, *errors, *shares, score, *simple, format_share(row.worst_error)]
 
 
-def show_inspection(found: Inspection, store: Path) -> None:
+def show_inspection(inspection: Inspection, store: Path) -> None:
     """What a store holds, and every damaged file."""
-    named = [("damaged", item) for item in found.damaged] + [("newer", item) for item in found.newer]
+    named = [("damaged", item) for item in inspection.damaged] + [("newer", item) for item in inspection.newer]
     bad = [(kind, *map(printable, (item.run, item.file, item.reason))) for kind, item in named]
     if bad:
         print_rows("", ("", "run or campaign", "file", "what is wrong"), bad)
-    say(
-        f"{store}: {len(found.runs)} sound runs, {len(found.campaigns)} sound campaigns, {len(bad)} that cannot be read"
-    )
-    if found.unverified:
-        say(f"{len(found.unverified)} without checksums, so not verified; `paceline store repair` adds checksums")
+    sound = f"{len(inspection.runs)} sound runs, {len(inspection.campaigns)} sound campaigns"
+    say(f"{store}: {sound}, {len(bad)} that cannot be read")
+    if inspection.unverified:
+        say(f"{len(inspection.unverified)} without checksums, so not verified; `paceline store repair` adds checksums")
 
 
 def show_repairs(done: Sequence[Repair], store: Path) -> None:

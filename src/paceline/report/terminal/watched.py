@@ -21,6 +21,7 @@ BLAMED = {
 }
 LINK_BLAMED = "look at the links that it uses"
 """Where most of it is communication."""
+DELAYED = "`first-op` waits for the batch, other operations for the host that launches them"
 CLOCKS_DIFFER_S = 0.002
 """Ends of one collective on two ranks are nearer to each other than that, on one clock."""
 PHASE_WORDS = {
@@ -99,6 +100,11 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
         found = list(replay[name].items())[:4]
         if found:
             yield f"  by {what}: " + ", ".join(f"{key} {value:.3f} x" for key, value in found)
+    if replay.get("delays"):
+        firsts = {name: next(iter(split.items())) for name, split in replay["delays"].items()}
+        parts = (f"{what} {firsts[name][0]} {firsts[name][1]:.3f} x" for what, name in SPLITS if name in firsts)
+        share = format_share(1 - replay["replayed_s"] / replay["measured_s"])
+        yield f"  delays between operations cost {share} of the time; by the delays of {', '.join(parts)}; {DELAYED}"
     if replay["clock_s"] > CLOCKS_DIFFER_S:
         yield (f"note: the clocks of the ranks differ by about {SECONDS.format(replay['clock_s'])}, by the ends of "
                "collectives: put start_ts on one clock, else who is to blame is not known")  # fmt: skip
@@ -107,6 +113,10 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
                "were not recorded, and the replay is wrong by what they take")  # fmt: skip
     if replay["blame"] and not replay["clock_s"] > CLOCKS_DIFFER_S:
         what, which = replay["blame"]
+        if what == "micro-batches":
+            yield (f"first cause: micro-batches of unequal length make the step {float(which):.2f} times as long; "
+                   "balance the tokens of micro-batches and ranks")  # fmt: skip
+            return
         value = replay[dict(SPLITS)[what]][which]
         kind = next(iter(replay["by_kind"]))
         advice = BLAMED[what] if kind.endswith("-compute") else LINK_BLAMED

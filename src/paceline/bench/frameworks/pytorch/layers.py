@@ -49,11 +49,11 @@ class TorchNetwork(nn.Module):
     def named_tensors(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Paceline's names, in the order of declaration."""
         names = {key: name for name, key in self._keys.items()}
-        found = {}
+        tensors = {}
         for key, parameter in self.named_parameters():
             _, part, tensor = key.split(".", 2)
-            found[f"{names[part]}.{tensor}"] = parameter
-        return found
+            tensors[f"{names[part]}.{tensor}"] = parameter
+        return tensors
 
 
 def _last_uses(order: list[Any]) -> dict[int, list[str]]:

@@ -21,7 +21,7 @@ from paceline.bench.frameworks.pytorch.worker_host import host_rates, thread_gai
 from paceline.bench.frameworks.pytorch.worker_trace import ExchangeTrace
 from paceline.cost.buckets import bucket_members, fill_buckets
 
-__all__ = ["TorchSession"]
+__all__ = ["FsdpSession", "TorchSession"]
 
 POOL = 4
 """Number of host batches that the copied input alternates between, to defeat caches."""
@@ -266,6 +266,48 @@ class TorchSession(Session):
             dist.destroy_process_group()
 
 
+class FsdpSession(TorchSession):
+    """FSDP2 shards parameters, gradients and optimiser state; an unsharded twin computes passes without exchange."""
+
+    def _distribute(self, net: TorchNetwork) -> nn.Module:
+        self.twin = self.build(self.job["network"]).to(self.device, self.dtype)
+        return super()._distribute(net)
+
+    def step(self, upto: str) -> None:
+        """Partial passes run on the twin, complete steps on the sharded network."""
+        if self.job["ranks"] > 1 and upto in ("forward", "compute"):
+            loss = loss_of_logits(self.twin(self.batch), self.targets)
+            if upto == "compute":
+                loss.backward()
+                self.twin.zero_grad(set_to_none=True)
+            return
+        super().step(upto)
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Set whole tensors; each rank keeps its shard."""
+        if self.job["ranks"] == 1:
+            super().load(tensors)
+            return
+        with torch.no_grad():
+            for name, tensor in self.net.named_tensors().items():
+                whole = torch.from_numpy(tensors[name]).to(tensor.dtype)
+                shards = whole.chunk(self.job["ranks"])
+                local = tensor.to_local()
+                if local.numel():
+                    local.copy_(shards[dist.get_rank()])
+        copy_arrays(tensors, self.twin.named_tensors())
+
+    def tensors(self) -> dict[str, Any]:
+        """Whole tensors, gathered."""
+        tensors = self.net.named_tensors().items()
+        whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in tensors}
+        return {name: tensor.detach().cpu().numpy() for name, tensor in whole.items()}
+
+    def trace(self, step: int) -> list[dict[str, Any]]:
+        """No spans, because hooks on sharded tensors would include the all-gather."""
+        return []
+
+
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -299,11 +341,7 @@ def make_session(job: Job, rank: int) -> TorchSession:
         from paceline.bench.frameworks.pytorch.worker_emulated import EmulatedSession
 
         return EmulatedSession(job, rank)
-    if job["mode"] == "fsdp2":
-        from paceline.bench.frameworks.pytorch.worker_fsdp import FsdpSession
-
-        return FsdpSession(job, rank)
-    return TorchSession(job, rank)
+    return FsdpSession(job, rank) if job["mode"] == "fsdp2" else TorchSession(job, rank)
 
 
 if __name__ == "__main__":

@@ -47,18 +47,18 @@ class ExchangeTrace:
             return []
         events = list(self._profile.events() or ())
         origin = next(event.time_range.start for event in events if event.name == ORIGIN)
-        found = [event for event in events if _is_exchange(event.name) and event.time_range.start >= origin]
-        found.sort(key=lambda event: event.time_range.start)
+        exchanges = [event for event in events if _is_exchange(event.name) and event.time_range.start >= origin]
+        exchanges.sort(key=lambda event: event.time_range.start)
         return [
             {
                 "step": step,
                 "phase": "aggregate",
-                "name": f"{event.name.partition(':')[2]} {number} of {len(found)}",
+                "name": f"{event.name.partition(':')[2]} {number} of {len(exchanges)}",
                 "start_s": (event.time_range.start - origin) / 1e6,
                 "seconds": (event.time_range.end - event.time_range.start) / 1e6,
                 "size_bytes": width * sum(prod(shape) for shape in event.input_shapes if shape),
             }
-            for number, event in enumerate(found, start=1)
+            for number, event in enumerate(exchanges, start=1)
         ]
 
 

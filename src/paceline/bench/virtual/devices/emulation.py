@@ -105,7 +105,9 @@ def _buckets(case: Case, placed: Sequence[Placed], backward: Floats) -> list[flo
     known = [(float(t.elements * _ELEMENT), at) for cost, at in rows for t in reversed(cost.tensors)]
     sizes, ready = [size for size, _ in known], [at for _, at in known]
     fabric, policy = fabric_of(case.cluster, placed), resolve(case.framework, case.strategy)
-    return bucket_bytes(sizes, policy_buckets(policy, sizes, ready, lambda many: allreduce(fabric, np.array(many))))
+    return bucket_bytes(
+        sizes, policy_buckets(policy, sizes, ready, lambda many: allreduce(fabric, np.array(many), policy.algorithm))
+    )
 
 
 def least_tail(case: Case, device: Device) -> float | None:

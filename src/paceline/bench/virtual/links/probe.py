@@ -95,7 +95,7 @@ def rate(address: str, port: int, seconds: float) -> float:
 
 def exchanges(address: str, port: int, count: int) -> list[tuple[float, float, float]]:
     """Send time, time of the other side's clock, and receive time of each message, as wall clock."""
-    found = []
+    trips = []
     with _connect(address, port) as peer:
         peer.sendall(b"t")
         for _ in range(count + _DROPPED):
@@ -103,8 +103,8 @@ def exchanges(address: str, port: int, count: int) -> list[tuple[float, float, f
             wall, sent = time.time(), time.perf_counter()
             peer.sendall(b"x")
             (served,) = _TIME.unpack(_receive(peer, _TIME.size))
-            found.append((wall, served, wall + time.perf_counter() - sent))
-    return found[_DROPPED:]
+            trips.append((wall, served, wall + time.perf_counter() - sent))
+    return trips[_DROPPED:]
 
 
 def _connect(address: str, port: int) -> socket.socket:
@@ -118,7 +118,7 @@ def _receive(peer: socket.socket, size: int) -> bytes:
     while len(data) < size:
         piece = peer.recv(size - len(data))
         if not piece:
-            raise ConnectionError("the other side went away")
+            raise ConnectionError("the peer closed the connection")
         data += piece
     return data
 

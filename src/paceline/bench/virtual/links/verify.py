@@ -16,7 +16,7 @@ from typing import Literal
 
 from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.layout import Layout, Seat, path_latency, path_rate
-from paceline.bench.virtual.links.delay import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
+from paceline.bench.virtual.links.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
 
