@@ -14,7 +14,7 @@ from paceline.explain.cases.step import measured_step
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.results import campaign_results, find_campaign
 from paceline.measurements.store import Store
-from paceline.report.html.page import render_page
+from paceline.report.html import render_page
 from tests.e2e.conftest import Opened, Written
 from tests.made import Made, write
 

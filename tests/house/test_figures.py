@@ -15,7 +15,7 @@ from paceline.cli import program
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-QUOTED = re.compile(r"([-+]?[\d,]*\.?\d+(?:e-?\d+)?)(?: %| times)?\s?<!-- ([\w-]+): ([^>]*?) -->")
+QUOTED = re.compile(r"([-+]?[\d,]*\.?\d+(?:e-?\d+)?)(?: %| times| s)?\s?<!-- ([\w-]+): ([^>]*?) -->")
 REFERENCE = re.compile(r"<!-- [\w-]+: [^>]*? -->")
 
 
@@ -24,13 +24,15 @@ def stored(name: str) -> dict[str, Any]:
 
 
 def figure_of(result: dict[str, Any], name: str) -> float | None:
-    """A figure by its name; `: count`, `: low` and `: high` are what its interval says."""
+    """A figure by its name; `: count`, `: number`, `: low` and `: high` are what its interval says."""
     figures = {figure["name"]: figure for figure in result["figures"]}
     if name in figures:
         return float(figures[name]["value"])
     base, _, part = name.rpartition(": ")
     if part == "count":
         return float(figures[f"{base}: mean error"]["interval"].split()[-1])
+    if part == "number" and base in figures:
+        return float(re.findall(r"\d+", figures[base]["interval"])[0])
     return float(figures[base][part]) if base in figures and part in ("low", "high") else None
 
 
@@ -52,25 +54,50 @@ def test_quoted_figures_are_those_of_the_stored_results(path: Path) -> None:
 
 
 def test_every_digit_counts() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    quoted = list(QUOTED.finditer(text))
-    assert len(quoted) >= 10
-    for found in quoted:
-        for place in range(*found.span(1)):
-            if text[place].isdigit():
-                changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
-                assert len(wrong(changed)) == 1, found[0]
+    for found in QUOTED.finditer("".join(path.read_text(encoding="utf-8") for path in PAGES)):
+        assert wrong(found[0]) == []
+        for place, digit in enumerate(found[1]):
+            if digit.isdigit():
+                changed = found[1][:place] + str((int(digit) + 1) % 10) + found[1][place + 1 :]
+                assert len(wrong(changed + found[0][len(found[1]) :])) == 1, found[0]
+
+
+RUN = re.compile(r"benchmarks/(\w+\.py)([^`\n]*)")
+COMMANDS = {
+    path.stem: stored(path.stem)["command"].split() for path in (ROOT / "benchmarks" / "results").glob("*.json")
+}
+
+
+def unquoted(text: str) -> list[str]:
+    """Commands that paragraphs, items and rows with figures name, and whose stored results they do not quote."""
+    found = []
+    for part in re.split(r"\n\n|\n(?=[-|] ?)", text):
+        said = re.sub(r"`[^`]*`|<!--.*?-->|\[[^\]]*\]\([^)]*\)", "", part, flags=re.S)
+        quoted = {result for _, result, _ in QUOTED.findall(part)}
+        for script, options in RUN.findall(part) if re.search(r"\d\.\d|\d %", said) else []:
+            words = {f"benchmarks/{script}", *options.split()}
+            there = {name for name, command in COMMANDS.items() if words <= set(command)}
+            found += [script] if there and not there & quoted else []
+    return found
 
 
 def test_what_has_a_stored_result_quotes_it() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    accuracy = text.split("## Accuracy")[1].split("\n## ")[0]
-    unquoted = []
-    for bullet in re.split(r"\n- ", accuracy.split("Not evidence")[0])[1:]:
-        named = set(re.findall(r"benchmarks/(\w+)\.py", bullet))
-        there = {name for name in named if (ROOT / "benchmarks" / "results" / f"{name}.json").exists()}
-        unquoted += sorted(there - {result for _, result, _ in QUOTED.findall(bullet)})
-    assert unquoted == [], "results are stored: quote them as `1.07<!-- name: figure -->`"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(QUOTED.findall(readme)) >= 20
+    assert unquoted(readme.split("## Accuracy")[1].split("Not evidence")[0]) == [], "quote: `1.07<!-- name: figure -->`"
+    assert unquoted("| a | `benchmarks/equal.py` | 1.07 |") == ["equal.py"]
+    assert unquoted("| a | `benchmarks/utilisation.py --speeds 4,2,1,1` | 0.96 |") == []
+    assert unquoted("`benchmarks/equal.py` prints 1.07<!-- equal: throughput over DDP -->") == []
+
+
+DATED = ("docs/decisions", "docs/evaluations", "docs/benchmarks.md", "docs/reference/hardware.md")
+"""Decisions quote what was measured when they were made; the other pages are written from results."""
+
+
+def test_pages_quote_what_is_stored() -> None:
+    pages = [path for path in PAGES[1:] if not path.relative_to(ROOT).as_posix().startswith(DATED)]
+    found = {path.name: unquoted(path.read_text(encoding="utf-8")) for path in pages}
+    assert {name: results for name, results in found.items() if results} == {}
 
 
 def test_the_readme_shows_what_its_commands_print() -> None:

@@ -69,6 +69,19 @@ def _classes_by_package() -> dict[str, set[str]]:
     return classes
 
 
+NUMBERS = ("eight", "nine", "ten", "eleven", "twelve")
+
+
+def test_the_walks_of_the_architecture_have_at_most_twelve_files_none_of_them_twice() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    walks = re.findall(r"^## How [^\n]+: (\w+) files$(.+?)(?=^## )", text, flags=re.M | re.S)
+    assert len(walks) == 4
+    for number, walk in walks:
+        files = re.findall(r"`([\w/]+\.py)`", walk)
+        assert (number, len(files)) == (NUMBERS[len(set(files)) - 8], len(set(files)))
+        assert all((SOURCE / file).is_file() for file in files)
+
+
 def test_paths_in_documents_exist() -> None:
     quoting = {"frameworks.md", "hardware.md"}  # these pages cite files of other projects
     pages = [page for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if page.name not in quoting]

@@ -395,6 +395,7 @@ RETUNE = {"kind": "retune", "group": "a", "local_steps": 4, "quorum": 1, "merge_
 HOSTILE: dict[str, dict[str, Any]] = {
     "a version that no float holds": {**PUSH, "base": -(10**400)},
     "a version before the first": {**PUSH, "base": -1},
+    "a version after the newest": {**PUSH, "base": 1},
     "samples that no float holds": {**PUSH, "samples": 10**400},
     "fewer samples than one": {**PUSH, "samples": 0},
     "an exchange before the first": {**PUSH, "sequence": 0},
@@ -412,6 +413,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a view of nobody": {**HELLO, "ballots": [BALLOT]},
     "more peers than ranks": {**HELLO, "ballots": [{**BALLOT, "size": 1, "peers": [PEER, PEER]}]},
     "the last of all views": {**HELLO, "view": 2**60},
+    "the last view that has a number": {**HELLO, "view": 2**48},
+    "a vote in the last view that has a number": {**HELLO, "ballots": [{**BALLOT, "number": 2**48, "peers": [PEER]}]},
     "a view of 4,300 digits": {**HELLO, "view": 10**4299},
     "another's name": {**HELLO, "peer": {**PEER, "id": "rank0-a"}},
     "an unknown field": {**HELLO, "peer": {**PEER, "Rank": 1}},

@@ -73,7 +73,7 @@ def test_a_missing_record_names_its_distribution(paceline: Command, outside: Pat
     (outside / "paceline_plain" / "plain.toml").unlink()
     words = paceline("run", str(outside / "study.toml"), code=1)
     assert "paceline-plain 1.0" in words
-    assert "plain.toml is not there" in words
+    assert "plain.toml is missing" in words
 
 
 @pytest.mark.parametrize("name", ["pytorch", "plain"])

@@ -38,8 +38,8 @@ def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
         assert outcome(kind, path) == "valid"
 
 
-@pytest.mark.parametrize(("name", "count"), [*((name, FEW.get(name, 200)) for name in KINDS if name != "checkpoint"),
-                                             *(pytest.param(name, 1000 if FEW.get(name, 200) > 50 else 200,
+@pytest.mark.parametrize(("name", "count"), [*((name, FEW.get(name, 100)) for name in KINDS if name != "checkpoint"),
+                                             *(pytest.param(name, 1000 if FEW.get(name, 100) > 50 else 200,
                                                             marks=pytest.mark.full) for name in KINDS)])  # fmt: skip
 def test_mutants_are_read_or_refused(name: str, count: int, tmp_path: Path) -> None:
     found = Counter(result for _, result in fuzz(name, count, tmp_path / "x", seed=5))

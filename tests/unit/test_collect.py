@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from paceline.bench.collect import Ending, RankReport, explain_failure
+from paceline.bench import collect
+from paceline.bench.collect import Ending, RankReport, explain_failure, read_report, tail
 from paceline.bench.frameworks.harness import OUT_OF_MEMORY_EXIT
 from paceline.bench.sites.site import Process
-from paceline.measurements.run import Failure
+from paceline.bench.virtual.devices.dilation import Faithfulness
+from paceline.measurements.run import Failure, Span, Step
 from tests.unit.test_failures import CAFFE, CHAINED
 
 
@@ -67,6 +70,7 @@ def test_memory_that_the_framework_ran_out_of_is_called_so(tmp_path: Path) -> No
     failure = failure_of(tmp_path, log, -6)
     assert failure.reason == "out_of_memory"
     assert "std::bad_alloc" in failure.message
+    assert failure_of(tmp_path, log, 0).reason == "no_output"
 
 
 def test_an_old_traceback_does_not_explain_a_process_that_ended_well(tmp_path: Path) -> None:
@@ -76,3 +80,94 @@ def test_an_old_traceback_does_not_explain_a_process_that_ended_well(tmp_path: P
 def test_a_timeout_is_no_crash(tmp_path: Path) -> None:
     failure = failure_of(tmp_path, "step 1\n", None, timed_out=True)
     assert (failure.reason, failure.message) == ("timeout", "rank 0 was still in setup when the time ran out")
+
+
+def events_of(folder: Path, *lines: object) -> Path:
+    path = folder / "events.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_events_become_a_report_with_every_time_divided_by_the_dilation(tmp_path: Path) -> None:
+    path = events_of(
+        tmp_path,
+        {"event": "phase", "phase": "measure"},
+        {"event": "facts", "versions": {"torch": "2"}, "labels": ["one"], "timers": {"update": 0.4}},
+        {"event": "facts", "labels": ["two"], "facts": {"loss": 1.5}},
+        {"event": "pass", "name": "clean", "warmup": 1, "warmup_rows": [[0.0, 8.0]], "rows": [[8.0, 2.0], [10.0, 4.0]]},
+        {"event": "spans", "spans": [{"step": 1, "phase": "forward", "name": "conv", "start_s": 6.0, "seconds": 1.0}]},
+        "{not json",
+        '["event"]',
+        {"event": "of a later version"},
+        {"event": "done"},
+    )
+    report = read_report(path, 3, dilation=2.0)
+    assert (report.rank, report.phase, report.done, report.error) == (3, "measure", True, "")
+    assert (report.versions, report.labels, report.facts) == ({"torch": "2"}, ("one", "two"), {"loss": 1.5})
+    assert (report.timers, report.warmup) == ({"update": 0.2}, {"clean": 1})
+    assert report.steps == [
+        Step("clean", 3, 0, True, 0.0, 4.0),
+        Step("clean", 3, 0, False, 4.0, 1.0),
+        Step("clean", 3, 1, False, 5.0, 2.0),
+    ]
+    assert report.spans == [Span(3, 1, "forward", "conv", 3.0, 0.5)]
+
+
+def test_a_rank_that_wrote_nothing_or_an_error_says_so(tmp_path: Path) -> None:
+    assert read_report(tmp_path / "missing", 0) == RankReport(0)
+    error = {"event": "error", "kind": "KeyError", "message": "'x'", "at": 12.5}
+    found = read_report(events_of(tmp_path, {"event": "phase", "phase": "setup"}, error), 1)
+    assert (found.error, found.error_at, found.phase, found.done) == ("KeyError: 'x'", 12.5, "setup", False)
+
+
+def processes(folder: Path, count: int) -> list[Process]:
+    return [Process(f"rank {rank}", 0, (), {}, folder / f"log{rank}", rank) for rank in range(count)]
+
+
+def test_a_launch_succeeds_only_if_every_rank_is_done_and_ended_well_in_time(tmp_path: Path) -> None:
+    ranks, good = processes(tmp_path, 2), [RankReport(0, done=True), RankReport(1, done=True)]
+    ended = {"rank 0": 0, "rank 1": 0}
+    assert explain_failure(ranks, good, Ending(ended)) is None
+    helper = Process("server 0", 0, (), {}, tmp_path / "log")
+    assert explain_failure([*ranks, helper], good, Ending({**ended, "server 0": -15})) is None
+    late = explain_failure(ranks, good, Ending(ended, timed_out=True))
+    silent = explain_failure(ranks, [good[0], RankReport(1, phase="measure")], Ending(ended))
+    broken = explain_failure(ranks, good, Ending({**ended, "rank 1": 1}, ("rank 1",)))
+    assert (late and late.reason, silent and silent.reason, broken and broken.reason) == (
+        "timeout", "no_output", "crash",
+    )  # fmt: skip
+    assert (silent and (silent.rank, silent.phase), broken and broken.rank) == ((1, "measure"), 1)
+
+
+def test_the_rank_that_was_killed_is_named_then_the_one_with_the_earliest_error(tmp_path: Path) -> None:
+    ranks = processes(tmp_path, 3)
+    reports = [RankReport(0, error="a", error_at=3.0), RankReport(1, error="b", error_at=2.0), RankReport(2)]
+    both = Ending({"rank 0": 1, "rank 1": 1, "rank 2": None}, ("rank 0", "rank 1"))
+    killed = Ending({"rank 0": -9, "rank 1": 1, "rank 2": None}, ("rank 0", "rank 1"))
+    found = [explain_failure(ranks, reports, ending) for ending in (both, killed)]
+    assert [failure and (failure.rank, failure.reason) for failure in found] == [(1, "crash"), (0, "killed")]
+
+
+def test_the_end_of_a_log_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"first\n" + b"x" * 100 + b"\xfflast")
+    assert tail(tmp_path / "log", 6) == "x\ufffdlast"
+    assert tail(tmp_path / "log", 1000).startswith("first")
+    assert tail(tmp_path / "none") == ""
+
+
+def test_an_emulation_that_the_machine_could_not_keep_up_with_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def judged(found: object, *, dilation: float) -> Faithfulness:
+        asked.append((found, dilation))
+        return Faithfulness(late_share=0.3, queued_share=0.1, dilation=dilation)
+
+    monkeypatch.setattr(collect, "judge", judged)
+    emulated = [RankReport(0, facts={"keeping_up": "a"}), RankReport(1)]
+    failure = collect.unfaithful(emulated, dilation=4.0)
+    assert failure is not None
+    assert (failure.phase, failure.reason, "off by up to 40.0 %" in failure.message) == ("measure", "unsustained", True)
+    assert asked == [(["a"], 4.0)]
+    monkeypatch.setattr(collect, "judge", lambda found, *, dilation: Faithfulness(0.0, 0.0, dilation))
+    assert collect.unfaithful(emulated, dilation=4.0) is None
+    assert collect.unfaithful([RankReport(0)], dilation=1.0) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from paceline.cli import program
+from paceline.errors import StoreError
 from paceline.measurements import integrity
 from paceline.measurements.integrity import Damage, DamagedData, Notes, read_files, seal, unseal, write_sums
 from paceline.measurements.repair import inspect_store, repair_store
@@ -96,6 +98,7 @@ def test_what_is_sound_is_not_called_damaged(store: Store) -> None:
 @pytest.mark.parametrize(("change", "words"), [
     ({"batch": -8}, "batch"), ({"ranks": 0}, "ranks"), ({"seconds": -1.0}, "seconds"), ({"batch": 2.5}, "batch"),
     ({"started_at": "yesterday"}, "started_at"), ({"schema_version": 99}, "newer Paceline"), ({"id": GOOD}, GOOD),
+    *(({"campaign": name}, "the name of a file") for name in ("../../outside", "/outside", "a\0b", "..")),
     ({"timers": {"step": -1.0}}, "timers"), ({"dilation": 0.0}, "dilation"), ({"launch": -1}, "launch"),
 ])  # fmt: skip
 def test_values_out_of_their_domain_are_refused_even_with_checksums(
@@ -167,6 +170,21 @@ def test_runs_without_checksums_are_read_and_that_is_said(store: Store) -> None:
     assert "without checksums" in run(store, "store", "check").stdout
     assert run(store, "store", "repair").exit_code == 0
     assert run(store, "show", "--json").stderr == ""
+
+
+def test_a_full_disk_while_checksums_are_added_damages_no_run(store: Store) -> None:
+    header = store.runs / GOOD / "run.json"
+    header.write_text(json.dumps({**json.loads(header.read_text()), "schema_version": 2}))
+    (header.parent / "SHA256SUMS").unlink()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="cannot repair"):
+            repair_store(Store(store.root))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert inspect_store(Store(store.root)).damaged == ()
+    assert [item.done for item in repair_store(Store(store.root))] == ["checksums added"]
 
 
 def test_an_old_campaign_without_checksum_is_read(store: Store) -> None:
@@ -241,6 +259,16 @@ def test_a_damaged_run_keeps_its_number(store: Store) -> None:
 ])  # fmt: skip
 def test_an_infinite_answer_is_null_in_json(store: Store, query: str, value: object) -> None:
     assert json.loads(run(store, "query", query, "--json").stdout)["rows"] == [{"x": value}]
+
+
+def test_stored_texts_give_the_terminal_no_commands(store: Store) -> None:
+    """A log that a run keeps is not ours: its escapes could rename the window, or hide what is printed after them."""
+    edit(store.runs / BAD / "run.json", framework="\x1b]0;gone\x07\u202e\x9b2J\\/")
+    for words in (("query", "SELECT framework FROM runs ORDER BY id"), ("show",), ("query", "SELECT \x1b[31m")):
+        said = run(store, *words)
+        text = said.output + str(said.exception or "")
+        assert not set("\x1b\x07\u202e\x9b") & set(said.output), text
+    assert "\\x1b]0;gone\\x07\\u202e" in run(store, "query", "SELECT framework FROM runs").output
 
 
 def test_a_campaign_is_rebuilt_from_its_earliest_run_and_the_order_of_its_cases(store: Store) -> None:

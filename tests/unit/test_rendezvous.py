@@ -66,7 +66,7 @@ def test_clocks_of_one_machine_agree_within_the_stated_uncertainty() -> None:
 
 def test_a_rank_that_never_comes_is_named() -> None:
     (port,) = free_ports(1)
-    with pytest.raises(ConnectionError, match=r"did not come within 0 s: 1, 2"):
+    with pytest.raises(ConnectionError, match=r"did not connect within 0 s: 1, 2"):
         join_ranks(0, 3, address="127.0.0.1", port=port, token="secret", timeout=0.2)
 
 

@@ -21,7 +21,7 @@ from paceline.report.documents import explanation_document, results_document
 from paceline.report.exports import EXPORTS, export, markdown_report
 from paceline.report.figures import error_bars, log_ticks
 from paceline.report.figures.campaign import phase_bars, waterfall
-from paceline.report.html.page import render_page
+from paceline.report.html import render_page
 from paceline.report.tables import gap_table
 from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name, percent_half

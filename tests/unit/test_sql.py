@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from paceline.errors import InputError
+from paceline.measurements import sql
 from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
-from paceline.measurements.sql import ask, open_views
+from paceline.measurements.sql import answer_rows, ask, open_views
 from paceline.measurements.store import Store
 from paceline.measurements.tablefiles import SPANS, STEPS
 from paceline.measurements.tables import launch_table, pass_times, rank_passes, read_spans, throughputs_where
@@ -145,6 +146,20 @@ def test_settings_of_the_connection_are_final(store: Store) -> None:
 @pytest.mark.parametrize("query", ["DESCRIBE runs", "FROM launches", "WITH a AS (SELECT 1) FROM a", "SUMMARIZE steps"])
 def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
     assert ask(store, query).num_rows > 0
+
+
+@pytest.mark.parametrize("moment", ["'infinity'::DATE", "'-infinity'::TIMESTAMP", "'0044-03-15 (BC)'::DATE",
+    "'294246-01-01'::TIMESTAMPTZ", "[{'a': 'infinity'::DATE}]"])  # fmt: skip
+def test_a_moment_that_python_does_not_know_is_refused(store: Store, moment: str) -> None:
+    with pytest.raises(InputError, match="years 1 to 9999"):
+        answer_rows(ask(store, f"SELECT {moment} AS x"))
+
+
+def test_an_answer_of_too_many_bytes_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "MAX_BYTES", 1 << 20)
+    assert ask(store, "SELECT repeat('x', 1000000) AS x").num_rows == 1
+    with pytest.raises(InputError, match="1 MiB"):
+        ask(store, "SELECT repeat('x', 2000000) AS x")
 
 
 def test_select_chooses_by_conditions(store: Store) -> None:

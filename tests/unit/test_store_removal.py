@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from paceline.bench.campaign import _held
 from paceline.cli import program
 from paceline.errors import InputError, StoreError
 from paceline.measurements.run import RunData
@@ -21,8 +22,10 @@ def cleaned(store: Path) -> BaseException | None:
 
 
 def stored(folder: Path) -> Path:
-    Store(folder).write(RunData(make_run(), make_steps()))
-    return folder
+    store = Store(folder)
+    store.write(RunData(make_run(), make_steps()))
+    with _held(store, "demo-1"):
+        return folder
 
 
 def test_a_folder_with_runs_of_another_program_is_no_store(tmp_path: Path) -> None:

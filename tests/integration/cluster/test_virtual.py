@@ -76,6 +76,7 @@ def test_a_cluster_that_its_user_stops_meanwhile_is_not_given_back() -> None:
     up = bring_up(cluster, name="mine", dilation=2.0)
     with VirtualLauncher(dilation=1.0) as launcher, launcher.open(cluster, 2):
         take_down(up.home)
+    assert not up.home.exists()
 
 
 def test_a_busy_moment_is_not_the_fault_of_the_links(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,19 +10,13 @@ import pytest
 
 from paceline.bench.adapters import environments_of
 from paceline.bench.environments import prepare
-from paceline.bench.verify import PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_family, prove_framework
+from paceline.bench.verify import BUILDERS, PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_family, prove_framework
 from paceline.catalog.frameworks import framework_names, policy
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times
 from tests.conftest import Command
 
 FRAMEWORKS = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
-BUILDERS = [
-    "caffe/single", "chainer/chainermn", "cntk/sync", "jax/data_parallel", "keras/jax", "keras/tensorflow",
-    "keras/torch", "mxnet/dist_sync", "paddle/data_parallel", "pytorch/ddp", "singa/allreduce",
-    "tensorflow/multiworker",
-]  # fmt: skip
-"""One mode of each framework that builds networks its own way."""
 OFFLINE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "offline"]
 """Runs a command in a network namespace that has loopback and nothing else."""
 
