@@ -30,10 +30,12 @@ known by its silence, here one second. Going on is from detection to the next st
 from the call of `join` (or SIGCONT, or the mended link) to the first step with everybody. The books: every step number
 is committed once, parameters are equal after every step on all ranks that were in it and in the end on all, and no
 sample of an epoch is used twice, none is left out of an epoch that ended. Turns in which a third of a second was too
-little for a thread of a rank to wake up are `starved`: their books count, their times do not.
+little for a thread of a rank to wake up are `starved`: their books count, their times do not. A rank that the machine
+suspends for longer than the heartbeat timeout waits for ever if the others die meanwhile, as it must: they may have
+gone on without it. Such a job counts as failed, and among those that `slept`.
 
-Up to ten faults of a kind happen in one job, then its books are closed and added to --results as one line. A run that
-was interrupted goes on from there; --anew starts again.
+Up to twenty faults of a kind happen in one job, then its books are closed and added to --results as one line. A run
+that was interrupted goes on from there; --anew starts again.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ from typing import Any
 
 from lib.fault_books import Absence, books, syncer_books
 from lib.fault_groups import RoundsJob, SyncerJob
-from lib.fault_jobs import DiskJob, Failed, ForkedJob, Job, VirtualJob
+from lib.fault_jobs import DiskJob, Failed, Job, VirtualJob
 from lib.fault_kinds import KINDS
-from lib.fault_turns import STARVED, Cost, lag_of, usual_gap
+from lib.fault_turns import RECENT, STARVED, Cost, lag_of, usual_gap
 from lib.result import Figure, parser_of, publish
 
-TOGETHER = 10
+TOGETHER = 20
 """Faults of one job."""
 GO_ON = 2.0
 """Seconds within which survivors must go on once they know, ..."""
@@ -122,6 +124,7 @@ def figures_of(kind: str, item: dict[str, Any]) -> list[Figure]:
     ] + [
         Figure(f"{kind}: turns", item["times"]),
         Figure(f"{kind}: jobs that hung or failed", item["failed"]),
+        *([Figure(f"{kind}: of them with a rank that did not run for a second", item["slept"])] * (item["failed"] > 0)),
         Figure(f"{kind}: lost steps, samples twice or left out, unequal ends", sum(item[key] for key in BAD)),
     ]
 
@@ -149,9 +152,10 @@ def complete(kind: str, times: int, results: Path, progress: Progress) -> None:
 
 def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, Any]:
     """One job with so many faults of one kind; the first that is not survived is its last."""
-    generator, costs, absences, started = random.Random(seed), list[Cost](), list[Absence](), time.monotonic()
-    found: dict[str, Any] = {"fault": kind, "failed": None, "books": None}
-    with tempfile.TemporaryDirectory() as name, contextlib.closing(JOBS.get(kind, ForkedJob)(Path(name))) as job:
+    generator, costs, absences = random.Random(seed), list[Cost](), list[Absence]()
+    began = started = time.monotonic()
+    found: dict[str, Any] = {"fault": kind, "failed": None, "slept": 0.0, "books": None}
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(JOBS.get(kind, Job)(Path(name))) as job:
         try:
             job.begin()
             for _ in range(times):
@@ -164,6 +168,7 @@ def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, An
             found["books"] = syncer_books(job) if isinstance(job, SyncerJob) else books(job, absences)
         except (Failed, subprocess.TimeoutExpired) as error:
             found["failed"] = str(error)
+            found["slept"] = max(job.slept(name, since=began - RECENT) for name in job.names)
     tried = len(costs) + (found["failed"] is not None and len(costs) < times)
     spent = {"times": tried, "seconds": time.monotonic() - started, "costs": [asdict(cost) for cost in costs]}
     return {**found, **spent}
@@ -181,6 +186,7 @@ def summary(jobs: list[dict[str, Any]]) -> dict[str, Any]:
     parts = {f"{part}_s": spread([cost[part] for cost in timed]) for part in ("detect", "go_on", "back")}
     whole = [cost["detect"] + cost["go_on"] for cost in timed if None not in (cost["detect"], cost["go_on"])]
     count = {"times": sum(job["times"] for job in jobs), "failed": failed, "passed": passed}
+    count |= {"slept": sum(job.get("slept", 0.0) > 0.0 for job in jobs)}
     count |= {"starved": len(costs) - len(timed), "seconds": round(sum(job["seconds"] for job in jobs))}
     return {**count, **totals, **parts, "fault_to_next_step_s": spread(whole)}
 

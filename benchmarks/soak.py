@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.fault_books import Absence, books
-from lib.fault_jobs import Failed, ForkedJob, Job, the_nursery
+from lib.fault_jobs import Failed, Job, the_nursery
 from lib.fault_kinds import KINDS
 from lib.result import Figure, median_figure, parser_of, publish
 
@@ -67,7 +67,7 @@ def soak(generator: random.Random, kills: int, until: float) -> dict[str, Any]:
     """One job, and what it went through."""
     absences, seconds, counted = list[Absence](), list[float](), list[tuple[int, int]]()
     found: dict[str, Any] = {"failed": None, "books": dict.fromkeys(BAD, 0) | {"steps": 0}}
-    with tempfile.TemporaryDirectory() as name, contextlib.closing(ForkedJob(Path(name))) as job:
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(Job(Path(name))) as job:
         survivor, job.haste = generator.choice(job.names), HASTE
         job.spared = {survivor}
         try:

@@ -6,11 +6,11 @@ import json
 import time
 from pathlib import Path
 
-from lib.fault_jobs import SILENCE, START, ForkedJob, the_nursery
+from lib.fault_jobs import SILENCE, START, Job, the_nursery
 from paceline.bench.sites.local import free_ports
 
 
-class SyncerJob(ForkedJob):
+class SyncerJob(Job):
     """Two groups of one rank that exchange through two shards, without waiting for each other."""
 
     quorum = 1

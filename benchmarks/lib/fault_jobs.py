@@ -158,19 +158,18 @@ class Job:
         return time.monotonic()
 
     def spawn(self, name: str, env: dict[str, str]) -> Process:
-        """A new process of a rank."""
-        argv = self.command(name, [ranks.interpreter(), str(HERE / "fault_worker.py"), str(self.folder)])
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+        """A new process of a rank, forked where torch is loaded: whoever is killed is back as soon as it may be."""
+        order = {"folder": str(self.folder), "env": env, "log": str(self.folder / f"{name}.log")}
+        return the_nursery().ordered({**order, "network": self.network(name)})
+
+    def network(self, name: str) -> str | None:
+        """The network namespace that a rank runs in; None for the one of this process."""
+        return None
 
     def environment(self, name: str) -> dict[str, str]:
         """What a rank is told."""
         roster = str(self.folder / "roster.json")
         return {"PACELINE_JOIN": self.meet, "PACELINE_ROSTER": roster, "RANK": name, "WORKER": name}
-
-    def command(self, name: str, argv: Sequence[str]) -> list[str]:
-        """How a rank is started."""
-        return list(argv)
 
     def lines(self, name: str) -> list[Record]:
         """What a rank has written."""
@@ -250,6 +249,11 @@ class Job:
         """Where the ranks listen, in their order."""
         return [(address, port) for address, port in json.loads(self.order("roster.json").read_text())]
 
+    def slept(self, name: str, since: float) -> float:
+        """Seconds for which a rank did not run at once since a moment, if they exceed a heartbeat timeout; else 0."""
+        notes = Lines(self.folder / f"{name}.slept").all()
+        return max((note["slept"] for note in notes if note["at"] > since), default=0.0)
+
     def order(self, name: str) -> Path:
         """A file that tells ranks something while it is there."""
         return self.folder / name
@@ -276,16 +280,7 @@ class Nursery:
 the_nursery = functools.cache(Nursery)
 
 
-class ForkedJob(Job):
-    """Ranks that come from a nursery: whoever is killed is back as soon as it may be."""
-
-    def spawn(self, name: str, env: dict[str, str]) -> Process:
-        """A fork."""
-        order = {"folder": str(self.folder), "env": env, "log": str(self.folder / f"{name}.log")}
-        return the_nursery().ordered(order)
-
-
-class DiskJob(ForkedJob):
+class DiskJob(Job):
     """Ranks with checkpoints on a disk of their own, which can be filled: a small tmpfs if this user may mount one."""
 
     SMALL, MAX_FILE = 16 << 20, 1 << 20
@@ -343,9 +338,9 @@ class VirtualJob(Job):
         self.up = bring_up(_cluster(0.0, self.size), owner=os.getpid())
         self.meet = f"{self.up.layout.seats[0].address}:20000"
 
-    def command(self, name: str, argv: Sequence[str]) -> list[str]:
-        """Started on the network of its host."""
-        return on_network(self.up.pid_of(f"n{name}"), argv)
+    def network(self, name: str) -> str | None:
+        """That of its host."""
+        return f"/proc/{self.up.pid_of(f'n{name}')}/ns/net"
 
     def link(self, name: str, *, up: bool, which: Sequence[str] = ()) -> None:
         """Drop everything on a host's link, or packets of some kind; or let them pass again."""

@@ -13,18 +13,17 @@ import logging
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
 from lib.leases import syncer_of
 
 SAMPLES, BATCH = 240, 24
 EPOCHS = 10**6
 LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 24, 16, 2, 8, 32
+HEARTBEAT_TIMEOUT = 1.0
 LOOK = 0.05
 """Seconds between two looks at the clock."""
 SLOWER = 5
@@ -67,7 +66,7 @@ def worker(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.randint(VOCABULARY, (SAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
     _die_as_ordered(folder, name)
-    lag = Lag()
+    lag = Lag(folder / f"{name}.slept")
     with (folder / f"{name}.steps").open("a") as lines:
         lines.write("\n")  # whoever was killed may have left half a line
         _write(lines, {"joins": time.monotonic()})
@@ -94,7 +93,7 @@ def _settings() -> Any:
     """Failures are known early, and checkpoints are frequent where there are any."""
     from paceline.runtime import Settings, Timeouts
 
-    timeouts = Timeouts(heartbeat_interval=0.1, heartbeat_timeout=1.0, settle=0.05, hang=1.0)
+    timeouts = Timeouts(heartbeat_interval=0.1, heartbeat_timeout=HEARTBEAT_TIMEOUT, settle=0.05, hang=1.0)
     checkpoint = Path(os.environ["CHECKPOINT"]) if "CHECKPOINT" in os.environ else None
     return Settings(timeouts=timeouts, checkpoint=checkpoint, checkpoint_every=5)
 
@@ -120,17 +119,24 @@ def _end_as_ordered(folder: Path, pace: Any) -> None:
 
 
 class Lag:
-    """How late a thread that sleeps, as those that send heartbeats do, wakes up: a busy machine, not a fault."""
+    """How late a thread that sleeps, as those that send heartbeats do, wakes up: a busy machine, not a fault.
 
-    def __init__(self) -> None:
-        self._worst = 0.0
+    What is longer than a heartbeat timeout is noted in a file, since a rank may wait for ever after it.
+    """
+
+    def __init__(self, notes: Path) -> None:
+        self._worst, self._notes = 0.0, notes
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         while True:
             began = time.monotonic()
             time.sleep(LOOK)
-            self._worst = max(self._worst, time.monotonic() - began - LOOK)
+            late = time.monotonic() - began - LOOK
+            self._worst = max(self._worst, late)
+            if late > HEARTBEAT_TIMEOUT:
+                with self._notes.open("a") as file:
+                    file.write(json.dumps({"slept": late, "at": time.monotonic()}) + "\n")
 
     def worst(self) -> float:
         """Since the last question."""
@@ -186,7 +192,3 @@ def _die_as_ordered(folder: Path, name: str) -> None:
     watched("all_reduce", "all_reduce")
     watched("all_reduce_promptly", "all_reduce")
     watched("broadcast", "broadcast")
-
-
-if __name__ == "__main__":
-    worker(Path(sys.argv[1]))

@@ -146,6 +146,13 @@ class Meeting:
             self._store.set(f"all {self._number}", "1")
         self._store.wait([f"all {self._number}"])
 
+    def leave(self) -> None:
+        """The process that holds the store goes last: who still asks it would fail."""
+        if self.rank and self._store.add("left", 1) == self.size - 1:
+            self._store.set("all left", "1")
+        elif self.rank == 0 and self.size > 1:
+            self._store.wait(["all left"])
+
     @contextlib.contextmanager
     def group(self, ranks: int) -> Iterator[None]:
         """The first ranks as a process group, if there are several."""
@@ -186,7 +193,7 @@ def main() -> None:
     cases = [(int(count), int(thread)) for count in counts.split(",") for thread in threads.split(",")]
     for name in names.split(","):
         passes(name, Path(folder), cases, meeting)
-    meeting.wait()
+    meeting.leave()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 from lib.planted_cases import Planted
 from paceline.errors import UnknownName
 from paceline.explain.explanation import Explanation, explain_campaign
-from paceline.explain.findings.finding import Finding
+from paceline.explain.findings import Finding
 from paceline.measurements.results import find_campaign
 from paceline.measurements.store import Store
 

@@ -1,6 +1,7 @@
 """Steps of one model, watched, resting (hooks are there, the step is not sampled) and bare, in turn.
 
-Prints the median seconds of each, by turn: of the processor, and on the wall. Rank and ranks come from the environment.
+Prints the median seconds of each, by turn: of the processor, and on the wall; and what the hooks cost,
+by the same step of a network so small that they are a good part of it. Rank and ranks come from the environment.
 
 python benchmarks/lib/watch_worker.py MODEL TURNS STEPS
 """
@@ -28,6 +29,8 @@ from paceline.runtime.watch.recorder import TRACED_STEPS, Recorder
 
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 MODES = ("watched", "resting", "bare")
+SMALL_STEPS = 50
+"""Steps of the small network with hooks, and as many without, in a turn."""
 Times = dict[str, list[tuple[float, float]]]
 
 
@@ -96,20 +99,12 @@ def main() -> None:
     os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})
     if world > 1:
         dist.init_process_group("gloo")
-    trained = DistributedDataParallel(model) if world > 1 else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(trained(inputs), targets).backward()
-        optimizer.step()
-
-    for _ in range(10):
-        step()
+    step, *watched = trainer(model, inputs, targets)
+    small = trainer(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), torch.randn(2, 4), torch.zeros(2).long())
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(folder)
         recorder.step = TRACED_STEPS[-1] + 1
-        found = [_turn(step, recorder, trained, optimizer, steps) for _ in range(turns)]
+        found = [{**_turn(step, recorder, *watched, steps), **_hooks_cost(recorder, *small)} for _ in range(turns)]
         if not recorder.alive:
             raise SystemExit(recorder.error)
     if rank == 0:
@@ -119,6 +114,45 @@ def main() -> None:
         dist.destroy_process_group()
 
 
+def trainer(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Callable[[], None], nn.Module, Any]:
+    """A step of a model that is warm, the model as it is called, and its optimiser."""
+    trained = DistributedDataParallel(model) if dist.is_initialized() else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(trained(inputs), targets).backward()
+        optimizer.step()
+
+    for _ in range(10):
+        step()
+    return step, trained, optimizer
+
+
+def _hooked(recorder: Recorder, model: nn.Module, optimizer: Any) -> Hooks:
+    hooks = Hooks(recorder, model, optimizer)
+    if dist.is_initialized():
+        hooks.watch_last(list(model.parameters())[::-1])
+    return hooks
+
+
+def _hooks_cost(
+    recorder: Recorder, step: Callable[[], None], model: nn.Module, optimizer: Any
+) -> dict[str, tuple[float, float]]:
+    """Seconds of a step with hooks, less those of one without: of the processor, and on the wall."""
+    every, medians = recorder.every, {}
+    for mode in ("bare", "resting", "watched"):
+        hooks = _hooked(recorder, model, optimizer) if mode != "bare" else None
+        recorder.every, recorder.watching = (1, True) if mode == "watched" else (1 << 40, False)
+        times = [_seconds(step) for _ in range(SMALL_STEPS)]
+        if hooks is not None:
+            hooks.remove()
+        medians[mode] = [statistics.median(column) for column in zip(*times, strict=True)]
+    recorder.every = every
+    bare = medians.pop("bare")
+    return {f"hooks {mode}": (found[0] - bare[0], found[1] - bare[1]) for mode, found in medians.items()}
+
+
 def _turn(
     step: Callable[[], None], recorder: Recorder, model: nn.Module, optimizer: Any, steps: int
 ) -> dict[str, tuple[float, float]]:
@@ -126,9 +160,7 @@ def _turn(
     for number in range(steps):
         for place in range(len(MODES)):
             mode = MODES[(number + place) % len(MODES)]
-            hooks = Hooks(recorder, model, optimizer) if mode != "bare" else None
-            if hooks is not None and dist.is_initialized():
-                hooks.watch_last(list(model.parameters())[::-1])
+            hooks = _hooked(recorder, model, optimizer) if mode != "bare" else None
             recorder.watching = mode == "watched"
             times[mode].append(_seconds(step))
             if hooks is not None:
