@@ -21,7 +21,7 @@ help:
 	@echo "make mutants          change the code in 200 small ways and count those that tests notice: at least 85 %;"
 	@echo "                      ONLY=cost COUNT=30 SEED=7: some; PROCESSES=20: code that only PyTorch processes reach"
 	@echo "make docs             write docs/reference anew from the code, and build the site of docs/ in results/site"
-	@echo "make evaluations      predict and measure the published evaluations, and write docs/evaluations; QUICK=1: predict"
+	@echo "make evaluations      measure and predict the published evaluations, write docs/evaluations (root); QUICK=1: predict"
 	@echo "make lock             pin dependencies anew, with hashes; make wheel: what is published, in dist/"
 	@echo "One test: $(BIN)/pytest tests/unit/test_units.py -k seconds; a deselected one: add -m full"
 
@@ -115,9 +115,13 @@ docs: setup $(SITE_ENV)/.ready
 	$(BIN)/python tools/reference.py
 	$(SITE_ENV)/bin/mkdocs build --strict --quiet
 
+# What is measured is kept beside the page; QUICK=1 measures nothing: it predicts anew and takes the rest from there.
+PAGES := docs/evaluations
 evaluations: setup
-	for name in $$(cd examples/evaluations && ls *.toml); do \
-	  $(BIN)/paceline evaluate $${name%.toml} $(if $(QUICK),--predict-only) --page docs/evaluations/$${name%.toml}.md || exit 1; done
+	for name in $(basename $(notdir $(wildcard examples/evaluations/*.toml))); do kept=$(PAGES)/$$name.json; \
+	  $(if $(QUICK),,rm -f $$kept;) what="--measured $$kept"; \
+	  $(if $(QUICK),[ -e $$kept ] || what=--predict-only;) \
+	  $(BIN)/paceline evaluate $$name $$what --page $(PAGES)/$$name.md || exit 1; done
 
 # Wheel and source distribution in dist/, built with the locked hatchling.
 wheel: setup
