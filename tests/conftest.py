@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.served import Server
 
 pytest_plugins = ("tests.turns", "tests.summary")
 
@@ -25,11 +27,12 @@ QUICK = Path(__file__).parent / "integration" / "quick.py"
 
 
 class Command:
-    """Runs the command line as a user does, with a separate store."""
+    """Runs the command line as a user does, with a separate store; through a server where one is given."""
 
-    def __init__(self, store: Path, prefix: list[str]) -> None:
+    def __init__(self, store: Path, prefix: list[str], served: tuple[Server, str] | None = None) -> None:
         self.store = store
         self.prefix = prefix
+        self.served = served
         self.env = {**os.environ, "PACELINE_STORE": str(store), "COLUMNS": "140"}
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
@@ -39,7 +42,11 @@ class Command:
 
     def __call__(self, *args: str, code: int = 0, timeout: float = 280) -> str:
         """Run the command to its end; return its standard output, or its standard error if a failure is expected."""
-        done = subprocess.run([*self.prefix, *args], env=self.env, text=True, capture_output=True, timeout=timeout)
+        if self.served:
+            server, module = self.served
+            done = server.run(module, list(args), self.env, timeout)
+        else:
+            done = subprocess.run([*self.prefix, *args], env=self.env, text=True, capture_output=True, timeout=timeout)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done.stderr if code else done.stdout
@@ -54,15 +61,22 @@ def _restore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.fixture
-def paceline(tmp_path: Path) -> Command:
-    return Command(tmp_path / "results", [str(Path(sys.executable).parent / "paceline")])
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Command:
+def paceline(tmp_path: Path, server: Server) -> Command:
+    return Command(tmp_path / "results", [str(Path(sys.executable).parent / "paceline")], (server, "paceline.cli"))
+
+
+@pytest.fixture
+def quick(tmp_path: Path, server: Server) -> Command:
     """The same command with a stub in place of PyTorch's worker: no framework, no compute."""
-    return Command(tmp_path / "results", [sys.executable, str(QUICK)])
+    return Command(tmp_path / "results", [sys.executable, str(QUICK)], (server, "tests.integration.quick"))
 
 
 @pytest.fixture(scope="session")

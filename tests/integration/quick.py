@@ -43,8 +43,13 @@ def here(name: str) -> Path:
     return Path(sys.prefix)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command line with the worker replaced."""
     adapters.ADAPTERS["pytorch"] = Quick()
     launching.find_environment = here
     measure.find_environment = here
     cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -110,9 +110,14 @@ def open_views(store: Store, runs: Sequence[str] | None = None) -> Iterator[duck
         try:
             _fill(connection, stored)
             yield connection
-        except (duckdb.InterruptException, RuntimeError) as error:
-            # While DuckDB computes, it takes Ctrl-C for itself and reports it as one of these.
-            if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
+        except (duckdb.Error, RuntimeError) as error:
+            # While DuckDB computes, it takes Ctrl-C for itself; while it reads our tables, it wraps what Python raised.
+            text = str(error)
+            if (
+                isinstance(error, duckdb.InterruptException)
+                or text == "Query interrupted"
+                or "KeyboardInterrupt" in text
+            ):
                 raise KeyboardInterrupt from error
             raise
 
