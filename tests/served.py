@@ -103,6 +103,7 @@ def _start(request: dict[str, Any], out: int, err: int, reply: int) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.argv = ["paceline", *request["args"]]
+    sys.modules["__main__"].__package__ = None  # else click names the program `python -m tests.paceline`
     code: Any = 1
     try:
         importlib.import_module(request["module"]).main()
