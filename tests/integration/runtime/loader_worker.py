@@ -71,7 +71,7 @@ def train(options: dict[str, Any], progress: Any) -> None:
     made = functools.partial(loaders, stream=options.get("stream", False))
     with join(model, optimizer, made, global_batch=20, settings=settings) as pace:
         numbers: list[int] = []
-        for batch in pace.batches(epochs=2):
+        for batch in pace.batches(epochs=2, steps=options.get("leave")):
             if [RANK, pace.position.step] == options.get("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
             epoch, views = pace.position.epoch, len(pace.views)
@@ -81,7 +81,7 @@ def train(options: dict[str, Any], progress: Any) -> None:
                 progress.write(json.dumps({"step": pace.position.step, "epoch": epoch, "samples": numbers}) + "\n")
                 progress.flush()
                 numbers = []
-                if pace.position.step == options.get("leave"):
+                if pace.position.step == options.get("breaks"):
                     break
             elif len(pace.views) != views:
                 numbers = []

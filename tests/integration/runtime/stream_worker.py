@@ -45,7 +45,7 @@ def train(options: dict[str, Any], progress: Any) -> dict[str, Any]:
     data: Any = (lambda _: DataLoader(streams, num_workers=workers)) if workers else streams
     with join(model, optimizer, data, global_batch=options.get("batch", 12), settings=settings) as pace:
         numbers: list[int] = []
-        for batch in pace.batches(epochs=2):
+        for batch in pace.batches(epochs=2, steps=options.get("leave")):
             if [RANK, pace.position.step] == options.get("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
             while "awaits" in options and pace.position.step == 4 and not marker.exists():
@@ -60,8 +60,6 @@ def train(options: dict[str, Any], progress: Any) -> dict[str, Any]:
                 progress.write(json.dumps({**line, "shares": record.shares}) + "\n")
                 progress.flush()
                 numbers = []
-                if pace.position.step == options.get("leave"):
-                    break
             elif len(pace.views) != views:
                 numbers = []
         return {"weights": [value for tensor in model.parameters() for value in tensor.flatten().tolist()]}

@@ -62,6 +62,17 @@ def test_one_rank_goes_on_where_two_stopped(ranks: StartRanks, tmp_path: Path, s
     assert min(record["step"] for record in second.steps(0)) == 7
 
 
+@pytest.mark.full
+def test_a_loop_that_breaks_off_has_saved_its_last_step(ranks: StartRanks, tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "state.safetensors")
+    first = ranks("loader", 1, checkpoint=checkpoint, breaks=3)
+    first.wait()
+    second = ranks("loader", 1, checkpoint=checkpoint)
+    second.wait()
+    assert uses(first, second) == EVERY_SAMPLE
+    assert min(record["step"] for record in second.steps(0)) == 4
+
+
 @pytest.fixture(scope="module")
 def found(torch_python: Path) -> Any:
     env = {**os.environ, "PYTHONPATH": str(worker_path())}
