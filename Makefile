@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 PYTHON ?= python3.11
 SETUP := $(VENV)/.ready
 WORKERS ?= 2
+# Of the tests that make test-all adds: most of their time, ranks and hosts wait for each other.
+WAITING ?= 3
 SEED ?= $(shell date +%s)
 PIP := pip install -qq --disable-pip-version-check
 
@@ -84,7 +86,7 @@ trainers: $(TRAINERS_ENV)/.ready
 # What fails beside other tests is repeated without them, and printed as repeated: other load disturbs measurements of time.
 FULL := $(BIN)/pytest -q -m "(full or hypothesis) and not frameworks" --hypothesis-profile fresh --hypothesis-seed $(SEED)
 test-all: root test engines
-	$(WITH_ENGINES) $(FULL) -n $(WORKERS) --dist worksteal || { [ $$? = 1 ] && \
+	$(WITH_ENGINES) $(FULL) -n $(WAITING) --dist worksteal || { [ $$? = 1 ] && \
 	  echo "repeating what failed, one test at a time:" && $(WITH_ENGINES) $(FULL) --last-failed --last-failed-no-failures none; }
 
 test-cluster: root engines

@@ -57,7 +57,7 @@ def workers(command: Command) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kills", "launches"), [(3, 2), pytest.param(200, 12, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("kills", "launches"), [(3, 2), pytest.param(100, 12, marks=pytest.mark.full)])
 def test_kills_at_random_moments(quick: Command, study_file: Callable[[str], Path], kills: int, launches: int) -> None:
     path = str(study_file(text(batch="8, 16, 24, 32, 40", launches=launches)))
     generator = random.Random(7)

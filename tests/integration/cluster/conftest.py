@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -25,11 +26,14 @@ RATE = 2.5e7
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests need root, the engines and the machine for themselves: `make test-all` brings all three."""
+    """These tests need root and the engines, which `make test-all` brings, and the machine for themselves.
+
+    Those of sites time nothing: other tests may run beside them.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.full)
-            item.add_marker(pytest.mark.alone)
+            item.add_marker(pytest.mark.hosts if item.path.stem == "test_sites" else pytest.mark.alone)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -106,10 +110,13 @@ def ray_grounds(grounds: Grounds) -> Grounds:
 
 
 def workers() -> list[psutil.Process]:
-    """Ranks and agents that still run."""
+    """Ranks and agents that still run, but for those of tests that run beside this one."""
+    beside = {worker.pid for worker in psutil.Process(os.getppid()).children()} - {os.getpid()}
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if any("quick_worker.py" in word for word in words) or any("import base64,zlib;exec" in word for word in words):
-            found.append(process)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not beside & {parent.pid for parent in process.parents()}:
+                    found.append(process)
     return found
