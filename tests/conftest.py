@@ -27,7 +27,10 @@ QUICK = Path(__file__).parent / "integration" / "quick.py"
 
 
 class Command:
-    """Runs the command line as a user does, with a separate store; through a server where one is given."""
+    """Runs the command line as a user does, with a separate store; through a server where one is given.
+
+    A server has loaded modules from its own path: a command with another PYTHONPATH is a new interpreter.
+    """
 
     def __init__(self, store: Path, prefix: list[str], served: tuple[Server, str] | None = None) -> None:
         self.store = store
@@ -42,7 +45,7 @@ class Command:
 
     def __call__(self, *args: str, code: int = 0, timeout: float = 280) -> str:
         """Run the command to its end; return its standard output, or its standard error if a failure is expected."""
-        if self.served:
+        if self.served and self.env.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
             server, module = self.served
             done = server.run(module, list(args), self.env, timeout)
         else:
