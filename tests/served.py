@@ -39,7 +39,7 @@ class Server:
         self, module: str, args: list[str], env: dict[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run the `main` of the module to its end, as `paceline args`; it is killed after `timeout` seconds."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # two answers stay two
         with ours, theirs, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             request = json.dumps({"module": module, "args": args, "env": env, "cwd": os.getcwd()}).encode()
             socket.send_fds(self._socket, [request], [out.fileno(), err.fileno(), theirs.fileno()])

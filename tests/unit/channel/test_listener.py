@@ -87,8 +87,9 @@ def test_too_many_silent_connections_make_room_for_one_that_speaks() -> None:
     silent = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(3 * MAX_GREETINGS)]
     began = time.monotonic()
     call(port).close()
-    assert time.monotonic() - began < module.GREETING_TIMEOUT, "before the silent ones have timed out"
-    assert len([thread for thread in threading.enumerate() if thread.name == "paceline-caller"]) <= MAX_GREETINGS + 2
+    while len([one for one in threading.enumerate() if one.name == "paceline-caller"]) > MAX_GREETINGS:
+        assert time.monotonic() - began < module.GREETING_TIMEOUT / 2, "dropped ones end before the others time out"
+        time.sleep(0.01)
     made.close()
     for connection in silent:
         connection.close()
