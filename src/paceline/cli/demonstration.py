@@ -20,6 +20,7 @@ from paceline.model.calibration import write_calibration
 from paceline.model.prediction import Curve
 from paceline.model.question import question_of_run
 from paceline.model.scaling import predict_curve
+from paceline.report.documents import results_document
 from paceline.report.exports import write_page
 from paceline.report.terminal import emit, say
 from paceline.report.terminal.campaign import show_results
@@ -83,15 +84,17 @@ def measured_campaign(
     return measurement.campaign
 
 
-def measured_evaluation(asked: Evaluation, stored: Store, name: str, *, quiet: bool) -> str:
-    """The campaign of an evaluation's study, shown unless quiet."""
-    assert asked.study is not None
+def measured_evaluation(asked: Evaluation, stored: Store, name: str, *, quiet: bool) -> dict[str, Any]:
+    """Results of an evaluation's studies, by kind, shown unless quiet."""
     stored.clean()
-    again, target = f"paceline evaluate {name}", LaunchTarget(on=asked.on)
-    campaign = measured_campaign(asked.study, asked.study_cases(), stored, target, quiet=quiet, again=again)
-    if not quiet:
-        show_results(stored, campaign)
-    return campaign
+    documents = {}
+    for kind, (study, on) in asked.studies.items():
+        again, target = f"paceline evaluate {name}", LaunchTarget(on=on)
+        campaign = measured_campaign(study, asked.cases_of(study), stored, target, quiet=quiet, again=again)
+        documents[kind] = results_document(stored, campaign)
+        if not quiet:
+            show_results(stored, campaign)
+    return documents
 
 
 def _written(calibrated: Calibrated, profile: Profile, folder: Path) -> tuple[Path, Path]:

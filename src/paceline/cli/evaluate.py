@@ -13,7 +13,6 @@ from paceline.errors import InputError
 from paceline.files import atomic_write
 from paceline.measurements.store import Store
 from paceline.model.validation.evaluations import answer_evaluation, measured_text, read_measured
-from paceline.report.documents import results_document
 from paceline.report.evaluations import evaluation_page, show_evaluation
 from paceline.report.terminal import emit, say
 
@@ -57,8 +56,8 @@ def command(
     answer = answer_evaluation(asked, lambda line: click.echo(line, err=True))
     if not as_json:
         show_evaluation(answer)
-    if asked.study is not None and not predict_only and document is None:
-        document = results_document(stored, measured_evaluation(asked, stored, name, quiet=as_json))
+    if asked.studies and not predict_only and document is None:
+        document = measured_evaluation(asked, stored, name, quiet=as_json)
         if measured:
             atomic_write(measured, measured_text(asked.name, document))
     if page is not None:

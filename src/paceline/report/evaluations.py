@@ -7,7 +7,13 @@ from typing import Any
 
 from paceline.measurements.run import PHASES
 from paceline.model.plan.make import Plan
-from paceline.model.validation.evaluations import AnsweredCurve, AnsweredDirection, AnsweredHeadline, EvaluationAnswer
+from paceline.model.validation.evaluations import (
+    AnsweredCurve,
+    AnsweredDirection,
+    AnsweredHeadline,
+    EmulatedCase,
+    EvaluationAnswer,
+)
 from paceline.report.exports import markdown_lines, plain_markdown
 from paceline.report.tables import NOT_CLOSED, Table, make_table, marked
 from paceline.report.terminal import print_table, say
@@ -36,7 +42,7 @@ def show_evaluation(answer: EvaluationAnswer) -> None:
 
 
 def evaluation_page(answer: EvaluationAnswer, measured: Plain | None, command: str) -> str:
-    """The same as Markdown, with what was measured, as its JSON document, and the command that writes the page."""
+    """The same as Markdown, with what was measured, as JSON documents by kind, and the command that writes the page."""
     asked = answer.evaluation
     lines = [f"# {plain_markdown(asked.title)}", "", plain_markdown(asked.question), ""]
     lines += [f"First asked by: {plain_markdown(asked.published_by)}.", "", "Written by", "", f"    {command}"]
@@ -62,8 +68,10 @@ def _parts(answer: EvaluationAnswer, measured: Plain | None) -> Iterator[Part]:
         yield heading, _plan_table(plan), [plan.best.reason, plan.asynchrony]
     if answer.directions:
         yield "What would help", _direction_table(answer.directions), []
-    if measured:
-        yield from _measured_parts(measured)
+    if measured and "study" in measured:
+        yield from _measured_parts(measured["study"])
+    if measured and "emulated" in measured:
+        yield _emulated_part(measured["emulated"], answer.emulated)
 
 
 def _headline_table(headlines: Sequence[AnsweredHeadline]) -> Table:
@@ -184,6 +192,23 @@ def _measured_parts(measured: Plain) -> Iterator[Part]:
         ]
         table = make_table(["case", *(f">{name}" for name in names)], shares)
         yield "Where the measured step goes", table, [] if all(one["phases_close"] for one in split) else [NOT_CLOSED]
+
+
+def _emulated_part(measured: Plain, predicted: Mapping[EmulatedCase, float]) -> Part:
+    """Cases of emulated devices in order of network and cluster, beside what the model says of them."""
+    rows = []
+    for case in measured["cases"]:
+        if not case["samples_per_s"]:
+            continue
+        key = (case["network"], case["strategy"], case["cluster"], case["ranks"], case["batch"])
+        rate, model = case["samples_per_s"]["value"], predicted.get(key)
+        beside = ("", "") if model is None else (f"{model:,.1f}", f"{100 * (model / rate - 1):+.1f} %")
+        named = (case["network"], case["cluster"], case["ranks"], case["batch"], case["strategy"])
+        rows.append((*named, f"{rate:,.1f}", SECONDS.format(case["step_s"]["value"]), *beside, case["counted"]))
+    columns = ["network", "cluster", ">devices", ">batch", "exchange", ">samples/s", ">step", ">predicted", ">error"]
+    said = "devices are timed waits of the catalog's figures; gradients are real and travel over shaped links"
+    table = make_table([*columns, ">launches"], sorted(rows))
+    return "Emulated on this machine, and predicted", table, [said, *_conditions(measured)]
 
 
 def _label(case: Plain) -> str:

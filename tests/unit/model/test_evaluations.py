@@ -11,6 +11,7 @@ from paceline import api, catalog
 from paceline.catalog.evaluations import Evaluation, evaluation, evaluation_names
 from paceline.errors import InputError, SpecError, UnknownName
 from paceline.model.validation.evaluations import MEASURED_KEYS, MEASURED_SCHEMA, answer_evaluation, read_measured
+from paceline.report.evaluations import evaluation_page
 from paceline.spec.load import parse_noun
 from tests.conftest import Command
 
@@ -82,7 +83,8 @@ def test_every_evaluation_of_the_catalog_is_whole(name: str) -> None:
         assert asked.cluster_called(one.cluster).num_devices >= max(getattr(one, "devices", (1,)))
     for curve in asked.curve:
         assert all(catalog.framework(framework) for framework in curve.frameworks)
-    assert asked.study_cases()
+    assert all(asked.cases_of(study) for study, _ in asked.studies.values())
+    assert "study" in asked.studies
 
 
 def test_an_answer_is_what_predict_and_whatif_say() -> None:
@@ -160,17 +162,22 @@ def test_the_command_measures_its_study_and_answers_in_json(quick: Command, tmp_
     found = quick.json(*words)
     assert found["schema"] == "paceline.evaluate/1"
     assert found["published"][0]["held"] is False
-    assert len(found["measured"]["cases"]) == 1
+    assert len(found["measured"]["study"]["cases"]) == 1
     fresh = page.read_text(encoding="utf-8")
     assert "## Measured on this machine" in fresh
     assert "## Where the measured step goes" in fresh
     again = quick.json(*words)
-    assert again["measured"]["cases"] == found["measured"]["cases"]
+    assert again["measured"]["study"]["cases"] == found["measured"]["study"]["cases"]
     assert page.read_text(encoding="utf-8") == fresh
     assert list(quick.json("evaluate")["evaluations"]) == list(evaluation_names())
 
 
-GOOD = {"schema": MEASURED_SCHEMA, "name": "small", "campaign": "c", "cases": [dict.fromkeys(MEASURED_KEYS)]}
+def kept(cases: object, **others: object) -> str:
+    measured = {"study": {"campaign": "c", "cases": cases}}
+    return json.dumps({"schema": MEASURED_SCHEMA, "name": "small", "measured": measured, **others})
+
+
+CASE = dict.fromkeys(MEASURED_KEYS)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +185,12 @@ GOOD = {"schema": MEASURED_SCHEMA, "name": "small", "campaign": "c", "cases": [d
     [
         ("not JSON", "no measurements of an evaluation"),
         ("[]", "no measurements of an evaluation"),
-        (json.dumps({**GOOD, "cases": None}), "no measurements of an evaluation"),
-        (json.dumps({**GOOD, "schema": "paceline.show/1"}), "got no case"),
-        (json.dumps({**GOOD, "cases": []}), "got no case"),
-        (json.dumps({**GOOD, "cases": [{}]}), "a case without 'network'"),
-        (json.dumps({**GOOD, "name": "large"}), "of 'large'"),
+        (kept(None), "no measurements of an evaluation"),
+        (kept([CASE], schema="paceline.show/1"), "got no case"),
+        (kept([]), "got no case"),
+        (kept([CASE], measured=[]), "no measurements of an evaluation"),
+        (kept([{}]), "a case without 'network'"),
+        (kept([CASE], name="large"), "of 'large'"),
     ],
 )
 def test_a_file_that_is_not_its_measurement_is_refused(document: str, expected: str, tmp_path: Path) -> None:
@@ -190,12 +198,40 @@ def test_a_file_that_is_not_its_measurement_is_refused(document: str, expected: 
     file.write_text(document, encoding="utf-8")
     with pytest.raises(InputError, match=expected):
         read_measured(file, "small")
-    file.write_text(json.dumps(GOOD), encoding="utf-8")
-    assert read_measured(file, "small") == GOOD
+    file.write_text(kept([CASE]), encoding="utf-8")
+    assert read_measured(file, "small") == {"study": {"campaign": "c", "cases": [CASE]}}
 
 
 def test_a_study_finds_the_clusters_of_its_evaluation() -> None:
     study = '[study]\nname = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nclusters = ["mine"]\nbatch = [4]\n'
     asked = parse_noun(f'on = "virtual"\n{SMALL}{study}devices = [4]\n', Evaluation, "small.toml")
-    (case,) = asked.study_cases()
-    assert (asked.on, case.cluster) == ("virtual", asked.cluster_called("mine"))
+    ((study, on),) = asked.studies.values()
+    (case,) = asked.cases_of(study)
+    assert (on, case.cluster) == ("virtual", asked.cluster_called("mine"))
+
+
+def test_emulated_cases_stand_beside_their_predictions(tmp_path: Path) -> None:
+    study = """
+[emulated]
+name = "e"
+networks = ["resnet20"]
+frameworks = ["pytorch"]
+clusters = ["mine"]
+devices = [4]
+batch = [4]
+strategy = [{ name = "fused", overlap = false, bucket = "1 GiB" }, { name = "per tensor", bucket = "0 B" }]
+"""
+    answer = answer_evaluation(parse_noun(SMALL + study, Evaluation, "small.toml"))
+    (fused, rate), (single, _) = answer.emulated.items()
+    assert (fused, single[1]) == (("resnet20", "fused", "mine", 4, 4), "per tensor")
+    changes = {"strategy.overlap": "false", "strategy.bucket": "1 GiB"}
+    where = answer.evaluation.cluster_called("mine")
+    alone = api.predict("resnet20", cluster=where, batch=4, devices=4, changes=changes).curve
+    assert rate == alone.predictions[0].samples_per_s.value
+    names = ("network", "strategy", "cluster", "ranks", "batch")
+    interval = {"value": rate / 2, "low": None, "high": None}
+    told = {"samples_per_s": interval, "step_s": {"value": 0.5}, "counted": 1, "labels": [], "disturbed_by": []}
+    case = {**CASE, **dict(zip(names, fused, strict=True)), **told, "drifted": 0}
+    page = evaluation_page(answer, {"emulated": {"campaign": "c", "cases": [case]}}, "paceline evaluate small.toml")
+    (row,) = [line for line in page.splitlines() if line.startswith("| resnet20 | mine | 4 | 4 | fused |")]
+    assert "+100.0 %" in row

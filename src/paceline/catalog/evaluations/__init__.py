@@ -112,6 +112,8 @@ class Evaluation(Noun):
     """What is measured on this machine; its clusters may be those of the evaluation."""
     on: Literal["local", "virtual"] = "local"
     """Where the study runs: on this machine as it is, or on a virtual cluster of it."""
+    emulated: Study | None = None
+    """What is measured on emulated devices of a virtual cluster; strategies stand for the policies of frameworks."""
 
     @model_validator(mode="after")
     def _curves_exist(self) -> Evaluation:
@@ -133,10 +135,15 @@ class Evaluation(Noun):
         own = next((one for one in self.cluster if one.name == name), None)
         return catalog.cluster(name) if own is None else resolved(own, text="", file=self.name)
 
-    def study_cases(self) -> tuple[Case, ...]:
-        """The cases of the study."""
-        known = replace(catalog.shipped_catalog(), cluster=self.cluster_called)
-        return expand(self.study, known) if self.study else ()
+    @property
+    def studies(self) -> dict[str, tuple[Study, str]]:
+        """What is measured, by kind, and where: the study on `on`, the emulated one on a virtual cluster."""
+        given = {"study": (self.study, self.on), "emulated": (self.emulated, "virtual")}
+        return {kind: (study, on) for kind, (study, on) in given.items() if study is not None}
+
+    def cases_of(self, study: Study) -> tuple[Case, ...]:
+        """The cases of one of the studies."""
+        return expand(study, replace(catalog.shipped_catalog(), cluster=self.cluster_called))
 
 
 def evaluation_names() -> tuple[str, ...]:

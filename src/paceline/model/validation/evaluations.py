@@ -23,13 +23,14 @@ __all__ = [
     "AnsweredCurve",
     "AnsweredDirection",
     "AnsweredHeadline",
+    "EmulatedCase",
     "EvaluationAnswer",
     "answer_evaluation",
     "measured_text",
     "read_measured",
 ]
 
-MEASURED_SCHEMA = "paceline.measured/1"
+MEASURED_SCHEMA = "paceline.measured/2"
 MEASURED_KEYS = (
     *("network", "framework", "strategy", "cluster", "ranks", "batch", "counted", "samples_per_s", "step_s", "speedup"),
     *(
@@ -89,6 +90,10 @@ class AnsweredDirection:
     gain: float
 
 
+EmulatedCase = tuple[str, str, str, int, int]
+"""Network, strategy and cluster by name, ranks, batch: what tells the cases of an emulated study apart."""
+
+
 @dataclass(frozen=True)
 class EvaluationAnswer:
     """Everything that the model says of an evaluation."""
@@ -98,6 +103,8 @@ class EvaluationAnswer:
     plans: tuple[tuple[AskedPlan, Plan], ...]
     headlines: tuple[AnsweredHeadline, ...]
     directions: tuple[AnsweredDirection, ...]
+    emulated: dict[EmulatedCase, float]
+    """Samples/s that the model predicts for each case of the emulated study."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -146,6 +153,7 @@ def answer_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lamb
         tuple(plans),
         tuple(_headline(one, named[one.curve].curves[one.framework]) for one in evaluation.published),
         tuple(_direction(evaluation, one, named[one.curve]) for one in evaluation.direction),
+        _emulated(evaluation),
     )
 
 
@@ -193,23 +201,36 @@ def _direction(evaluation: Evaluation, direction: Direction, answered: AnsweredC
     return AnsweredDirection(direction, before.devices, gain)
 
 
+def _emulated(evaluation: Evaluation) -> dict[EmulatedCase, float]:
+    predicted = {}
+    for case in evaluation.cases_of(evaluation.emulated) if evaluation.emulated else ():
+        question = Question(case.cluster, case.framework, case.batch, network=case.network, strategy=case.strategy)
+        (point,) = predict_curve(question, (case.ranks,)).predictions
+        key = (case.network.name, case.strategy.name, case.cluster.name, case.ranks, case.batch)
+        predicted[key] = point.samples_per_s.value
+    return predicted
+
+
 def measured_text(name: str, measured: Mapping[str, Any]) -> str:
-    """The file that keeps what was measured of an evaluation."""
-    kept = {key: value for key, value in measured.items() if key != "store"}
-    return json.dumps({"schema": MEASURED_SCHEMA, "name": name, **kept}, indent=1, allow_nan=False) + "\n"
+    """The file that keeps what was measured of an evaluation, by kind of study."""
+    kept = {kind: {key: value for key, value in one.items() if key != "store"} for kind, one in measured.items()}
+    return json.dumps({"schema": MEASURED_SCHEMA, "name": name, "measured": kept}, indent=1, allow_nan=False) + "\n"
 
 
 def read_measured(path: Path, name: str) -> dict[str, Any]:
-    """What an earlier run of an evaluation measured, from the file that keeps it."""
+    """What an earlier run of an evaluation measured, by kind of study, from the file that keeps it."""
     hint = f"delete it, and `paceline evaluate {name} --measured {path}` writes it anew"
     try:
         kept: dict[str, Any] = json.loads(read_text(path))
-        good = kept["schema"] == MEASURED_SCHEMA and isinstance(kept["campaign"], str) and kept["cases"]
-        missing = [key for case in kept["cases"] for key in MEASURED_KEYS if key not in case]
-    except (ValueError, KeyError, TypeError) as error:
+        studies = list(kept["measured"].values())
+        good = kept["schema"] == MEASURED_SCHEMA and all(isinstance(one["campaign"], str) for one in studies)
+        cases = [case for one in studies for case in one["cases"]]
+        missing = [key for case in cases for key in MEASURED_KEYS if key not in case]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: got no measurements of an evaluation", hint=hint) from error
-    if missing or not good:
+    if missing or not (good and cases):
         raise InputError(f"{path}: got a case without {missing[0]!r}" if missing else f"{path}: got no case", hint=hint)
     if kept.get("name") != name:
         raise InputError(f"{path}: got measurements of {kept.get('name')!r}, expected those of {name!r}", hint=hint)
-    return kept
+    measured: dict[str, Any] = kept["measured"]
+    return measured
