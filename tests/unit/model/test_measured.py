@@ -385,7 +385,7 @@ def test_what_stated_labels_are_worth_is_learnt_at_the_first_crossing():
     fitted = fit_discrepancy(doubts, errors, [str(place // 5) for place in range(200)])
     place = COEFFICIENTS.index("stated")
     assert 0.25 < fitted[1, place] < 0.5
-    assert fitted[:, place].tolist() == [1.0, *[fitted[1, place]] * 3, 1.0], "later crossings begin with it"
+    assert fitted[:, place].tolist() == [1.0, *[fitted[1, place]] * 3, 1.0, 1.0], "later crossings begin with it"
 
 
 def test_a_fluke_does_not_choose_the_form(tmp_path):
