@@ -4,7 +4,8 @@
 
 Learnt by expectation-maximisation: fit every series under the prior, then the prior to the fits. Features are facts
 and names alone: parameters of the network, stated rate of the link, kind of strategy, speed of one device (of a known
-network of images: a rate in an unknown unit says nothing), and whether the devices of a host are all linked to each other.
+network of images: a rate in an unknown unit says nothing), and whether the devices of a host are all linked to each
+other.
 """
 
 from __future__ import annotations
