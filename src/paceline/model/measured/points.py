@@ -220,7 +220,7 @@ def _parsed(cells: Cells) -> Row:
 
 
 def _devices(cells: Cells) -> float | None:
-    """The number of devices: as stated, or of so many full hosts."""
+    """The number of devices: as stated, or hosts times the devices of a full one."""
     if "devices" in cells.row:
         return cells.number("devices", needed=True)
     hosts, full = (cells.number(name, needed=True) for name in ("hosts", "devices_per_host"))
