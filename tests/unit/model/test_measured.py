@@ -494,6 +494,16 @@ def test_what_a_column_is_taken_for_is_named(tmp_path):
         assert set(series.batches[~np.isnan(series.batches)]) <= {32.0}
 
 
+def test_batches_of_sequences_do_not_tell_a_step_of_tokens(tmp_path):
+    head = "nodes,gpus_per_node,batch_size,tokens_per_s\n"
+    (tmp_path / "p.csv").write_text(head + "1,8,64,88000\n2,8,128,170000\n4,8,256,330000\n")
+    (series,) = read_points(tmp_path / "p.csv")
+    assert series.batches.tolist() == [8, 8, 8]
+    assert "rate in tokens, batch in samples: a step is one token on each device" in series.assumed
+    (found,) = predict(tmp_path / "p.csv", at=(64,))[0].predictions
+    assert found.step_s.value == pytest.approx(64 / found.samples_per_s.value)
+
+
 def test_a_step_may_sum_up_several_batches_but_not_a_part_of_one(tmp_path):
     (tmp_path / "p.csv").write_text("gpus,micro_batch,gbs,tokens_per_s\n8,4,512,88000\n16,4,512,170000\n")
     assert read_points(tmp_path / "p.csv")[0].batches.tolist() == [64, 32]

@@ -156,7 +156,7 @@ def _prediction(posterior: Posterior, made: Forecast, population: Population, *,
             f"{posterior.series.label}: the points contradict each other", hint="check units and decimals"
         )
     step = float(np.exp(made.centre))
-    batch = 1.0 if np.isnan(made.batch) else made.batch
+    batch = 1.0 if np.isnan(made.batch) or posterior.series.in_tokens else made.batch
     bounds = [np.exp(low_high) for low_high in logs]
     low_high = [(step * float(low), step * float(high)) for low, high in bounds]
     seconds = Estimate(step * batch, *((low * batch, high * batch) for low, high in low_high))

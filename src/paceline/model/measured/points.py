@@ -156,9 +156,8 @@ def _unclear_batch(written: str, rows: list[dict[str, str]]) -> list[str]:
     """What a column that is called `batch` alone is taken for: that of all devices where it grows as they do."""
     if re.sub(r"[ \-]+", "_", written.strip().lower()) not in UNCLEAR_BATCHES or not rows:
         return []
-    numbers = [
-        (Cells("", 0, row, []).number("batch_per_device"), Cells("", 0, row, []).number("devices")) for row in rows
-    ]
+    cells = [Cells("", 0, row, []) for row in rows]
+    numbers = [(one.number("batch_per_device"), _devices(one)) for one in cells]
     each = [batch / devices for batch, devices in numbers if batch and devices]
     grows = len(each) == len(rows) and len({batch for batch, _ in numbers}) > 1 and max(each) - min(each) < 1e-9
     if not grows or any("global_batch" in row for row in rows):
@@ -307,6 +306,8 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
         assumed.append("framework or strategy not given: overlap not known")
     if batches == {None}:
         assumed.append("batch_per_device not given: a step is one sample on each device")
+    elif rows[0].get("in_tokens"):
+        assumed.append("rate in tokens, batch in samples: a step is one token on each device")
     label = ", ".join(part for part in parts if part) or "measured points"
     return Series(
         label=label,
