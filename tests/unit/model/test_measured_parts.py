@@ -252,11 +252,12 @@ def test_a_file_of_several_series_answers_each_as_if_it_were_alone():
 
 
 @pytest.mark.parametrize("link", ["", "10GbE", "NVLink"])
-def test_a_rate_in_another_unit_scales_the_answer_alone(link):
-    images, tokens = (predicted(series({n: unit * 100.0 * n**0.95 for n in (1, 2, 4, 8)}, link=link), 16)
-                      for unit in (1.0, 1024.0))  # fmt: skip
-    assert tokens.value == pytest.approx(1024 * images.value, rel=1e-6)
-    assert tokens.interval_90 == pytest.approx([1024 * bound for bound in images.interval_90], rel=1e-6)
+def test_a_rate_of_nobody_knows_what_scales_the_answer_alone(link):
+    points = [replace(series({n: unit * 100.0 * n**0.95 for n in (1, 2, 4, 8)}, link=link), network="")
+              for unit in (1.0, 1024.0)]  # fmt: skip
+    samples, tokens = (predicted(one, 16) for one in points)
+    assert tokens.value == pytest.approx(1024 * samples.value, rel=1e-5)
+    assert tokens.interval_90 == pytest.approx([1024 * bound for bound in samples.interval_90], rel=1e-5)
 
 
 def test_a_batch_far_from_the_measured_ones_is_a_distance():
@@ -285,7 +286,7 @@ def test_the_first_crossing_is_no_surer_than_the_full_host():
         found.samples_per_s.interval_90
         for found in extrapolate_series([lost], [8, 16], population=shipped_population())[0].predictions
     )
-    assert np.log(across[1] / across[0]) >= np.log(inside[1] / inside[0])
+    assert np.log(across[1] / across[0]) >= np.log(inside[1] / inside[0]) * (1 - 1e-9)
     posterior = posteriors([lost], shipped_population())[0]
     assert repr(forecast(posterior, None, 16.0, 64.0).doubt.inside) == repr(forecast(posterior, None, 8.0, 64.0).doubt)
     full = posteriors([series({1: 100.0, 4: 340.0, 8: 640.0})], shipped_population())[0]
