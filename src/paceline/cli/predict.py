@@ -44,10 +44,10 @@ def command(
     Several frameworks, separated by commas, are compared, each with the reasons why it differs from the first.
 
     A points file has two columns at least: a number of devices (gpus, n_gpus, world_size, ...) and a throughput
-    (images_per_sec, img/s, tokens_per_s, ...). Better with network, framework or strategy, device, link,
-    devices_per_host (of a full host, in use or not), batch_per_device or global_batch, and spread (a standard
-    deviation: the interval rests on it), as columns or as --network, --batch and --fact. What is missing is assumed,
-    and the output names it.
+    (images_per_sec, img/s, tokens_per_s, ..., or step_time_ms with a batch). Better with network, framework or
+    strategy, device, link, devices_per_host (of a full host, in use or not), batch_per_device or global_batch, and
+    spread (a standard deviation: the interval rests on it), as columns or as --network, --batch and --fact. What is
+    missing is assumed, and the output names it.
 
     \b
     Examples:

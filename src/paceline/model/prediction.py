@@ -55,7 +55,7 @@ class Prediction:
     step_s: Estimate
     samples_per_s: Estimate
     efficiency: float
-    """Throughput per device, relative to one device."""
+    """Throughput per device, relative to one device; of measured points, to their smallest count."""
     terms: dict[str, float]
     """Seconds of each term; they sum to the step."""
     speed_up: Estimate | None = None

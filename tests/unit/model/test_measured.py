@@ -124,6 +124,9 @@ def test_one_point_is_refused_unless_the_file_knows_the_link(tmp_path):
         (HEAD.replace("samples_per_s", "speed"), "column missing: samples_per_s"),
         (HEAD.replace(",devices,", ","), "column missing: devices"),
         (HEAD + ROW.format(1, '"350,5"'), "'350,5', expected a number without commas"),
+        ("nodes,img/s\n1,100\n2,190\n", "hosts need devices_per_host"),
+        ("gpus,step_time_ms\n1,100\n2,190\n", "time of a step needs batch_per_device"),
+        ("gpus,batch,step_time_ms\n1,,100\n2,64,190\n", ":2: batch_per_device: got nothing"),
         (HEAD + ROW.format(1, '"2350,5"'), "decimals have a point: 2350.5; thousands have nothing: 23505"),
         (HEAD + ROW.format(1, '"1.350,5"'), r"write 1350\.5\)"),
         ("devices,hosts,devices_per_host,samples_per_s\n16,1,8,100\n", "16 devices ran on 1 hosts"),
@@ -385,7 +388,7 @@ def test_what_stated_labels_are_worth_is_learnt_at_the_first_crossing():
     fitted = fit_discrepancy(doubts, errors, [str(place // 5) for place in range(200)])
     place = COEFFICIENTS.index("stated")
     assert 0.25 < fitted[1, place] < 0.5
-    assert fitted[:, place].tolist() == [1.0, *[fitted[1, place]] * 3, 1.0], "later crossings begin with it"
+    assert fitted[:, place].tolist() == [1.0, *[fitted[1, place]] * 3, 1.0, 1.0], "later crossings begin with it"
 
 
 def test_a_fluke_does_not_choose_the_form(tmp_path):
@@ -453,6 +456,62 @@ def test_headers_with_units_rates_of_one_device_and_thousands(tmp_path, text, ra
     assert series.devices.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nodes,gpus_per_node,img/s\n1,4,400\n2,4,760\n",
+        "GPUs,Batch per GPU,Step time (ms)\n4,32,320\n8,32,336.8421052631579\n",
+        "gpus,global batch size,s/it\n4,128,0.32\n8,256,0.3368421052631579\n",
+        "gpus,batch_size,it/s\n4,32,3.125\n8,32,2.96875\n",
+        "# my run, on Monday\ngpus,img/s\n4,400\n# slow\n8,760\n",
+        "# of GPUs,throughput_img_s\n4,400\n8,760\n",
+        "\n\nchips img/s\n4    400\n8    760\n",
+        "| cards | Images/sec |\n|---|---:|\n| 4 | 400 |\n| 8 | 760 |\n",
+        'gpus,"img/s",x\n4,400,"1,000"\n8,760,"2,000"\n',
+        "workers,img/s,gpus\n16,400,4\n16,760,8\n",
+    ],
+)
+def test_tables_as_people_have_them(tmp_path, text):
+    (tmp_path / "p.csv").write_text(text)
+    (series,) = read_points(tmp_path / "p.csv")
+    assert series.devices.tolist() == [4, 8]
+    assert series.samples_per_s == pytest.approx([400, 760])
+
+
+def test_what_a_column_is_taken_for_is_named(tmp_path):
+    for text, words in (
+        ("workers,gpus,img/s\n16,4,400\n16,8,760\n", "gpus and workers may both be devices: gpus taken"),
+        ("gpus,batch_size,img/s\n4,32,400\n8,32,760\n", "batch_size taken as samples per device"),
+        (
+            "gpus,batch_size,img/s\n4,128,400\n8,256,760\n",
+            "batch_size grows as the devices do: taken as samples of all",
+        ),
+        ("gpus,global_batch,step_time\n4,128,0.32\n8,256,0.33\n", "step_time has no unit: seconds assumed"),
+    ):
+        (tmp_path / "p.csv").write_text(text)
+        (series,) = read_points(tmp_path / "p.csv")
+        assert words in series.assumed
+        assert set(series.batches[~np.isnan(series.batches)]) <= {32.0}
+
+
+def test_batches_of_sequences_do_not_tell_a_step_of_tokens(tmp_path):
+    head = "nodes,gpus_per_node,batch_size,tokens_per_s\n"
+    (tmp_path / "p.csv").write_text(head + "1,8,64,88000\n2,8,128,170000\n4,8,256,330000\n")
+    (series,) = read_points(tmp_path / "p.csv")
+    assert series.batches.tolist() == [8, 8, 8]
+    assert "rate in tokens, batch in samples: a step is one token on each device" in series.assumed
+    (found,) = predict(tmp_path / "p.csv", at=(64,))[0].predictions
+    assert found.step_s.value == pytest.approx(64 / found.samples_per_s.value)
+
+
+def test_a_step_may_sum_up_several_batches_but_not_a_part_of_one(tmp_path):
+    (tmp_path / "p.csv").write_text("gpus,micro_batch,gbs,tokens_per_s\n8,4,512,88000\n16,4,512,170000\n")
+    assert read_points(tmp_path / "p.csv")[0].batches.tolist() == [64, 32]
+    (tmp_path / "p.csv").write_text("gpus,batch_per_gpu,global_batch,img/s\n1,64,64,100\n2,64,64,190\n")
+    with pytest.raises(InputError, match="64, but 2 devices with 64 each have 128"):
+        read_points(tmp_path / "p.csv")
+
+
 @pytest.mark.parametrize("head", ["gpus,throughput (k img/s)", "gpus,step time (ms)", "gpus,img/s/host", "1,100"])
 def test_a_rate_in_another_unit_is_not_taken_for_samples(tmp_path, head):
     (tmp_path / "p.csv").write_text(f"{head}\n1,100\n2,196\n")
@@ -465,6 +524,10 @@ def test_a_spread_in_percent_is_a_share_and_of_one_device_counts_for_all(tmp_pat
     assert read_points(tmp_path / "p.csv")[0].spread == pytest.approx([0.02, 0.015, 0.01])
     (tmp_path / "p.csv").write_text("gpus,img/s/gpu,std\n1,100,2\n4,95,1%\n8,90,0.9\n")
     assert read_points(tmp_path / "p.csv")[0].spread == pytest.approx([0.02, 0.01, 0.01])
+    (tmp_path / "p.csv").write_text("gpus,batch_per_gpu,step_time_ms,std (ms)\n1,64,160,1.6\n4,64,170,3.4\n")
+    assert read_points(tmp_path / "p.csv")[0].spread == pytest.approx([0.01, 0.02])
+    (tmp_path / "p.csv").write_text("gpus,img/s,img/s std\n1,100,2\n4,380,3.8\n")
+    assert read_points(tmp_path / "p.csv")[0].spread == pytest.approx([0.02, 0.01])
 
 
 def test_a_batch_in_brackets_says_whose_it_is(tmp_path):

@@ -70,7 +70,9 @@ def test_what_is_not_known_is_no_feature():
     for one in (series({1: 250.0}, network="MyNet"), series({1: 250.0}, batch=None), series({1: 1e9})):
         found = _features(one, 0.0)
         assert (found[1][2], found[4][2], found[7][2]) == (0, 0, 0)
-    assert _features(series({1: 1e9}), 0.0)[4][6] == 5.0, "no published device is faster"
+    assert _features(series({1: 1e6}), 0.0)[4][6] == 5.0, "no published device is faster"
+    assert _features(series({1: 1e9}), 0.0)[4][6] == 0.0, "no device is as fast: another unit"
+    assert _features(series({1: 2500.0}, network=""), 0.0)[4][6] == 0.0, "samples of nobody knows what"
     assert _features(series({1: 250.0}, network="BERT-Base"), 0.0)[4][6] == 0.0, "texts have no speed in images"
 
 
@@ -188,8 +190,8 @@ def test_a_population_is_written_with_few_digits(tmp_path, monkeypatch):
         covariance=np.full((8, 8), 0.123456789),
         offsets={"b": np.full(8, 0.123456789), "a": np.full(8, -0.5)},
         counts={"b": np.full(8, 1.23456789), "a": np.full(8, 2.0)},
-        discrepancy=np.full((5, 10), 0.123456789),
-        supported=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+        discrepancy=np.full((6, 10), 0.123456789),
+        supported=np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
         noise=np.array([0.123456789, 0.876543211]),
     )
     write_population(long, tmp_path / "population.toml")
@@ -198,5 +200,5 @@ def test_a_population_is_written_with_few_digits(tmp_path, monkeypatch):
     assert (found.weights[1, 1], found.covariance[1, 1], found.discrepancy[1, 1]) == (0.12346, 0.123457, 0.12346)
     assert (found.offsets["b"][0], found.offsets["a"][0]) == (0.12346, -0.5)
     assert (found.counts["b"][0], found.counts["a"][0]) == (1.235, 2.0)
-    assert found.supported.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert found.supported.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert found.noise.tolist() == [0.1235, 0.8765]

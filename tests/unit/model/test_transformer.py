@@ -67,6 +67,11 @@ def test_what_cannot_run_is_refused(parallel, words):
         transformer_memory(GPT, parallel)
 
 
+def test_a_hidden_size_splits_into_heads():
+    with pytest.raises(InputError, match="a hidden size of 2049 does not split into 16 heads"):
+        transformer_memory(TransformerShape(hidden=2049, heads=16, layers=24, sequence=1024), Parallel(1, 1, 8, 4, 128))
+
+
 def test_a_fit_meets_what_it_was_given():
     parallels = [Parallel(t, p, 1, b, 8 * b) for t in (1, 2, 4) for p in (1, 2) for b in (1, 2, 4)]
     case = features([GPT] * len(parallels), parallels)

@@ -69,12 +69,12 @@ def test_an_interval_holds_or_pays_for_what_it_misses(off: float, half: bool, wh
 def test_a_distance_is_supported_while_three_of_four_held() -> None:
     far = [task(off=0.5 if n == 0 else 0.0, doublings=3.0) for n in range(4)]
     near = [task(doublings=1.0) for _ in range(8)]
-    assert _supported([*near, *far]).tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
+    assert _supported([*near, *far]).tolist() == [3.0, 1.0, 1.0, 1.0, 1.0, 4.0]
     missed = [replace(far[0]), *far]
     assert _supported([*near, *missed]).tolist()[0] == 1.0
     assert _supported([*near, *far[1:]]).tolist()[0] == 1.0, "three are too few"
     shared = [task(situation=n % 3 + 1, doublings=2.0) for n in range(4)]
-    assert _supported(shared).tolist() == [1.0, 2.0, 2.0, 2.0, 1.0]
+    assert _supported(shared).tolist() == [1.0, 2.0, 2.0, 2.0, 1.0, 4.0]
     early = [task(off=0.5, doublings=1.0) for _ in range(8)]
     assert _supported([*early, *(task(doublings=3.0) for _ in range(4))]).tolist()[0] == 1.0, "missed on the way"
     farthest = [task(doublings=40.0) for _ in range(4)]

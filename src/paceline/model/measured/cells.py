@@ -22,27 +22,58 @@ NOTHING = ("", "nan", "none", "na", "-")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[+-]?[0-9]{1,3}(?:,[0-9]{3}){2,}")
 """Thousands, certainly; a single comma before three digits may as well be a decimal one."""
 _SPACED = re.compile(r"[+-]?[0-9]{1,3}(?:[ '\u00a0\u2009\u202f][0-9]{3})+(?:\.[0-9]+)?")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _PLAIN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The names of the columns, and every row that is not empty with its line; any ends of lines are accepted."""
-    text = read_text(path).lstrip("\ufeff").replace("\r", "\n")
-    separator = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text), delimiter=separator)
-    columns: list[str] = []
+    """The names of the columns, and every row that is not empty with its line; any ends of lines are accepted.
+
+    Cells are separated by commas, semicolons, tabs, bars (Markdown) or spaces, whatever the header has most of; lines
+    that begin with # are comments, unless one of them is the header.
+    """
+    lines = _without_comments(read_text(path).lstrip("\ufeff").replace("\r", "\n").split("\n"))
+    head = next((line for line in lines if line.strip()), "")
+    separator = max(",;\t|", key=head.count)
+    if separator not in head:
+        separator, lines = " ", [line.strip() for line in lines]
+    reader = csv.reader(io.StringIO("\n".join(lines)), delimiter=separator, skipinitialspace=separator == " ")
+    columns: list[str] | None = None
     rows: list[tuple[int, dict[str, str]]] = []
     try:
-        columns = next(reader, [])
         for cells in reader:
-            texts = [cell.strip() for cell in cells]
-            if any(texts):
-                rows.append((reader.line_num, _row(path, reader.line_num, columns, texts)))
+            texts = [_ungrouped(cell.strip(), separator) for cell in cells]
+            if not any(texts) or _is_rule(texts, separator):
+                continue
+            if columns is None:
+                columns = cells
+                continue
+            rows.append((reader.line_num, _row(path, reader.line_num, columns, texts)))
             if len(rows) > MAX_ROWS:
                 raise _wrong(path, reader.line_num, "rows", f"more than {MAX_ROWS:,}", "a smaller file")
     except csv.Error as error:
         raise _wrong(path, reader.line_num, "syntax", str(error), "a CSV file") from None
-    return columns, rows
+    return columns or [], rows
+
+
+def _without_comments(lines: list[str]) -> list[str]:
+    """The same with comments emptied; a comment is the header where the first other line has numbers already."""
+    comments = [place for place, line in enumerate(lines) if line.startswith("#")]
+    first = next((place for place, line in enumerate(lines) if line.strip() and place not in comments), 0)
+    before = [place for place in comments if place < first]
+    if before and any(_PLAIN.fullmatch(cell.strip()) for cell in re.split(r"[,;\t| ]", lines[first])):
+        comments.remove(before[-1])
+    return ["" if place in set(comments) else line for place, line in enumerate(lines)]
+
+
+def _ungrouped(text: str, separator: str) -> str:
+    """A number without its thousands: where commas separate cells, a comma inside one is no decimal one."""
+    return text.replace(",", "") if separator == "," and _THOUSANDS.fullmatch(text) else text
+
+
+def _is_rule(texts: list[str], separator: str) -> bool:
+    """Whether a row is the line below the header of a Markdown table."""
+    return separator == "|" and all(re.fullmatch(r":?-+:?|", text) for text in texts)
 
 
 def _row(path: Path, line: int, columns: list[str], texts: list[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import interval, scale_of
 from paceline.model.measured.fit import NOISE
 from paceline.model.measured.forecast import Forecast, Posterior, forecast, posteriors
-from paceline.model.measured.forms import BATCH, FIRST_CROSSING, FORMS, step_parts
+from paceline.model.measured.forms import BATCH, FEWER, FIRST_CROSSING, FORMS, step_parts
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, adapted
@@ -48,9 +48,7 @@ def extrapolate_series(
     if not at or min(at) < 1:
         raise InputError("numbers of devices must be at least 1", hint="for example 32,64")
     _check_points(series, global_batch)
-    alike = [one for one in series if one.has_one_batch]
-    population = adapted(population, alike) if alike else population
-    fits = posteriors(series, population)
+    fits = _fits(series, population)
     shorter = posteriors([one.first(max(one.num_points - 1, 1)) for one in series], population)
     counts = tuple(sorted(set(at)))
     curves = []
@@ -64,6 +62,16 @@ def extrapolate_series(
         knee = knee_of(grid, [one.count / float(np.exp(one.centre)) for one in at_grid], gain=knee_gain)
         curves[-1] = replace(curves[-1], knee=knee)
     return tuple(curves)
+
+
+def _fits(series: Sequence[Series], population: Population) -> list[Posterior]:
+    """What the points of each series say; a series of one point alone borrows from others over its link."""
+    fits = posteriors(series, population)
+    alike = [one for one in series if one.has_one_batch]
+    if not alike or min(one.num_points for one in series) > 1:
+        return fits
+    borrowed = posteriors(series, adapted(population, alike))
+    return [fit if fit.series.num_points > 1 else other for fit, other in zip(fits, borrowed, strict=True)]
 
 
 def _check_points(series: Sequence[Series], global_batch: float | None) -> None:
@@ -108,9 +116,10 @@ def _curve(
 
 
 def _refusal(series: Series, far: Forecast, population: Population, ranked: Sequence[NextMeasurement]) -> Unsupported:
+    closer = "a smaller" if far.doubt.situation == FEWER else "a larger"
     return Unsupported(
         f"{series.label}: {_distance(far, series, population, force=False)}",
-        hint=f"{ranked[0].text if ranked else 'measure a larger count'}; or force the prediction",
+        hint=f"{ranked[0].text if ranked else f'measure {closer} count'}; or force the prediction",
     )
 
 
@@ -125,7 +134,9 @@ def _distance(far: Forecast, series: Series, population: Population, *, force: b
     held = 2 ** population.supported[far.doubt.situation]
     word = "unsupported" if force else "refused"
     what = f"{far.count:g} devices are {times:g} times the largest measured count"
-    if away > 1.001 * times:
+    if far.doubt.situation == FEWER:
+        what = f"the smallest measured count is {away:g} times {far.count:g} device{'s' if far.count > 1 else ''}"
+    elif away > 1.001 * times:
         what = f"a batch of {far.batch:g} per device is {away:.3g} times away from the nearest measured one"
     return f"{word}: {what}, and intervals were seen to hold up to {held:g} times"
 
@@ -145,7 +156,7 @@ def _prediction(posterior: Posterior, made: Forecast, population: Population, *,
             f"{posterior.series.label}: the points contradict each other", hint="check units and decimals"
         )
     step = float(np.exp(made.centre))
-    batch = 1.0 if np.isnan(made.batch) else made.batch
+    batch = 1.0 if np.isnan(made.batch) or posterior.series.in_tokens else made.batch
     bounds = [np.exp(low_high) for low_high in logs]
     low_high = [(step * float(low), step * float(high)) for low, high in bounds]
     seconds = Estimate(step * batch, *((low * batch, high * batch) for low, high in low_high))
@@ -155,19 +166,10 @@ def _prediction(posterior: Posterior, made: Forecast, population: Population, *,
         batch_per_device=batch,
         step_s=seconds,
         samples_per_s=rates,
-        efficiency=_single(posterior, made) / step,
+        efficiency=float(np.exp(posterior.series.log_seconds[0])) / step,
         terms=_terms(_parts(posterior, made), step, batch),
         supported=supported,
     )
-
-
-def _single(posterior: Posterior, made: Forecast) -> float:
-    """Seconds per sample on one device: measured if there is such a point, else by the curve."""
-    series = posterior.series
-    if series.devices[0] == 1 or made.doubt.situation == BATCH:
-        return float(np.exp(series.log_seconds[0]))
-    drawn = posterior.log_seconds(1.0)
-    return float(np.exp(np.median(drawn[int(posterior.overlapped > 0.5)])))
 
 
 def _parts(posterior: Posterior, made: Forecast) -> dict[str, float]:
@@ -208,6 +210,7 @@ def _basis(series: Series, made: Forecast, notes: Sequence[str]) -> tuple[str, .
     return (
         *notes,
         f"measured at {counts} devices, hosts of {series.per_host:g}",
+        *(() if series.devices[0] == 1 else (f"efficiency is over that of {series.devices[0]:g} devices, per device",)),
         f"{known}, {rate}",
         f"{where}, {overlap}",
         f"forms: {forms}",

@@ -20,11 +20,13 @@ from paceline.model.measured.fit import NOISES, Packed, draw, log_evidence, maxi
 from paceline.model.measured.forms import (
     BATCH,
     BEYOND_A_HOST,
+    FEWER,
     FIRST_CROSSING,
     ONE_CROSSING,
     SHARPNESS,
     WEIGHTS,
     closed_forms,
+    fluke_of,
     least_slope,
     situation_of,
     slope_of,
@@ -162,10 +164,18 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
     if between and situation != BATCH:
         centre, doubt = _enclosed(series, count, centre, doubt)
     if situation == FIRST_CROSSING and series.devices[-1] < series.per_host:
-        doubt = replace(doubt, inside=forecast(posterior, before, series.per_host, batch).doubt)
-    fastest = -np.inf if _grows(series, batch, situation) else float(series.log_seconds.min())
+        full_host = forecast(posterior, before, series.per_host, batch)
+        centre, doubt = max(centre, full_host.centre), replace(doubt, inside=full_host.doubt)
+    return Forecast(count, batch, centre, _bounded(series, count, centre, doubt, batch), forms, weights)
+
+
+def _bounded(series: Series, count: float, centre: float, doubt: Doubt, batch: float) -> Doubt:
+    """The same with the times that are possible; fewer devices are no slower each than the smallest count's."""
+    fewer = doubt.situation == FEWER
+    fastest = -np.inf if fewer or _grows(series, batch, doubt.situation) else float(series.log_seconds.min())
     fastest = max(fastest, least_log_seconds(series, count, batch))
-    return Forecast(count, batch, centre, replace(doubt, fastest=min(fastest - centre, 0.0)), forms, weights)
+    slowest = float(series.log_seconds[0]) - centre if fewer else np.inf
+    return replace(doubt, fastest=min(fastest - centre, 0.0), slowest=max(slowest, 0.0))
 
 
 def _enclosed(series: Series, count: float, centre: float, doubt: Doubt) -> tuple[float, Doubt]:
@@ -207,6 +217,8 @@ def _least(series: Series, count: float, batch: float, situation: int) -> float:
 def _doublings(series: Series, count: float, batch: float, situation: int) -> float:
     """Doublings to the target from the largest count, or from the nearest measured batch if that is farther."""
     farther = float(np.log2(max(count / series.devices[-1], 1.0)))
+    if situation == FEWER:
+        return float(np.log2(series.devices[0] / count))
     if situation != BATCH:
         return farther
     measured = np.concatenate([series.shrink_of(one.batches) for one in (series, *series.siblings)])
@@ -222,7 +234,13 @@ def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, fl
 
 
 def _limits(series: Series, count: float, batch: float, situation: int) -> tuple[float, float]:
-    """Between which a time beyond the last point is possible; the posterior's draws count within them alone."""
+    """Between which a time beyond the points is possible; the posterior's draws count within them alone.
+
+    Of one host, fewer devices do not do more in total.
+    """
+    if situation == FEWER:
+        first, nearer = float(series.log_seconds[0]), float(np.log(series.devices[0] / count))
+        return first - nearer if series.hosts_at(count) == series.hosts[0] else -np.inf, first
     if count <= series.devices[-1]:
         return -np.inf, np.inf
     last, farther = float(series.log_seconds[-1]), float(np.log(count / series.devices[-1]))
@@ -247,8 +265,8 @@ def _computed_forms(posterior: Posterior, count: float, batch: float) -> tuple[F
 def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple[Floats, float]:
     """How far each form and their average missed the last point; the forms' errors count in the same regime alone.
 
-    They do not count either where the last point is faster per device than the one before it: no form gets faster, and
-    the one that is least wrong about noise is not the one that holds.
+    They do not count either as far as the last point is faster per device than the one before it: no form gets faster,
+    and the one that is least wrong about noise is not the one that holds.
     """
     none = np.zeros(WEIGHTS.shape[1])
     if before is None:
@@ -256,9 +274,9 @@ def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple
     count, batch, truth = float(series.devices[-1]), float(series.batches[-1]), series.log_seconds[-1]
     forms, spread, then = _forms(before, count, batch)
     error = abs(float(truth - _weights(before.overlapped, then, none) @ forms))
-    faster = situation != BATCH and truth < series.log_seconds[-2]
+    sure = 1.0 if situation == BATCH else 1.0 - fluke_of(series)
     if then == situation or {then, situation} <= {2, 3}:
-        return none if faster else truth - forms, error
+        return sure * (truth - forms), error
     return none, max(error - 2 * spread, 0.0)
 
 
@@ -268,7 +286,7 @@ def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool
     `full`: the share of something that is full, beside the physical curve's.
     """
     weights = WEIGHTS[situation].copy()
-    if between:
+    if between and situation != FEWER:
         weights[2:5] = 0.0
     weights[:2] *= 1 - overlapped, overlapped
     if not missed.any() and situation != BATCH:

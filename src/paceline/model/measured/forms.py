@@ -4,9 +4,9 @@ y = log of the seconds that one device spends on one sample. Through the last tw
 
     power law      y = y0 + slope ln(P/P0)
     straight line  throughput is linear in P
-    trend          y = y0 + slope ln(P/P0), the slope of all points: stands for both where the last point is faster per
-                   device than the one before it, because the last two points then say nothing about what more cost,
-                   and for the power law at the first crossing, which no two points inside a host know
+    trend          y = y0 + slope ln(P/P0), the slope of all points: stands for both as far as the last point is faster
+                   per device than the one before it, because the last two points then say nothing about what more
+                   cost, and for the power law at the first crossing, which no two points inside a host know
     saturating     T^q = T0^q + (P/Ps)^q         a server, an input pipeline or a disk that is full at Ps devices
 
 Batch-aware, through all points, non-negative least squares (b batch per device, one step of P devices):
@@ -23,15 +23,17 @@ from scipy.optimize import nnls
 
 from paceline.model.measured.points import Series
 
-__all__ = ["BATCH", "BEYOND_A_HOST", "FIRST_CROSSING", "FORMS", "ONE_CROSSING", "SHARPNESS", "SITUATIONS", "WEIGHTS",
-           "amdahl", "closed_forms", "least_slope", "power_law", "situation_of", "slope_of", "step_parts",
-           "straight_line"]  # fmt: skip
+__all__ = ["BATCH", "BEYOND_A_HOST", "FEWER", "FIRST_CROSSING", "FORMS", "ONE_CROSSING", "SHARPNESS", "SITUATIONS",
+           "WEIGHTS", "amdahl", "closed_forms", "fluke_of", "least_slope", "power_law", "situation_of", "slope_of",
+           "step_parts", "straight_line"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
-SITUATIONS = ("inside a host", "first crossing", "one crossing known", "more crossings known", "batch changes")
+SITUATIONS = (
+    "inside a host", "first crossing", "one crossing known", "more crossings known", "batch changes", "fewer devices"
+)  # fmt: skip
 """What is asked, given what was measured: the errors of each are of another kind and size."""
-FIRST_CROSSING, ONE_CROSSING, BATCH = 1, 2, 4
+FIRST_CROSSING, ONE_CROSSING, BATCH, FEWER = 1, 2, 4, 5
 BEYOND_A_HOST = (1, 2, 3)
 FORMS = ("not overlapped", "overlapped", "straight line", "power law", "saturating", "ring", "tree")
 WEIGHTS = np.array(
@@ -41,10 +43,13 @@ WEIGHTS = np.array(
         [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
         [0.75, 0.75, 0.1, 0.15, 0.1, 0.0, 0.0],
         [0.0, 0.0, 0.0, 0.2, 0.0, 0.5, 0.3],
+        [0.7, 0.7, 0.0, 0.3, 0.0, 0.0, 0.0],
     ]
 )
 """Prior weight of each form by situation; the first two share theirs by the evidence of the points for overlap."""
 SHARPNESS = 4
+FLUKE = 0.02
+"""A last point that is faster per device by this much says nothing about what more cost; by less, as much more."""
 RIDGE = 0.3
 """How strongly costs per step are drawn to none, as a share of the first point."""
 
@@ -55,6 +60,8 @@ def situation_of(series: Series, count: float, batch: float) -> int:
         series.num_points == 1 and series.siblings
     ):
         return BATCH
+    if count < series.devices[0]:
+        return FEWER
     if series.hosts_at(count) == 1:
         return 0
     return min(1 + int((series.hosts > 1).sum()), 3)
@@ -100,9 +107,16 @@ def _stall(series: Series, alike: NDArray[np.bool_]) -> float:
     return min(_slope(*end) * min(float(np.ptp(end[0])) / np.log(2), 1.0) if len(y) > 1 else 0.0 for end in ends)
 
 
-def _trend(series: Series, count: float) -> float:
-    """y by the slope of all points."""
-    return float(series.log_seconds[-1] + slope_of(series) * np.log(count / series.devices[-1]))
+def fluke_of(series: Series) -> float:
+    """How far the last of three points or more is to be taken for a fluke: 0 slower per device than before it, to 1."""
+    if series.num_points < 3:
+        return 0.0
+    return float(np.clip((series.log_seconds[-2] - series.log_seconds[-1]) / FLUKE, 0.0, 1.0))
+
+
+def _trend(series: Series, count: float, start: int = -1) -> float:
+    """y by the slope of all points, from the last or another one."""
+    return float(series.log_seconds[start] + slope_of(series) * np.log(count / series.devices[start]))
 
 
 def power_law(series: Series, count: float) -> float:
@@ -156,10 +170,12 @@ def closed_forms(series: Series, count: float, batch: float, situation: int) -> 
     if situation == BATCH:
         y[1] = power_law(series, count)
         y[3:] = [np.log(max(step_parts(series, count, batch, tree=tree).sum(), 1e-300)) for tree in (False, True)]
+    elif situation == FEWER:
+        y[1] = _trend(series, count, 0)
     else:
         y[:3] = straight_line(series, count), power_law(series, count), _saturating(series, count)
-        if series.num_points > 2 and series.log_seconds[-1] < series.log_seconds[-2]:
-            y[:2] = _trend(series, count)
-        elif situation == FIRST_CROSSING:
+        fluke = fluke_of(series)
+        y[:2] += fluke * (_trend(series, count) - y[:2])
+        if situation == FIRST_CROSSING:
             y[1] = _trend(series, count)
     return y

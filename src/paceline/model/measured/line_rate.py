@@ -19,7 +19,7 @@ import numpy as np
 from paceline.model.measured.names import normal, parameters_of
 from paceline.model.measured.points import Series
 
-__all__ = ["is_text", "least_log_seconds", "least_network", "line_rate", "step_of"]
+__all__ = ["is_text", "least_log_seconds", "least_network", "line_rate", "rate_of", "step_of"]
 
 _FIGURES = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?:/s|ytes?))|[bB]|igab|erab|[eE]\b|ig?\b|$|\s)")
 _TIMES = re.compile(r"(\d+)\s*x(?![a-z0-9]*[a-z]\d)", re.IGNORECASE)
@@ -58,16 +58,20 @@ def is_text(network: str) -> bool:
     return any(word in normal(network) for word in TEXT) or bool(_SIZE.search(network))
 
 
+def rate_of(series: Series, parameters: float) -> float | None:
+    """Samples per second of one device; none where they are tokens, or more than any device computes."""
+    rate = float(series.samples_per_s[0] / series.devices[0])
+    length = TEXT_LENGTH if is_text(series.network) else 1
+    return None if series.in_tokens or 6 * parameters * rate * length >= MOST_FLOPS else rate
+
+
 def step_of(series: Series, parameters: float) -> float | None:
     """Seconds that one device computes between two aggregations; none where the batch or its unit is not known.
 
     A rate that no device has counts tokens, or is a slip in units, and says nothing of a step's length.
     """
-    rate = float(series.samples_per_s[0] / series.devices[0])
-    length = TEXT_LENGTH if is_text(series.network) else 1
-    if series.batch is None or series.in_tokens or 6 * parameters * rate * length >= MOST_FLOPS:
-        return None
-    return series.batch / rate
+    rate = rate_of(series, parameters)
+    return None if series.batch is None or rate is None else series.batch / rate
 
 
 @cache

@@ -13,6 +13,17 @@ from numpy.typing import NDArray
 
 from paceline.errors import InputError, Problem, UnknownName
 from paceline.model.measured.cells import Cells, read_table
+from paceline.model.measured.columns import (
+    EACH,
+    KEYS,
+    LABELS,
+    NUMBERS,
+    STEP,
+    STEP_MS,
+    STEPS_PER_S,
+    UNCLEAR_BATCHES,
+    column_names,
+)
 from paceline.model.measured.names import link_kind
 from paceline.spec.load import refuse_rows
 
@@ -21,37 +32,6 @@ __all__ = ["Series", "read_points", "series_of_rows"]
 Floats = NDArray[np.float64]
 Row = dict[str, str | float | None]
 
-LABELS = ("network", "framework", "strategy", "device", "link", "precision", "data", "note", "series")
-NUMBERS = ("devices_per_host", "hosts", "batch_per_device", "global_batch", "spread")
-ALIASES = {
-    "devices": ("gpus", "num_gpus", "num_devices", "accelerators", "ranks", "workers"),
-    "samples_per_s": (
-        "throughput", "rate", "samples_per_sec", "samples_per_second", "samples/s", "images_per_s", "images_per_sec",
-        "images_per_second", "images/s", "img/s", "imgs_per_sec", "sequences_per_s", "sequences_per_sec",
-        "sequences/s", "tokens_per_s", "tokens_per_sec", "tokens/s", "ips", "fps",
-    ),
-    "devices_per_host": ("gpus_per_host", "gpus_per_node", "devices_per_node"),
-    "hosts": ("nodes", "num_hosts", "num_nodes"),
-    "batch_per_device": ("batch", "batch_size", "batch_per_gpu", "local_batch"),
-    "network": ("model",),
-    "link": ("interconnect",),
-    "device": ("gpu", "hardware"),
-    "spread": ("std", "stddev", "stdev", "sd", "standard_deviation"),
-    "series": ("name", "config", "configuration", "experiment", "setup", "system", "label"),
-}  # fmt: skip
-"""What people call the columns."""
-_COUNT = re.compile(
-    r"(?:n|num|number_of|total)?_*(?:gpus|tpus|devices|accelerators|ranks|workers|procs|processes|cards)"
-)
-_COUNTS = ("gpu_count", "device_count", "world_size", "n_gpu", "num_gpu", "ngpu", "np", "nproc")
-_RATE = re.compile(
-    r"(?:avg_|mean_|training_|train_|total_)?"
-    r"(?:samples?|images?|imgs?|examples?|sequences?|seqs?|tokens?|toks?|items?|frames?)_*(?:/|per)_*s(?:ecs?|econds?)?"
-)
-_UNIT = re.compile(r"(.+?)\s*[(\[](.+)[)\]]")
-_EACH = re.compile(r"(.+?)_*(?:/|_per_|_each_)_*(?:gpu|device|accelerator|worker|rank|card|tpu)")
-EACH = "samples_per_s_per_device"
-_KEYS = ("devices", "samples_per_s", EACH)
 FULL_HOST = 8.0
 """Devices of a full host where nothing says it."""
 
@@ -136,26 +116,55 @@ def read_points(path: Path, facts: Mapping[str, str] | None = None) -> tuple[Ser
     `facts` are columns that the file does not have.
     """
     columns, lines = read_table(path)
-    names = _column_names(columns)
+    names, notes = column_names(columns)
     given = _facts(path, facts or {}, names)
-    held = {"samples_per_s" if name == EACH else name for name in names.values()}
-    missing = [name for name in ("devices", "samples_per_s") if name not in held]
-    if missing:
-        raise InputError(
-            f"{path}: column missing: {', '.join(missing)}",
-            hint=f"the first line has {', '.join(columns)[:120] or 'nothing'}; expected are devices, samples_per_s, "
-            "better with network, framework or strategy, device, link, devices_per_host (of a full host), "
-            "batch_per_device or global_batch, and spread",
-        )
+    _check_columns(path, columns, {*names.values(), *given})
     problems: list[Problem] = []
-    rows = [_parsed(Cells(str(path), number, {**given, **{names[key]: text for key, text in row.items()}}, problems))
-            for number, row in lines]  # fmt: skip
+    texts = [(number, {**given, **{names[key]: text for key, text in row.items()}}) for number, row in lines]
+    for written, name in names.items():
+        if name == "batch_per_device":
+            notes += _unclear_batch(written, [row for _, row in texts])
+    rows = [_parsed(Cells(str(path), number, row, problems)) for number, row in texts]
     refuse_rows(str(path), problems)
     _tell_apart(rows, [{names[key]: text for key, text in row.items()} for _, row in lines])
-    rates = [written for written, name in names.items() if name in ("samples_per_s", EACH)]
+    rates = [written for written, name in names.items() if name in KEYS[1:]]
     for row in rows:
         row["in_tokens"] = "tokens" if "tok" in rates[0].lower() else None
-    return series_of_rows(rows, str(path))
+    return tuple(replace(one, assumed=(*notes, *one.assumed)) for one in series_of_rows(rows, str(path)))
+
+
+def _check_columns(path: Path, columns: list[str], held: set[str]) -> None:
+    """Refuse a file without counts or throughputs, or something that both follow from."""
+    counted = "devices" in held or {"hosts", "devices_per_host"} <= held
+    timed = bool(held & {STEP, STEP_MS, STEPS_PER_S})
+    rated = bool(held & {"samples_per_s", EACH}) or (timed and bool(held & {"batch_per_device", "global_batch"}))
+    missing = [name for name, known in (("devices", counted), ("samples_per_s", rated)) if not known]
+    if not missing:
+        return
+    wanted = "the first line has {}; expected are devices, samples_per_s, better with network, framework or strategy, "
+    wanted += "device, link, devices_per_host (of a full host), batch_per_device or global_batch, and spread"
+    if not counted and "hosts" in held:
+        wanted += "; hosts need devices_per_host"
+    if not rated and timed:
+        wanted += "; the time of a step needs batch_per_device or global_batch"
+    raise InputError(
+        f"{path}: column missing: {', '.join(missing)}", hint=wanted.format(", ".join(columns)[:120] or "nothing")
+    )
+
+
+def _unclear_batch(written: str, rows: list[dict[str, str]]) -> list[str]:
+    """What a column that is called `batch` alone is taken for: that of all devices where it grows as they do."""
+    if re.sub(r"[ \-]+", "_", written.strip().lower()) not in UNCLEAR_BATCHES or not rows:
+        return []
+    cells = [Cells("", 0, row, []) for row in rows]
+    numbers = [(one.number("batch_per_device"), _devices(one)) for one in cells]
+    each = [batch / devices for batch, devices in numbers if batch and devices]
+    grows = len(each) == len(rows) and len({batch for batch, _ in numbers}) > 1 and max(each) - min(each) < 1e-9
+    if not grows or any("global_batch" in row for row in rows):
+        return [f"{written.strip()} taken as samples per device"]
+    for row in rows:
+        row["global_batch"] = row.pop("batch_per_device")
+    return [f"{written.strip()} grows as the devices do: taken as samples of all"]
 
 
 def _tell_apart(rows: list[Row], written: list[dict[str, str]]) -> None:
@@ -165,7 +174,7 @@ def _tell_apart(rows: list[Row], written: list[dict[str, str]]) -> None:
         keys = [tuple(row[name] for name in (*LABELS, "batch_per_device", "global_batch", "devices")) for row in some]
         return len(set(keys)) < len(keys)
 
-    unknown = [name for name in (written[0] if written else ()) if name not in (*LABELS, *NUMBERS, *_KEYS)]
+    unknown = [name for name in (written[0] if written else ()) if name not in (*LABELS, *NUMBERS, *KEYS)]
     for name in unknown if repeated(rows) else ():
         groups: dict[str, list[Row]] = {}
         for row, cells in zip(rows, written, strict=True):
@@ -181,7 +190,7 @@ def _tell_apart(rows: list[Row], written: list[dict[str, str]]) -> None:
 def _facts(path: Path, facts: Mapping[str, str], names: dict[str, str]) -> dict[str, str]:
     """Facts by the name of their column; refuses those that no column has, and those that the file states."""
     known = (*LABELS, *NUMBERS)
-    plain = _column_names(list(facts))
+    plain = column_names(list(facts))[0]
     for written, name in plain.items():
         if name not in known:
             raise UnknownName("column of a points file", written, known)
@@ -190,53 +199,15 @@ def _facts(path: Path, facts: Mapping[str, str], names: dict[str, str]) -> dict[
     return {name: facts[written].strip() for written, name in plain.items()}
 
 
-def _column_names(written: list[str]) -> dict[str, str]:
-    """Each column of a file by what it holds."""
-    plain = {name: re.sub(r"[ \-]+", "_", re.sub(r"[#()\[\]]", " ", name.lower()).strip()) for name in written}
-    meant = {name: _meaning(text) or _without_unit(name) or text for name, text in plain.items()}
-    return {name: plain[name] if meant[name] in plain.values() else meant[name] for name in written}
-
-
-def _meaning(text: str) -> str | None:
-    """The column that a name means by itself or by its pattern: a number of devices, or something per second."""
-    known = {other: name for name, others in ALIASES.items() for other in others} | {name: name for name in ALIASES}
-    if text in known or text in (*LABELS, *NUMBERS):
-        return known.get(text, text)
-    if _COUNT.fullmatch(text) or text in _COUNTS:
-        return "devices"
-    each = _EACH.fullmatch(text)
-    if each is not None and _meaning(each[1]) == "samples_per_s":
-        return EACH
-    return "samples_per_s" if _RATE.fullmatch(text) else None
-
-
-def _without_unit(name: str) -> str | None:
-    """The column of a name with a unit behind it: `Throughput (img/s)`, `GPUs [count]`; times are none of ours."""
-    match = _UNIT.fullmatch(name.lower().strip())
-    if match is None:
-        return None
-    outside, unit = (re.sub(r"[ \-]+", "_", part.strip()) for part in match.groups())
-    meant, inside = _meaning(outside), _meaning(unit)
-    if inside in ("samples_per_s", EACH) and meant in (None, "samples_per_s"):
-        return inside
-    if meant == "batch_per_device" and ("global" in unit or "total" in unit):
-        return "global_batch"
-    return meant if meant != "samples_per_s" and inside is None else None
-
-
 def _parsed(cells: Cells) -> Row:
     parsed: Row = {name: cells.row.get(name, "") for name in LABELS}
-    each = "samples_per_s" not in cells.row
-    parsed["devices"] = cells.number("devices", needed=True)
-    rate = cells.number(EACH if each else "samples_per_s", needed=True)
-    parsed["samples_per_s"] = rate and rate * (float(parsed["devices"] or 1) if each else 1)
     for name in NUMBERS:
         parsed[name] = cells.number(name)
-    if cells.row.get("spread", "").endswith("%"):
-        parsed["spread"] = parsed["spread"] and float(parsed["spread"]) / 100 * float(parsed["samples_per_s"] or 0)
-    elif each and parsed["spread"]:
-        parsed["spread"] = float(parsed["spread"]) * float(parsed["devices"] or 1)
+    parsed["devices"] = _devices(cells)
     devices, hosts, full = (float(parsed[name] or 0) for name in ("devices", "hosts", "devices_per_host"))
+    parsed["batch_per_device"] = _batch(cells, parsed)
+    parsed["samples_per_s"] = _rate(cells, parsed)
+    parsed["spread"] = _stated_spread(cells, parsed)
     if hosts and full and devices > hosts * full:
         given = f"{full:g}, but {devices:g} devices ran on {hosts:g} hosts"
         cells.refuse("devices_per_host", given, "the number of devices of a full host")
@@ -245,6 +216,49 @@ def _parsed(cells: Cells) -> Row:
     if hosts and not full:
         parsed["devices_per_host"] = math.ceil(devices / hosts) if hosts > 1 else None
     return parsed
+
+
+def _devices(cells: Cells) -> float | None:
+    """The number of devices: as stated, or hosts times the devices of a full one."""
+    if "devices" in cells.row:
+        return cells.number("devices", needed=True)
+    hosts, full = (cells.number(name, needed=True) for name in ("hosts", "devices_per_host"))
+    return hosts and full and hosts * full
+
+
+def _batch(cells: Cells, parsed: Row) -> float | None:
+    """Samples per device and step; those of all divided, if both are stated: a step may sum up several batches."""
+    each, whole, devices = (float(parsed[name] or 0) for name in ("batch_per_device", "global_batch", "devices"))
+    if each and whole and 0 < whole < 0.999 * each * devices:
+        given = f"{whole:g}, but {devices:g} devices with {each:g} each have {each * devices:g}"
+        cells.refuse("global_batch", given, "samples of all devices per step")
+    return whole / devices if whole and devices else each or None
+
+
+def _rate(cells: Cells, parsed: Row) -> float | None:
+    """Samples per second of all devices: as stated, of one device, or by the time of a step and its batch."""
+    name = _rate_column(cells)
+    value, devices = cells.number(name, needed=True), float(parsed["devices"] or 1)
+    if name in KEYS[3:] and parsed["batch_per_device"] is None:
+        cells.refuse("batch_per_device", "nothing", "a number above 0, because the time of a step is given")
+    if value is None or name == "samples_per_s":
+        return value
+    samples = float(parsed["batch_per_device"] or 1) * devices
+    return {EACH: devices * value, STEP: samples / value, STEP_MS: 1e3 * samples / value}.get(name, samples * value)
+
+
+def _rate_column(cells: Cells) -> str:
+    return next(name for name in KEYS[1:] if name in cells.row)
+
+
+def _stated_spread(cells: Cells, parsed: Row) -> float | None:
+    """In samples per second of all devices, from percent or the unit of what is spread."""
+    spread, rate = parsed["spread"], float(parsed["samples_per_s"] or 0)
+    if not spread or not rate:
+        return None
+    if cells.row["spread"].endswith("%"):
+        return float(spread) / 100 * rate
+    return float(spread) * rate / (cells.number(_rate_column(cells)) or 1.0)
 
 
 def series_of_rows(rows: list[Row], file: str) -> tuple[Series, ...]:
@@ -292,6 +306,8 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
         assumed.append("framework or strategy not given: overlap not known")
     if batches == {None}:
         assumed.append("batch_per_device not given: a step is one sample on each device")
+    elif rows[0].get("in_tokens"):
+        assumed.append("rate in tokens, batch in samples: a step is one token on each device")
     label = ", ".join(part for part in parts if part) or "measured points"
     return Series(
         label=label,

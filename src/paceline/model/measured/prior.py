@@ -3,8 +3,8 @@
     u = features @ weights + offset of (link, kind of strategy) + noise,   noise ~ N(0, covariance)
 
 Learnt by expectation-maximisation: fit every series under the prior, then the prior to the fits. Features are facts
-and names alone: parameters of the network, stated rate of the link, kind of strategy, speed of one device, and whether
-the devices of a host are all linked to each other.
+and names alone: parameters of the network, stated rate of the link, kind of strategy, speed of one device (of a network
+that has a name: a rate of nobody knows what says nothing), and whether all devices of a host are linked to each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.model.measured.curve import NUM_PARAMETERS, PARAMETERS
 from paceline.model.measured.discrepancy import COEFFICIENTS, PRIOR
 from paceline.model.measured.fit import NOISES, log_evidence, maximise, pack
 from paceline.model.measured.forms import SITUATIONS
-from paceline.model.measured.line_rate import is_text, step_of
+from paceline.model.measured.line_rate import is_text, rate_of, step_of
 from paceline.model.measured.names import every_pair_linked, link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
 
@@ -95,14 +95,14 @@ def _features(series: Series, overlap: float) -> Floats:
     kind, link = strategy_kind(series.how), link_kind(series.link)
     servers, kernel = float(kind.servers), float(link.through_kernel)
     parameters = parameters_of(series.network)
-    rate = float(series.samples_per_s[0] / series.devices[0])
+    rate = rate_of(series, parameters or 0.0)
     inside = between = speed = short = 0.0
     compute = step_of(series, parameters) if parameters else None
     if parameters and compute:
         inside = math.log(parameters * 4 / 10e9 / compute) + 3.5
         between = math.log(2 * parameters * 4 / (link.bandwidth or 3e9) / compute) + 2.0
         short = -math.log(compute / 0.3)
-    if not is_text(series.network):
+    if rate and series.network and not is_text(series.network):
         speed = min(math.log(rate / 300.0), MOST_SPEED)
     both = servers * kernel
     plain = [1.0, 0, 0, 0, 0, 0, 0]

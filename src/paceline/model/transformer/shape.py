@@ -84,6 +84,11 @@ class Parallel:
             )
         if shape.heads % self.tensor:
             raise InputError(f"{shape.heads} heads do not split over {self.tensor} tensor-parallel ranks")
+        if shape.hidden % shape.heads:
+            raise InputError(
+                f"a hidden size of {shape.hidden} does not split into {shape.heads} heads",
+                hint=f"make it a multiple of {shape.heads}",
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.model.measured.discrepancy import fit_discrepancy, interval
 from paceline.model.measured.forecast import Forecast, Posterior, forecast, posteriors
-from paceline.model.measured.forms import SITUATIONS, amdahl, power_law, straight_line
+from paceline.model.measured.forms import FEWER, SITUATIONS, amdahl, power_law, straight_line
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, learn
 
@@ -31,6 +31,8 @@ FARTHEST = 13
 LEAST_TASKS = 4
 LEAST_COVERED = 0.75
 """A distance is supported if this share of its predictions, a minimum number of them, lay in their 90 % interval."""
+FEWER_DOUBLINGS = 4.0
+"""Down to a sixteenth of the smallest count: by the same rule, of published first points predicted from later ones."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ def learnt(series: Sequence[Series]) -> Population:
 def _supported(tasks: Sequence[Task]) -> Floats:
     """Doublings beyond the largest measured count up to which intervals held; one number beyond a host."""
     supported = np.ones(len(SITUATIONS))
+    supported[FEWER] = FEWER_DOUBLINGS
     for group in REACH:
         mine = [task for task in tasks if task.forecast.doubt.situation in group]
         for doublings in range(1, FARTHEST):
