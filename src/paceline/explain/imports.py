@@ -15,6 +15,7 @@ from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
 from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
+from paceline.measurements.foreign.log_forms import KNOWN_LINES
 from paceline.measurements.foreign.logs import METRICS, TrainingLog, looks_like_log, read_log, refuse_state
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
 from paceline.measurements.foreign.nsight import looks_like_nsight, scan_nsight
@@ -155,7 +156,8 @@ def _kind(paths: Sequence[Path]) -> Kind:
     refuse_state(first)
     found = next((kind for kind, looks_like in SIGNS if looks_like(first)), None)
     if found is None:
-        hint = EXPORT if first.suffix in (".nsys-rep", ".qdrep") else f"known: {', '.join(IMPORT_KINDS)}"
+        known = f"known: {', '.join(IMPORT_KINDS)}; of a log, {KNOWN_LINES}"
+        hint = EXPORT if first.suffix in (".nsys-rep", ".qdrep") else known
         raise InputError(f"{first} is no file that `import` knows", hint=hint)
     other = next((path for path in paths[1:] if begin_of(path, 256).strip() and not dict(SIGNS)[found](path)), None)
     if other is not None:

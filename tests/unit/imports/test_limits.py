@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import InputError
 from paceline.explain import imports
 from paceline.measurements import sql
-from paceline.measurements.foreign import inspector, logs
+from paceline.measurements.foreign import inspector, log_forms, logs
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
 from paceline.measurements.trace import job, rank_trace, stream
@@ -44,7 +44,7 @@ def test_steps_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_figure_of_a_log_is_below_its_limit() -> None:
-    form = logs.LOG_FORMS["torchtitan"]
+    form = log_forms.LOG_FORMS["torchtitan"]
     below, at = (form(f"step: 3  loss: 1.0  tps: {figure}") for figure in ("999999999999999", "1e15"))
     assert below is not None
     assert below.tokens_per_s == 999999999999999

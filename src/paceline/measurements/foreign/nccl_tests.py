@@ -276,7 +276,7 @@ def _check_factor(path: Path, operation: str, found: _Found) -> None:
     if measured and abs(measured - expected) > 0.05 * expected:
         raise InputError(f"{path}: busbw is {measured:.3g} times algbw, {operation} of {found.ranks} ranks has "
                          f"{expected:.3g} times",
-                         hint="keep all lines `# Rank ...` of one test, and name its collective: --operation")  # fmt: skip
+                         hint="keep all lines `# Rank ...`, and name its collective: --operation")  # fmt: skip
 
 
 def _from_json(document: dict[str, Any]) -> _Found:
