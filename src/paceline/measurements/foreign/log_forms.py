@@ -63,12 +63,12 @@ def _number(pattern: str) -> Callable[[str], float | None]:
     return read
 
 
-def _form(step: str, **others: str) -> Reader:
-    """A reader of lines that name the step, of an epoch where there is one, and any of these figures."""
+def _form(sign: str, step: str, **others: str) -> Reader:
+    """A reader of lines with this sign that name the step, of an epoch where there is one, and any of these figures."""
     number_of, readers = re.compile(step), {name: _number(pattern) for name, pattern in others.items()}
 
     def read(line: str) -> LoggedStep | None:
-        place = number_of.search(line)
+        place = number_of.search(line) if sign in line else None
         if place is None or _step_of(place.groupdict()) >= 2**31:
             return None
         found = {name: value for name, reader in readers.items() if (value := reader(line)) is not None}
@@ -101,54 +101,59 @@ BAR = r"\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[[0-9:?]+<[0-9:?
 OF_EPOCH = r"\[\s{0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})"
 LOG_FORMS: dict[str, Reader] = {
     "torchtitan": _form(
-        r"(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+loss:", tokens=rf"\b[tw]ps:\s*{NUMBER}",
+        "step:", r"(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+loss:", tokens=rf"\b[tw]ps:\s*{NUMBER}",
         tflops=rf"\btflops:\s*{NUMBER}", mfu=rf"\bmfu:\s*{NUMBER}%",
     ),
     "megatron": _form(
-        r"\biteration\s+(?P<step>\d{1,12})/\s*(?:\d+|infinity)\s*\|", samples=r"global batch size:\s*(\d+)",
+        "iteration", r"\biteration\s+(?P<step>\d{1,12})/\s*(?:\d+|infinity)\s*\|",
+        samples=r"global batch size:\s*(\d+)",
         ms=rf"elapsed time per iteration \(ms\):\s*{NUMBER}", seconds=rf"elapsed time per iteration \(s\):\s*{NUMBER}",
         tflops=rf"(?:(?:throughput|compute) per GPU \(TFLOP/s/GPU\)|\bTFLOPs):\s*{NUMBER}",
         tokens=rf"(?:tokens/s/GPU|tokens per gpu per second \(tgs\)):?\s*{NUMBER}",
     ),
     "nemo": _form(
-        r"\bTraining epoch \d+, iteration \d+/\d+ \|.{0,400}?\bglobal_step: (?P<step>\d{1,12})\b",
+        "Training epoch", r"\bTraining epoch \d+, iteration \d+/\d+ \|.{0,400}?\bglobal_step: (?P<step>\d{1,12})\b",
         seconds=rf"\btrain_step_timing in s: {NUMBER}", samples=r"\bglobal_batch_size: (\d+)",
         tflops=rf"\bTFLOPS_per_GPU: {NUMBER}", tokens=rf"\btokens_per_sec_per_gpu: {NUMBER}",
     ),
     "lightning": _form(
+        "Epoch ",
         r"\bEpoch (?P<epoch>\d{1,6})(?:/-?\d+)?:?\s[^\[]{0,600}?\b(?P<step>\d{1,9})/(?:(?P<total>\d{1,9})|\?) "
         r"(?:\[|\d+:\d\d)",
         seconds=rf"(?:\btrain_step_timing in s=|[, ]\s{{0,9}}(?=[\d.,]+s/it\b)){NUMBER}",
         rate=rf"[, ]\s{{0,9}}{NUMBER}it/s\b",
     ),
-    "nanogpt": _form(r"\biter (?P<step>\d{1,12}): loss ", ms=rf"\btime {NUMBER}ms\b", mfu=rf"\bmfu {NUMBER}%"),
+    "nanogpt": _form("iter ", r"\biter (?P<step>\d{1,12}): loss ", ms=rf"\btime {NUMBER}ms\b", mfu=rf"\bmfu {NUMBER}%"),
     "llm.c": _form(  # and nanochat; their tokens per second are of all devices
-        r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?(?: \([\d.]+%\))?\s?[|:] (?:train )?loss",
+        "step ", r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?(?: \([\d.]+%\))?\s?[|:] (?:train )?loss",
         ms=rf"(?:[|(]\s{{0,9}}|\bdt: ){NUMBER} ?ms\b", mfu=rf"(?:\bmfu: |(?=[\d.]+% \w+ MFU)){NUMBER}",
     ),
     "maxtext": _form(
-        r"\bcompleted step: (?P<step>\d{1,12}), ", seconds=rf"\bseconds: {NUMBER}",
+        "completed step", r"\bcompleted step: (?P<step>\d{1,12}), ", seconds=rf"\bseconds: {NUMBER}",
         tflops=rf"\bTFLOP/s/device: {NUMBER}", tokens=rf"\bTokens/s/device: {NUMBER}",
     ),
     "torchvision": _form(
-        rf"\bEpoch: \[(?P<epoch>\d{{1,6}})\]\s{{0,9}}{OF_EPOCH}\]", seconds=rf"\b[Tt]ime:?\s+{NUMBER}"
+        "Epoch: [", rf"\bEpoch: \[(?P<epoch>\d{{1,6}})\]\s{{0,9}}{OF_EPOCH}\]", seconds=rf"\b[Tt]ime:?\s+{NUMBER}"
     ),
-    "timm": _form(rf"\bTrain: (?P<epoch>\d{{1,6}}) {OF_EPOCH} ", seconds=rf"\bTime: \s{{0,9}}{NUMBER}s"),
+    "timm": _form("Train: ", rf"\bTrain: (?P<epoch>\d{{1,6}}) {OF_EPOCH} ", seconds=rf"\bTime: \s{{0,9}}{NUMBER}s"),
     "mmengine": _form(
-        rf"(?:\bEpoch\(train\)\s+\[(?P<epoch>\d{{1,6}})\]|\bIter\(train\)\s+){OF_EPOCH}\]", seconds=rf"\btime: {NUMBER}"
+        "(train)", rf"(?:\bEpoch\(train\)\s+\[(?P<epoch>\d{{1,6}})\]|\bIter\(train\)\s+){OF_EPOCH}\]",
+        seconds=rf"\btime: {NUMBER}",
     ),
-    "detectron2": _form(r"\biter: (?P<step>\d{1,12})\s+total_loss: ", seconds=rf"\btime: {NUMBER}"),
+    "detectron2": _form("total_loss:", r"\biter: (?P<step>\d{1,12})\s+total_loss: ", seconds=rf"\btime: {NUMBER}"),
     "deepspeed-pipeline": _form(
-        r"\bsteps: (?P<step>\d{1,12}) loss: ", seconds=rf"\biter time \(s\): {NUMBER}"
+        "steps: ", r"\bsteps: (?P<step>\d{1,12}) loss: ", seconds=rf"\biter time \(s\): {NUMBER}"
     ),
     "hf-trainer": _form(
-        rf"(?:^|\]:)\s*{BAR}", seconds=rf",\s{{0,9}}{NUMBER}s/it\]", rate=rf",\s{{0,9}}{NUMBER}it/s\]"
+        "%|", rf"(?:^|\]:)\s*{BAR}", seconds=rf",\s{{0,9}}{NUMBER}s/it\]", rate=rf",\s{{0,9}}{NUMBER}it/s\]"
     ),
     "bar": _form(  # of diffusers, torchtune and others: a description before it, figures in it
-        rf"(?:^|\]:|\b(?:Steps|Train\w*|Iter\w*):|\b(?P<epoch>\d{{1,6}})\|\d+\|Loss: [^:|]{{1,20}}:)\s*{BAR}",
+        "%|", rf"(?:^|\]:|\b(?:Steps|Train\w*|Iter\w*):|\b(?P<epoch>\d{{1,6}})\|\d+\|Loss: [^:|]{{1,20}}:)\s*{BAR}",
         seconds=rf",\s{{0,9}}{NUMBER}s/it[\],]", rate=rf",\s{{0,9}}{NUMBER}it/s[\],]",
     ),
-    "deepspeed": _form(r"\bglobal_step=(?P<step>\d{1,12}), ", sample_rate=rf"\bCurrSamplesPerSec={NUMBER}"),
+    "deepspeed": _form(
+        "global_step=", r"\bglobal_step=(?P<step>\d{1,12}), ", sample_rate=rf"\bCurrSamplesPerSec={NUMBER}"
+    ),
 }  # fmt: skip
 """The reader of a line by the program that writes it. Of several in one log the first counts: a library beneath a
 program writes lines of its own."""

@@ -42,21 +42,20 @@ class TrainingLog:
     """Samples of a step of all devices, if the log says."""
 
 
-SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})", flags=re.I)
-LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})", flags=re.I)
-ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})", flags=re.I)
+SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})")
+LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})")
+ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})")
 METRICS = re.compile(r"""(?:^|\]:)\s*\{(['"])(?:loss|eval_loss|train_loss|train_runtime)\1: """)
 """What HF Trainer prints of a training: neither the number of the step nor its time."""
 GLOBAL_BATCH = re.compile(
     r"\b(?:global batch size|total train batch size(?: \([^)]{0,80}\))?|train_batch_size(?= \.\.)[ .]{0,40})"
-    r"\W{1,4}(\d{1,9})",
-    flags=re.I,
+    r"\W{1,4}(\d{1,9})"
 )
-WORLD = re.compile(r"\bworld[ _-]size\W{1,4}(\d{1,7})", flags=re.I)
+WORLD = re.compile(r"\bworld[ _-]size\W{1,4}(\d{1,7})")
 FACTS = {
     "sequence": SEQUENCE, "local": LOCAL_BATCH, "global": GLOBAL_BATCH, "world": WORLD, "accumulation": ACCUMULATION,
 }  # fmt: skip
-"""What lines beside the steps say of all of them."""
+"""What lines beside the steps say of all of them, in small letters."""
 BARS = (
     "write the bars to the log as well (disable_tqdm=False, and 2>&1: they go to the standard error), or let Paceline "
     "take the times: Trainer(..., callbacks=[PacelineCallback()])"
@@ -154,7 +153,10 @@ def _step_in(path: Path, line: str, form: str) -> LoggedStep | None:
 
 def _note_facts(line: str, facts: dict[str, int]) -> bool:
     """Note what a line says of all steps, and whether it says any such thing."""
-    said = {name: int(found.group(1)) for name, pattern in FACTS.items() if (found := pattern.search(line))}
+    lowered = line.lower()
+    if not any(word in lowered for word in ("size", "seq", "accumulation")):
+        return False
+    said = {name: int(found.group(1)) for name, pattern in FACTS.items() if (found := pattern.search(lowered))}
     for name, value in said.items():
         if name not in facts and 0 < value < 2**31:
             facts[name] = value
