@@ -77,6 +77,60 @@ def test_a_collective_that_all_entered_accuses_nobody_and_a_finished_job_has_no_
     assert hangs(tmp_path / "b", {0: done, 1: done, 2: done}) == ()
 
 
+def pair(number: int, name: str, state: str = "completed") -> dict[str, Any]:
+    return {**entry(1, name, state), "is_p2p": True, "p2p_seq_id": number}
+
+
+def test_a_receive_waits_for_its_sender_unless_that_one_waits_itself(tmp_path: Path) -> None:
+    """Stage 3 waits for 2, and 2 for 1; peers are counted within their group."""
+    groups = {"0": "[0, 1, 2, 3]", "1": "[1, 2, 3]"}
+    stages = {0: [], 1: [pair(1, "nccl:send 0->1")],
+              2: [pair(1, "nccl:recv 1<-0"), pair(2, "nccl:recv 1<-0", "started")],
+              3: [pair(1, "nccl:recv 2<-1", "scheduled")]}  # fmt: skip
+    named = {
+        rank: [{**one, "process_group": ("1", "undefined")} for one in entries] for rank, entries in stages.items()
+    }
+    (hang,) = hangs(tmp_path, {rank: dump([entry(1), *entries], groups) for rank, entries in named.items()})
+    assert (hang.waiting, hang.missing, hang.culprits) == ((2, 3), (1,), (1,))
+    assert hang.last[1].startswith("nccl:send 0->1 1 (completed)")
+
+
+def test_a_batch_of_sends_and_receives_has_the_state_of_its_end(tmp_path: Path) -> None:
+    parts = [pair(1, "nccl:send 0->1", "scheduled"), pair(1, "nccl:recv 0<-1", "scheduled")]
+    assert hangs(tmp_path, {0: dump([*parts, pair(1, "nccl:coalesced")], {"0": "[0, 1]"})}) == ()
+    (hang,) = hangs(tmp_path, {0: dump([*parts, pair(1, "nccl:coalesced", "started")], {"0": "[0, 1]"})})
+    assert (hang.name, hang.waiting, hang.no_dump, hang.culprits) == ("nccl:send 0->1", (0,), (1,), (1,))
+
+
+def test_ranks_that_give_other_sizes_to_a_collective_are_named(tmp_path: Path) -> None:
+    stuck = [entry(1), entry(2, state="started")]
+    small = [entry(1), {**entry(2, state="started"), "input_sizes": [[512]]}]
+    (hang,) = hangs(tmp_path, {0: dump(stuck), 1: dump(small), 2: dump(stuck)})
+    assert (hang.name, hang.waiting, hang.other, hang.culprits) == (
+        "nccl:all_reduce", (0, 2), {1: "nccl:all_reduce of [512]"}, (1,))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl_trace_rank_{}.json.gz", "comm_lib_trace_rank_{}", "rank{}-20260501.json", "d{}.pkl"]
+)
+def test_the_rank_of_a_dump_is_in_its_name_whatever_follows(tmp_path: Path, name: str) -> None:
+    paths = [tmp_path / name.format(rank) for rank in (0, 10, 2)]
+    for path in paths:
+        path.write_text(json.dumps(dump([entry(1)])))
+    assert [read_dump(path, fallback_rank=place).rank for place, path in enumerate(paths)] == [0, 10, 2]
+
+
+def test_a_rank_that_called_nothing_and_many_ranks_without_a_dump(tmp_path: Path) -> None:
+    silent = {key: value for key, value in dump([]).items() if key != "entries"}
+    (hang,) = hangs(tmp_path, {0: silent, 1: dump([entry(1, state="started")]), 2: dump([entry(1, state="started")])})
+    assert (hang.missing, hang.culprits) == ((0,), (0,))
+    (tmp_path / "one").mkdir()
+    (hang,) = hangs(tmp_path / "one", {0: dump([entry(1, state="started")])})
+    assert (hang.no_dump, hang.culprits) == ((1, 2), ())
+    done = CliRunner().invoke(program, ["import", str(tmp_path / "one")])
+    assert "who hangs cannot be told: give the dumps of all ranks" in done.output
+
+
 class Malicious:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -119,7 +119,7 @@ def read_log(path: Path) -> TrainingLog:
     _note_devices(facts)
     timed, notes = _without_impossible(_timed(_once(_started(steps, starts)), facts))
     if len(timed) < 2:
-        what = f"{path} has {len(steps)} lines of {form} and {len(timed)} timed steps, at least two are needed"
+        what = f"{path} has {len(timed)} timed steps of {form} in {len(steps)} lines, at least two are needed"
         raise InputError(what, hint=NEEDED)
     ranks = {step.rank or 0 for step in steps}
     each = [step.samples for step in timed if step.samples]
