@@ -33,7 +33,7 @@ PHASE_WORDS = {
     "step": "",
 }
 ADVICE = {
-    "slow_rank": "look at what else runs on the host of rank {rank}, and at its clock and temperature; if it stays "
+    "slow_rank": "look at what else runs on the host of {who}, and at its clock and temperature; if it stays "
     "slow, replace it, or give it a smaller share (`paceline plan`)",
     "slowdown": "look at what began on the hosts at that step: other jobs, clocks, memory that grows, longer samples",
     "io": "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples",
@@ -134,7 +134,7 @@ def alert_line(alert: Mapping[str, Any]) -> str:
 
 def title_of(cause: StepCause) -> str:
     """Who, where, since when, for how long."""
-    who = "" if cause.rank is None else f"rank {cause.rank} "
+    who = "" if cause.rank is None else f"{_ranks(cause)} "
     named = PHASE_WORDS.get(cause.phase, cause.phase)
     where = named if cause.phase in ("other", "step") else f"in {named}"
     if cause.kind == "stalls":
@@ -143,7 +143,7 @@ def title_of(cause: StepCause) -> str:
         return f"{who or 'the step '}{there} {how}, first in step {cause.since} ({cause.pattern})"
     repeated, mostly = f" every {cause.every} steps" if cause.every else "", f", mostly {where}" if where else ""
     words = {
-        "slow_rank": f"{who}holds up the others{mostly}",
+        "slow_rank": f"{who}{'hold' if cause.ranks else 'holds'} up the others{mostly}",
         "slowdown": f"{who or 'every rank '}became slower{mostly}",
         "io": "the step waits for its batch",
         "aggregate": f"the step waits for the exchange of gradients{EXCHANGES[cause.reason or 'link'][0]}",
@@ -155,6 +155,12 @@ def title_of(cause: StepCause) -> str:
     since = "from the beginning" if cause.since is None else f"since step {cause.since}"
     until = "" if cause.until is None else f" until step {cause.until}"
     return f"{words[cause.kind]}, {since}{until} ({cause.pattern})"
+
+
+def _ranks(cause: StepCause, most: int = 8) -> str:
+    if not cause.ranks:
+        return f"rank {cause.rank}"
+    return f"ranks {', '.join(map(str, cause.ranks[:most]))}{' ...' if len(cause.ranks) > most else ''}"
 
 
 def _cost(cause: StepCause) -> str:
@@ -174,7 +180,7 @@ def advice_for(cause: StepCause) -> str:
         return STALL_ADVICE.get(cause.phase, default)
     if cause.kind == "aggregate":
         return EXCHANGES[cause.reason or "link"][1]
-    return ADVICE[cause.kind].format(rank=cause.rank)
+    return ADVICE[cause.kind].format(who=_ranks(cause))
 
 
 def judgement_document(judgement: Judgement | None, campaign: str, note: str) -> dict[str, Any]:
@@ -183,7 +189,8 @@ def judgement_document(judgement: Judgement | None, campaign: str, note: str) ->
         return {"campaign": None, "note": note}
     causes = [
         {
-            "kind": cause.kind, "phase": cause.phase, "rank": cause.rank, "since": cause.since, "until": cause.until,
+            "kind": cause.kind, "phase": cause.phase, "rank": cause.rank, "ranks": list(cause.ranks),
+            "since": cause.since, "until": cause.until,
             "every": cause.every, "pattern": cause.pattern, "reason": cause.reason, "share": cause.share.value,
             "interval": [cause.share.low, cause.share.high], "title": title_of(cause), "advice": advice_for(cause),
         }
