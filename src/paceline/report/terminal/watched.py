@@ -93,9 +93,11 @@ def judgement_lines(judgement: Judgement, campaign: str, launcher: str = "watch"
 def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
     """What a pipeline would take without stragglers, and who makes it longer."""
     measured, replayed, ideal = (f"{replay[name]:.3f} s" for name in ("measured_s", "replayed_s", "ideal_s"))
-    cost = format_share(1 - replay["ideal_s"] / replay["replayed_s"])
+    low, cost, high = replay.get("cost") or [1 - replay["ideal_s"] / replay["replayed_s"]] * 3  # of a former version
+    sure = f" (95 %: {format_share(max(0.0, low))} to {format_share(high)})" if low < high else ""
     yield (f"a step takes {measured}; replayed without delays between operations {replayed}, without stragglers "
-           f"{ideal}: stragglers cost {cost} of the time")  # fmt: skip
+           f"{ideal}: stragglers cost {format_share(cost)} of the time{sure}, "
+           f"{SECONDS.format(DAY_S * max(0.0, cost))} of every day")  # fmt: skip
     for what, name in SPLITS:
         found = list(replay[name].items())[:4]
         if found:
@@ -120,7 +122,17 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
         value = replay[dict(SPLITS)[what]][which]
         kind = next(iter(replay["by_kind"]))
         advice = BLAMED[what] if kind.endswith("-compute") else LINK_BLAMED
-        yield f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}; {advice}"
+        yield (f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}"
+               f"{_when(replay)}; {advice}")  # fmt: skip
+
+
+def _when(replay: Mapping[str, Any]) -> str:
+    slow, steps = replay.get("slow_steps"), replay["num_steps"]
+    if not slow or steps < 2:
+        return ""
+    if replay["pattern"] == "transient":
+        return f", in {len(slow)} of {steps} steps, first in step {slow[0]} (transient)"
+    return f", {'in all steps' if replay['since'] is None else 'since step ' + str(replay['since'])} (persistent)"
 
 
 def alert_line(alert: Mapping[str, Any]) -> str:
