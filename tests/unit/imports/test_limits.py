@@ -177,3 +177,18 @@ def test_a_verdict_on_a_trace_needs_twenty_steps(tmp_path: Path, steps: int, jud
     paths = write_ranks(tmp_path, steps=steps)
     found = imports.import_files(paths, Store(tmp_path / "s"), imports.Labels(name="mine"))
     assert (found.judgement is not None) is judged
+
+
+@pytest.mark.parametrize("begin", [b"[", b"step: 1  loss: 1.0  tps: 5\n"])
+def test_a_file_that_grows_without_measure_is_refused_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    """As a bomb does; a sound file may be small and repeat itself."""
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress(begin + b" " * (1 << 22)))
+    monkeypatch.setattr(stream, "FREE", 1 << 20)
+    with pytest.raises(InputError, match="grows more than 100 times"):
+        imports.import_files([path], Store(tmp_path / "s"), imports.Labels())
+    monkeypatch.setattr(stream, "FREE", 1 << 23)
+    with pytest.raises(InputError, match=r"no spans|0 timed steps"):
+        imports.import_files([path], Store(tmp_path / "s"), imports.Labels())

@@ -15,7 +15,7 @@ from statistics import median
 
 from paceline.errors import InputError
 from paceline.measurements.foreign.log_forms import KNOWN_LINES, LOG_FORMS, DecimalComma, LoggedStep
-from paceline.measurements.trace.stream import BROKEN, ESCAPES, begin_of, open_trace
+from paceline.measurements.trace.stream import BROKEN, ESCAPES, begin_of, check_growth, open_trace
 
 __all__ = ["METRICS", "TrainingLog", "looks_like_log", "read_log", "refuse_state"]
 
@@ -133,8 +133,10 @@ def _lines(path: Path) -> Iterator[str]:
     """Lines without colours; a carriage return ends a line as well, as bars write them."""
     with open_trace(path) as file:
         try:
-            rest = b""
+            rest, size = b"", 0
             while part := file.read(1 << 16):
+                size += len(part)
+                check_growth(path, size)
                 *lines, rest = re.split(rb"[\r\n]+", rest[:LONGEST] + part)
                 yield from (ESCAPES.sub("", line[:LONGEST].decode("utf-8", errors="replace")) for line in lines)
             yield ESCAPES.sub("", rest[:LONGEST].decode("utf-8", errors="replace"))

@@ -18,13 +18,15 @@ from typing import IO, Any
 
 from paceline.errors import InputError
 
-__all__ = ["AGAIN", "BROKEN", "ESCAPES", "EventStream", "begin_of", "open_trace", "read_content"]
+__all__ = ["AGAIN", "BROKEN", "ESCAPES", "EventStream", "begin_of", "check_growth", "open_trace", "read_content"]
 
 CHUNK = 1 << 20
 LONGEST = 16 << 20
 """Characters of the longest event or field of the head; what is longer is no trace."""
 MOST = 1 << 36
 """Characters of the largest trace, after decompression."""
+GROWTH, FREE = 100, 1 << 28
+"""Times its size that a file may grow when it is unpacked (traces and logs: 10 to 40), and what is never too much."""
 SPACES = re.compile(r"[ \t\r\n]*")
 NUMBER_TAIL = 3
 """Characters after a number that show that it is whole: `1` may be the begin of `1e-7`."""
@@ -135,6 +137,13 @@ def read_content(path: Path, most: int, hint: str) -> bytes:
     return content
 
 
+def check_growth(path: Path, size: int) -> None:
+    """Refuse a file that was made to be large once it is unpacked."""
+    if size > max(FREE, GROWTH * path.stat().st_size):
+        raise InputError(f"{path} grows more than {GROWTH} times when it is unpacked, and that is no trace and no log",
+                         hint="copy it again; if it is sound, unpack it: gunzip")  # fmt: skip
+
+
 class EventStream:
     """Iterate once over the events of a trace; `head` then has the other fields of the document."""
 
@@ -235,6 +244,7 @@ class EventStream:
         self._text, self._at = self._text[self._at :] + part, 0
         self._read += len(part)
         self._ended = not part
+        check_growth(self.path, self._read)
         if self._read > MOST:
             raise InputError(f"{self.path} has more than {MOST >> 30} GiB", hint="profile fewer steps")
         return bool(part)
