@@ -6,11 +6,12 @@ And which series of several lie above the others.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOISES", "NOTICEABLE", "SHORTEST", "levels_of", "upper_rows"]
+__all__ = ["NOISES", "NOTICEABLE", "SHORTEST", "levels_of", "raised", "upper_rows"]
 
 NOTICEABLE = 0.03
 """Share of the time below which nothing is a cause."""
@@ -59,6 +60,18 @@ def _running_median(values: Floats, width: int = 5) -> Floats:
     padded = np.pad(values, width // 2, mode="edge")
     middle: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
     return middle
+
+
+def raised(levels: Sequence[tuple[int, int, float]], least: float) -> list[tuple[int, int]]:
+    """Begin and end of the stretches on this level or above; levels that follow each other are one stretch."""
+    stretches: list[tuple[int, int]] = []
+    for begin, end, level in levels:
+        if level < least:
+            continue
+        if stretches and stretches[-1][1] == begin:
+            begin = stretches.pop()[0]
+        stretches.append((begin, end))
+    return stretches
 
 
 def upper_rows(values: Floats) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of, upper_rows
+from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of, raised, upper_rows
 from paceline.explain.setting import Setting, exchange_reason, setting_of_run
 from paceline.measurements.run import PASS_PHASES, PHASES, Step
 from paceline.measurements.store import StoredRun
@@ -310,8 +310,8 @@ def _lags(series: _Series, ranks: tuple[int, ...]) -> list[StepCause]:
     others = np.delete(work, ranks, axis=0).max(axis=0)
     lag, usual = work[list(ranks)].max(axis=0) - others, work[list(ranks)].mean(axis=0) - others
     causes = []
-    for begin, end, level in levels_of(lag, series.step_s):
-        if level < NOTICEABLE * series.step_s or float(np.mean(usual[begin:end] > 0)) < 0.8:
+    for begin, end in raised(levels_of(lag, series.step_s), NOTICEABLE * series.step_s):
+        if float(np.mean(usual[begin:end] > 0)) < 0.8:
             continue
         inside = _share(lag[begin:end], series.step_s)
         part = (end - begin) / len(lag)
@@ -342,10 +342,7 @@ def _slowdowns(series: _Series) -> list[StepCause]:
     least = series.work.min(axis=0)
     levels = levels_of(least, series.step_s)
     causes = []
-    for begin, end, level in levels[1:]:
-        slower = level - levels[0][2]
-        if slower < SLOWER_BY * levels[0][2]:
-            continue
+    for begin, end in raised(levels[1:], (1 + SLOWER_BY) * levels[0][2]):
         change = {
             name: float((values[:, begin:end].mean(axis=1) - values[:, : levels[0][1]].mean(axis=1)).min())
             for name, values in series.phases.items() if name != "aggregate"

@@ -102,6 +102,17 @@ def test_ranks_that_are_slow_alike_are_named_together(slow: tuple[int, ...], ran
     assert f"the host of ranks {slow[0]}" in advice_for(cause)
 
 
+@pytest.mark.parametrize(("ranks", "rank", "kind"), [((0, 1), None, "slowdown"), ((1,), 1, "slow_rank")])
+def test_a_slowdown_that_grows_is_one_cause_since_its_begin(
+    ranks: tuple[int, ...], rank: int | None, kind: str
+) -> None:
+    """As memory that fragments or a device that heats up: it does not end where it becomes worse."""
+    steps = train(lambda one, n: {"backward": 0.0008 * max(0, n - 50)} if one in ranks else {})
+    (cause,) = judge_steps(steps).causes
+    assert (cause.kind, cause.rank, cause.until, cause.pattern) == (kind, rank, None, "persistent")
+    assert 50 <= (cause.since or 0) <= 80
+
+
 def test_ranks_that_are_slow_one_after_the_other_are_named_one_by_one() -> None:
     slow = lambda rank, n: {"backward": 0.03} if rank == (3 if n < 100 else 5) else {}  # noqa: E731
     assert {(cause.rank, cause.ranks) for cause in judge_steps(train(slow, ranks=8)).causes} == {(3, ()), (5, ())}
