@@ -283,3 +283,12 @@ def test_records_of_sends_and_of_the_dump_stand_between_collectives(tmp_path: Pa
     path.write_text(f"{json.dumps(other)}\n{line(0, 1, 9)}{json.dumps(other)}\n{line(1, 1, 9)}")
     assert looks_like_inspector(path)
     assert read_inspector([path]).calls == 2
+
+
+def test_names_with_control_characters_are_read_and_unescaped_quotes_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "S\x01(1): <module>", "ts": 1}]}')
+    assert [event["name"] for event in EventStream(path)] == ["S\x01(1): <module>"]
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "{"device": "cpu"}(12): run", "ts": 1}]}')
+    with pytest.raises(InputError, match="with_stack=False"):
+        list(EventStream(path))

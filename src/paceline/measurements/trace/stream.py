@@ -39,6 +39,7 @@ WIDE = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"
 """How text of other encodings begins, as some shells write what a program prints."""
 ARCHIVES = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
 AGAIN = "record the trace again, and let `export_chrome_trace` end before the program does"
+UNESCAPED = "some versions of PyTorch do not escape quotes and backslashes in names of files: with_stack=False"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal."""
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -151,7 +152,7 @@ class EventStream:
         self.path = path
         self.head: dict[str, Any] = {}
         self.is_document = False
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(strict=False).raw_decode  # names may hold control characters
         self._text, self._at, self._read, self._ended = "", 0, 0, False
         self._file: io.TextIOWrapper
 
@@ -254,5 +255,6 @@ class EventStream:
         given = self._text[self._at : self._at + 40]
         reason = f": {error}" if error is not None and not self._ended else ""
         how = "is truncated or damaged" if self._ended else "is damaged"
+        hint = f"{AGAIN}; {UNESCAPED}" if error is not None else AGAIN
         return InputError(f"{self.path} {how} at character {place}{reason}: got {given!r}, expected {expected}",
-                          hint=AGAIN)  # fmt: skip
+                          hint=hint)  # fmt: skip
