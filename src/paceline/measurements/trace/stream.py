@@ -255,6 +255,7 @@ class EventStream:
         given = self._text[self._at : self._at + 40]
         reason = f": {error}" if error is not None and not self._ended else ""
         how = "is truncated or damaged" if self._ended else "is damaged"
-        hint = f"{AGAIN}; {UNESCAPED}" if error is not None else AGAIN
+        again = AGAIN if self.is_document else "cut the last event if the program ended inside it, or record again"
+        hint = f"{again}; {UNESCAPED}" if error is not None else again
         return InputError(f"{self.path} {how} at character {place}{reason}: got {given!r}, expected {expected}",
                           hint=hint)  # fmt: skip
