@@ -15,6 +15,7 @@ from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
 from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
+from paceline.measurements.foreign.log_forms import KNOWN_LINES
 from paceline.measurements.foreign.logs import METRICS, TrainingLog, looks_like_log, read_log, refuse_state
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
 from paceline.measurements.foreign.nsight import looks_like_nsight, scan_nsight
@@ -45,6 +46,7 @@ IMPORT_KINDS = (
 )
 MOST_FILES = 100_000
 EXPORT = "nsys export --type sqlite REPORT writes what `import` reads"
+ONE_JOB = "name the files of one job, or a folder that holds no others"
 NO_BATCH = "the batch is not known (--batch): one sample for each rank and step"
 FRAMEWORKS = {"horovod": "pytorch/horovod"}
 """The framework that a trace implies; others are PyTorch's DDP unless one is named."""
@@ -155,12 +157,12 @@ def _kind(paths: Sequence[Path]) -> Kind:
     refuse_state(first)
     found = next((kind for kind, looks_like in SIGNS if looks_like(first)), None)
     if found is None:
-        hint = EXPORT if first.suffix in (".nsys-rep", ".qdrep") else f"known: {', '.join(IMPORT_KINDS)}"
+        known = f"known: {', '.join(IMPORT_KINDS)}; of a log, {KNOWN_LINES}"
+        hint = EXPORT if first.suffix in (".nsys-rep", ".qdrep") else f"{ONE_JOB}; {known}" if len(paths) > 1 else known
         raise InputError(f"{first} is no file that `import` knows", hint=hint)
     other = next((path for path in paths[1:] if begin_of(path, 256).strip() and not dict(SIGNS)[found](path)), None)
     if other is not None:
-        raise InputError(f"{first} is of kind {found}, and {other} is not",
-                         hint="name the files of one job, or a folder that holds no others")  # fmt: skip
+        raise InputError(f"{first} is of kind {found}, and {other} is not", hint=ONE_JOB)
     return found
 
 

@@ -1,13 +1,17 @@
-"""Where the level of a series of steps changes: binary segmentation of the running median, in units of the noise."""
+"""Where the level of a series of steps changes: binary segmentation of the running median, in units of the noise.
+
+And which series of several lie above the others.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOISES", "NOTICEABLE", "SHORTEST", "levels_of"]
+__all__ = ["NOISES", "NOTICEABLE", "SHORTEST", "levels_of", "raised", "upper_rows"]
 
 NOTICEABLE = 0.03
 """Share of the time below which nothing is a cause."""
@@ -56,3 +60,22 @@ def _running_median(values: Floats, width: int = 5) -> Floats:
     padded = np.pad(values, width // 2, mode="edge")
     middle: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
     return middle
+
+
+def raised(levels: Sequence[tuple[int, int, float]], least: float) -> list[tuple[int, int]]:
+    """Begin and end of the stretches on this level or above; levels that follow each other are one stretch."""
+    stretches: list[tuple[int, int]] = []
+    for begin, end, level in levels:
+        if level < least:
+            continue
+        if stretches and stretches[-1][1] == begin:
+            begin = stretches.pop()[0]
+        stretches.append((begin, end))
+    return stretches
+
+
+def upper_rows(values: Floats) -> tuple[int, ...]:
+    """The rows whose means lie above the largest gap between means, at most half of them."""
+    order = np.argsort(-values.mean(axis=1), kind="stable")
+    gaps = -np.diff(values.mean(axis=1)[order])[: len(order) // 2]
+    return tuple(sorted(order[: int(gaps.argmax()) + 1].tolist())) if gaps.size else ()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paceline.errors import InputError
 from paceline.explain.pipeline import TRANSFERS, Floats, PipelineGraph, is_exchange, pipeline_graphs
 from paceline.measurements.foreign.operations import COMPUTES, Operations
+from paceline.measurements.summary import Interval, amount_interval
 
 __all__ = ["Replay", "replay"]
 
@@ -31,6 +32,8 @@ MOST_VALUES = 4_000_000
 """Times that are replayed at once: operations of a step by cases."""
 SAME_LENGTH = 0.9
 """Correlation of forward and backward times, from which micro-batches are taken to be of unequal length."""
+LASTING = 0.8
+"""Share of the steps from which a cause acts in all of them."""
 PIPELINE = {kind: f"{kind.split('-')[0]}-pp-comm" for kind in TRANSFERS}
 """A send and its receive are one transfer; so the study calls it."""
 
@@ -94,9 +97,49 @@ class Replay:
         return ("stage", stage) if of_stage > BLAMED else None
 
     @property
+    def cost(self) -> Interval:
+        """Share of the time that stragglers cost, with the interval over steps."""
+        each = [1 - one["ideal_s"] / one["replayed_s"] for one in self.by_step.values() if one["replayed_s"]]
+        mean = 1 - 1 / self.slowdown
+        found = amount_interval(each) if len(each) > 1 else Interval(mean, mean, mean)
+        return Interval(mean, min(found.low, mean), max(found.high, mean))
+
+    @property
+    def slow_steps(self) -> tuple[int, ...]:
+        """Steps in which what is named first makes the step longer by more than half of what it does at most."""
+        what, which = self.blame or ("", "")
+        effects = {int(step): _effect(one, what, which) for step, one in self.by_step.items()}
+        most = max(effects.values(), default=0.0)
+        return tuple(step for step, effect in effects.items() if effect > 0.5 * most)
+
+    @property
+    def since(self) -> int | None:
+        """The step from which on what is named first acts until the end; None: from the beginning, or it ends."""
+        steps, slow = [int(step) for step in self.by_step], self.slow_steps
+        return slow[0] if 0 < len(slow) < LASTING * len(steps) and list(slow) == steps[-len(slow) :] else None
+
+    @property
+    def pattern(self) -> str:
+        """Whether what is named first acts to the end, in most steps."""
+        lasts = self.since is not None and len(self.slow_steps) > 1
+        return "persistent" if lasts or len(self.slow_steps) >= LASTING * len(self.by_step) else "transient"
+
+    @property
     def document(self) -> dict[str, Any]:
         """Everything as plain data."""
-        return {**vars(self), "slowdown": self.slowdown, "blame": self.blame}
+        when = {"slow_steps": list(self.slow_steps), "since": self.since, "pattern": self.pattern} if self.blame else {}
+        cost = [self.cost.low, self.cost.value, self.cost.high]
+        return {**vars(self), "slowdown": self.slowdown, "blame": self.blame, "cost": cost, **when}
+
+
+def _effect(step: Mapping[str, Any], what: str, which: str) -> float:
+    """By how much what is named first makes one step longer; a rank does so as its stage and its replica do."""
+    stages, replicas = step["by_stage"], step["by_dp_rank"]
+    if what == "stage":
+        return float(stages[which]) - 1
+    if what == "data-parallel rank":
+        return float(replicas[which]) - 1
+    return float(min(max(stages.values()), max(replicas.values()))) - 1
 
 
 def _first(found: dict[str, float]) -> tuple[str, float]:

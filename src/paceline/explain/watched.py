@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of
+from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of, raised, upper_rows
 from paceline.explain.setting import Setting, exchange_reason, setting_of_run
 from paceline.measurements.run import PASS_PHASES, PHASES, Step
 from paceline.measurements.store import StoredRun
@@ -38,6 +38,8 @@ FEWEST_STALLS = 3
 """Fewer long steps may be chance."""
 SPREAD = 3
 """Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
+TOGETHER = 1.5
+"""A group of ranks is named if it costs this many times what its members cost one by one."""
 COLLECTED = 0.6
 """Share of a stall that garbage collection explains, if it is the cause."""
 UPDATING = 0.15
@@ -75,6 +77,8 @@ class StepCause:
     """Number of steps in which it acts."""
     num_steps: int = 0
     """Number of steps of the run."""
+    ranks: tuple[int, ...] = ()
+    """All ranks of a group that is slow alike, such as those of one host; `rank` is the first of them."""
     reason: str = ""
     """Of an exchange: what in the setting exposes it (`setting.exchange_reason`)."""
 
@@ -134,8 +138,13 @@ def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -
         why = f"{num_steps} timed steps are too few for a verdict: at least {FEWEST_STEPS} are needed"
         return Judgement(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
     stalls, calm = _stalls(series)
-    lags = [lag for rank in range(num_ranks) for lag in _lags(calm, rank)] if num_ranks > 1 else []
-    causes = [*stalls, *lags, *_slowdowns(calm), *_steady(calm, setting), *_settings(calm, setting, stalls)]
+    causes = [
+        *stalls,
+        *_slow_ranks(calm),
+        *_slowdowns(calm),
+        *_steady(calm, setting),
+        *_settings(calm, setting, stalls),
+    ]
     shown = [cause for cause in causes if cause.share.value >= NOTICEABLE and cause.share.low >= NOTICEABLE / 2]
     ranked = tuple(sorted(shown, key=lambda cause: (cause.kind != "threads", -cause.share.value)))
     return Judgement(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
@@ -284,20 +293,32 @@ def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> St
 # Levels: what lasts.
 
 
-def _lags(series: _Series, rank: int) -> list[StepCause]:
-    """Stretches in which the others wait for this rank."""
-    work = series.work
-    others = np.delete(work, rank, axis=0).max(axis=0)
-    lag = work[rank] - others
+def _slow_ranks(series: _Series) -> list[StepCause]:
+    """Ranks that hold up the others, one by one; several of them together if mending one alone would not help."""
+    ranks = range(len(series.work)) if len(series.work) > 1 else ()
+    alone, group = [lag for rank in ranks for lag in _lags(series, (rank,))], upper_rows(series.work)
+    together = _lags(series, group) if len(group) > 1 else []
+    members = [lag for lag in alone if lag.rank in group]
+    if sum(lag.share.value for lag in together) <= TOGETHER * sum(lag.share.value for lag in members):
+        return alone
+    return [*together, *(lag for lag in alone if lag not in members)]
+
+
+def _lags(series: _Series, ranks: tuple[int, ...]) -> list[StepCause]:
+    """Stretches in which the others wait for these ranks."""
+    work, rank = series.work, ranks[0]
+    others = np.delete(work, ranks, axis=0).max(axis=0)
+    lag, usual = work[list(ranks)].max(axis=0) - others, work[list(ranks)].mean(axis=0) - others
     causes = []
-    for begin, end, level in levels_of(lag, series.step_s):
-        if level < NOTICEABLE * series.step_s or float(np.mean(lag[begin:end] > 0)) < 0.8:
+    for begin, end in raised(levels_of(lag, series.step_s), NOTICEABLE * series.step_s):
+        if float(np.mean(usual[begin:end] > 0)) < 0.8:
             continue
         inside = _share(lag[begin:end], series.step_s)
         part = (end - begin) / len(lag)
         share = Interval(part * inside.value, part * inside.low, part * inside.high)
-        phase = _lagging_phase(series, rank, begin, end)
-        causes.append(StepCause("slow_rank", phase, rank, share, *_ends(series, begin, end), count=end - begin))
+        phase, named = _lagging_phase(series, ranks, begin, end), ranks if len(ranks) > 1 else ()
+        ends = _ends(series, begin, end)
+        causes.append(StepCause("slow_rank", phase, rank, share, *ends, count=end - begin, ranks=named))
     return causes
 
 
@@ -306,10 +327,10 @@ def _ends(series: _Series, begin: int, end: int) -> tuple[int | None, int | None
     return since, int(series.steps[end - 1]) if end < len(series.steps) else None
 
 
-def _lagging_phase(series: _Series, rank: int, begin: int, end: int) -> str:
-    """The phase in which the rank loses most against the others."""
+def _lagging_phase(series: _Series, ranks: tuple[int, ...], begin: int, end: int) -> str:
+    """The phase in which the ranks lose most against the others."""
     lost = {
-        name: float((values[rank, begin:end] - np.delete(values, rank, axis=0).mean(axis=0)[begin:end]).mean())
+        name: float(values[list(ranks), begin:end].mean() - np.delete(values, ranks, axis=0)[:, begin:end].mean())
         for name, values in series.phases.items()
         if name != "aggregate"
     }
@@ -321,10 +342,7 @@ def _slowdowns(series: _Series) -> list[StepCause]:
     least = series.work.min(axis=0)
     levels = levels_of(least, series.step_s)
     causes = []
-    for begin, end, level in levels[1:]:
-        slower = level - levels[0][2]
-        if slower < SLOWER_BY * levels[0][2]:
-            continue
+    for begin, end in raised(levels[1:], (1 + SLOWER_BY) * levels[0][2]):
         change = {
             name: float((values[:, begin:end].mean(axis=1) - values[:, : levels[0][1]].mean(axis=1)).min())
             for name, values in series.phases.items() if name != "aggregate"

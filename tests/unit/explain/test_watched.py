@@ -11,7 +11,7 @@ import pytest
 from paceline.explain.setting import Setting
 from paceline.explain.watched import FEWEST_STEPS, Judgement, StepCause, judge_steps
 from paceline.measurements.trace.observed import ObservedStep
-from paceline.report.terminal.watched import judgement_document, judgement_lines
+from paceline.report.terminal.watched import advice_for, judgement_document, judgement_lines, title_of
 
 USUAL = {"io": 0.001, "forward": 0.03, "backward": 0.06, "update": 0.004}
 EXCHANGE = 0.006
@@ -90,6 +90,32 @@ def test_without_noise_shares_and_steps_are_exact(begin: int, end: int, rank: in
 def test_a_rank_that_is_always_slow_is_persistent_from_the_beginning() -> None:
     cause = first(judge_steps(train(lambda rank, step: {"backward": 0.02} if rank == 3 else {}, ranks=4)))
     assert (cause.kind, cause.rank, cause.phase, cause.since, cause.until) == ("slow_rank", 3, "backward", None, None)
+
+
+@pytest.mark.parametrize(("slow", "ranks", "begin"), [((3, 5), 8, 0), ((2, 3), 4, 100), (tuple(range(8, 16)), 64, 0)])
+def test_ranks_that_are_slow_alike_are_named_together(slow: tuple[int, ...], ranks: int, begin: int) -> None:
+    """As those of one slow host: mending one of them alone would not shorten a step."""
+    steps = train(lambda rank, n: {"backward": 0.03} if rank in slow and n >= begin else {}, ranks=ranks)
+    (cause,) = judge_steps(steps).causes
+    assert (cause.kind, cause.rank, cause.ranks, cause.phase) == ("slow_rank", slow[0], slow, "backward")
+    assert title_of(cause).startswith(f"ranks {', '.join(map(str, slow))} hold up the others, mostly in backward")
+    assert f"the host of ranks {slow[0]}" in advice_for(cause)
+
+
+@pytest.mark.parametrize(("ranks", "rank", "kind"), [((0, 1), None, "slowdown"), ((1,), 1, "slow_rank")])
+def test_a_slowdown_that_grows_is_one_cause_since_its_begin(
+    ranks: tuple[int, ...], rank: int | None, kind: str
+) -> None:
+    """As memory that fragments or a device that heats up: it does not end where it becomes worse."""
+    steps = train(lambda one, n: {"backward": 0.0008 * max(0, n - 50)} if one in ranks else {})
+    (cause,) = judge_steps(steps).causes
+    assert (cause.kind, cause.rank, cause.until, cause.pattern) == (kind, rank, None, "persistent")
+    assert 50 <= (cause.since or 0) <= 80
+
+
+def test_ranks_that_are_slow_one_after_the_other_are_named_one_by_one() -> None:
+    slow = lambda rank, n: {"backward": 0.03} if rank == (3 if n < 100 else 5) else {}  # noqa: E731
+    assert {(cause.rank, cause.ranks) for cause in judge_steps(train(slow, ranks=8)).causes} == {(3, ()), (5, ())}
 
 
 def test_a_rank_that_recovers_is_transient() -> None:

@@ -271,3 +271,24 @@ def test_a_long_line_is_read_at_its_beginning_and_the_lines_behind_it_as_well(tm
     path.write_text(form.format(n=1, rest="x" * 40_000) + form.format(n=2, rest="") + "y" * 70_000 + "\n"
                     + form.format(n=3, rest="").rstrip())  # fmt: skip
     assert [(step.step, step.seconds) for step in read_log(path).steps] == [(1, 1.5), (2, 1.5), (3, 1.5)]
+
+
+@pytest.mark.parametrize("other", [
+    {"metadata": {"inspector_output_format_version": "v4.1"}, "dump_stats": {"dropped": 3}},
+    {"header": {"id": "1", "rank": 0, "n_ranks": 2}, "metadata": {"inspector_output_format_version": "v4.2"},
+     "p2p_perf": {"p2p": "Send", "p2p_sn": 1}},
+])  # fmt: skip
+def test_records_of_sends_and_of_the_dump_stand_between_collectives(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(f"{json.dumps(other)}\n{line(0, 1, 9)}{json.dumps(other)}\n{line(1, 1, 9)}")
+    assert looks_like_inspector(path)
+    assert read_inspector([path]).calls == 2
+
+
+def test_names_with_control_characters_are_read_and_unescaped_quotes_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "S\x01(1): <module>", "ts": 1}]}')
+    assert [event["name"] for event in EventStream(path)] == ["S\x01(1): <module>"]
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "{"device": "cpu"}(12): run", "ts": 1}]}')
+    with pytest.raises(InputError, match="with_stack=False"):
+        list(EventStream(path))

@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import InputError
 from paceline.explain import imports
 from paceline.measurements import sql
-from paceline.measurements.foreign import inspector, logs
+from paceline.measurements.foreign import inspector, log_forms, logs
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
 from paceline.measurements.trace import job, rank_trace, stream
@@ -44,7 +44,7 @@ def test_steps_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_figure_of_a_log_is_below_its_limit() -> None:
-    form = logs.LOG_FORMS["torchtitan"]
+    form = log_forms.LOG_FORMS["torchtitan"]
     below, at = (form(f"step: 3  loss: 1.0  tps: {figure}") for figure in ("999999999999999", "1e15"))
     assert below is not None
     assert below.tokens_per_s == 999999999999999
@@ -177,3 +177,18 @@ def test_a_verdict_on_a_trace_needs_twenty_steps(tmp_path: Path, steps: int, jud
     paths = write_ranks(tmp_path, steps=steps)
     found = imports.import_files(paths, Store(tmp_path / "s"), imports.Labels(name="mine"))
     assert (found.judgement is not None) is judged
+
+
+@pytest.mark.parametrize("begin", [b"[", b"step: 1  loss: 1.0  tps: 5\n"])
+def test_a_file_that_grows_without_measure_is_refused_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    """As a bomb does; a sound file may be small and repeat itself."""
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress(begin + b" " * (1 << 22)))
+    monkeypatch.setattr(stream, "FREE", 1 << 20)
+    with pytest.raises(InputError, match="grows more than 100 times"):
+        imports.import_files([path], Store(tmp_path / "s"), imports.Labels())
+    monkeypatch.setattr(stream, "FREE", 1 << 23)
+    with pytest.raises(InputError, match=r"no spans|0 timed steps"):
+        imports.import_files([path], Store(tmp_path / "s"), imports.Labels())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.measurements.foreign import logs
+from paceline.measurements.foreign.log_forms import LOG_FORMS, LoggedStep
 
 
 def test_ranks_without_a_number_are_rank_zero() -> None:
     """Rank 1's counting from a former step begins anew; that of rank 0, with or without its number, does not."""
-    steps = [logs.LoggedStep(step, rank) for rank, step in ((1, 5), (None, 3), (0, 4), (1, 6), (1, 2), (None, 1))]
+    steps = [LoggedStep(step, rank) for rank, step in ((1, 5), (None, 3), (0, 4), (1, 6), (1, 2), (None, 1))]
     assert [step.start for step in logs._started(steps, set())] == [0, 0, 0, 0, 1, 1]
     assert [step.start for step in logs._started(steps, {2})] == [0, 0, 1, 1, 2, 2]
 
@@ -46,8 +48,8 @@ def test_the_first_sensible_fact_counts() -> None:
 
 
 def test_of_two_bars_the_longer_is_the_training() -> None:
-    steps = [logs.LoggedStep(2, None, total=100), logs.LoggedStep(1, 0, total=100), logs.LoggedStep(1, None, total=5),
-             logs.LoggedStep(1, 1, total=100), logs.LoggedStep(2, 0, seconds=7.0, total=100)]  # fmt: skip
+    steps = [LoggedStep(2, None, total=100), LoggedStep(1, 0, total=100), LoggedStep(1, None, total=5),
+             LoggedStep(1, 1, total=100), LoggedStep(2, 0, seconds=7.0, total=100)]  # fmt: skip
     assert [(step.rank, step.step, step.seconds) for step in logs._once(steps)] == [
         (0, 1, None), (0, 2, 7.0), (1, 1, None)]  # fmt: skip
     assert logs._once([]) == []
@@ -66,21 +68,21 @@ def test_of_two_bars_the_longer_is_the_training() -> None:
     ],
 )
 def test_seconds_between_two_lines(before: dict[str, Any], after: dict[str, Any], seconds: float | None) -> None:
-    assert logs._from_times(logs.LoggedStep(**before), logs.LoggedStep(**after)) == seconds
-    assert logs._from_times(None, logs.LoggedStep(**after)) is None
+    assert logs._from_times(LoggedStep(**before), LoggedStep(**after)) == seconds
+    assert logs._from_times(None, LoggedStep(**after)) is None
 
 
 def test_what_a_line_says_counts_before_tokens_and_tokens_before_times() -> None:
     facts = {"sequence": 1000, "local": 4}
-    lines = [logs.LoggedStep(1, at_s=0.0), logs.LoggedStep(2, at_s=9.0, tokens_per_s=2000.0),
-             logs.LoggedStep(3, at_s=12.0), logs.LoggedStep(4, at_s=90.0, seconds=0.5, tokens_per_s=1.0)]  # fmt: skip
+    lines = [LoggedStep(1, at_s=0.0), LoggedStep(2, at_s=9.0, tokens_per_s=2000.0),
+             LoggedStep(3, at_s=12.0), LoggedStep(4, at_s=90.0, seconds=0.5, tokens_per_s=1.0)]  # fmt: skip
     assert [(step.step, step.seconds) for step in logs._timed(lines, facts)] == [(2, 2.0), (3, 3.0), (4, 0.5)]
-    assert logs._timed([logs.LoggedStep(1, seconds=1e6), logs.LoggedStep(2, seconds=999_999.0)], {})[0].step == 2
+    assert logs._timed([LoggedStep(1, seconds=1e6), LoggedStep(2, seconds=999_999.0)], {})[0].step == 2
 
 
 @pytest.mark.parametrize(("mfu", "kept"), [((0.5, 1.0), (0.5, 1.0)), ((0.5, 1.01, None), (None, None, None))])
 def test_no_share_of_the_peak_is_above_one(mfu: tuple[float | None, ...], kept: tuple[float | None, ...]) -> None:
-    steps, notes = logs._without_impossible([logs.LoggedStep(n, mfu=share) for n, share in enumerate(mfu)])
+    steps, notes = logs._without_impossible([LoggedStep(n, mfu=share) for n, share in enumerate(mfu)])
     assert tuple(step.mfu for step in steps) == kept
     assert len(notes) == (kept[0] is None)
     if notes:
@@ -96,3 +98,64 @@ def test_the_moment_of_a_line() -> None:
     assert logs._moment("no time") is None
     assert logs._moment("2024-13-23 12:00:00") is None
     assert logs._moment("1900-01-01 12:00:00") is None, "before 1970"
+
+
+BAR = "  5%|▌         | {step}/200 [00:08<02:20,  1.60s/it"
+LINES = {
+    "nemo": "0: Training epoch 0, iteration {step}/99 | lr: 6e-06 | global_batch_size: 64 | global_step: {step} | "
+    "reduced_train_loss: 9.1 | train_step_timing in s: 1.6 | tokens_per_sec_per_gpu: 1.2e+03 | consumed_samples: 7",
+    "nanogpt": "iter {step}: loss 3.1415, time 1600.00ms, mfu -100.00%",
+    "llm.c": "step {step:4d}/900 | loss 7.5 (+nanz)| norm 1.2 (+nanz)| lr 6e-04 | 1600.0 ms | 42.5% bf16 MFU | 9 tok/s",
+    "maxtext": "completed step: {step}, seconds: 1.600, TFLOP/s/device: 88.1, Tokens/s/device: 900.1, loss: 10.1",
+    "torchvision": "Epoch: [0][ {step}/500]\tTime  1.600 ( 2.512)\tData  0.010 ( 0.210)\tLoss 6.9e+00 (7.0e+00)",
+    "timm": "Train: 0 [ {step}/500 (  2%)]  Loss: 6.9 (6.9)  Time: 1.600s,  70.0/s  (2.401s,  60.1/s)  LR: 1e-06",
+    "mmengine": "Epoch(train)  [1][ {step}/500]  lr: 2e-02  eta: 5:10:11  time: 1.6000  data_time: 0.0123  loss: 1.2",
+    "detectron2": "eta: 1:10:11  iter: {step}  total_loss: 1.2  time: 1.6000  last_time: 0.2 data_time: 0.1  lr: 0.02",
+    "deepspeed-pipeline": "steps: {step} loss: 2.5 iter time (s): 1.600 samples/sec: 20.00",
+    "deepspeed": "[2026-05-05 10:00:00,000] epoch=0/micro_step=9/global_step={step}, RunningAvgSamplesPerSec=99.9, "
+    "CurrSamplesPerSec=20.0, MemAllocated=4GB",
+    "megatron": "[default0]: iteration {step:8d}/ 900 | elapsed time per iteration (s): 1.60 | global batch size: 64 |",
+    "hf-trainer": f"{BAR}]", "bar": f"Steps: {BAR}, lr=1e-5, step_loss=0.1]",
+    "lightning": "Epoch 0: |          | {step}/? [00:10<00:00,  0.625it/s, v_num=0]",
+}  # fmt: skip
+OTHERS = {
+    "llm.c": ("step {step:5d} | loss: 10.9 | lr 6e-04 | norm: 15.3 | dt: 1600.00ms | tok/sec: 150.4",
+              "step {step:4d}/74: train loss 4.3 (1600.000 ms, 900 tok/s)"),
+    "torchvision": ("Epoch: [0]  [ {step}/500]  eta: 1:23:45  lr: 0.1  loss: 6.9 (6.9)  time: 1.6000  data: 0.01",),
+    "mmengine": ("Iter(train) [ {step}/500]  lr: 2e-02  eta: 5:10:11  time: 1.6000  data_time: 0.0123  loss: 1.2",),
+    "bar": (f"{BAR}, loss=0.1]", f"1|5|Loss: 2.25: {BAR}]"),
+    "lightning": ("Epoch 0: :  5%| | {step}/200 [00:06<01:00, global_step=5.0, train_step_timing in s=1.600]",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "line"), [*LINES.items(), *((form, line) for form, lines in OTHERS.items() for line in lines)]
+)
+def test_lines_of_each_program(tmp_path: Path, form: str, line: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("  train_batch_size ............. 32\n" + "".join(f"{line.format(step=n)}\n" for n in (10, 20, 30)))
+    log = logs.read_log(path)
+    assert log.form == form
+    assert [step.seconds for step in log.steps] == pytest.approx([1.6] * 3)
+    assert [step.step % 100 for step in log.steps] == [10, 20, 30]
+
+
+def test_every_form_has_a_line_here() -> None:
+    assert {*LINES, "torchtitan"} == set(LOG_FORMS)
+
+
+@pytest.mark.parametrize("library", ["deepspeed", "hf-trainer", "bar"])
+def test_lines_of_a_library_do_not_hide_those_of_the_program(tmp_path: Path, library: str) -> None:
+    """As DeepSpeed writes beneath Megatron, and as files are read before the training."""
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"{LINES[library].format(step=n)}\n{LINES['megatron'].format(step=n)}\n" for n in (10, 20)))
+    log = logs.read_log(path)
+    assert (log.form, [step.step for step in log.steps]) == ("megatron", [10, 20])
+
+
+def test_epochs_of_unknown_length_follow_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(f"Epoch {epoch}: | | {n}/? [00:10<00:00, 2.00it/s]\r" for epoch in range(3) for n in (1, 2))
+    )
+    assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6]

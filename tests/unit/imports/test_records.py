@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.catalog.links import link
 from paceline.cli import program
 from paceline.errors import InputError
 from paceline.measurements.foreign.logs import looks_like_log, read_log
-from paceline.measurements.foreign.nccl_tests import read_nccl_tests
+from paceline.measurements.foreign.nccl_tests import looks_like_nccl_tests, read_nccl_tests
 from paceline.measurements.foreign.recorder import Hang, find_hangs, read_dump
 from paceline.measurements.store import Store
 from paceline.model.calibrate import stored_sweeps
@@ -74,6 +75,60 @@ def test_a_collective_that_all_entered_accuses_nobody_and_a_finished_job_has_no_
     assert (hang.missing, hang.culprits, len(hang.waiting)) == ((), (), 3)
     done = dump([{**entry(1, state="scheduled"), "retired": True}, entry(2)])
     assert hangs(tmp_path / "b", {0: done, 1: done, 2: done}) == ()
+
+
+def pair(number: int, name: str, state: str = "completed") -> dict[str, Any]:
+    return {**entry(1, name, state), "is_p2p": True, "p2p_seq_id": number}
+
+
+def test_a_receive_waits_for_its_sender_unless_that_one_waits_itself(tmp_path: Path) -> None:
+    """Stage 3 waits for 2, and 2 for 1; peers are counted within their group."""
+    groups = {"0": "[0, 1, 2, 3]", "1": "[1, 2, 3]"}
+    stages = {0: [], 1: [pair(1, "nccl:send 0->1")],
+              2: [pair(1, "nccl:recv 1<-0"), pair(2, "nccl:recv 1<-0", "started")],
+              3: [pair(1, "nccl:recv 2<-1", "scheduled")]}  # fmt: skip
+    named = {
+        rank: [{**one, "process_group": ("1", "undefined")} for one in entries] for rank, entries in stages.items()
+    }
+    (hang,) = hangs(tmp_path, {rank: dump([entry(1), *entries], groups) for rank, entries in named.items()})
+    assert (hang.waiting, hang.missing, hang.culprits) == ((2, 3), (1,), (1,))
+    assert hang.last[1].startswith("nccl:send 0->1 1 (completed)")
+
+
+def test_a_batch_of_sends_and_receives_has_the_state_of_its_end(tmp_path: Path) -> None:
+    parts = [pair(1, "nccl:send 0->1", "scheduled"), pair(1, "nccl:recv 0<-1", "scheduled")]
+    assert hangs(tmp_path, {0: dump([*parts, pair(1, "nccl:coalesced")], {"0": "[0, 1]"})}) == ()
+    (hang,) = hangs(tmp_path, {0: dump([*parts, pair(1, "nccl:coalesced", "started")], {"0": "[0, 1]"})})
+    assert (hang.name, hang.waiting, hang.no_dump, hang.culprits) == ("nccl:send 0->1", (0,), (1,), (1,))
+
+
+def test_ranks_that_give_other_sizes_to_a_collective_are_named(tmp_path: Path) -> None:
+    stuck = [entry(1), entry(2, state="started")]
+    small = [entry(1), {**entry(2, state="started"), "input_sizes": [[512]]}]
+    (hang,) = hangs(tmp_path, {0: dump(stuck), 1: dump(small), 2: dump(stuck)})
+    assert (hang.name, hang.waiting, hang.other, hang.culprits) == (
+        "nccl:all_reduce", (0, 2), {1: "nccl:all_reduce of [512]"}, (1,))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl_trace_rank_{}.json.gz", "comm_lib_trace_rank_{}", "rank{}-20260501.json", "d{}.pkl"]
+)
+def test_the_rank_of_a_dump_is_in_its_name_whatever_follows(tmp_path: Path, name: str) -> None:
+    paths = [tmp_path / name.format(rank) for rank in (0, 10, 2)]
+    for path in paths:
+        path.write_text(json.dumps(dump([entry(1)])))
+    assert [read_dump(path, fallback_rank=place).rank for place, path in enumerate(paths)] == [0, 10, 2]
+
+
+def test_a_rank_that_called_nothing_and_many_ranks_without_a_dump(tmp_path: Path) -> None:
+    silent = {key: value for key, value in dump([]).items() if key != "entries"}
+    (hang,) = hangs(tmp_path, {0: silent, 1: dump([entry(1, state="started")]), 2: dump([entry(1, state="started")])})
+    assert (hang.missing, hang.culprits) == ((0,), (0,))
+    (tmp_path / "one").mkdir()
+    (hang,) = hangs(tmp_path / "one", {0: dump([entry(1, state="started")])})
+    assert (hang.no_dump, hang.culprits) == ((1, 2), ())
+    done = CliRunner().invoke(program, ["import", str(tmp_path / "one")])
+    assert "who hangs cannot be told: give the dumps of all ranks" in done.output
 
 
 class Malicious:
@@ -175,7 +230,8 @@ def test_impossible_numbers_of_a_test_are_refused(tmp_path: Path, old: str, new:
 
 def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
-    gathers = NCCL_TEXT.replace("all_reduce_perf", "perf").replace("  sum ", " none ")
+    halved = re.sub(r"(\d+\.\d+)( +)\1", lambda found: f"{found[1]}{found[2]}{float(found[1]) / 2:.2f}", NCCL_TEXT)
+    gathers = halved.replace("all_reduce_perf", "perf").replace("  sum ", " none ")
     path.write_text(gathers)
     with pytest.raises(InputError, match="does not name its collective"):
         read_nccl_tests(path)
@@ -185,6 +241,62 @@ def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path
     path.write_text(NCCL_TEXT + NCCL_TEXT.replace("all_reduce_perf", "all_gather_perf"))
     with pytest.raises(InputError, match="tests of all_reduce and all_gather"):
         read_nccl_tests(path)
+
+
+@pytest.mark.parametrize("label", [
+    "0: ", " 0: ", "[1,0]<stdout>:", "[prterun-node1-77@1,0]<stdout>: ", "[pod/test-launcher-x/main] ", "node1: ",
+    "2026-05-01T10:00:00.123456789Z ", "[2026-05-01 10:00:00] ", "launcher-1  | ", "\x1b[36mlauncher |\x1b[0m ",
+])  # fmt: skip
+def test_labels_before_the_lines_of_a_test(tmp_path: Path, label: str) -> None:
+    """As srun, mpirun, kubectl, pdsh and docker write them; a size of 12 digits may follow its label at once."""
+    path = tmp_path / "out.txt"
+    path.write_text("".join(f"{label}{line}\n" for line in NCCL_TEXT.splitlines()))
+    found = read_nccl_tests(path)
+    assert (found.ranks, found.hosts, found.peak) == (2, ("host-a",), pytest.approx(397.68e9))
+    assert [row.size_bytes for row in found.sizes] == [1048576, 16777216, 268435456, 1073741824]
+    glued = " 137438953472   34359738368     float     sum      -1   345600  397.68  397.68      0"
+    path.write_text(f"{path.read_text()}{label}{glued[1:] if label.endswith(':') else glued}\n")
+    assert read_nccl_tests(path).sizes[-1].size_bytes == 137438953472
+
+
+def test_output_of_nccl_between_the_lines_of_a_test(tmp_path: Path) -> None:
+    """A row that it breaks is left out, and the table may begin after much of it."""
+    row = "     1048576        262144     float     sum      -1"
+    told = "host-a:6899:6950 [0] NCCL INFO Channel 00/08 :    0   1"
+    path = tmp_path / "out.txt"
+    path.write_text(
+        NCCL_TEXT.replace(row, f"{row}{told}\n{told}\n").replace("#  Rank  0", f"{told}\n" * 2000 + "#  Rank  0")
+    )
+    assert looks_like_nccl_tests(path)
+    assert [row.size_bytes for row in read_nccl_tests(path).sizes] == [16777216, 268435456, 1073741824]
+    path.write_text(NCCL_TEXT.replace("    20.00   52.43", f"{told}\n   200000   52.43"))
+    assert len(read_nccl_tests(path).sizes) == 3
+
+
+@pytest.mark.parametrize(("old", "new", "says", "hint"), [
+    ("# Out of", "host-a: Test NCCL failure common.cu:958 'remote error'\n .. host-a pid 9: Test failure a.cu:8\n#",
+     "the test failed: host-a: Test NCCL failure common.cu:958 'remote error'", "test again"),
+    ("#  Rank  1", "#  Rank  1 Group  0 Pid  7 on h device  0 [0x04] H100\n#  Rank  2",
+     "busbw is 1 times algbw, all_reduce of 3 ranks has 1.33 times", "# Rank"),
+    ("# Out of", NCCL_TEXT.replace("#  Rank  1", "#  Rank  1 Group  0 Pid  7 on h device  0 [0x04] H100\n#  Rank  2"),
+     "it holds tests of 2 and 3 ranks", "out.txt"),
+    ("all_reduce_perf", "alltoall_perf", "'alltoall' has no place in the model", "test one of"),
+])  # fmt: skip
+def test_tests_that_say_nothing_about_their_link(tmp_path: Path, old: str, new: str, says: str, hint: str) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(NCCL_TEXT.replace(old, new))
+    with pytest.raises(InputError, match=says) as refused:
+        read_nccl_tests(path)
+    assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(("old", "new", "wrong"), [
+    ("397.8      0", "397.8      5", 5), ("397.8      0", "397.8    N/A", 0), ("values : 0 OK", "values : 7 FAILED", 7),
+])  # fmt: skip
+def test_wrong_elements_in_place_count_and_those_of_the_sum(tmp_path: Path, old: str, new: str, wrong: int) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(NCCL_TEXT.replace(old, new))
+    assert read_nccl_tests(path).wrong == wrong
 
 
 OLD_TEXT = """# nThread 1 nGpus 4 minBytes 134217728 maxBytes 536870912 step: 2(factor) warmup iters: 5 iters: 20
@@ -236,6 +348,7 @@ def test_the_document_of_nccl_tests(tmp_path: Path) -> None:
     assert [(row.size_bytes, row.seconds) for row in found.sizes] == [(268435456, 2e-3)]
     for device in devices:
         device["group"] = int(device["rank"])
+    body["bus_bw"] = 201.3
     path.write_text(json.dumps(document))
     assert read_nccl_tests(path).ranks == 4
 

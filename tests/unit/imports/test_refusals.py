@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Files, str]] = {
     "test without rows": ({"out.txt": NCCL_TEXT.split("     1048576")[0].encode()}, "no row with a size"),
     "table of something else": ({"a.csv": b"gpus,speed\n1,360\n"}, "no file that `import` knows.*nccl-tests"),
     "log of an unknown program": ({"a.log": b"epoch 1 done\n" * 50}, "a.log"),
-    "log with one step": ({"a.log": TITAN.split("\n")[2].encode()}, "timed step of torchtitan"),
+    "log with one step": ({"a.log": TITAN.split("\n")[2].encode()}, "timed steps of torchtitan"),
     "table without columns": ({"t.parquet": operations(duration=None)}, "lacks the columns duration"),
     "table with text for a stage": ({"t.parquet": operations(stage=["a", "b"])}, "stage: got string"),
     "table with a negative duration": ({"t.parquet": operations(duration=[1.0, -2.0])}, "row 1 lasts -2 s"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from paceline.cli import program
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
 from paceline.measurements.foreign.operations import read_operations
+from paceline.report.terminal.watched import replay_lines
 
 STAGES, BATCHES, REPLICAS = 4, 8, 2
 SECONDS = {"forward": 0.010, "backward": 0.020}
@@ -153,8 +154,10 @@ def slow_stage(replica: int, stage: int, way: str) -> float:
 
 def test_the_culprit_is_part_of_the_explanation(tmp_path: Path) -> None:
     write(tmp_path / "p.parquet", run_step(1, slow_stage))
-    words = "first cause: stage 3 alone makes the step 1.26 times as long, mostly by backward-compute; give it fewer"
-    assert words in import_table(tmp_path)
+    words = (
+        "stage 3 alone makes the step 1.26 times as long, mostly by backward-compute, in all steps (persistent); give"
+    )
+    assert f"first cause: {words}" in import_table(tmp_path)
     done = CliRunner().invoke(program, ["explain", "job", "--store", str(tmp_path / "s")])
     assert words in done.output
 
@@ -263,7 +266,7 @@ def test_a_slow_link_is_not_mended_by_fewer_layers(tmp_path: Path) -> None:
     write(tmp_path / "p.parquet", longer)
     text = import_table(tmp_path)
     assert "first cause: stage 1 alone" in text
-    assert "mostly by grads-reduce-scatter; look at the links that it uses" in text
+    assert "mostly by grads-reduce-scatter, in all steps (persistent); look at the links that it uses" in text
 
 
 def steps_of(path: Path, steps: list[list[Row]]) -> Replay:
@@ -289,6 +292,34 @@ def test_a_slow_step_of_one_rank_is_that_rank_s_not_its_replica_s(tmp_path: Path
     even = run_step(1, lambda *one: 1.0)
     slow = run_step(1, lambda replica, stage, way: 6.0 if (replica, stage) == (1, 1) else 1.0)
     assert steps_of(tmp_path / "p.parquet", [even, even, slow, even, even, even]).blame == ("rank", "5")
+
+
+@pytest.mark.parametrize(("slow", "since", "pattern", "words"), [
+    ((2,), None, "transient", "in 1 of 6 steps, first in step 2 (transient)"),
+    ((5,), 5, "transient", "in 1 of 6 steps, first in step 5 (transient)"),
+    ((3, 4, 5), 3, "persistent", "since step 3 (persistent)"),
+    (range(6), None, "persistent", "in all steps (persistent)"),
+])  # fmt: skip
+@pytest.mark.parametrize("who", [(1, 1), (None, 3), (1, None)], ids=["rank", "stage", "replica"])
+def test_the_steps_in_which_the_culprit_is_slow(
+    tmp_path: Path, who: tuple[int | None, int | None], slow: Sequence[int], since: int | None, pattern: str, words: str
+) -> None:
+    def times(replica: int, stage: int, way: str) -> float:
+        return 2.0 if who[0] in (None, replica) and who[1] in (None, stage) else 1.0
+
+    even, long = run_step(1, lambda *one: 1.0), run_step(1, times)
+    answer = steps_of(tmp_path / "p.parquet", [long if step in slow else even for step in range(6)])
+    assert (answer.slow_steps, answer.since, answer.pattern) == (tuple(slow), since, pattern)
+    assert answer.cost.low <= answer.cost.value <= answer.cost.high
+    text = "\n".join(replay_lines(answer.document))
+    assert words in text
+    assert "of every day" in text
+
+
+def test_a_replay_that_a_former_version_stored_is_told(tmp_path: Path) -> None:
+    document = steps_of(tmp_path / "p.parquet", [run_step(1, slow_stage)] * 2).document
+    former = {name: document[name] for name in document if name not in ("cost", "slow_steps", "since", "pattern")}
+    assert "first cause: stage 3 alone" in "\n".join(replay_lines(former))
 
 
 def test_collectives_of_ranks_that_share_layers_stay_apart(tmp_path: Path) -> None:

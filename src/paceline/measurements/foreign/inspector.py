@@ -76,7 +76,7 @@ class InspectedJob:
 def looks_like_inspector(path: Path) -> bool:
     """Whether a file begins like a log of the Inspector."""
     begin = begin_of(path, 1 << 14)
-    return begin.lstrip()[:1] == b"{" and b'"coll_perf"' in begin
+    return begin.lstrip()[:1] == b"{" and (b'"coll_perf"' in begin or b'"inspector_output_format_version"' in begin)
 
 
 def read_inspector(paths: Sequence[Path]) -> InspectedJob:
@@ -113,7 +113,9 @@ def _calls(path: Path) -> Iterator[_Call]:
             if not line.strip():
                 continue
             try:
-                yield _call(json.loads(line))
+                record = json.loads(line)
+                if "coll_perf" in record or "metadata" not in record:  # else of a send, or of the dump itself
+                    yield _call(record)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
                 if not line.endswith(b"\n") and number > 1:
                     return

@@ -1,56 +1,29 @@
-"""Lines of training logs: steps, seconds, tokens per second and MFU of torchtitan, Megatron, HF Trainer, Lightning.
+"""Training logs: steps, seconds, tokens per second and MFU of torchtitan, Megatron, HF Trainer, Lightning and others.
 
-Each form is one named pattern. Whatever a line does not say is computed from the others where that is possible:
-seconds from tokens per step and tokens per second, or from the times of the lines.
+Each form of a line is one named pattern (`log_forms`). Whatever a line does not say is computed from the others where
+that is possible: seconds from tokens per step and tokens per second, or from the times of the lines.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 
 from paceline.errors import InputError
-from paceline.measurements.trace.stream import BROKEN, ESCAPES, begin_of, open_trace
+from paceline.measurements.foreign.log_forms import KNOWN_LINES, LOG_FORMS, DecimalComma, LoggedStep
+from paceline.measurements.trace.stream import BROKEN, ESCAPES, begin_of, check_growth, open_trace
 
-__all__ = ["LOG_FORMS", "METRICS", "LoggedStep", "TrainingLog", "looks_like_log", "read_log", "refuse_state"]
+__all__ = ["METRICS", "TrainingLog", "looks_like_log", "read_log", "refuse_state"]
 
 LONGEST = 20_000
 """Characters of a line that are looked at."""
 MOST_STEPS = 2_000_000
-MOST_FIGURE = 1e15
-"""A figure of a line that is not below is no figure."""
 RANK = re.compile(r"\[(?:rank|default)?(\d{1,6})\]:")
 MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
-NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?\d+)?)"
-THOUSANDS = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+),?(?:[eE][-+]?\d+)?")
-"""Commas as a number may have them; another one is a decimal comma, which says something else."""
-
-
-@dataclass(frozen=True)
-class LoggedStep:
-    """One line of a log; None is what the line does not say."""
-
-    step: int
-    rank: int | None = None
-    at_s: float | None = None
-    """Seconds since an arbitrary time, when the line was written."""
-    seconds: float | None = None
-    """Of one step, the mean since the line before."""
-    tokens_per_s: float | None = None
-    """Of one device."""
-    mfu: float | None = None
-    """Share of the device's peak, 0 to 1."""
-    tflops: float | None = None
-    samples: int | None = None
-    """Samples of a step of all devices."""
-    total: int | None = None
-    """Steps of the bar, of an epoch or of all."""
-    start: int = 0
-    """Which start of the training wrote the line: a log may go on after a checkpoint was loaded."""
 
 
 @dataclass(frozen=True)
@@ -69,101 +42,27 @@ class TrainingLog:
     """Samples of a step of all devices, if the log says."""
 
 
-Reader = Callable[[str], LoggedStep | None]
-
-
-class _DecimalComma(Exception):
-    """A number whose comma does not stand before three digits."""
-
-
-def _number(pattern: str) -> Callable[[str], float | None]:
-    compiled = re.compile(pattern)
-
-    def read(line: str) -> float | None:
-        found = compiled.search(line)
-        given = found.group(1) if found else "inf"
-        if "," in given and not THOUSANDS.fullmatch(given):
-            raise _DecimalComma(given[:40])
-        value = float(given.replace(",", ""))
-        return value if value < MOST_FIGURE else None
-
-    return read
-
-
-def _form(step: str, **others: str) -> Reader:
-    """A reader of lines that name the step, of an epoch where there is one, and any of these figures."""
-    number_of, readers = re.compile(step), {name: _number(pattern) for name, pattern in others.items()}
-
-    def read(line: str) -> LoggedStep | None:
-        place = number_of.search(line)
-        if place is None or _step_of(place.groupdict()) >= 2**31:
-            return None
-        found = {name: value for name, reader in readers.items() if (value := reader(line)) is not None}
-        return _logged(place.groupdict(), found) if found else None
-
-    return read
-
-
-def _step_of(place: dict[str, str]) -> int:
-    """The number of a step since the first epoch."""
-    return int(place["step"]) + int(place.get("epoch", 0)) * int(place.get("total", 0))
-
-
-def _logged(place: dict[str, str], found: dict[str, float]) -> LoggedStep:
-    rate = found.get("rate")
-    return LoggedStep(
-        step=_step_of(place),
-        seconds=found["ms"] / 1e3 if "ms" in found else 1 / rate if rate else found.get("seconds"),
-        tokens_per_s=found.get("tokens"),
-        mfu=found["mfu"] / 100 if "mfu" in found else None,
-        tflops=found.get("tflops"),
-        samples=int(found["samples"]) if "samples" in found else None,
-        total=int(place["total"]) if "total" in place else None,
-    )
-
-
-LOG_FORMS: dict[str, Reader] = {
-    "torchtitan": _form(
-        r"(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+loss:", tokens=rf"\b[tw]ps:\s*{NUMBER}",
-        tflops=rf"\btflops:\s*{NUMBER}", mfu=rf"\bmfu:\s*{NUMBER}%",
-    ),
-    "megatron": _form(
-        r"\biteration\s+(?P<step>\d{1,12})/\s*(?:\d+|infinity)\s*\|", samples=r"global batch size:\s*(\d+)",
-        ms=rf"elapsed time per iteration \(ms\):\s*{NUMBER}",
-        tflops=rf"(?:throughput per GPU \(TFLOP/s/GPU\)|\bTFLOPs):\s*{NUMBER}",
-        tokens=rf"(?:tokens/s/GPU|tokens per gpu per second \(tgs\)):?\s*{NUMBER}",
-    ),
-    "lightning": _form(
-        r"\bEpoch (?P<epoch>\d{1,6})(?:/-?\d+)?:?\s[^\[]{0,600}?\b(?P<step>\d{1,9})/(?P<total>\d{1,9}) (?:\[|\d+:\d\d)",
-        seconds=rf"[, ]\s{{0,9}}{NUMBER}s/it\b", rate=rf"[, ]\s{{0,9}}{NUMBER}it/s\b",
-    ),
-    "hf-trainer": _form(
-        r"(?:^|\]:)\s*\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[[0-9:?]+<[0-9:?, ]+",
-        seconds=rf",\s{{0,9}}{NUMBER}s/it\]", rate=rf",\s{{0,9}}{NUMBER}it/s\]",
-    ),
-}  # fmt: skip
-"""The reader of a line by the program that writes it."""
-SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})", flags=re.I)
-LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})", flags=re.I)
-ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})", flags=re.I)
+SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})")
+LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})")
+ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})")
 METRICS = re.compile(r"""(?:^|\]:)\s*\{(['"])(?:loss|eval_loss|train_loss|train_runtime)\1: """)
 """What HF Trainer prints of a training: neither the number of the step nor its time."""
 GLOBAL_BATCH = re.compile(
-    r"\b(?:global batch size|total train batch size(?: \([^)]{0,80}\))?)\W{1,4}(\d{1,9})", flags=re.I
+    r"\b(?:global batch size|total train batch size(?: \([^)]{0,80}\))?|train_batch_size(?= \.\.)[ .]{0,40})"
+    r"\W{1,4}(\d{1,9})"
 )
-WORLD = re.compile(r"\bworld[ _-]size\W{1,4}(\d{1,7})", flags=re.I)
+WORLD = re.compile(r"\bworld[ _-]size\W{1,4}(\d{1,7})")
 FACTS = {
     "sequence": SEQUENCE, "local": LOCAL_BATCH, "global": GLOBAL_BATCH, "world": WORLD, "accumulation": ACCUMULATION,
 }  # fmt: skip
-"""What lines beside the steps say of all of them."""
+"""What lines beside the steps say of all of them, in small letters."""
 BARS = (
     "write the bars to the log as well (disable_tqdm=False, and 2>&1: they go to the standard error), or let Paceline "
     "take the times: Trainer(..., callbacks=[PacelineCallback()])"
 )
-HINT = (
-    "known lines: torchtitan (`step: 5  loss: ...  tps: ...`), Megatron (`iteration 5/100 | ... elapsed time per "
-    "iteration (ms): ...`), bars of HF Trainer and Lightning (`| 5/100 [00:10<03:00, 1.9s/it]`); HF Trainer prints "
-    "bars with disable_tqdm=False, Megatron times with --log-interval 1"
+HINT = f"{KNOWN_LINES}; HF Trainer prints bars with disable_tqdm=False, Megatron times with --log-interval 1"
+NEEDED = (
+    "keep the lines that state the batch size and the sequence length, or let the logger write the time in each line"
 )
 
 
@@ -197,19 +96,19 @@ def looks_like_log(path: Path) -> bool:
 
 def read_log(path: Path) -> TrainingLog:
     """The steps of a log; the first form that a line has is the form of the file."""
-    form, ranks, facts, steps, metrics, starts = None, {0}, dict[str, int](), list[LoggedStep](), 0, set[int]()
+    forms, facts, steps, metrics, starts = [*LOG_FORMS], dict[str, int](), list[LoggedStep](), 0, set[int]()
+    form: str | None = None
     for line in _lines(path):
         is_head = _note_facts(line, facts)
         metrics += METRICS.match(line) is not None
-        for name in [form] if form else LOG_FORMS:
-            found = _step_in(path, line, name)
-            if found is not None:
-                form, rank = name, RANK.search(line)
-                steps.append(replace(found, rank=int(rank.group(1)) if rank else None, at_s=_moment(line)))
-                ranks |= {steps[-1].rank or 0}
-                break
-        else:
-            starts |= {len(steps)} if is_head and steps else set()
+        name, found = next(((name, step) for name in forms if (step := _step_in(path, line, name))), (form, None))
+        if name != form:  # of a program above the one that wrote the lines so far
+            form, forms, steps, starts = name, forms[: forms.index(str(name)) + 1], [], set()
+        if found is not None:
+            rank = RANK.search(line)
+            steps.append(replace(found, rank=int(rank.group(1)) if rank else None, at_s=_moment(line)))
+        elif is_head and steps:
+            starts.add(len(steps))
         if len(steps) > MOST_STEPS:
             raise InputError(f"{path} has more than {MOST_STEPS:,} steps", hint="cut the log")
     if form is None and metrics:
@@ -220,7 +119,9 @@ def read_log(path: Path) -> TrainingLog:
     _note_devices(facts)
     timed, notes = _without_impossible(_timed(_once(_started(steps, starts)), facts))
     if len(timed) < 2:
-        raise InputError(f"{path} has {len(timed)} timed step of {form}, at least two are needed", hint=HINT)
+        what = f"{path} has {len(timed)} timed steps of {form} in {len(steps)} lines, at least two are needed"
+        raise InputError(what, hint=NEEDED)
+    ranks = {step.rank or 0 for step in steps}
     each = [step.samples for step in timed if step.samples]
     return TrainingLog(
         str(path), form, tuple(timed), facts.get("world", max(ranks) + 1), facts.get("sequence"), notes,
@@ -232,8 +133,10 @@ def _lines(path: Path) -> Iterator[str]:
     """Lines without colours; a carriage return ends a line as well, as bars write them."""
     with open_trace(path) as file:
         try:
-            rest = b""
+            rest, size = b"", 0
             while part := file.read(1 << 16):
+                size += len(part)
+                check_growth(path, size)
                 *lines, rest = re.split(rb"[\r\n]+", rest[:LONGEST] + part)
                 yield from (ESCAPES.sub("", line[:LONGEST].decode("utf-8", errors="replace")) for line in lines)
             yield ESCAPES.sub("", rest[:LONGEST].decode("utf-8", errors="replace"))
@@ -245,14 +148,17 @@ def _step_in(path: Path, line: str, form: str) -> LoggedStep | None:
     """What a line says of a step, if it is of this form."""
     try:
         return LOG_FORMS[form](line)
-    except _DecimalComma as error:
+    except DecimalComma as error:
         what = f"{path}: the number {error} in {line.strip()[:80]!r} has a decimal comma"
         raise InputError(what, hint="write numbers with a point: LC_ALL=C") from None
 
 
 def _note_facts(line: str, facts: dict[str, int]) -> bool:
     """Note what a line says of all steps, and whether it says any such thing."""
-    said = {name: int(found.group(1)) for name, pattern in FACTS.items() if (found := pattern.search(line))}
+    lowered = line.lower()
+    if not any(word in lowered for word in ("size", "seq", "accumulation")):
+        return False
+    said = {name: int(found.group(1)) for name, pattern in FACTS.items() if (found := pattern.search(lowered))}
     for name, value in said.items():
         if name not in facts and 0 < value < 2**31:
             facts[name] = value
@@ -262,13 +168,23 @@ def _note_facts(line: str, facts: dict[str, int]) -> bool:
 def _started(steps: Sequence[LoggedStep], heads: set[int]) -> list[LoggedStep]:
     """The steps with the start that wrote each: after a head of the log, or where a rank counts from a former step."""
     start, last, counted = 0, dict[int, int](), []
-    for place, step in enumerate(steps):
+    for place, step in enumerate(_through_epochs(steps)):
         rank = step.rank or 0
         if place in heads or step.step < last.get(rank, 0):
             start, last = start + 1, {}
         last[rank] = step.step
         counted.append(replace(step, start=start))
     return counted
+
+
+def _through_epochs(steps: Sequence[LoggedStep]) -> Iterator[LoggedStep]:
+    """The steps, counted on where an epoch of unknown length ends."""
+    before, last = 0, LoggedStep(0)
+    for step in steps:
+        if step.epoch is not None and last.epoch is not None and step.epoch > last.epoch:
+            before += last.step
+        last = step
+        yield replace(step, step=before + step.step)
 
 
 def _note_devices(facts: dict[str, int]) -> None:
@@ -302,7 +218,7 @@ def _timed(steps: list[LoggedStep], facts: dict[str, int]) -> list[LoggedStep]:
     """The steps whose seconds are known."""
     timed = []
     for before, step in zip([None, *steps], steps, strict=False):
-        seconds = step.seconds or _from_tokens(step, facts) or _from_times(before, step)
+        seconds = step.seconds or _from_rates(step, facts) or _from_times(before, step)
         if seconds is not None and 0 < seconds < 1e6:
             timed.append(replace(step, seconds=seconds))
     return timed
@@ -321,8 +237,10 @@ def _without_impossible(steps: list[LoggedStep]) -> tuple[list[LoggedStep], tupl
     return [replace(step, mfu=None) for step in steps], (note,)
 
 
-def _from_tokens(step: LoggedStep, facts: dict[str, int]) -> float | None:
-    """Tokens of a device in a step over tokens per second."""
+def _from_rates(step: LoggedStep, facts: dict[str, int]) -> float | None:
+    """Samples of a step over samples per second, or tokens of a device in a step over tokens per second."""
+    if step.samples_per_s and "global" in facts:
+        return facts["global"] / step.samples_per_s
     local = facts["global"] / facts["world"] if {"global", "world"} <= set(facts) else facts.get("local")
     sequence = facts.get("sequence")
     return sequence * local / step.tokens_per_s if sequence and local and step.tokens_per_s else None

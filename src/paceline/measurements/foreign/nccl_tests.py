@@ -34,8 +34,11 @@ OPERATIONS = {
 PROGRAM = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|broadcast|sendrecv|alltoallv?|reduce|gather|scatter)_perf"
 )
-PREFIX = re.compile(r"^\s*(?:\[[\d,]+\]<std\w+>:|\d+:(?=\s))")
-"""What `mpirun --tag-output` and `srun --label` put before a line."""
+PREFIX = re.compile(r"^\s*\[[^\]\s]+\]<std\w+>:")
+"""What `mpirun --tag-output` glues to a line; srun, kubectl and docker put words before it."""
+STARTS = re.compile(r"^[^#]*#\s*nThreads? \d+ nGpus \d+", flags=re.M)
+FAILURE = re.compile(r"^.*\bTest (?:NCCL |CUDA )?failure\b.*$", flags=re.M)
+OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
 RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$"
 )
@@ -51,6 +54,7 @@ class TestedSize:
     bus_bandwidth: float
     """Bytes per second, as nccl-tests defines it."""
     wrong: int
+    """Elements that came out wrong, of both columns."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def looks_like_nccl_tests(path: Path) -> bool:
     begin = begin_of(path, 1 << 16).decode("utf-8", errors="replace")
     if begin.lstrip().startswith("{"):
         return any(word in begin for word in ('"bus_bw"', '"average_bus_bandwidth"', '"nccl_version"'))
-    return "algbw" in begin and "busbw" in begin
+    return ("algbw" in begin and "busbw" in begin) or STARTS.search(begin) is not None
 
 
 def read_nccl_tests(path: Path, operation: str | None = None) -> CollectiveTest:
@@ -90,6 +94,9 @@ def read_nccl_tests(path: Path, operation: str | None = None) -> CollectiveTest:
         found = _from_json(json.loads(text)) if text.lstrip().startswith("{") else _from_text(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise InputError(f"{path} is no sound output of nccl-tests: {reason_of(error)}", hint=HINT) from None
+    if not text.lstrip().startswith("{") and (failure := FAILURE.search(text)):
+        raise InputError(f"{path}: the test failed: {failure.group().strip()[:160]}",
+                         hint="mend that and test again; without this line, the rows before it are read")  # fmt: skip
     if not found.rows:
         raise InputError(f"{path} has no row with a size, a time and a bandwidth", hint=HINT)
     if found.ranks < 2:
@@ -99,6 +106,7 @@ def read_nccl_tests(path: Path, operation: str | None = None) -> CollectiveTest:
             f"{path} was measured with {str(found.ranks)[:40]} ranks, at most {MOST_RANKS:,} are read", hint=HINT
         )
     named = _operation(path, text, operation, found.implied)
+    _check_factor(path, named, found)
     return CollectiveTest(str(path), named, found.ranks, found.hosts, found.device, tuple(found.rows))
 
 
@@ -111,6 +119,8 @@ class _Found:
     """Ranks of a process, where a place is a process."""
     implied: str | None = None
     """The collective that the columns imply, if the program is not named."""
+    factors: tuple[float, ...] = ()
+    """Bus bandwidth over the bandwidth of the buffer, row by row."""
 
     @property
     def ranks(self) -> int:
@@ -143,7 +153,9 @@ def _operation(path: Path, text: str, given: str | None, implied: str | None) ->
     known = {**OPERATIONS, **{name: name for name in OPERATIONS.values()}}
     if named not in known:
         what = f"the collective {named!r} has no place in the model" if named else "it does not name its collective"
-        raise InputError(f"{path}: {what}", hint=f"--operation, one of {', '.join(sorted(set(OPERATIONS.values())))}")
+        known_names = ", ".join(sorted(set(OPERATIONS.values())))
+        hint = f"test one of {known_names}" if written else f"--operation, one of {known_names}"
+        raise InputError(f"{path}: {what}", hint=hint)
     return known[named]
 
 
@@ -163,57 +175,128 @@ def _row(size: Any, micros: Any, bus: Any, wrong: Any, *, buffer: Any = None) ->
     missed = 0 if wrong in (None, "N/A") else int(float(wrong))
     sound = all(math.isfinite(number) and number >= 0 for number in (seconds, bandwidth, missed))
     if isinstance(size, bool) or not (sound and 0 <= int(size) < 2**63):
-        raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s, {wrong} wrong")
+        raise ValueError(f"size {size}: time {micros} us, bus bandwidth {bus} GB/s, {missed} wrong")
     if stated >= 1e9 and seconds > 0 and not 0.8 < int(size) / seconds / stated < 1.25:
         raise ValueError(f"{size} bytes in {micros} us are {int(size) / seconds / 1e9:.3g} GB/s, stated are {buffer}: "
                          "time in microseconds and bandwidth in GB/s are expected")  # fmt: skip
     return TestedSize(int(size), seconds, bandwidth, missed)
 
 
-def _from_text(text: str) -> _Found:
-    """Rows by the names of the columns, which differ between versions and programs."""
-    columns, rows, places, factors = list[str](), list[TestedSize](), list[tuple[int, int, str, str]](), list[float]()
-    reduces = False
-    for line in text.splitlines():
-        words = PREFIX.sub("", line).lstrip("# \t").split()
-        if {"size", "algbw", "busbw"} <= set(words):
-            columns = words
+def _wrong_of(columns: list[Any]) -> float:
+    """Wrong elements of both columns; a negative number stays one."""
+    counts = [float(count) for count in columns if count not in (None, "N/A")]
+    return min(counts) if any(count < 0 for count in counts) else sum(counts)
+
+
+class _Table:
+    """What the lines of a test say; other output may stand between them, and labels before them."""
+
+    def __init__(self) -> None:
+        self.rows: list[TestedSize] = []
+        self.places: list[tuple[int, int, str, str]] = []
+        self.factors: list[float] = []
+        self.reduces = False
+        self.sizes: list[int] = []
+        """Ranks that were listed before each header of a table."""
+        self._columns: list[str] = []
+        self._labels = 0
+        """Words before each line, as many as before the names of the columns."""
+        self._listed: set[tuple[int, int]] = set()
+
+    def take(self, line: str) -> None:
+        """One line."""
+        names = line.replace("#", " ", 1).split() if line.find("#") < line.find("size") else line.split()
+        if {"size", "algbw", "busbw"} <= set(names):
+            self._labels = names.index("size")
+            self._columns = names[self._labels :]
+            self.sizes.append(len(self._listed))
+            self._listed = set()
         elif place := RANK.search(line):
-            places.append((int(place[1]), int(place[2] or 0), place[3], place[4]))
-        elif columns and words and words[0].isdigit() and len(words) > columns.index("busbw"):
-            cells = dict(zip(reversed(columns[: len(words)]), reversed(words[: len(columns)]), strict=False))
-            buffer = cells["algbw"] if "time" in cells else None  # the time of the processor is another one
-            if int(words[0]) and (row := _row(words[0], cells.get("time", cells.get("cputime")), cells["busbw"],
-                                              cells.get("#wrong"), buffer=buffer)).seconds:  # fmt: skip
-                rows.append(row)
-                factors += [float(cells["busbw"]) / float(cells["algbw"])] if float(cells["algbw"]) > 1 else []
-                reduces = cells.get("redop", "none") != "none" and cells.get("root", "-1") == "-1"
-    found = _Found(rows, places)
-    return replace(found, implied=_implied(found.ranks, factors) if reduces else None)
+            self.places.append((int(place[1]), int(place[2] or 0), place[3], place[4]))
+            self._listed.add(self.places[-1][:2])
+        elif self._columns:
+            self._take_row(line.split()[self._labels :])
+
+    def _take_row(self, words: list[str]) -> None:
+        """A row by the names of the columns, which differ between versions and programs."""
+        columns = self._columns
+        if len(words) <= columns.index("busbw") or not words[0].isdigit() or not int(words[0]):
+            return
+        pairs = list(zip(columns[: len(words)], words[: len(columns)], strict=True))
+        cells = dict(reversed(pairs))  # of both columns, the first
+        micros = cells.get("time", cells.get("cputime"))
+        if not cells.get("count", "0").isdigit() or not all(map(_is_number, (micros, cells["algbw"], cells["busbw"]))):
+            return  # output of NCCL has broken the row
+        wrong = [cell for name, cell in pairs if name == "#wrong"]
+        buffer = cells["algbw"] if "time" in cells else None  # the time of the processor is another one
+        row = _row(words[0], micros, cells["busbw"], _wrong_of(wrong), buffer=buffer)
+        if row.seconds:
+            self.rows.append(row)
+            self.factors += [float(cells["busbw"]) / float(cells["algbw"])] if float(cells["algbw"]) > 1 else []
+            self.reduces = cells.get("redop", "none") != "none" and cells.get("root", "-1") == "-1"
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        float(text or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _from_text(text: str) -> _Found:
+    table = _Table()
+    for line in text.splitlines():
+        table.take(PREFIX.sub("", line))
+    if len(sizes := {size for size in table.sizes if size}) > 1:
+        raise ValueError(f"it holds tests of {' and '.join(map(str, sorted(sizes)))} ranks, one file for each")
+    rows = table.rows
+    if rows and not any(row.wrong for row in rows) and (failed := OUT_OF_BOUNDS.search(text)):
+        rows[-1] = replace(rows[-1], wrong=int(failed[1]))
+    found = _Found(rows, table.places, factors=tuple(table.factors))
+    return replace(found, implied=_implied(found.ranks, table.factors) if table.reduces else None)
 
 
 def _implied(ranks: int, factors: list[float]) -> str | None:
     """The reduction without a root whose bus bandwidth has this ratio to the bandwidth of the buffer."""
-    share, measured = (ranks - 1) / max(ranks, 1), median(factors) if factors else 0.0
-    names = {"all_reduce": 2 * share, "reduce_scatter": share}
+    measured = median(factors) if factors else 0.0
+    names = {name: _factor(name, ranks) for name in ("all_reduce", "reduce_scatter")}
     return next((name for name, factor in names.items() if abs(measured - factor) < 0.05 * factor), None)
+
+
+def _factor(operation: str, ranks: int) -> float:
+    """Bus bandwidth over the bandwidth of the buffer, as nccl-tests defines it."""
+    share = (ranks - 1) / max(ranks, 1)
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share}.get(operation, 1.0)
+
+
+def _check_factor(path: Path, operation: str, found: _Found) -> None:
+    """Refuse rows of another collective or number of ranks, such as those of a list that was cut."""
+    expected, measured = _factor(operation, found.ranks), median(found.factors or (0.0,))
+    if measured and abs(measured - expected) > 0.05 * expected:
+        raise InputError(f"{path}: busbw is {measured:.3g} times algbw, {operation} of {found.ranks} ranks has "
+                         f"{expected:.3g} times",
+                         hint="keep all lines `# Rank ...`, and name its collective: --operation")  # fmt: skip
 
 
 def _from_json(document: dict[str, Any]) -> _Found:
     """Version 1 and 2 of the document; it lists the first rank of each process only."""
     config = document.get("config") or {}
     devices = [item for item in config.get("devices") or [] if isinstance(item, dict)]
-    rows = []
+    rows, factors = [], list[float]()
     for item in document["results"]:
         column = item.get("out_of_place") or item.get("in_place") or {}
         micros = column.get("time", column.get("cpu_time"))
         if int(item["size"]) and micros:
-            buffer = column.get("alg_bw") if "time" in column else None
-            rows.append(_row(item["size"], micros, column["bus_bw"], column.get("nwrong"), buffer=buffer))
+            columns = [item.get(name) or {} for name in ("out_of_place", "in_place")]
+            wrong, stated = _wrong_of([one.get("nwrong") for one in columns]), column.get("alg_bw")
+            buffer = stated if "time" in column else None
+            rows.append(_row(item["size"], micros, column["bus_bw"], wrong, buffer=buffer))
+            factors += [float(column["bus_bw"]) / float(stated)] if stated and float(stated) > 1 else []
     places = [(int(item.get("rank", number)), int(item.get("group", 0)), str(item.get("hostname", "")),
                str(item.get("device_info", ""))) for number, item in enumerate(devices)]  # fmt: skip
     each = max(1, int(config.get("nthreads", 1))) * max(1, int(config.get("ngpus", 1)))
-    return _Found([row for row in rows if row.seconds], places, each)
+    return _Found([row for row in rows if row.seconds], places, each, factors=tuple(factors))
 
 
 def sweep_of(test: CollectiveTest, cluster: str) -> RunData:

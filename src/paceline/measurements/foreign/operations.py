@@ -274,7 +274,7 @@ def _seconds(table: pa.Table, name: str, path: Path) -> NDArray[np.float64]:
         )
     values: NDArray[np.float64] = column.to_numpy().astype(np.float64)
     if not np.isfinite(values).all() or np.abs(values).max() > 1e12:
-        raise InputError(f"{path}: {name}: a value is not finite", hint=HINT)
+        raise InputError(f"{path}: {name}: a value is not finite, or above 1e12 s", hint=HINT)
     return values
 
 

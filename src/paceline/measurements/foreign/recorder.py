@@ -1,7 +1,8 @@
 """PyTorch's flight recorder: the last collectives of every rank, from a pickle (nothing is executed) or from JSON.
 
 A dump has `entries` (one per collective: group, sequence number, name, state), and `pg_config` with the ranks of each
-process group. The ranks that lack a collective which others have entered are the ranks that the others wait for.
+process group. The ranks that lack a collective which others have entered are the ranks that the others wait for. A send
+or receive waits for the one rank that its name tells.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
 from paceline.measurements.foreign.pickles import unpickle_plain
+from paceline.measurements.trace.job import rank_in_name
 from paceline.measurements.trace.stream import begin_of, read_content
 
 __all__ = ["Dump", "Hang", "find_hangs", "looks_like_dump", "read_dump"]
 
 MOST_BYTES = 1 << 26
+PAIR = re.compile(r"\b(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})\b")
+"""Name of a send or receive; the second number is the peer, counted within the group."""
+COALESCED = "coalesced"
+"""In the name of the entry that ends a batch of sends and receives: it alone has the state of the batch."""
+SAME_SIZES = re.compile(r"\b(?:all_?reduce|broadcast|_all_?gather_base|_reduce_scatter_base)$")
+"""Collectives whose ranks have to give tensors of equal size."""
 COMPLETED = "completed"
 """The state of a collective that ended; gloo leaves `scheduled` and says `retired`."""
 SETTING = (
@@ -41,6 +49,13 @@ class Collective:
     created_ns: int
     place: str
     """Where the program called it: function, file and line; empty if the dump has no stacks."""
+    pair: int = -1
+    """Number of a send or receive, or of its batch; -1: it is a collective of all ranks."""
+
+    @property
+    def what(self) -> str:
+        """The name, with the sizes that all ranks have to give."""
+        return f"{self.name} of {', '.join(self.sizes)}" if SAME_SIZES.search(self.name) and self.sizes else self.name
 
 
 @dataclass(frozen=True)
@@ -80,21 +95,23 @@ def looks_like_dump(path: Path) -> bool:
     begin = begin_of(path, 1 << 16)
     if begin[:1] == b"\x80" and begin[1:2] in b"\x02\x03\x04\x05":
         return True
-    return begin.lstrip()[:1] == b"{" and b'"entries"' in begin and b'"traceEvents"' not in begin
+    is_json = begin.lstrip()[:1] == b"{" and b'"traceEvents"' not in begin
+    return is_json and (b'"entries"' in begin or b'"pg_config"' in begin)
 
 
 def read_dump(path: Path, *, fallback_rank: int = 0) -> Dump:
     """The dump of one rank; its rank is in the document or at the end of the file's name."""
     document = _parsed(path, read_content(path, MOST_BYTES, "a smaller TORCH_NCCL_TRACE_BUFFER_SIZE"))
-    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
+    entries = document.get("entries", [] if "pg_config" in document else None) if isinstance(document, dict) else None
+    if not isinstance(entries, list):  # of a rank that called nothing yet, JSON has none
         raise InputError(f"{path} is no dump of a flight recorder: it has no list of `entries`", hint=SETTING)
-    named = re.search(r"(\d{1,6})(?:\.\w+)?$", path.name)
-    rank = document.get("rank", int(named.group(1)) if named else fallback_rank)
+    last = re.search(r"(\d{1,6})(?:\.[A-Za-z]\w*)*$", path.name)
+    rank = document.get("rank", rank_in_name(path, int(last.group(1)) if last else fallback_rank))
     if not _is_count(rank):
         given = _word(rank) or f"a {type(rank).__name__}"
         raise InputError(f"{path}: rank: got {given}, expected the number of a rank", hint=SETTING)
-    entries = tuple(_collective(entry, path, number) for number, entry in enumerate(document["entries"]))
-    return Dump(rank, entries, _groups(document.get("pg_config")))
+    found = tuple(_collective(entry, path, number) for number, entry in enumerate(entries))
+    return Dump(rank, found, _groups(document.get("pg_config")))
 
 
 def _parsed(path: Path, content: bytes) -> Any:
@@ -123,7 +140,7 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
                          hint=SETTING)  # fmt: skip
     group = given.get("process_group", given.get("pg_id", 0))
     names = [_word(part) for part in group[:2]] if isinstance(group, list | tuple) else [_word(group)]
-    sizes, created = given.get("input_sizes"), given.get("time_created_ns")
+    sizes, created, pair = given.get("input_sizes"), given.get("time_created_ns"), given.get("p2p_seq_id", 0)
     return Collective(
         group=names[-1] if len(names) > 1 and names[-1] not in ("", "undefined") else names[0] if names else "0",
         number=int(sequence or 0) if not given.get("is_p2p") else -1,
@@ -132,6 +149,7 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
         sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
         created_ns=created if isinstance(created, int) and 0 <= created < 2**63 else 0,
         place=_place(given.get("frames")),
+        pair=int(pair) if given.get("is_p2p") and _is_count(pair) else -1,
     )
 
 
@@ -177,7 +195,7 @@ def find_hangs(dumps: Iterable[Dump]) -> tuple[Hang, ...]:
     members = {group: ranks for dump in by_rank.values() for group, ranks in dump.groups.items()}
     everybody = tuple(sorted(by_rank))
     hangs = [_hang(group, table, members.get(group) or everybody, by_rank) for group, table in tables.items()]
-    found = [hang for hang in hangs if hang is not None]
+    found = [*(hang for hang in hangs if hang is not None), *_pair_hangs(by_rank, members)]
     waiting = {rank for hang in found for rank in hang.waiting}
     named = [_with_culprits(hang, waiting) for hang in found]
     return tuple(sorted(named, key=lambda hang: (not hang.culprits, hang.group, hang.number)))
@@ -191,23 +209,69 @@ def _hang(
     # Only numbers that are there: a dump may leave some out, and name any.
     for number in sorted({number for rank in reached for number in table.get(rank, ()) if number >= oldest}):
         entries = {rank: table[rank][number] for rank in reached if rank in table and number in table[rank]}
-        names = [entry.name for entry in entries.values()]
+        called = {rank: entry.name for rank, entry in entries.items()}
+        if len(set(called.values())) == 1:  # of one name, they may differ in what all have to give
+            called = {rank: entry.what for rank, entry in entries.items()}
+        names = list(called.values())
         usual = max(sorted(set(names)), key=names.count)
-        other = {rank: entry.name for rank, entry in entries.items() if entry.name != usual}
+        other = {rank: name for rank, name in called.items() if name != usual}
         missing = tuple(rank for rank in reached if reached[rank] < number)
         waiting = tuple(rank for rank, entry in entries.items() if entry.state != COMPLETED and rank not in other)
         if waiting and (missing or other or len(waiting) == len(entries)):
             last = {rank: _last(table[rank][reached[rank]]) if reached[rank] >= 0 else "" for rank in missing}
             absent = tuple(rank for rank in ranks if rank not in dumps)
-            return Hang(group, number, usual, waiting, missing, other, absent, (), last, entries[waiting[0]].place)
+            return Hang(
+                group,
+                number,
+                entries[waiting[0]].name,
+                waiting,
+                missing,
+                other,
+                absent,
+                (),
+                last,
+                entries[waiting[0]].place,
+            )
     return None
 
 
 def _last(entry: Collective) -> str:
     where = f", called in {entry.place}" if entry.place else ""
-    return f"{entry.name} {entry.number} ({entry.state}){where}"
+    return f"{entry.name} {max(entry.number, entry.pair)} ({entry.state}){where}"
+
+
+def _pair_hangs(dumps: dict[int, Dump], members: dict[str, tuple[int, ...]]) -> Iterator[Hang]:
+    """Of each group, the sends and receives that did not complete, and the peers that wait in none themselves."""
+    stuck: dict[str, dict[int, list[Collective]]] = defaultdict(dict)
+    for rank, dump in dumps.items():
+        for group, entries in _stuck_pairs(dump):
+            stuck[group][rank] = entries
+    for group, by_rank in stuck.items():
+        ranks = dict(enumerate(members.get(group, ())))
+        numbers = {int(peer[1]) for entries in by_rank.values() for one in entries if (peer := PAIR.search(one.name))}
+        peers = sorted({ranks.get(number, number) for number in numbers} - set(by_rank))
+        missing = tuple(rank for rank in peers if rank in dumps)
+        last = {rank: _last(dumps[rank].collectives[-1]) if dumps[rank].collectives else "" for rank in missing}
+        entry = min((entries[0] for entries in by_rank.values()), key=lambda one: one.pair)
+        absent = tuple(rank for rank in peers if rank not in dumps)
+        yield Hang(group, entry.pair, entry.name, tuple(sorted(by_rank)), missing, {}, absent, (), last, entry.place)
+
+
+def _stuck_pairs(dump: Dump) -> Iterator[tuple[str, list[Collective]]]:
+    """Groups in which this rank waits in a send or receive, and the first batch of these that did not complete."""
+    batches: dict[str, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    for entry in dump.collectives:
+        if entry.pair >= 0:
+            batches[entry.group][entry.pair].append(entry)
+    for group, numbered in batches.items():
+        for _, batch in sorted(numbered.items()):
+            ends = [entry for entry in batch if COALESCED in entry.name] or batch
+            if any(entry.state != COMPLETED for entry in ends):
+                yield group, [entry for entry in batch if COALESCED not in entry.name] or batch
+                break
 
 
 def _with_culprits(hang: Hang, waiting: set[int]) -> Hang:
-    culprits = tuple(rank for rank in (*hang.missing, *hang.other, *hang.no_dump) if rank not in waiting)
+    absent = hang.no_dump if len(hang.no_dump) <= len(hang.waiting) + len(hang.missing) + len(hang.other) else ()
+    culprits = tuple(rank for rank in (*hang.missing, *hang.other, *absent) if rank not in waiting)
     return Hang(**{**vars(hang), "culprits": culprits})

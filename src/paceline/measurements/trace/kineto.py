@@ -65,7 +65,8 @@ def info_of(stream: EventStream) -> dict[str, int]:
         value = given.get(name, least)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
             expected = "the number of a rank" if name == "rank" else "a number of ranks"
-            raise InputError(f"{stream.path}: distributedInfo.{name}: got {str(value)[:80]!r}, expected {expected}")
+            raise InputError(f"{stream.path}: distributedInfo.{name}: got {str(value)[:80]!r}, expected {expected}",
+                             hint="start the profiler after `init_process_group`, and export again")  # fmt: skip
     return {name: given[name] for name in ("rank", "world_size") if name in given}
 
 

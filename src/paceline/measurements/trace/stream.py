@@ -18,13 +18,15 @@ from typing import IO, Any
 
 from paceline.errors import InputError
 
-__all__ = ["AGAIN", "BROKEN", "ESCAPES", "EventStream", "begin_of", "open_trace", "read_content"]
+__all__ = ["AGAIN", "BROKEN", "ESCAPES", "EventStream", "begin_of", "check_growth", "open_trace", "read_content"]
 
 CHUNK = 1 << 20
 LONGEST = 16 << 20
 """Characters of the longest event or field of the head; what is longer is no trace."""
 MOST = 1 << 36
 """Characters of the largest trace, after decompression."""
+GROWTH, FREE = 100, 1 << 28
+"""Times its size that a file may grow when it is unpacked (traces and logs: 10 to 40), and what is never too much."""
 SPACES = re.compile(r"[ \t\r\n]*")
 NUMBER_TAIL = 3
 """Characters after a number that show that it is whole: `1` may be the begin of `1e-7`."""
@@ -37,6 +39,7 @@ WIDE = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"
 """How text of other encodings begins, as some shells write what a program prints."""
 ARCHIVES = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
 AGAIN = "record the trace again, and let `export_chrome_trace` end before the program does"
+UNESCAPED = "some versions of PyTorch do not escape quotes and backslashes in names of files: with_stack=False"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal."""
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -135,6 +138,13 @@ def read_content(path: Path, most: int, hint: str) -> bytes:
     return content
 
 
+def check_growth(path: Path, size: int) -> None:
+    """Refuse a file that was made to be large once it is unpacked."""
+    if size > max(FREE, GROWTH * path.stat().st_size):
+        raise InputError(f"{path} grows more than {GROWTH} times when it is unpacked, and that is no trace and no log",
+                         hint="copy it again; if it is sound, unpack it: gunzip")  # fmt: skip
+
+
 class EventStream:
     """Iterate once over the events of a trace; `head` then has the other fields of the document."""
 
@@ -142,7 +152,7 @@ class EventStream:
         self.path = path
         self.head: dict[str, Any] = {}
         self.is_document = False
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(strict=False).raw_decode  # names may hold control characters
         self._text, self._at, self._read, self._ended = "", 0, 0, False
         self._file: io.TextIOWrapper
 
@@ -235,6 +245,7 @@ class EventStream:
         self._text, self._at = self._text[self._at :] + part, 0
         self._read += len(part)
         self._ended = not part
+        check_growth(self.path, self._read)
         if self._read > MOST:
             raise InputError(f"{self.path} has more than {MOST >> 30} GiB", hint="profile fewer steps")
         return bool(part)
@@ -244,5 +255,7 @@ class EventStream:
         given = self._text[self._at : self._at + 40]
         reason = f": {error}" if error is not None and not self._ended else ""
         how = "is truncated or damaged" if self._ended else "is damaged"
+        again = AGAIN if self.is_document else "cut the last event if the program ended inside it, or record again"
+        hint = f"{again}; {UNESCAPED}" if error is not None else again
         return InputError(f"{self.path} {how} at character {place}{reason}: got {given!r}, expected {expected}",
-                          hint=AGAIN)  # fmt: skip
+                          hint=hint)  # fmt: skip

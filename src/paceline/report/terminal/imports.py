@@ -101,6 +101,8 @@ def _hang_lines(hang: Hang) -> list[str]:
     lines += [f"  waited for in {hang.place}"] if hang.place else []
     if hang.culprits:
         return [*lines, f"  who hangs: rank {_listed(hang.culprits)}"]
+    if hang.no_dump:
+        return [*lines, "  who hangs cannot be told: give the dumps of all ranks"]
     blocked = bool(hang.missing or hang.other)
     why = "the missing ranks wait in another collective" if blocked else "all ranks entered it: suspect the link"
     return [*lines, f"  {why}"]

@@ -33,7 +33,7 @@ PHASE_WORDS = {
     "step": "",
 }
 ADVICE = {
-    "slow_rank": "look at what else runs on the host of rank {rank}, and at its clock and temperature; if it stays "
+    "slow_rank": "look at what else runs on the host of {who}, and at its clock and temperature; if it stays "
     "slow, replace it, or give it a smaller share (`paceline plan`)",
     "slowdown": "look at what began on the hosts at that step: other jobs, clocks, memory that grows, longer samples",
     "io": "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples",
@@ -93,9 +93,11 @@ def judgement_lines(judgement: Judgement, campaign: str, launcher: str = "watch"
 def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
     """What a pipeline would take without stragglers, and who makes it longer."""
     measured, replayed, ideal = (f"{replay[name]:.3f} s" for name in ("measured_s", "replayed_s", "ideal_s"))
-    cost = format_share(1 - replay["ideal_s"] / replay["replayed_s"])
+    low, cost, high = replay.get("cost") or [1 - replay["ideal_s"] / replay["replayed_s"]] * 3  # of a former version
+    sure = f" (95 %: {format_share(max(0.0, low))} to {format_share(high)})" if low < high else ""
     yield (f"a step takes {measured}; replayed without delays between operations {replayed}, without stragglers "
-           f"{ideal}: stragglers cost {cost} of the time")  # fmt: skip
+           f"{ideal}: stragglers cost {format_share(cost)} of the time{sure}, "
+           f"{SECONDS.format(DAY_S * max(0.0, cost))} of every day")  # fmt: skip
     for what, name in SPLITS:
         found = list(replay[name].items())[:4]
         if found:
@@ -120,7 +122,17 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
         value = replay[dict(SPLITS)[what]][which]
         kind = next(iter(replay["by_kind"]))
         advice = BLAMED[what] if kind.endswith("-compute") else LINK_BLAMED
-        yield f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}; {advice}"
+        yield (f"first cause: {what} {which} alone makes the step {value:.2f} times as long, mostly by {kind}"
+               f"{_when(replay)}; {advice}")  # fmt: skip
+
+
+def _when(replay: Mapping[str, Any]) -> str:
+    slow, steps = replay.get("slow_steps"), replay["num_steps"]
+    if not slow or steps < 2:
+        return ""
+    if replay["pattern"] == "transient":
+        return f", in {len(slow)} of {steps} steps, first in step {slow[0]} (transient)"
+    return f", {'in all steps' if replay['since'] is None else 'since step ' + str(replay['since'])} (persistent)"
 
 
 def alert_line(alert: Mapping[str, Any]) -> str:
@@ -134,7 +146,7 @@ def alert_line(alert: Mapping[str, Any]) -> str:
 
 def title_of(cause: StepCause) -> str:
     """Who, where, since when, for how long."""
-    who = "" if cause.rank is None else f"rank {cause.rank} "
+    who = "" if cause.rank is None else f"{_ranks(cause)} "
     named = PHASE_WORDS.get(cause.phase, cause.phase)
     where = named if cause.phase in ("other", "step") else f"in {named}"
     if cause.kind == "stalls":
@@ -143,7 +155,7 @@ def title_of(cause: StepCause) -> str:
         return f"{who or 'the step '}{there} {how}, first in step {cause.since} ({cause.pattern})"
     repeated, mostly = f" every {cause.every} steps" if cause.every else "", f", mostly {where}" if where else ""
     words = {
-        "slow_rank": f"{who}holds up the others{mostly}",
+        "slow_rank": f"{who}{'hold' if cause.ranks else 'holds'} up the others{mostly}",
         "slowdown": f"{who or 'every rank '}became slower{mostly}",
         "io": "the step waits for its batch",
         "aggregate": f"the step waits for the exchange of gradients{EXCHANGES[cause.reason or 'link'][0]}",
@@ -155,6 +167,12 @@ def title_of(cause: StepCause) -> str:
     since = "from the beginning" if cause.since is None else f"since step {cause.since}"
     until = "" if cause.until is None else f" until step {cause.until}"
     return f"{words[cause.kind]}, {since}{until} ({cause.pattern})"
+
+
+def _ranks(cause: StepCause, most: int = 8) -> str:
+    if not cause.ranks:
+        return f"rank {cause.rank}"
+    return f"ranks {', '.join(map(str, cause.ranks[:most]))}{' ...' if len(cause.ranks) > most else ''}"
 
 
 def _cost(cause: StepCause) -> str:
@@ -174,7 +192,7 @@ def advice_for(cause: StepCause) -> str:
         return STALL_ADVICE.get(cause.phase, default)
     if cause.kind == "aggregate":
         return EXCHANGES[cause.reason or "link"][1]
-    return ADVICE[cause.kind].format(rank=cause.rank)
+    return ADVICE[cause.kind].format(who=_ranks(cause))
 
 
 def judgement_document(judgement: Judgement | None, campaign: str, note: str) -> dict[str, Any]:
@@ -183,7 +201,8 @@ def judgement_document(judgement: Judgement | None, campaign: str, note: str) ->
         return {"campaign": None, "note": note}
     causes = [
         {
-            "kind": cause.kind, "phase": cause.phase, "rank": cause.rank, "since": cause.since, "until": cause.until,
+            "kind": cause.kind, "phase": cause.phase, "rank": cause.rank, "ranks": list(cause.ranks),
+            "since": cause.since, "until": cause.until,
             "every": cause.every, "pattern": cause.pattern, "reason": cause.reason, "share": cause.share.value,
             "interval": [cause.share.low, cause.share.high], "title": title_of(cause), "advice": advice_for(cause),
         }

@@ -1,0 +1,164 @@
+"""Lines of training logs that state a step: one named pattern for each program that writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["KNOWN_LINES", "LOG_FORMS", "DecimalComma", "LoggedStep"]
+
+MOST_FIGURE = 1e15
+"""A figure of a line that is not below is no figure."""
+NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?\d+)?)"
+THOUSANDS = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+),?(?:[eE][-+]?\d+)?")
+"""Commas as a number may have them; another one is a decimal comma, which says something else."""
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """One line of a log; None is what the line does not say."""
+
+    step: int
+    rank: int | None = None
+    at_s: float | None = None
+    """Seconds since an arbitrary time, when the line was written."""
+    seconds: float | None = None
+    """Of one step, the mean since the line before."""
+    tokens_per_s: float | None = None
+    """Of one device."""
+    mfu: float | None = None
+    """Share of the device's peak, 0 to 1."""
+    tflops: float | None = None
+    samples: int | None = None
+    """Samples of a step of all devices."""
+    total: int | None = None
+    """Steps of the bar, of an epoch or of all."""
+    epoch: int | None = None
+    """Where steps are counted from its begin."""
+    samples_per_s: float | None = None
+    """Of all devices."""
+    start: int = 0
+    """Which start of the training wrote the line: a log may go on after a checkpoint was loaded."""
+
+
+Reader = Callable[[str], LoggedStep | None]
+
+
+class DecimalComma(Exception):
+    """A number whose comma does not stand before three digits."""
+
+
+def _number(pattern: str) -> Callable[[str], float | None]:
+    compiled = re.compile(pattern)
+
+    def read(line: str) -> float | None:
+        found = compiled.search(line)
+        given = found.group(1) if found else "inf"
+        if "," in given and not THOUSANDS.fullmatch(given):
+            raise DecimalComma(given[:40])
+        value = float(given.replace(",", ""))
+        return value if value < MOST_FIGURE else None
+
+    return read
+
+
+def _form(sign: str, step: str, **others: str) -> Reader:
+    """A reader of lines with this sign that name the step, of an epoch where there is one, and any of these figures."""
+    number_of, readers = re.compile(step), {name: _number(pattern) for name, pattern in others.items()}
+
+    def read(line: str) -> LoggedStep | None:
+        place = number_of.search(line) if sign in line else None
+        if place is None or _step_of(place.groupdict()) >= 2**31:
+            return None
+        found = {name: value for name, reader in readers.items() if (value := reader(line)) is not None}
+        return _logged(place.groupdict(), found) if found else None
+
+    return read
+
+
+def _step_of(place: dict[str, str | None]) -> int:
+    """The number of a step since the first epoch, where the length of an epoch is known."""
+    return int(place["step"] or 0) + int(place.get("epoch") or 0) * int(place.get("total") or 0)
+
+
+def _logged(place: dict[str, str | None], found: dict[str, float]) -> LoggedStep:
+    rate, total, epoch = found.get("rate"), place.get("total"), place.get("epoch")
+    return LoggedStep(
+        step=_step_of(place),
+        seconds=found["ms"] / 1e3 if "ms" in found else 1 / rate if rate else found.get("seconds"),
+        tokens_per_s=found.get("tokens"),
+        mfu=found["mfu"] / 100 if "mfu" in found else None,
+        tflops=found.get("tflops"),
+        samples=int(found["samples"]) if "samples" in found else None,
+        total=int(total) if total else None,
+        epoch=int(epoch) if epoch and not total else None,
+        samples_per_s=found.get("sample_rate"),
+    )
+
+
+BAR = r"\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[[0-9:?]+<[0-9:?, ]+"
+OF_EPOCH = r"\[\s{0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})"
+LOG_FORMS: dict[str, Reader] = {
+    "torchtitan": _form(
+        "step:", r"(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+loss:", tokens=rf"\b[tw]ps:\s*{NUMBER}",
+        tflops=rf"\btflops:\s*{NUMBER}", mfu=rf"\bmfu:\s*{NUMBER}%",
+    ),
+    "megatron": _form(
+        "iteration", r"\biteration\s+(?P<step>\d{1,12})/\s*(?:\d+|infinity)\s*\|",
+        samples=r"global batch size:\s*(\d+)",
+        ms=rf"elapsed time per iteration \(ms\):\s*{NUMBER}", seconds=rf"elapsed time per iteration \(s\):\s*{NUMBER}",
+        tflops=rf"(?:(?:throughput|compute) per GPU \(TFLOP/s/GPU\)|\bTFLOPs):\s*{NUMBER}",
+        tokens=rf"(?:tokens/s/GPU|tokens per gpu per second \(tgs\)):?\s*{NUMBER}",
+    ),
+    "nemo": _form(
+        "Training epoch", r"\bTraining epoch \d+, iteration \d+/\d+ \|.{0,400}?\bglobal_step: (?P<step>\d{1,12})\b",
+        seconds=rf"\btrain_step_timing in s: {NUMBER}", samples=r"\bglobal_batch_size: (\d+)",
+        tflops=rf"\bTFLOPS_per_GPU: {NUMBER}", tokens=rf"\btokens_per_sec_per_gpu: {NUMBER}",
+    ),
+    "lightning": _form(
+        "Epoch ",
+        r"\bEpoch (?P<epoch>\d{1,6})(?:/-?\d+)?:?\s[^\[]{0,600}?\b(?P<step>\d{1,9})/(?:(?P<total>\d{1,9})|\?) "
+        r"(?:\[|\d+:\d\d)",
+        seconds=rf"(?:\btrain_step_timing in s=|[, ]\s{{0,9}}(?=[\d.,]+s/it\b)){NUMBER}",
+        rate=rf"[, ]\s{{0,9}}{NUMBER}it/s\b",
+    ),
+    "nanogpt": _form("iter ", r"\biter (?P<step>\d{1,12}): loss ", ms=rf"\btime {NUMBER}ms\b", mfu=rf"\bmfu {NUMBER}%"),
+    "llm.c": _form(  # and nanochat; their tokens per second are of all devices
+        "step ", r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?(?: \([\d.]+%\))?\s?[|:] (?:train )?loss",
+        ms=rf"(?:[|(]\s{{0,9}}|\bdt: ){NUMBER} ?ms\b", mfu=rf"(?:\bmfu: |(?=[\d.]+% \w+ MFU)){NUMBER}",
+    ),
+    "maxtext": _form(
+        "completed step", r"\bcompleted step: (?P<step>\d{1,12}), ", seconds=rf"\bseconds: {NUMBER}",
+        tflops=rf"\bTFLOP/s/device: {NUMBER}", tokens=rf"\bTokens/s/device: {NUMBER}",
+    ),
+    "torchvision": _form(
+        "Epoch: [", rf"\bEpoch: \[(?P<epoch>\d{{1,6}})\]\s{{0,9}}{OF_EPOCH}\]", seconds=rf"\b[Tt]ime:?\s+{NUMBER}"
+    ),
+    "timm": _form("Train: ", rf"\bTrain: (?P<epoch>\d{{1,6}}) {OF_EPOCH} ", seconds=rf"\bTime: \s{{0,9}}{NUMBER}s"),
+    "mmengine": _form(
+        "(train)", rf"(?:\bEpoch\(train\)\s+\[(?P<epoch>\d{{1,6}})\]|\bIter\(train\)\s+){OF_EPOCH}\]",
+        seconds=rf"\btime: {NUMBER}",
+    ),
+    "detectron2": _form("total_loss:", r"\biter: (?P<step>\d{1,12})\s+total_loss: ", seconds=rf"\btime: {NUMBER}"),
+    "deepspeed-pipeline": _form(
+        "steps: ", r"\bsteps: (?P<step>\d{1,12}) loss: ", seconds=rf"\biter time \(s\): {NUMBER}"
+    ),
+    "hf-trainer": _form(
+        "%|", rf"(?:^|\]:)\s*{BAR}", seconds=rf",\s{{0,9}}{NUMBER}s/it\]", rate=rf",\s{{0,9}}{NUMBER}it/s\]"
+    ),
+    "bar": _form(  # of diffusers, torchtune and others: a description before it, figures in it
+        "%|", rf"(?:^|\]:|\b(?:Steps|Train\w*|Iter\w*):|\b(?P<epoch>\d{{1,6}})\|\d+\|Loss: [^:|]{{1,20}}:)\s*{BAR}",
+        seconds=rf",\s{{0,9}}{NUMBER}s/it[\],]", rate=rf",\s{{0,9}}{NUMBER}it/s[\],]",
+    ),
+    "deepspeed": _form(
+        "global_step=", r"\bglobal_step=(?P<step>\d{1,12}), ", sample_rate=rf"\bCurrSamplesPerSec={NUMBER}"
+    ),
+}  # fmt: skip
+"""The reader of a line by the program that writes it. Of several in one log the first counts: a library beneath a
+program writes lines of its own."""
+KNOWN_LINES = (
+    "known lines: torchtitan (`step: 5  loss: ...  tps: ...`), Megatron (`iteration 5/100 | ... elapsed time per "
+    "iteration (ms): ...`), bars of HF Trainer, Lightning and others (`| 5/100 [00:10<03:00, 1.9s/it]`), NeMo, "
+    "nanoGPT, llm.c, MaxText, torchvision, timm, MMEngine, Detectron2, DeepSpeed"
+)
