@@ -22,11 +22,11 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--predict-only", is_flag=True, help="Measure nothing: the answer takes seconds.")
+@click.option("--predict-only", is_flag=True, help="Predict only, without measuring; takes seconds.")
 @click.option(
     "--measured",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep what is measured in this file; if it exists, measure nothing and take it from there.",
+    help="Store measurements in this file; if it exists, use its measurements instead of measuring.",
 )
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Also write a Markdown page.")
 @store_option
@@ -36,9 +36,9 @@ def command(
 ) -> None:
     """Repeat a published evaluation: predict it, measure its question on this machine, and write its page.
 
-    NAME is one of the catalog, or a file ending in .toml; without a name all are listed. Published figures stand beside
-    their predictions, which rest on catalog figures alone: nothing was measured on the devices that they are about.
-    Some evaluations measure on a virtual cluster, which needs root.
+    NAME is an evaluation of the catalog, or a file ending in .toml; without NAME the command lists all evaluations.
+    Published figures are printed beside predictions, which are based on catalog figures only: no figure was measured on
+    those devices. Some evaluations measure on a virtual cluster, which needs root.
 
     \b
     Examples:

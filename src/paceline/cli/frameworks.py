@@ -49,7 +49,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def install(names: tuple[str, ...], as_json: bool) -> None:
     """Create the isolated, pinned environments of the frameworks; `all` selects all of them.
 
-    What is there already stays. A failed install leaves nothing behind, and the others go on.
+    Existing environments are kept. A failed install leaves no files, and the remaining installs continue.
 
     \b
     Examples:

@@ -45,10 +45,10 @@ def command(
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
-    Compared are one balanced synchronous group of all or some hosts, and groups along the seams of the cluster that
-    exchange every H steps. Throughput is predicted as `paceline predict` does it, from the catalog, a profile, a
-    calibration or measured points; candidates are ranked by throughput times efficiency, which is what staleness and
-    local steps leave of a sample's worth.
+    Candidates are one balanced synchronous group of all or some hosts, and several groups, divided at slow links, that
+    exchange every H steps. Throughput is predicted as by `paceline predict`, from the catalog, a profile, a calibration
+    or measured points. Candidates are ranked by throughput times statistical efficiency, which staleness and local
+    steps reduce.
 
     \b
     Examples:

@@ -22,11 +22,11 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(sql: str, store: Path, as_json: bool) -> None:
-    """Run one SELECT over all stored runs; it can read these views and nothing else, and write nothing.
+    """Run one SELECT over all stored runs; read-only, restricted to these views.
 
     \b
     Views:
-      runs      one row per launch: what was asked, outcome, failure, machine, drift
+      runs      one row per launch: parameters, outcome, failure, machine, drift
       launches  one row per successful launch: timed_steps, step_s, samples_per_s
       steps     every step: run, pass_name, rank, step, warmup, start_s, seconds
       spans     layers and gradients inside steps: run, rank, step, phase, name, start_s, seconds, size_bytes

@@ -45,9 +45,9 @@ def command(devices: str | None, changes: tuple[str, ...], calibration: Path | N
             plot: Path | None, as_json: bool, **asked: Any) -> None:  # fmt: skip
     """Simulate the steps of a prediction with stragglers, failures, asynchrony and other jobs.
 
-    `paceline predict` assumes that nothing goes wrong. This verb takes the same question and adds stragglers, failures
-    with restarts from checkpoints, other jobs on the same links, or workers that do not wait for each other and queue
-    at parameter servers (a framework or strategy that is asynchronous). It says how much each of them costs.
+    `paceline predict` assumes that no disturbance occurs. `simulate` takes the same options and adds stragglers,
+    failures with restarts from checkpoints, other jobs on the same links, or asynchronous workers that queue at
+    parameter servers (with an asynchronous framework or strategy). It prints the cost of each disturbance.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ __all__ = ["command"]
 @click.command()
 @question_options
 @knee_option
-@click.option("--buckets", is_flag=True, help="Which bucket_cap_mb of DDP is best, and what it gains over the default.")
+@click.option("--buckets", is_flag=True, help="Print the best bucket_cap_mb of DDP, and its gain over the default.")
 @plot_option
 @json_option
 def command(
@@ -31,7 +31,7 @@ def command(
     plot: Path | None, as_json: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
-    """Predict with and without the changes of --set, and show the difference; --precision alone is such a change.
+    """Predict with and without the changes of --set, and show the difference; --precision alone counts as a change.
 
     \b
     Examples:
