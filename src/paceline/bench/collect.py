@@ -195,7 +195,7 @@ def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> Re
 
 
 def _message(reason: Reason, name: str, report: RankReport, code: int | None, said: LogExplanation | None) -> str:
-    """One line: who, why according to the report or the log, and how the process ended."""
+    """One line: the process, the reason from its report or log, and how it ended."""
     ended = signal_of(code)
     by_kernel = ended == "SIGKILL" and reason == "out_of_memory"
     words = {

@@ -63,7 +63,7 @@ def home() -> Path:
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """One directory of the cache: what it holds, where, how large."""
+    """One directory of the cache: contents, path, size."""
 
     name: str
     holds: str

@@ -49,7 +49,7 @@ PROOF_NETWORKS: dict[str, Network] = {
     name: Network.model_validate_json(json.dumps({"name": f"proof-{name}", **content}))
     for name, content in json.loads(files("paceline.bench").joinpath("proof_networks.json").read_text("utf-8")).items()
 }
-"""Small networks that contain every kind of layer; each framework proves those that it can build."""
+"""Small networks that contain every kind of layer; each framework is verified on those that it can build."""
 
 REFERENCE = "pytorch/ddp"
 """Computes the reference, in float64 and one process."""
@@ -73,7 +73,7 @@ BUILDERS = (
     *("keras/torch", "mxnet/dist_sync", "paddle/data_parallel", "pytorch/ddp", "singa/allreduce"),
     "tensorflow/multiworker",
 )
-"""One mode of each framework that builds networks its own way."""
+"""One mode of each framework with its own network builder."""
 ON_TWO_RANKS = ("plain", "transformer")
 """Networks of the two-rank proof, which verifies the exchange; layers are verified on one rank."""
 ONE_BY_ONE = ("tensorflow/parameter_server",)
@@ -172,9 +172,8 @@ def _words(key: str) -> str:
 
 
 def _least_scale(key: str, expected: Arrays) -> float:
-    """What an error is compared with at least: of a gradient, a hundredth of the largest one of its layer.
-
-    Where a norm follows, the terms of a bias's gradient cancel out, and what is left is the rounding of the terms.
+    """Minimum reference of an error: for a gradient, a hundredth of the largest gradient of its layer. Before a
+    normalization the terms of a bias's gradient cancel out, and only their rounding errors remain.
     """
     layer, kind = key.rpartition(".")[0], key.partition("/")[0]
     beside = [value for name, value in expected.items() if kind == "g" and name.rpartition(".")[0] == layer]
@@ -236,7 +235,7 @@ def _given(network: Network) -> Arrays:
 
 
 def _computed(cases: list[Case]) -> list[list[Arrays]] | str:
-    """The results of each rank for each case, from one launch, or why there are none."""
+    """The results of each rank for each case, from one launch, or the reason why there are none."""
     first, protocol = cases[0], Protocol(timeout=240.0)
     adapter = adapter_of(first.framework)
     with tempfile.TemporaryDirectory(prefix="paceline-proof-") as name:

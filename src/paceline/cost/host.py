@@ -1,4 +1,4 @@
-"""What ranks on the processor of one host leave each other: its cores, and their threads.
+"""How ranks on the CPU of one host share its cores and threads.
 
 A step alone on t threads, of which a share p runs in parallel (Amdahl, 1967):
 
@@ -50,7 +50,8 @@ THREADS_SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a probe measured: compute of `ranks` ranks of `threads` threads takes this many times what turns explain."""
+    """Measured by a probe: compute of `ranks` ranks of `threads` threads takes this many times the time-slicing
+    model."""
 
     cores: int
     ranks: int
@@ -107,7 +108,7 @@ def together(
 
 
 def turns(ranks: int, cores: int | None) -> float:
-    """How many times as long as on a core of its own what a rank does on one thread takes."""
+    """Slowdown of single-threaded work of a rank, relative to a dedicated core."""
     return 1.0 if cores is None else max(1.0, ranks / cores)
 
 

@@ -33,7 +33,7 @@ IN_PLACE = ("relu", "dropout", "flatten")
 """Layers whose output takes the place of their input, so that nothing more is kept."""
 
 USUAL_IMAGES, USUAL_TOKENS = 64, 8192
-"""What a device has in one step where nobody says it."""
+"""Default work of a device per step."""
 
 Shards = tuple[int, int]
 """ZeRO stage, and the ranks over which it divides."""
@@ -138,7 +138,7 @@ def largest_batch(
 
 
 def usual_batch(network: Network, largest: int | None) -> int:
-    """Samples per device where nobody says them: 64 images or 8,192 tokens, halved until they fit at once."""
+    """Default samples per device: 64 images or 8,192 tokens, halved until they fit into memory in one pass."""
     samples = USUAL_IMAGES if network.input.kind == "image" else max(1, USUAL_TOKENS // network.input.length)
     while largest is not None and samples > max(1, largest):
         samples //= 2

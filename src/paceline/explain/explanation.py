@@ -78,8 +78,8 @@ class Explanation:
     def summary(self) -> tuple[str, ...]:
         """Three sentences, or one if nothing was measured.
 
-        Where frameworks or strategies compete: who wins where, by how much, why. Else: how fast, how it scales, what
-        would help.
+        With several frameworks or strategies: which is fastest in which case, by how much, why. Otherwise: throughput,
+        scaling, and the change with the largest gain.
         """
         cases = [case.evidence for case in self.cases]
         good = [case for case in cases if case.result.throughput is not None]
@@ -143,7 +143,7 @@ def _rank_findings(cases: Sequence[CaseEvidence]) -> tuple[tuple[Finding, ...], 
 
 
 def _who(contested: Sequence[Ranking]) -> str:
-    """Who wins where, and where nobody does."""
+    """The fastest framework or strategy of each case, and cases without a significant difference."""
     wins: dict[str, list[Ranking]] = defaultdict(list)
     for ranking in contested:
         wins[ranking.winner.name if ranking.winner else ""].append(ranking)

@@ -37,15 +37,17 @@ RARE = 0.34
 FEWEST_STALLS = 3
 """Fewer long steps may be chance."""
 SPREAD = 3
-"""Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
+"""Irregular stalls in at least this number of phases have one cause outside of the step: the process itself is
+delayed."""
 COLLECTED = 0.6
 """Share of a stall that garbage collection explains, if it is the cause."""
 UPDATING = 0.15
-"""Share of a rank's work from which the update says that the batch is too small for the weights."""
+"""Share of the update in a rank's work above which the batch counts as small."""
 CROWDED = 1.5
 """Compute threads for each core from which they wait for each other."""
 BATCHES = 10
-"""Intervals are those of the means of this number of consecutive parts of the run: neighbouring steps are alike."""
+"""Intervals come from the means of this number of consecutive parts of the run, because neighbouring steps are
+correlated."""
 
 UNSPLIT = "step"
 """The phase of causes in steps that nothing splits into phases, such as those of a log."""
@@ -102,7 +104,7 @@ class Judgement:
     why_not: str = ""
     """Why there is no verdict."""
     replay: Mapping[str, Any] = field(default_factory=dict)
-    """Of a pipeline: what its operations say, see `explain.replay`."""
+    """The replay of a pipeline, see `explain.replay`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class _Series:
 
 
 def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -> Judgement:
-    """The verdict on the timed steps of a run, by what is known of its setting."""
+    """The verdict on the timed steps of a run with its settings."""
     setting = setting or Setting()
     series = _series(steps, setting)
     num_ranks, num_steps = series.seconds.shape
@@ -268,7 +270,8 @@ def _period(steps: NDArray[np.int64], cost: Floats) -> tuple[int, int]:
 
 
 def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> StepCause:
-    """A stall costs what the longest rank adds; it is one rank's if that rank has nearly all of it."""
+    """The cost of a stall is the time that the slowest rank adds; a stall belongs to one rank if that rank has nearly
+    all of it."""
     cost = excess.max(axis=0)
     places = np.flatnonzero(cost)
     by_rank = excess.sum(axis=1) / float(excess.sum())
@@ -285,7 +288,7 @@ def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> St
 
 
 def _lags(series: _Series, rank: int) -> list[StepCause]:
-    """Stretches in which the others wait for this rank."""
+    """Ranges of steps in which the other ranks wait for this rank."""
     work = series.work
     others = np.delete(work, rank, axis=0).max(axis=0)
     lag = work[rank] - others
@@ -338,7 +341,7 @@ def _slowdowns(series: _Series) -> list[StepCause]:
     return causes
 
 
-# What is always there.
+# Causes that are present in all steps.
 
 
 def _steady(series: _Series, setting: Setting) -> list[StepCause]:
@@ -357,7 +360,7 @@ def _steady(series: _Series, setting: Setting) -> list[StepCause]:
 
 
 def _settings(series: _Series, setting: Setting, stalls: Sequence[StepCause]) -> list[StepCause]:
-    """What the setting costs in every step: a small batch, too many threads, collections that are no stalls."""
+    """Costs of the settings in every step: a small batch, too many threads, garbage collection without stalls."""
     causes, work, update = [], series.work.min(axis=0), series.phases["update"].min(axis=0)
     if float(update.mean()) >= UPDATING * float(work.mean()):
         each = _share(update + series.phases["aggregate"].min(axis=0), series.step_s)

@@ -42,7 +42,7 @@ class Watched:
     """Why nothing was stored."""
     exit_code: int = 0
     labels: tuple[str, ...] = ()
-    """What a reader of the verdict has to know."""
+    """Notes for the verdict."""
 
     @property
     def lines(self) -> list[str]:
@@ -151,7 +151,7 @@ class Watch:
                 sys.stdout.write("\n".join([*self.watched.lines, ""]))
 
     def _wait(self) -> None:
-        """Until every rank has said its last word, but not for long: one of them may have died."""
+        """Wait until every rank has written its last record, with a short timeout, because a rank may have died."""
         until = time.monotonic() + WAITS_S
         while sum(bool(found.get("ended")) for found in read_records(self._folder)) < _world():
             if time.monotonic() > until:

@@ -1,8 +1,8 @@
-"""Why a process died: the line of its log that explains it, and its end in words.
+"""The reason of a failed process: the line of its log that explains the failure, and a description of its exit.
 
-One table of signs, each a pattern of one way of dying; the first sign in the table that the log shows explains the
-death, the first place in the log where several are. Causes come before consequences: a failed check before the abort
-that it leads to, the traceback of a process before what MPI says about it.
+A table of patterns, one per kind of failure. The first pattern of the table that occurs in the log explains the
+failure; of several matches the first in the log counts. Causes come before consequences: a failed check before the
+abort that follows it, the traceback of a process before MPI's message about it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST = 300
 """Characters of an explaining line that tables have room for."""
 
 MOST = 2000
-"""Characters of a line that are looked at."""
+"""Maximum characters of a line that are searched."""
 
 CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 """Signals that a process brings upon itself; by others it was killed."""
@@ -26,7 +26,7 @@ CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRA
 
 @dataclass(frozen=True)
 class Sign:
-    """One way of dying as logs show it: a pattern whose group `why`, and `where` if it has one, make the line."""
+    """One kind of failure in logs: a pattern whose groups `why` and, if present, `where` form the message."""
 
     name: str
     pattern: re.Pattern[str] | None
@@ -102,11 +102,11 @@ SIGNS = (
     _sign("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
     _sign("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
 )  # fmt: skip
-"""Ways of dying, causes before consequences."""
+"""Kinds of failure, causes before consequences."""
 
 
 def explain_log(log: str) -> LogExplanation | None:
-    """The line of a log that explains why its process died, if one does."""
+    """The line of a log that explains the failure of its process, if there is one."""
     text = "\n".join(_PREFIX.sub("", _CODES.sub("", line[:MOST].rstrip("\r"))) for line in log.splitlines())
     for sign in SIGNS:
         match = sign.pattern.search(text) if sign.pattern else None
@@ -129,7 +129,7 @@ _FRAMES = re.compile(
 
 
 def _traceback(text: str) -> str:
-    """What the last exception says, and what the first one of its chain said."""
+    """The messages of the last exception and of the first exception of its chain."""
     blocks = list(_FRAMES.finditer(text))
     if not blocks:
         return ""

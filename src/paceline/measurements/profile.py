@@ -24,7 +24,8 @@ class ProfiledLayer(Noun):
     gradients: tuple[Bytes, ...] = ()
     """Bytes of each gradient tensor, in the order in which they become ready; empty for layers without parameters."""
     kind: LayerClass | None = None
-    """What the layer computes, for devices whose rates differ; with `macs` and `moved` a profile can change devices."""
+    """Kind of the layer, for devices whose rates differ by kind; with `macs` and `moved` a profile can be scaled to
+    other devices."""
     macs: Annotated[float, Field(ge=0)] | None = None
     """Multiply-adds of the forward pass of one sample."""
     moved: Bytes | None = None
@@ -32,7 +33,7 @@ class ProfiledLayer(Noun):
 
 
 class ProfiledHost(Noun):
-    """The processor on which a profile was taken: what the ranks of a host share, and its rates on these threads."""
+    """The CPU of a profile: cores that the ranks of a host share, and measured rates with these threads."""
 
     cores: Count
     threads: Count
@@ -94,7 +95,7 @@ class Profile(Noun):
 
     @property
     def is_outline(self) -> bool:
-        """Whether it counts the work of the layers and has no times: nobody ran it."""
+        """Whether the profile contains work without times: the model did not run."""
         return self.step == 0.0
 
     @property

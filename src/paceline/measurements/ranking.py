@@ -1,6 +1,5 @@
-"""Who is faster: frameworks and strategies ranked within one network, batch and number of ranks.
-
-The verdict on two contenders is that of `summary.compare`, the rule of `paceline compare`: one rule decides everywhere.
+"""Ranking of frameworks and strategies within one network, batch and number of ranks. Pairs are compared by
+`summary.compare`, the rule of `paceline compare`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Ranking:
 
     @property
     def label(self) -> str:
-        """What the contenders have in common."""
+        """The common parameters of the compared cases."""
         where = "" if self.cluster == "local" else f", {self.cluster}"
         source = "" if self.input == "resident" else f", {self.input} input"
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -87,7 +86,7 @@ def rank_launches(cases: Iterable[Launches]) -> tuple[Ranking, ...]:
 
 
 def _contenders(group: list[Launches]) -> list[Launches]:
-    """One rank exchanges nothing, so that strategies of a framework do not compete there: the first stands for all."""
+    """One rank exchanges nothing, so the strategies of a framework do not differ: the first represents all."""
     if group[0].first.ranks > 1:
         return group
     return list({case.first.framework: case for case in reversed(group)}.values())

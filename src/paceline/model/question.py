@@ -1,4 +1,4 @@
-"""What is asked of the model, and the ranks with their work that it means."""
+"""A validated question to the model, and its ranks with their work."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FILE_BYTES = 110e3
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked; either a network of the catalog or a profile says what a device computes."""
+    """A question; either a network of the catalog or a profile defines the work of a device."""
 
     cluster: Cluster
     framework: str
@@ -77,7 +77,7 @@ class Question:
     """Compute threads of each rank on a processor; by default an even share of its host's cores, and no more than
     the profile had."""
     assumed: bool = False
-    """Nobody said the batch: it is the usual one."""
+    """Whether the batch is the assumed default."""
 
     @property
     def subject(self) -> str:
@@ -132,7 +132,7 @@ def _check_state_fits(question: Question, profile: Profile, device: Device) -> N
 
 
 def check_workload(question: Question) -> None:
-    """Either a network or a profile must say what a device computes."""
+    """Either a network or a profile must define the work of a device."""
     if (question.network is None) == (question.profile is None):
         raise InputError("give either a network or a profile", hint="a network of the catalog, or a profile's file")
 
@@ -145,7 +145,7 @@ def _memory_of(question: Question, device: Device) -> dict[str, Any]:
 
 
 def precision_of(question: Question) -> str:
-    """One line on the precision of the question, and why it is that one."""
+    """One line on the precision of the question, with the reason."""
     asked = question.strategy.precision
     if question.profile is not None and asked is None:
         return "that of the profile"
@@ -155,7 +155,7 @@ def precision_of(question: Question) -> str:
 
 
 def device_key(device: Device) -> str:
-    """Equal for devices that compute alike."""
+    """Key of a device: equal for devices with equal compute."""
     return device.model_dump_json(exclude={"price", "power"})
 
 
@@ -325,7 +325,8 @@ def shared_works(
     question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration,
     present: Sequence[Placed] = (),
 ) -> tuple[Sequence[StepWork], float]:  # fmt: skip
-    """The works beside the other ranks of their hosts, and the standard deviation of the log of what that changes."""
+    """The work of each rank with the other ranks of its host running, and the standard deviation of the logarithm of
+    the change."""
     use = _host_use(question, present or placed)
     if use is None:
         return works, 0.0
@@ -345,7 +346,7 @@ def shared_works(
 def _shared(
     work: StepWork, ranks: int, threads: int, *, cores: int, calibration: Calibration
 ) -> tuple[StepWork, float]:
-    """The work on other threads and beside other ranks than it was measured with."""
+    """The work with other numbers of threads and of concurrent ranks than measured."""
     before = work.threads or fair_threads(cores, work.crowd)
     parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
     probes = calibration.sharing

@@ -1,7 +1,7 @@
-"""From what is asked to a curve: step time, throughput and efficiency over numbers of devices, with intervals.
+"""From a question to a curve: step time, throughput and efficiency over numbers of devices, with intervals.
 
-Uncertain inputs are drawn together (one draw is one possible world, the same for every number of devices); the
-recurrence runs over all draws at once. Fixing one input at a time tells which measurement would narrow most.
+Uncertain inputs are drawn together (a draw is the same for every number of devices); the recurrence runs over all draws
+at once. Fixing one input at a time shows which measurement would narrow the interval most.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXCHANGES = {
     "servers": "parameter servers",
     "swept": "collectives as the sweep measured them",
 }
-"""What algorithms are called where the name of the setting says too little."""
+"""Display names of algorithms whose setting is not descriptive."""
 ADVICE = {
     "compute": "profile one step on one device (a capture, or `paceline run` on one rank) and predict from it",
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
@@ -101,7 +101,7 @@ def exchange_of(question: Question, counts: Sequence[int], calibration: Calibrat
 
 
 def exchange_words(ranks: dict[int, Ranks], policy: Policy, calibration: Calibration) -> str:
-    """How gradients are exchanged at each number of devices, and who says so; empty where nothing is exchanged."""
+    """The exchange algorithm at each number of devices, and its source; empty without exchange."""
     how: dict[str, list[int]] = {}
     for count, here in sorted(ranks.items()):
         if count > 1 and policy.aggregation != "none":
@@ -116,7 +116,7 @@ def exchange_words(ranks: dict[int, Ranks], policy: Policy, calibration: Calibra
 
 
 def _messages(algorithms: Sequence[str]) -> str:
-    """`ring for 2, tree for 5 of 7 messages`, or one word where all are alike."""
+    """`ring for 2, tree for 5 of 7 messages`, or one word if all are equal."""
     counts = Counter(algorithms)
     if len(counts) == 1:
         return EXCHANGES.get(algorithms[0], algorithms[0])
@@ -253,7 +253,7 @@ def _is_measured(question: Question, calibration: Calibration, name: str) -> boo
 
 
 def basis_of(question: Question, calibration: Calibration, works: Sequence[StepWork]) -> tuple[str, ...]:
-    """What a prediction rests on, one line each."""
+    """The sources of a prediction, one line each."""
     policy = resolve(question.framework, question.strategy)
     overlap = "overlapped with backward" if policy.overlap else "after backward"
     usual = "the buckets that end earliest" if policy.fusion == "optimal" else f"one exchange per {policy.fusion}"

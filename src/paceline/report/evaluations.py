@@ -23,7 +23,7 @@ Plain = Mapping[str, Any]
 """A part of the JSON document of results."""
 
 FEW = 3
-"""Launches below which an interval says nothing."""
+"""Minimum number of launches for a useful interval."""
 
 
 def show_evaluation(answer: EvaluationAnswer) -> None:
@@ -36,7 +36,7 @@ def show_evaluation(answer: EvaluationAnswer) -> None:
 
 
 def evaluation_page(answer: EvaluationAnswer, measured: Plain | None, command: str) -> str:
-    """The same as Markdown, with what was measured, as its JSON document, and the command that writes the page."""
+    """The same as Markdown, with the measurements (a JSON document) and the command that writes the page."""
     asked = answer.evaluation
     lines = [f"# {plain_markdown(asked.title)}", "", plain_markdown(asked.question), ""]
     lines += [f"First asked by: {plain_markdown(asked.published_by)}.", "", "Written by", "", f"    {command}"]
@@ -192,7 +192,7 @@ def _label(case: Plain) -> str:
 
 
 def _between(interval: Plain) -> str:
-    """Bounds of a rate; of one launch there are none."""
+    """Bounds of a rate; one launch has none."""
     low, high = interval["low"], interval["high"]
     return "" if low is None or high is None else f"{low:,.1f} to {high:,.1f}"
 

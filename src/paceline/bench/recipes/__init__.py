@@ -65,7 +65,7 @@ class Workshop:
                 for line in process.stdout:
                     tail = [*tail[-20:], line.rstrip()]
                     self.progress(line.strip())
-        except BaseException:  # an interrupt: the command would go on writing into a folder that is being removed
+        except BaseException:  # an interrupt: the command would continue to write into a folder that is being removed
             process.kill()
             process.wait()
             raise

@@ -1,4 +1,4 @@
-"""What pip cannot do by itself: steps that build, download or transplant a framework into its environment.
+"""Installation steps beyond pip: build, download or transplant a framework into its environment.
 
 Horovod is built from source, once for each framework; later environments install the kept wheel. CNTK 2.7 and SINGA
 have wheels for CPython 3.6 only, whose extensions a current CPython still loads. Caffe 1.0 comes from pinned packages
@@ -143,7 +143,7 @@ def transplant_cntk(workshop: Workshop) -> None:
 
 
 def transplant_singa(workshop: Workshop) -> None:
-    """Unpack the wheel beside its dependencies."""
+    """Unpack the wheel into the folder of its dependencies."""
     wheel = fetch_wheel(workshop, "singa==3.0.0.dev1", python="3.6", sha256=SINGA_SHA256, pre=True)
     unpack_wheel(wheel, workshop.packages)
 

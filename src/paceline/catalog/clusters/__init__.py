@@ -67,7 +67,7 @@ def cluster(name: str) -> Cluster:
 
 
 def _joined(name: str, parts: Sequence[str]) -> Cluster:
-    """Clusters side by side; devices without a link of their own are on the link that is stated last."""
+    """Joined clusters; hosts without a stated link use the link that is stated last."""
     stated = [written.link for part in parts if (written := hosts_written(part)) is not None and written.link]
     hosts = []
     for number, part in enumerate(parts, start=1):
@@ -112,7 +112,7 @@ def wide_enough(name: str, devices: int) -> str:
 
 
 def usual_counts(given: Cluster | Path | str) -> tuple[int, ...]:
-    """1, 2, 4 and 8 devices as far as a cluster has them, and all of its devices."""
+    """1, 2, 4 and 8 devices, up to the size of the cluster, and all of its devices."""
     chosen = given if isinstance(given, Cluster) else cluster(wide_enough(str(given), 8))
     most = chosen.num_devices
     return tuple(sorted({count for count in (1, 2, 4, 8, most) if count <= most}))

@@ -118,7 +118,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def device_record(name: str) -> DeviceRecord:
-    """The record of a device by its name or by what a driver or a person calls it, with sources."""
+    """The record of a device, with sources, by its name or an alias (of a driver, or in common use)."""
     known = device_called(name)
     if known is None:
         raise UnknownName(
@@ -129,7 +129,7 @@ def device_record(name: str) -> DeviceRecord:
 
 @cache
 def device_called(label: str) -> str | None:
-    """The catalog's name of a device by what a driver or a person calls it; None if nobody knows it.
+    """The catalog name of a device by the name of a driver or in common use; None if unknown.
 
     "NVIDIA GeForce RTX 3090" has the words of `rtx-3090`. A variant that the catalog does not name, such as "Ti", is
     another device.
@@ -147,7 +147,7 @@ def device_called(label: str) -> str | None:
 
 
 def _means(known: str, words: set[str]) -> bool:
-    """Whether a label's words have those of a name and no variant beside it; a short alias stands for itself alone."""
+    """Whether the words of a label contain those of a name and no variant; a short alias must match exactly."""
     parts = label_words(known)
     if len(parts) == 1 and known not in _records():
         return parts == words

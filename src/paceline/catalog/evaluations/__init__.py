@@ -40,7 +40,7 @@ class AskedCurve(Noun):
     devices: Annotated[tuple[Count, ...], Field(min_length=1)]
     """Numbers of devices."""
     precision: Name | None = None
-    """By default what the framework does on the device."""
+    """The default is that of the framework on the device."""
     input: Literal["resident", "copied", "files"] = "resident"
     """Where a batch comes from."""
 
@@ -58,10 +58,10 @@ class AskedPlan(Noun):
 
 
 class Headline(Noun):
-    """A published figure, and the predicted one that belongs beside it."""
+    """A published figure, and the corresponding prediction."""
 
     what: Name
-    """What was published, in words."""
+    """Description of the published figure."""
     published: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """The figure."""
     quantity: Literal["speed-up", "samples/s"]
@@ -93,11 +93,11 @@ class Evaluation(Noun):
     name: Label
     title: Name
     question: Name
-    """What the published evaluation asked, in one or two sentences."""
+    """The question of the published evaluation, in one or two sentences."""
     published_by: Name
-    """The evaluation that asked first."""
+    """The original publication."""
     assumes: tuple[Name, ...] = ()
-    """What the published description leaves open, and how it is answered here."""
+    """Assumptions where the publication gives no information."""
     cluster: tuple[ClusterFile, ...] = ()
     """Each `[[cluster]]` of the file, with its hosts."""
     curve: Annotated[tuple[AskedCurve, ...], Field(min_length=1)]
@@ -109,7 +109,7 @@ class Evaluation(Noun):
     direction: tuple[Direction, ...] = ()
     """Each `[[direction]]` of the file."""
     study: Study | None = None
-    """What is measured on this machine; its clusters may be those of the evaluation."""
+    """The study that is measured on this machine; its clusters may be those of the evaluation."""
     on: Literal["local", "virtual"] = "local"
     """Where the study runs: on this machine as it is, or on a virtual cluster of it."""
 

@@ -232,7 +232,7 @@ class PluginEntry:
         return path
 
     def broken(self, reason: str, *, hint: str) -> PluginError:
-        """The error that says which distribution is to blame."""
+        """The error that names the distribution."""
         return PluginError(f"framework {self.name!r} of distribution {self.distribution}: {reason}", hint=hint)
 
 

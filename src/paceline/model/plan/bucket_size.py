@@ -1,4 +1,4 @@
-"""The bucket size of DistributedDataParallel that ends a step earliest: `bucket_cap_mb`, and what it gains."""
+"""The bucket size of DistributedDataParallel with the shortest step: `bucket_cap_mb`, and its gain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORTH = 0.01
 
 @dataclass(frozen=True)
 class BucketChoice:
-    """One size: the step, and what it gains over the framework's default."""
+    """One size: the step, and its gain over the framework's default."""
 
     megabytes: int
     step_s: Estimate

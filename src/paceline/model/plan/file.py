@@ -1,4 +1,4 @@
-"""A plan as a file: what was chosen, for which cluster, and what is predicted of it."""
+"""A plan as a file: the chosen strategy, its cluster, and its prediction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PlanGroup(Noun):
 
 
 class PlanFile(Noun):
-    """A plan as its file says it."""
+    """A plan as stored in its file."""
 
     network: Name
     cluster: Name
@@ -50,7 +50,7 @@ class PlanFile(Noun):
     exchange: str = ""
     asynchrony: str = ""
     basis: tuple[str, ...] = ()
-    """What the prediction rests on."""
+    """The sources of the prediction."""
     interval_50: tuple[NotNegative, NotNegative] | None = None
     interval_90: tuple[NotNegative, NotNegative] | None = None
     """Of the throughput."""

@@ -1,6 +1,5 @@
-"""A question played as events: what stragglers, failures, asynchrony and other jobs on the link do to a prediction.
-
-Each trouble is added to the ones before it under the same seed, so that the differences say what each costs.
+"""Simulation of a question: the cost of stragglers, failures, asynchrony and other jobs on the link. Disturbances are
+added one after the other under the same seed, so that the differences are the cost of each.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["Simulated", "Trouble", "simulate_question"]
 Floats = NDArray[np.float64]
 
 MOST = {"steps": 100_000, "jobs": 200, "steps between checkpoints": 10**9}
-"""Larger numbers would take hours, and say nothing more."""
+"""Larger numbers would take hours without a benefit."""
 MOST_DEVICE_STEPS = 10**8
 MOST_FAILURES = 3.0
 """Failures to be expected between two checkpoints, above which training practically never gets ahead."""
@@ -31,7 +30,7 @@ MOST_FAILURES = 3.0
 
 @dataclass(frozen=True)
 class Trouble:
-    """What happens to a run beside computing and exchanging."""
+    """Disturbances of a run."""
 
     steps: int = 500
     straggle: float = 0.0
@@ -40,7 +39,7 @@ class Trouble:
     mtbf: float | None = None
     """Mean seconds between failures of one device; none means that nothing fails."""
     restart: float = 300.0
-    """Seconds from a failure until training goes on."""
+    """Seconds from a failure until training continues."""
     checkpoint_every: int = 100
     jobs: int = 1
     """Equal jobs whose exchanges share the links, this one included."""
@@ -54,7 +53,7 @@ class Simulated:
     devices: int
     synchrony: str
     predicted_step_s: float
-    """The step that `paceline predict` gives: nothing goes wrong, nobody else is there."""
+    """The step of `paceline predict`: without disturbances."""
     step_s: float
     """Mean seconds of a step (of an update of each worker, where they do not wait) with everything that happens."""
     quantiles: dict[str, float]
@@ -81,7 +80,7 @@ class _Setting:
     compute: Floats
     """Seconds of forward and backward of each device."""
     other: float
-    """Seconds of a step beside the slowest device's compute."""
+    """Seconds of a step in addition to the slowest device's compute."""
     exchange: float
     """Seconds on the link in a step, hidden or not."""
     hidden: float
@@ -210,7 +209,7 @@ def _contention(setting: _Setting, trouble: Trouble) -> float:
 def _asynchronous(
     setting: _Setting, policy: Policy, trouble: Trouble, *, samples: int, calibration: Calibration
 ) -> Simulated:
-    """Workers that do not wait for each other; the servers' queue is what they share."""
+    """Asynchronous workers, which share only the queue of the servers."""
     count, iterations = len(setting.compute), trouble.steps
     worker, service = _server_times(setting.ranks, policy, calibration)
     worker = max(0.0, worker - setting.hidden)

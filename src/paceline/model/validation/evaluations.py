@@ -1,4 +1,4 @@
-"""An evaluation answered by the model: curves, plans, gains of changes, and published headlines beside predictions."""
+"""Predictions for an evaluation: curves, plans, gains of changes, and published figures with their predictions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MEASURED_KEYS = (
         "disturbed_by",
     ),
 )
-"""What a measured case of a document tells, as far as a page shows it."""
+"""The fields of a measured case that a page shows."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class AnsweredCurve:
     curves: dict[str, Curve]
 
     def why(self, framework: str) -> list[str]:
-        """What a framework does otherwise than the first, and the terms of a step that change most."""
+        """The differences of a framework from the first, and the terms of a step that change most."""
         return reasons(self.curves[self.asked.frameworks[0]], self.curves[framework])
 
 
 @dataclass(frozen=True)
 class AnsweredHeadline:
-    """A published figure beside its prediction."""
+    """A published figure and its prediction."""
 
     headline: Headline
     predicted: Estimate
@@ -82,7 +82,7 @@ class AnsweredHeadline:
 
 @dataclass(frozen=True)
 class AnsweredDirection:
-    """What a change gains in throughput, as a share, at a number of devices."""
+    """Relative gain in throughput of a change, at a number of devices."""
 
     direction: Direction
     devices: int
@@ -91,7 +91,7 @@ class AnsweredDirection:
 
 @dataclass(frozen=True)
 class EvaluationAnswer:
-    """Everything that the model says of an evaluation."""
+    """All predictions for an evaluation."""
 
     evaluation: Evaluation
     curves: tuple[AnsweredCurve, ...]
@@ -126,7 +126,7 @@ class EvaluationAnswer:
 
 
 def answer_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lambda line: None) -> EvaluationAnswer:
-    """Predict every curve, plan and change of an evaluation; `tell` hears what comes next."""
+    """Predict every curve, plan and change of an evaluation; `tell` is called with each next item."""
     curves = []
     for number, asked in enumerate(evaluation.curve, 1):
         tell(f"curve {number} of {len(evaluation.curve)}: {asked.network} on {asked.cluster}")
@@ -194,7 +194,7 @@ def _direction(evaluation: Evaluation, direction: Direction, answered: AnsweredC
 
 
 def measured_text(name: str, measured: Mapping[str, Any]) -> str:
-    """The file that keeps what was measured of an evaluation."""
+    """The content of the file with the measurements of an evaluation."""
     kept = {key: value for key, value in measured.items() if key != "store"}
     return json.dumps({"schema": MEASURED_SCHEMA, "name": name, **kept}, indent=1, allow_nan=False) + "\n"
 

@@ -59,7 +59,7 @@ def _ranked_bar(ranking: Ranking, place: Place, number: int, styles: Styles) -> 
 
 
 def _size(ranking: Ranking, alike: Collection[str]) -> str:
-    """What tells this group of bars from the others of its network."""
+    """Label that distinguishes this group of bars within its network."""
     ranks = "1 rank" if ranking.ranks == 1 else f"{ranking.ranks} ranks"
     more = {"batch": f"batch {ranking.batch}", "cluster": ranking.cluster, "input": ranking.input}
     return plot_text(", ".join([ranks, *(words for name, words in more.items() if name not in alike)]))
@@ -94,7 +94,7 @@ def _points(item: ScalingSeries) -> list[tuple[int, float, tuple[float, float]]]
 
 
 def _name(item: ScalingSeries) -> str:
-    """The framework and what tells the series from others of its network."""
+    """The framework, and a label that distinguishes the series within its network."""
     run = item.cases[0].run
     source = "" if run.input == "resident" else f", {run.input}"
     return plot_text(f"{run.contender}, batch {run.batch}{source}")

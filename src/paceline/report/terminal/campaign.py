@@ -116,7 +116,7 @@ def _usage_words(usage: Usage) -> str:
 
 
 def gate_lines(code: int | None, least: float | None) -> list[str]:
-    """What a gate decided; nothing without one."""
+    """The decision of a regression gate; empty without a gate."""
     words = {
         0: f"  passes: the ratio is shown to be at least {least}",
         1: f"  fails: the ratio is shown to be below {least}",

@@ -1,4 +1,4 @@
-"""What was imported, in words: where the steps of each rank went, who is slow, who hangs, what a link reaches."""
+"""Imported records as text: time of each rank's steps, slow ranks, hanging ranks, bandwidth of a link."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANK_COLUMNS = (">rank", ">step", ">compute", ">communication", ">overlapped", "
 
 
 def show_imported(imported: Imported) -> None:
-    """The analysis of what was imported, and the next command."""
+    """The analysis of an import, and the next command."""
     if imported.job is not None:
         _show_job(imported)
     if imported.judgement is not None:
@@ -125,7 +125,7 @@ def _show_tests(imported: Imported) -> None:
 
 
 def show_links(verdicts: Sequence[LinkVerdict], output: Path) -> None:
-    """Measured bus bandwidth beside the link's, test by test."""
+    """Measured bus bandwidth and that of the link, for each test."""
     rows = [(v.status, v.test.operation, v.test.ranks, v.link, BANDWIDTH.format(v.test.peak),
              BANDWIDTH.format(v.stated), format_share(v.share), format_share(v.least)) for v in verdicts]  # fmt: skip
     columns = ("", "collective", ">ranks", "link", ">bus bandwidth", ">stated", ">share", ">expected at least")

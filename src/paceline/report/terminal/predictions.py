@@ -73,7 +73,7 @@ EVERYDAY: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def show_everyday(predictions: Sequence[Prediction]) -> None:
-    """Tokens or images per second, use of the peak, and what a run takes."""
+    """Tokens or images per second, MFU, and time, cost and energy of a run."""
     first = predictions[0].everyday
     if not first:
         return
@@ -253,7 +253,7 @@ _LEGEND = (
 
 
 def _show_baseline(plan: Plan) -> None:
-    """Plain DDP beside the plan, with the gain."""
+    """Plain DDP as baseline of the plan, with the gain."""
     baseline = plan.baseline
     if baseline is None:
         say("no baseline: DDP needs a sample for every device")
@@ -322,7 +322,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def show_checked(curve: Curve, measured: float) -> None:
-    """A prediction beside what was measured after it was made."""
+    """A prediction and its later measurement."""
     prediction = curve.predictions[-1]
     predicted, (low, high) = prediction.samples_per_s.value, prediction.samples_per_s.interval_90
     say(
@@ -332,7 +332,7 @@ def show_checked(curve: Curve, measured: float) -> None:
 
 
 def show_reached(plan: PlanFile, reached: float | None) -> None:
-    """A plan beside what training with it came to."""
+    """Predicted and achieved throughput of a plan."""
     if reached is None:
         say("the plan was not checked: the training had too few steps, or failed")
         return

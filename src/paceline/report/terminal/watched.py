@@ -91,7 +91,7 @@ def judgement_lines(judgement: Judgement, campaign: str, launcher: str = "watch"
 
 
 def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
-    """What a pipeline would take without stragglers, and who makes it longer."""
+    """Time of a pipeline without stragglers, and the ranks and stages that lengthen it."""
     measured, replayed, ideal = (f"{replay[name]:.3f} s" for name in ("measured_s", "replayed_s", "ideal_s"))
     cost = format_share(1 - replay["ideal_s"] / replay["replayed_s"])
     yield (f"a step takes {measured}; replayed without delays between operations {replayed}, without stragglers "
@@ -133,7 +133,7 @@ def alert_line(alert: Mapping[str, Any]) -> str:
 
 
 def title_of(cause: StepCause) -> str:
-    """Who, where, since when, for how long."""
+    """Rank, phase, onset and duration of a cause."""
     who = "" if cause.rank is None else f"rank {cause.rank} "
     named = PHASE_WORDS.get(cause.phase, cause.phase)
     where = named if cause.phase in ("other", "step") else f"in {named}"
