@@ -1,6 +1,6 @@
 """Lines of training logs: steps, seconds, tokens per second and MFU of torchtitan, Megatron, HF Trainer, Lightning.
 
-Each form is one named pattern. Whatever a line does not say is computed from the others where that is possible:
+Each form is one named pattern. Missing values are derived if possible:
 seconds from tokens per step and tokens per second, or from the times of the lines.
 """
 

@@ -1,4 +1,4 @@
-"""Where each backend of Keras lets the exchange in: before its optimizer applies gradients.
+"""Hooks of the exchange in each backend of Keras: before its optimizer applies gradients.
 
 TensorFlow and torch: the optimizer's `apply` gets the sum over all ranks, so any `train_step` and any loop of users
 works. JAX compiles gradients, update and metrics as one function: here they are three, with the exchange between them.

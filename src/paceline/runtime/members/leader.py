@@ -1,4 +1,4 @@
-"""The leader of a group as threads and connections; what it decides is in `protocol/leading.py`.
+"""The threads and connections of a leader; its decisions are in `protocol/leading.py`.
 
 It decides in one thread, from a queue of events, so that every decision sees a settled state.
 """

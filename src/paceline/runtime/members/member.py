@@ -1,8 +1,8 @@
-"""One process's membership: it follows the leader, leads when it is its turn, and tells the training loop of changes.
+"""The membership of one process: follows a leader, or leads, and notifies the training loop of changes.
 
-If the leader fails, the members that are left turn to the first of them in the order of the last view; that one leads.
-Whoever was declared failed and wakes up finds the present leader and joins again. What it decides is in
-`protocol/following.py`; its states are `MemberState`.
+If the leader fails, the first remaining member in the order of the last view becomes leader. A member that was declared
+failed and wakes up searches for the current leader and rejoins. Its decisions are in `protocol/following.py`; its
+states are `MemberState`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be learnt of peers without following them: whether they answer, whether they lead, and whom they follow."""
+"""Probes of peers: whether they answer, whether they lead, and which leader they follow."""
 
 from __future__ import annotations
 

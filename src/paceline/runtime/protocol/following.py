@@ -1,4 +1,4 @@
-"""What a member decides, without sockets, threads or clock: whom it follows, which view it is in, where it has a vote.
+"""Decisions of a member, without sockets, threads or clock: the leader that it follows, its view, and its votes.
 
 `members/member.py` runs it in a process; `benchmarks/lib/membership.py` runs many of them in a simulated network. Its
 states are `MemberState`.
