@@ -81,7 +81,7 @@ def predict(
     >>> answer.to_pandas()[["devices", "samples_per_s"]].shape
     (2, 2)
     """
-    from paceline.catalog.clusters import usual_counts
+    from paceline.catalog.clusters import default_counts
     from paceline.model.changes import changed
     from paceline.model.everyday import everyday_curve, job_of
     from paceline.model.scaling import predict_curve
@@ -90,7 +90,7 @@ def predict(
     names = [framework] if isinstance(framework, str) else list(framework)
     if not names:
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
-    counts, known = _counts(usual_counts(cluster) if devices is None else devices), _calibration(calibration)
+    counts, known = _counts(default_counts(cluster) if devices is None else devices), _calibration(calibration)
     given: dict[str, Any] = {"input": input, "strategy": strategy, "precision": precision, "threads": threads}
     given["devices"] = max(counts, default=1)
     asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
@@ -121,7 +121,7 @@ def question_about(
     from paceline import catalog
     from paceline.catalog.clusters import wide_enough
     from paceline.measurements.profile import read_profile
-    from paceline.model.question import Question, with_usual_batch
+    from paceline.model.question import Question, with_default_batch
     from paceline.spec.strategy import Strategy
 
     if (network is None) == (profile is None):
@@ -139,7 +139,7 @@ def question_about(
         input=input,
         threads=threads,
     )
-    return question if samples is not None else with_usual_batch(question)
+    return question if samples is not None else with_default_batch(question)
 
 
 def profile_of_run(name: str | None, store: File | None = None) -> Profile:
@@ -163,9 +163,9 @@ def profile_of_run(name: str | None, store: File | None = None) -> Profile:
 
 
 def _in_precision(strategy: Strategy, precision: str) -> Strategy:
-    from paceline.spec.strategy import precision_called
+    from paceline.spec.strategy import precision_by_alias
 
-    return strategy.model_copy(update={"precision": precision_called(precision)})
+    return strategy.model_copy(update={"precision": precision_by_alias(precision)})
 
 
 def _cluster(cluster: Cluster | File) -> Cluster:

@@ -29,7 +29,8 @@ REPLACED = {
     r"one's own": "user-defined",
 }
 """Phrases by the term that replaces them."""
-REPLACED_CLASSES = {"Between", "Door", "Launched", "Order", "Patience", "Ticket", "Wish"}
+REPLACED_CLASSES = {"Between", "Door", "Judgement", "Launched", "Noun", "Order", "Patience", "Place", "Proof"}
+REPLACED_CLASSES |= {"Seat", "Sharing", "Sign", "Ticket", "Trouble", "Wish", "Workshop"}
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *MODULES, *(ROOT / "examples").rglob("*.toml")]
 
 

@@ -12,7 +12,7 @@ from paceline.cli.options import json_option, store_option
 from paceline.errors import InputError
 from paceline.files import atomic_write
 from paceline.measurements.store import Store
-from paceline.model.validation.evaluations import answer_evaluation, measured_text, read_measured
+from paceline.model.validation.evaluations import measured_text, predict_evaluation, read_measured
 from paceline.report.documents import results_document
 from paceline.report.evaluations import evaluation_page, show_evaluation
 from paceline.report.terminal import emit, say
@@ -54,7 +54,7 @@ def command(
         raise InputError("got --predict-only and --measured, expected one of them")
     asked, stored = evaluation(name), Store(store)
     document = read_measured(measured, asked.name) if measured and measured.exists() else None
-    answer = answer_evaluation(asked, lambda line: click.echo(line, err=True))
+    answer = predict_evaluation(asked, lambda line: click.echo(line, err=True))
     if not as_json:
         show_evaluation(answer)
     if asked.study is not None and not predict_only and document is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import json_option, store_option
-from paceline.measurements.sql import answer_rows, ask
+from paceline.measurements.sql import ask, result_rows
 from paceline.measurements.store import Store
 from paceline.report.documents import plain_data
 from paceline.report.terminal import emit
@@ -38,7 +38,7 @@ def command(sql: str, store: Path, as_json: bool) -> None:
       paceline query "DESCRIBE runs"
     """
     answer = ask(Store(store), sql)
-    rows = answer_rows(answer)
+    rows = result_rows(answer)
     if as_json:
         plain = plain_data(json.loads(json.dumps(plain_data(rows), default=str)))
         emit({"columns": answer.column_names, "rows": plain}, "query")

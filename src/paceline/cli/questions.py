@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline import api
-from paceline.catalog.clusters import usual_counts
+from paceline.catalog.clusters import default_counts
 from paceline.cli.options import (
     COUNT,
     Finite,
@@ -29,22 +29,22 @@ from paceline.spec.strategy import PRECISIONS
 from paceline.units import SECONDS
 
 if TYPE_CHECKING:
-    from paceline.model.plan.bucket_size import BucketAnswer
+    from paceline.model.plan.bucket_size import BucketRecommendation
     from paceline.report.frames import PredictionTable
 
 __all__ = [
-    "asked_of",
-    "bucket_answer",
+    "best_bucket",
     "calibration_of",
     "change_option",
-    "changes_asked",
-    "counts_asked",
     "extrapolated",
     "job_options",
     "knee_option",
     "points_options",
     "precision_option",
+    "question_arguments",
     "question_options",
+    "requested_changes",
+    "requested_counts",
     "seconds_of",
 ]
 
@@ -96,7 +96,7 @@ question_options = options(
 )  # fmt: skip
 
 
-def asked_of(*, network: str | None, profile: Path | None, run: str | None, store: Path, cluster: str | None,
+def question_arguments(*, network: str | None, profile: Path | None, run: str | None, store: Path, cluster: str | None,
              batch: int | None, source: str, threads: int | None, precision: str | None) -> dict[str, Any]:  # fmt: skip
     """The options as arguments of `paceline.predict`; an error if a required option is missing."""
     if cluster is None:
@@ -108,7 +108,7 @@ def asked_of(*, network: str | None, profile: Path | None, run: str | None, stor
             "threads": threads, "precision": precision}  # fmt: skip
 
 
-def changes_asked(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
+def requested_changes(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
     """The changes of --set; an error if an option and --set contradict each other."""
     parsed = parse_changes(changes)
     for name, given in options.items():
@@ -118,10 +118,10 @@ def changes_asked(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
     return parsed
 
 
-def counts_asked(devices: str | None, cluster: str | None) -> tuple[int, ...]:
+def requested_counts(devices: str | None, cluster: str | None) -> tuple[int, ...]:
     """Numbers of devices: as given, or the default numbers up to the size of the cluster."""
     if devices is None and cluster is not None:
-        return usual_counts(cluster)
+        return default_counts(cluster)
     return counts_of(devices or USUAL, "--devices")
 
 
@@ -187,14 +187,14 @@ def _facts_of(asked: dict[str, Any], facts: tuple[str, ...]) -> dict[str, str]:
     return {**said, **parse_changes(facts)}
 
 
-def bucket_answer(
+def best_bucket(
     asked: dict[str, Any], count: int, changes: tuple[str, ...], calibration: Path | None
-) -> BucketAnswer:
+) -> BucketRecommendation:
     """The best bucket size."""
     from paceline.model.plan.bucket_size import choose_bucket
 
     framework = asked.pop("framework")
     question = changed(
-        api.question_about(**asked_of(**asked), framework=framework, devices=count), parse_changes(changes)
+        api.question_about(**question_arguments(**asked), framework=framework, devices=count), parse_changes(changes)
     )
     return choose_bucket(question, count, calibration=calibration_of(calibration))

@@ -11,7 +11,7 @@ from paceline.cli.options import COUNT, json_option, store_option
 from paceline.integrations.watching import watch_command
 from paceline.measurements.store import Store
 from paceline.report.terminal import emit, say
-from paceline.report.terminal.watched import judgement_document
+from paceline.report.terminal.watched import verdict_document
 
 __all__ = ["command"]
 
@@ -45,7 +45,7 @@ def command(words: tuple[str, ...], name: str | None, every: int, store: Path, a
     """
     watched = watch_command(words, Store(store), name=name, every=every, quiet=as_json)
     if as_json:
-        emit({**judgement_document(watched.judgement, watched.campaign, watched.note),
+        emit({**verdict_document(watched.judgement, watched.campaign, watched.note),
               "notes": list(watched.labels), "exit_code": watched.exit_code}, "watch")  # fmt: skip
     else:
         say(*watched.lines)

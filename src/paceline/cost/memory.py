@@ -20,11 +20,11 @@ __all__ = [
     "StateBytes",
     "check_fits",
     "check_state_fits",
+    "default_batch",
     "largest_batch",
     "memory_limit",
     "memory_of",
     "state_bytes",
-    "usual_batch",
 ]
 
 RESERVED = 0.8e9
@@ -137,7 +137,7 @@ def largest_batch(
     return largest
 
 
-def usual_batch(network: Network, largest: int | None) -> int:
+def default_batch(network: Network, largest: int | None) -> int:
     """Default samples per device: 64 images or 8,192 tokens, halved until they fit into memory in one pass."""
     samples = USUAL_IMAGES if network.input.kind == "image" else max(1, USUAL_TOKENS // network.input.length)
     while largest is not None and samples > max(1, largest):

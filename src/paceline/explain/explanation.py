@@ -17,7 +17,7 @@ from paceline.explain.findings.across import compare_cases
 from paceline.explain.findings.rules import RULES
 from paceline.explain.gap import Gap, find_gaps
 from paceline.explain.predicted import ScalingSeries, predict_series, sweeps_of
-from paceline.explain.watched import Judgement, judge_run
+from paceline.explain.watched import StepVerdict, judge_run
 from paceline.measurements.ranking import Ranking, rank_launches
 from paceline.measurements.store import Store
 from paceline.measurements.summary import FEWEST_LAUNCHES
@@ -71,7 +71,7 @@ class Explanation:
     """Findings whose trial measured no gain."""
     left_out: tuple[str, ...] = ()
     """Damaged runs that take no part."""
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[StepVerdict, ...] = ()
     """Verdicts on the steps of runs that were watched or imported."""
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
-from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
+from paceline.explain.watched import FEWEST_STEPS, StepVerdict, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
 from paceline.measurements.foreign.logs import METRICS, TrainingLog, looks_like_log, read_log, refuse_state
 from paceline.measurements.foreign.nccl_tests import CollectiveTest, looks_like_nccl_tests, read_nccl_tests, sweep_of
@@ -75,7 +75,7 @@ class Imported:
     name: str = ""
     campaign: str | None = None
     job: TracedJob | None = None
-    judgement: Judgement | None = None
+    judgement: StepVerdict | None = None
     """The verdict on the steps, where there are enough."""
     replay: Replay | None = None
     log: TrainingLog | None = None

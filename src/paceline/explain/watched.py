@@ -22,7 +22,7 @@ from paceline.measurements.summary import Interval, amount_interval, phases_of
 from paceline.measurements.tablefiles import STEPS
 from paceline.measurements.trace.observed import ObservedStep, observed_steps
 
-__all__ = ["FEWEST_STEPS", "Judgement", "StepCause", "judge_run", "judge_steps"]
+__all__ = ["FEWEST_STEPS", "StepCause", "StepVerdict", "judge_run", "judge_steps"]
 
 FEWEST_STEPS = 20
 """Steps of every rank below which there is no verdict."""
@@ -88,7 +88,7 @@ class StepCause:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class StepVerdict:
     """The verdict; without causes, nothing is shown to lengthen the steps."""
 
     num_steps: int
@@ -127,23 +127,23 @@ class _Series:
         return rest
 
 
-def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -> Judgement:
+def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -> StepVerdict:
     """The verdict on the timed steps of a run with its settings."""
     setting = setting or Setting()
     series = _series(steps, setting)
     num_ranks, num_steps = series.seconds.shape
     if num_steps < FEWEST_STEPS:
         why = f"{num_steps} timed steps are too few for a verdict: at least {FEWEST_STEPS} are needed"
-        return Judgement(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
+        return StepVerdict(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
     stalls, calm = _stalls(series)
     lags = [lag for rank in range(num_ranks) for lag in _lags(calm, rank)] if num_ranks > 1 else []
     causes = [*stalls, *lags, *_slowdowns(calm), *_steady(calm, setting), *_settings(calm, setting, stalls)]
     shown = [cause for cause in causes if cause.share.value >= NOTICEABLE and cause.share.low >= NOTICEABLE / 2]
     ranked = tuple(sorted(shown, key=lambda cause: (cause.kind != "threads", -cause.share.value)))
-    return Judgement(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
+    return StepVerdict(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
 
 
-def judge_run(stored: StoredRun) -> Judgement:
+def judge_run(stored: StoredRun) -> StepVerdict:
     """The verdict on a stored run."""
     columns = stored.steps.to_pydict()
     rows = (Step(*row) for row in zip(*(columns[name] for name in STEPS.names), strict=True))

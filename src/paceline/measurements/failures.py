@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LogExplanation", "Sign", "death_of", "explain_log", "signal_of"]
+__all__ = ["FailurePattern", "LogExplanation", "exit_description", "explain_log", "signal_of"]
 
 LONGEST = 300
 """Characters of an explaining line that tables have room for."""
@@ -25,7 +25,7 @@ CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRA
 
 
 @dataclass(frozen=True)
-class Sign:
+class FailurePattern:
     """One kind of failure in logs: a pattern whose groups `why` and, if present, `where` form the message."""
 
     name: str
@@ -43,8 +43,8 @@ class LogExplanation:
     out_of_memory: bool
 
 
-def _sign(name: str, pattern: str, *, out_of_memory: bool = False) -> Sign:
-    return Sign(name, re.compile(pattern, re.MULTILINE), out_of_memory)
+def _sign(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePattern:
+    return FailurePattern(name, re.compile(pattern, re.MULTILINE), out_of_memory)
 
 
 _PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:\s?|\[rank\d+\]:\s?|\[[\w.-]+:\d+\]\s|\d+:\s|\(\w+ pid=\d+[^)]*\)\s)")
@@ -83,7 +83,7 @@ SIGNS = (
     _sign("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
     _sign("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
     _sign("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
-    Sign("Python", None),
+    FailurePattern("Python", None),
     _sign("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
     _sign("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
     _sign("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
@@ -152,7 +152,7 @@ def signal_of(code: int | None) -> str | None:
         return f"signal {number}"
 
 
-def death_of(code: int | None) -> Literal["crash", "killed"] | None:
+def exit_description(code: int | None) -> Literal["crash", "killed"] | None:
     """Whether a signal that ended a process came from itself or from others; None without a signal."""
     name = signal_of(code)
     return None if name is None else "crash" if name in CRASHES else "killed"

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from paceline.spec.cluster import LayerClass
-from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Seconds, Share
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Seconds, Share, SpecModel
 from paceline.spec.load import load_json
 
 __all__ = ["Profile", "ProfiledHost", "ProfiledLayer", "read_profile", "write_profile"]
 
 
-class ProfiledLayer(Noun):
+class ProfiledLayer(SpecModel):
     """The times of one layer in a step, and the bytes of each of its gradients."""
 
     name: Name
@@ -32,7 +32,7 @@ class ProfiledLayer(Noun):
     """Bytes of its input and output in the forward pass of one sample."""
 
 
-class ProfiledHost(Noun):
+class ProfiledHost(SpecModel):
     """The CPU of a profile: cores that the ranks of a host share, and measured rates with these threads."""
 
     cores: Count
@@ -46,7 +46,7 @@ class ProfiledHost(Noun):
     """How many times faster the step was on these threads than on one."""
 
 
-class Profile(Noun):
+class Profile(SpecModel):
     """The times of one step on one device, by layer in the order of the forward pass."""
 
     schema_: Annotated[Literal["paceline.profile/1"], Field(alias="schema")] = "paceline.profile/1"

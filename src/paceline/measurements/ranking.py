@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from paceline.measurements.results import Launches
 from paceline.measurements.summary import Comparison, Interval, compare, median_interval
 
-__all__ = ["Place", "Ranking", "rank_launches"]
+__all__ = ["RankedCase", "Ranking", "rank_launches"]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedCase:
     """One contender of a ranking."""
 
     name: str
@@ -36,7 +36,7 @@ class Ranking:
     input: str
     batch: int
     ranks: int
-    places: tuple[Place, ...]
+    places: tuple[RankedCase, ...]
 
     @property
     def label(self) -> str:
@@ -47,12 +47,12 @@ class Ranking:
         return f"{self.network}, batch {self.batch} x {ranks}{where}{source}"
 
     @property
-    def equals(self) -> tuple[Place, ...]:
+    def equals(self) -> tuple[RankedCase, ...]:
         """Contenders that are not shown to be slower than the first."""
         return tuple(place for place in self.places[1:] if place.behind and place.behind.verdict != "slower")
 
     @property
-    def winner(self) -> Place | None:
+    def winner(self) -> RankedCase | None:
         """The first, if every other contender is shown to be slower."""
         return self.places[0] if len(self.places) > 1 and not self.equals else None
 
@@ -92,12 +92,12 @@ def _contenders(group: list[Launches]) -> list[Launches]:
     return list({case.first.framework: case for case in reversed(group)}.values())
 
 
-def _places(group: list[Launches]) -> tuple[Place, ...]:
+def _places(group: list[Launches]) -> tuple[RankedCase, ...]:
     rates = {id(case): median_interval(case.throughputs, pilot=case.first.pilot) for case in group}
     ordered = sorted(group, key=lambda case: -rates[id(case)].value)
     first = ordered[0]
     return tuple(
-        Place(
+        RankedCase(
             name=case.first.contender,
             case_id=case.first.case_id,
             throughput=rates[id(case)],

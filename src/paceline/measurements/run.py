@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from paceline.spec.fields import Count, Name, NotNegative, Noun
+from paceline.spec.fields import Count, Name, NotNegative, SpecModel
 from paceline.spec.study import Protocol, case_label
 
 __all__ = [
@@ -75,7 +75,7 @@ def _moment(text: str) -> str:
     return text
 
 
-class Failure(Noun):
+class Failure(SpecModel):
     """Why a launch has no result: the phase, the reason, and the evidence."""
 
     phase: Literal["environment", "launch", "setup", "verify", "measure", "collect"]
@@ -98,7 +98,7 @@ class Failure(Noun):
     """The end of the log of the rank that failed first."""
 
 
-class Check(Noun):
+class Check(SpecModel):
     """One check of `paceline doctor`."""
 
     name: str
@@ -108,7 +108,7 @@ class Check(Noun):
     fix: str = ""
 
 
-class Machine(Noun):
+class Machine(SpecModel):
     """The machine and software of a run."""
 
     host: str
@@ -153,7 +153,7 @@ class Span:
     source: str = "paceline"
 
 
-class Run(Noun):
+class Run(SpecModel):
     """The header of a stored run, without the tables of steps and spans."""
 
     schema_version: Annotated[int, Field(ge=1)] = SCHEMA_VERSION

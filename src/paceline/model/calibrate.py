@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
 from paceline import catalog
-from paceline.cost.host import Sharing
+from paceline.cost.host import SharingProbe
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, find_campaign, load_launches
@@ -82,7 +82,7 @@ def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
     sweeps, runs = stored_sweeps(store, cluster), _sweep_runs(store, cluster)
     usual = Calibration(f"{len(sweeps)} swept collectives of {store.root.name}", sweeps)
     copies = [run.facts["copy_bytes_per_s"] for run in runs if "copy_bytes_per_s" in run.facts]
-    sharing = {(one["cores"], one["ranks"], one["threads"]): Sharing(**one) for run in runs
+    sharing = {(one["cores"], one["ranks"], one["threads"]): SharingProbe(**one) for run in runs
                for one in run.facts.get("sharing", [])}  # fmt: skip
     usual = replace(usual, sharing=tuple(sharing.values()))
     beside = [run.facts["overlap"] for run in runs if "overlap" in run.facts]

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.cost.host import Sharing
+from paceline.cost.host import SharingProbe
 from paceline.model.sweep import CollectiveFit
-from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
+from paceline.spec.fields import Bytes, Count, Name, Seconds, SpecModel
 from paceline.spec.load import load_json
 
 __all__ = [
@@ -63,7 +63,7 @@ class Calibration:
     """Software latency as a multiple of the link's, if no sweep measured it."""
     base_latency: float = 15e-6
     """Seconds of a hop's software path in addition to the link's latency, if no sweep measured it."""
-    sharing: tuple[Sharing, ...] = ()
+    sharing: tuple[SharingProbe, ...] = ()
     """What probes measured of ranks that share the cores of a host."""
     jitter: float | None = None
     """Relative standard deviation of a step; None means that of the profile."""
@@ -99,21 +99,21 @@ Positive = Annotated[float, Field(ge=1e-9, le=1e6)]
 Spread = Annotated[float, Field(ge=0, le=10)]
 
 
-class UncertainEntry(Noun):
+class UncertainEntry(SpecModel):
     """A number that may be zero, and its spread."""
 
     value: Factor
     spread: Spread
 
 
-class PositiveEntry(Noun):
+class PositiveEntry(SpecModel):
     """A number that something is divided by, and its spread."""
 
     value: Positive
     spread: Spread
 
 
-class FitEntry(Noun):
+class FitEntry(SpecModel):
     """The fit of one collective."""
 
     operation: Name
@@ -133,7 +133,7 @@ class FitEntry(Noun):
         return self
 
 
-class SharingEntry(Noun):
+class SharingEntry(SpecModel):
     """Measurement of a probe of ranks that share the cores of a host."""
 
     cores: Count
@@ -143,7 +143,7 @@ class SharingEntry(Noun):
     spread: Spread = 0.0
 
 
-class CalibrationFile(Noun):
+class CalibrationFile(SpecModel):
     """A calibration from its file; absent fields have the values of the catalog."""
 
     schema_: Annotated[Literal["paceline.calibration/1"], Field(alias="schema")]
@@ -169,5 +169,5 @@ class CalibrationFile(Noun):
             if isinstance(value, UncertainEntry | PositiveEntry):
                 given[name] = Uncertain(value.value, value.spread)
         given["collectives"] = tuple(CollectiveFit(**dict(fit)) for fit in self.collectives)
-        given["sharing"] = tuple(Sharing(**dict(probe)) for probe in self.sharing)
+        given["sharing"] = tuple(SharingProbe(**dict(probe)) for probe in self.sharing)
         return Calibration(**given)

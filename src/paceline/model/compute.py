@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import catalog
-from paceline.catalog.devices import device_called, reach_spread
+from paceline.catalog.devices import device_by_alias, reach_spread
 from paceline.cost.host import parallel_share
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
@@ -243,7 +243,7 @@ def outlined_work(profile: Profile, device: Device, *, precision: str) -> Device
 
 def profiled_device(profile: Profile) -> Device | None:
     """The device of a profile with its rates, from the catalog or measured with the profile."""
-    known = device_called(profile.device) if profile.device else None
+    known = device_by_alias(profile.device) if profile.device else None
     device, host = catalog.device(known) if known else None, profile.host
     if host is not None and host.peak and host.bandwidth:
         return Device(

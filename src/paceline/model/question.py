@@ -14,10 +14,10 @@ import numpy as np
 
 from paceline import catalog
 from paceline.catalog.clusters import more_hosts
-from paceline.catalog.devices import device_called
+from paceline.catalog.devices import device_by_alias
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import check_fits, check_state_fits, largest_batch, memory_of, usual_batch
+from paceline.cost.memory import check_fits, check_state_fits, default_batch, largest_batch, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -52,7 +52,7 @@ __all__ = [
     "ranks_of",
     "ranks_with",
     "shared_works",
-    "with_usual_batch",
+    "with_default_batch",
     "works_of",
 ]
 
@@ -125,7 +125,7 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
 
 def _check_state_fits(question: Question, profile: Profile, device: Device) -> None:
     """Weights, gradients and optimiser must fit on a device that did not train the model already."""
-    if profile.device is not None and device_called(profile.device) == device.name:
+    if profile.device is not None and device_by_alias(profile.device) == device.name:
         return
     parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
     check_state_fits(profile.network, parameters, device, **_memory_of(question, device))
@@ -180,11 +180,11 @@ def largest_batches(question: Question) -> dict[str, int | None]:
     }
 
 
-def with_usual_batch(question: Question) -> Question:
+def with_default_batch(question: Question) -> Question:
     """The question with the batch that is usual for its network, and that every device holds."""
     assert question.network is not None
     fitting = [largest for largest in largest_batches(question).values() if largest is not None]
-    return replace(question, batch=usual_batch(question.network, min(fitting, default=None)), assumed=True)
+    return replace(question, batch=default_batch(question.network, min(fitting, default=None)), assumed=True)
 
 
 def memory_bytes(question: Question, device: Device, samples: int) -> float | None:
@@ -226,7 +226,7 @@ def _stated(work: DeviceWork, emulation: Emulation, batch: int) -> DeviceWork:
 def _moved(work: DeviceWork, profile: Profile, device: Device, question: Question) -> WorkAt:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
     default, precision = (catalog.resolve(question.framework, way).precision for way in (Strategy(), question.strategy))
-    same = profile.device is None or device.name in (profile.device, device_called(profile.device))
+    same = profile.device is None or device.name in (profile.device, device_by_alias(profile.device))
     profiled = profile.precision or default
     if same and numerics_on(device, precision) == numerics_on(device, profiled):
         slow = 1 / device.quota

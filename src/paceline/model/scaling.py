@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
-from paceline.catalog.devices import device_called
+from paceline.catalog.devices import device_by_alias
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork
@@ -26,7 +26,15 @@ from paceline.model.step import NOMINAL, Factors, Ranks, exchange_algorithms, fu
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
 
-__all__ = ["basis_of", "draw_factors", "exchange_of", "exchange_words", "met_by_points", "predict_curve", "spreads_of"]
+__all__ = [
+    "basis_of",
+    "draw_factors",
+    "exchange_of",
+    "exchange_words",
+    "predict_curve",
+    "spreads_of",
+    "updated_by_points",
+]
 
 Floats = NDArray[np.float64]
 
@@ -149,7 +157,7 @@ def draw_factors(spreads: dict[str, float], seed: int) -> Factors:
     return Factors(**draws)
 
 
-def met_by_points(
+def updated_by_points(
     question: Question, series: Sequence[Series], spreads: dict[str, float], *, calibration: Calibration, seed: int
 ) -> tuple[Factors, str]:
     """Draws moved towards measured throughputs of the question's network on its cluster, and one line about it.
@@ -248,7 +256,7 @@ def _is_measured(question: Question, calibration: Calibration, name: str) -> boo
         profile = question.profile
         if profile is None or profile.is_outline:
             return False
-        return profile.device is None or device in (profile.device, device_called(profile.device))
+        return profile.device is None or device in (profile.device, device_by_alias(profile.device))
     return name in ("bandwidth", "latency") and bool(calibration.collectives)
 
 

@@ -41,7 +41,7 @@ from paceline.model.question import (
     shared_works,
     works_of,
 )
-from paceline.model.scaling import basis_of, draw_factors, exchange_words, met_by_points, spreads_of
+from paceline.model.scaling import basis_of, draw_factors, exchange_words, spreads_of, updated_by_points
 from paceline.model.step import Factors, Ranks, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import Device, place
@@ -189,7 +189,7 @@ def make_plan(
     spreads = spreads_of(every, question.cluster.num_devices, calibration)
     factors, notes = draw_factors(spreads, seed), list(basis_of(question, calibration, every))
     if measured:
-        factors, note = met_by_points(question, measured, spreads, calibration=calibration, seed=seed)
+        factors, note = updated_by_points(question, measured, spreads, calibration=calibration, seed=seed)
         notes.append(note)
     if words := cores_words(question, question.cluster.num_devices):
         notes.append(words)

@@ -17,7 +17,7 @@ from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.model.simulate.training import AsyncRun, Job, SyncRun, simulate_async, simulate_jobs, simulate_sync
 from paceline.model.step import NOMINAL, Ranks, exchange_seconds, step_terms
 
-__all__ = ["Simulated", "Trouble", "simulate_question"]
+__all__ = ["Disturbance", "Simulated", "simulate_question"]
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ MOST_FAILURES = 3.0
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Disturbance:
     """Disturbances of a run."""
 
     steps: int = 500
@@ -96,7 +96,7 @@ class _Setting:
 
 
 def simulate_question(
-    question: Question, devices: int, trouble: Trouble, *, calibration: Calibration = CATALOG_ONLY
+    question: Question, devices: int, trouble: Disturbance, *, calibration: Calibration = CATALOG_ONLY
 ) -> Simulated:
     """Play the steps of one number of devices."""
     check_question(question, (devices,))
@@ -109,7 +109,7 @@ def simulate_question(
     return _synchronous(setting, trouble, samples=samples)
 
 
-def _check(trouble: Trouble, devices: int) -> None:
+def _check(trouble: Disturbance, devices: int) -> None:
     counts = {"steps": trouble.steps, "jobs": trouble.jobs, "steps between checkpoints": trouble.checkpoint_every}
     for name, value in counts.items():
         if not 1 <= value <= MOST[name]:
@@ -145,7 +145,7 @@ def _setting(question: Question, devices: int, policy: Policy, calibration: Cali
     return _Setting(ranks, compute, other, exchange, hidden, jitter, predicted=sum(terms.values()))
 
 
-def _synchronous(setting: _Setting, trouble: Trouble, *, samples: int) -> Simulated:
+def _synchronous(setting: _Setting, trouble: Disturbance, *, samples: int) -> Simulated:
     contention = _contention(setting, trouble)
     calm = SyncRun(setting.compute, setting.other, trouble.steps)
     shared = replace(calm, aggregate=setting.other + contention)
@@ -181,7 +181,7 @@ def _quantiles(ends: Floats) -> dict[str, float]:
     return {str(percent): float(np.quantile(steps, percent / 100)) for percent in (50, 90, 99)}
 
 
-def _with_failures(run: SyncRun, trouble: Trouble) -> SyncRun:
+def _with_failures(run: SyncRun, trouble: Disturbance) -> SyncRun:
     if trouble.mtbf is None:
         return run
     every = trouble.checkpoint_every
@@ -195,7 +195,7 @@ def _with_failures(run: SyncRun, trouble: Trouble) -> SyncRun:
     return replace(run, failures_per_s=1 / trouble.mtbf, restart=trouble.restart, checkpoint_every=every)
 
 
-def _contention(setting: _Setting, trouble: Trouble) -> float:
+def _contention(setting: _Setting, trouble: Disturbance) -> float:
     """Seconds by which a step grows because equal jobs, begun at random moments, share the link."""
     if trouble.jobs == 1 or not setting.exchange:
         return 0.0
@@ -207,7 +207,7 @@ def _contention(setting: _Setting, trouble: Trouble) -> float:
 
 
 def _asynchronous(
-    setting: _Setting, policy: Policy, trouble: Trouble, *, samples: int, calibration: Calibration
+    setting: _Setting, policy: Policy, trouble: Disturbance, *, samples: int, calibration: Calibration
 ) -> Simulated:
     """Asynchronous workers, which share only the queue of the servers."""
     count, iterations = len(setting.compute), trouble.steps

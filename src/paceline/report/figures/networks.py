@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from paceline.explain.predicted import ScalingSeries
-from paceline.measurements.ranking import Place, Ranking
+from paceline.measurements.ranking import RankedCase, Ranking
 from paceline.report.figures import LINES, SYMBOLS, Figure, error_bars, log_ticks, new_figure, plot_text
 
 __all__ = ["efficiency", "ranked_bars", "scaling", "styles_of"]
@@ -37,7 +37,7 @@ def ranked_bars(rankings: Sequence[Ranking], styles: Styles) -> Figure:
     return figure
 
 
-def _ranked_bar(ranking: Ranking, place: Place, number: int, styles: Styles) -> Figure:
+def _ranked_bar(ranking: Ranking, place: RankedCase, number: int, styles: Styles) -> Figure:
     rate, ratio = place.throughput, place.behind.ratio.value if place.behind else 1.0
     verdict = (
         place.behind.verdict if place.behind else "fastest" if ranking.winner else "first, not shown to be fastest"

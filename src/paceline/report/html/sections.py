@@ -16,7 +16,7 @@ from paceline.report.figures import campaign, networks
 from paceline.report.html.markup import CampaignPage, Markup, element, folded, fragment, html_table, quiet, scrollable
 from paceline.report.html.settings import settings_section, threads_words
 from paceline.report.tables import ranking_table
-from paceline.report.terminal.watched import judgement_lines
+from paceline.report.terminal.watched import verdict_lines
 from paceline.report.words import MOST_OTHERS, gain_words, noise_words, predicted_words, refuted_words
 from paceline.units import BYTES, format_share
 
@@ -45,7 +45,7 @@ def _observed(page: CampaignPage) -> list[Markup]:
     """The verdict on watched or imported steps, as in the terminal."""
     about = page.explanation
     return [
-        element("pre", "\n".join(judgement_lines(judgement, about.campaign, about.launcher)))
+        element("pre", "\n".join(verdict_lines(judgement, about.campaign, about.launcher)))
         for judgement in about.judgements
     ]
 

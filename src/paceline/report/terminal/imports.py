@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.terminal import print_rows, say
-from paceline.report.terminal.watched import advice_for, judgement_document, replay_lines, title_of
+from paceline.report.terminal.watched import advice_for, replay_lines, title_of, verdict_document
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def imported_document(imported: Imported) -> dict[str, Any]:
         document |= {"format": imported.job.format, "notes": list(imported.job.notes), "ranks": _ranks(imported.job),
                      "steps": steps}  # fmt: skip
     if imported.judgement is not None:
-        document["judgement"] = judgement_document(imported.judgement, str(imported.campaign), "")
+        document["judgement"] = verdict_document(imported.judgement, str(imported.campaign), "")
     if imported.replay is not None:
         document["replay"] = imported.replay.document
     if imported.log is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.model.plan.bucket_size import BucketAnswer
+from paceline.model.plan.bucket_size import BucketRecommendation
 from paceline.model.plan.file import PlanFile
 from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
@@ -175,7 +175,7 @@ def _moved(before: str, after: str) -> str:
     return after if before == after else f"{before} -> {after}"
 
 
-def show_buckets(answer: BucketAnswer) -> None:
+def show_buckets(answer: BucketRecommendation) -> None:
     """Every bucket size, and the setting to write."""
     rows = [
         (

@@ -15,14 +15,13 @@ from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 if TYPE_CHECKING:  # Each verb imports only the modules that it shows.
     from paceline.bench.collectives import CollectiveTime
     from paceline.bench.environments import CacheFolder
-    from paceline.bench.verify import Proof
+    from paceline.bench.verify import Verification
     from paceline.measurements.repair import Inspection, Repair
     from paceline.model.calibrate import Calibrated
     from paceline.model.transformer.shape import TransformerMemory
     from paceline.model.validation.report import Row
 
 __all__ = [
-    "proof_line",
     "show_answer",
     "show_calibrated",
     "show_catalog_entry",
@@ -35,6 +34,7 @@ __all__ = [
     "show_sweep",
     "show_transformer_memory",
     "show_validation",
+    "verification_line",
 ]
 
 COSTS = (">parameters", ">multiply-adds", ">activations", ">gradients")
@@ -142,7 +142,7 @@ def show_sweep(data: RunData, times: Sequence[CollectiveTime]) -> None:
     say(f"stored as {run.id}")
 
 
-def proof_line(proof: Proof) -> str:
+def verification_line(proof: Verification) -> str:
     """One comparison of a framework with the reference."""
     ranks = f"{proof.ranks} rank" + ("s" if proof.ranks > 1 else "")
     head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {ranks:<8}"

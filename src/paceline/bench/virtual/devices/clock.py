@@ -16,7 +16,7 @@ import random
 import time
 from typing import Any
 
-__all__ = ["DeviceClock", "KeepingUp", "exact_timers", "real_time"]
+__all__ = ["DeviceClock", "HostLag", "exact_timers", "real_time"]
 
 WAKE_S = 30e-6
 """Wake-up time of a thread on an idle core; not lateness, because streams continue meanwhile."""
@@ -81,7 +81,7 @@ class DeviceClock:
         self._behind = 0.0
 
 
-class KeepingUp:
+class HostLag:
     """Records whether the machine kept up with the emulation during an interval."""
 
     def __init__(self, clock: DeviceClock) -> None:
