@@ -13,8 +13,8 @@ What threads lose by waiting for each other on free cores, they do not lose wher
     together(R, t) = alone(t) max(min(1, gain), R gain / c)    where R t > c, R > 1
 
 The calibration's `crowding` models contention for memory and caches between concurrent ranks (`at_once`).
-`SharingProbe` holds the excess that a probe measured over this formula. Its logarithm is shrunk towards zero, weighted by the spread
-of the formula and the standard error of the probe's repetitions.
+`SharingProbe` holds the excess that a probe measured over this formula. Its logarithm is shrunk towards zero, weighted
+by the spread of the formula and the standard error of the probe's repetitions.
 """
 
 from __future__ import annotations

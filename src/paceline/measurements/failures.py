@@ -43,7 +43,7 @@ class LogExplanation:
     out_of_memory: bool
 
 
-def _sign(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePattern:
+def _match(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePattern:
     return FailurePattern(name, re.compile(pattern, re.MULTILINE), out_of_memory)
 
 
@@ -76,31 +76,31 @@ _HEAP = (
 _THROWN = r"terminate called after throwing an instance of "
 
 SIGNS = (
-    *(_sign(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
+    *(_match(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
       for name, parts in _MEMORY.items() for part in parts),
-    _sign("glog", r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
-    _sign("glog of TensorFlow", r"^\d{4}-\d\d-\d\d [\d:.]+: F (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
-    _sign("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
-    _sign("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
-    _sign("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
+    _match("glog", r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
+    _match("glog of TensorFlow", r"^\d{4}-\d\d-\d\d [\d:.]+: F (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
+    _match("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
+    _match("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
+    _match("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
     FailurePattern("Python", None),
-    _sign("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
-    _sign("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
-    _sign("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
-    _sign("assertion", r"^(?P<why>[^\n]*: Assertion `[^\n]*' failed\.?)"),
-    _sign("check", r"(?P<where>[\w./-]{1,200}\.(?:cc|cpp|cu|cuh|h|hpp|cxx):\d+)\]?:? (?P<why>Check failed[^\n]*)"),
-    *(_sign("device", rf"^(?P<why>{_ALL}(?:{part}){_ALL})") for part in _DEVICE),
-    _sign("interpreter", r"^(?P<why>Fatal Python error: [^\n]*)"),
-    *(_sign("C library", rf"^(?P<why>(?:{part}){_ALL})") for part in _HEAP),
-    _sign("C++ exception", _THROWN + r"'(?P<why>[^'\n]+)'"),
-    _sign("C++ exception", r"(?P<why>terminate called (?:without an active exception|recursively))"),
-    _sign("MPI", r"^\*{3} An error occurred in (?P<where>MPI_\w+)(?:\n\*{3}[^\n]*)*?\n\*{3} (?P<why>MPI_ERR_[^\n]*)"),
-    _sign("MPI", r"(?P<why>Fatal error in (?:internal_)?P?MPI_\w+: [^\n]*)"),
-    _sign("MPI", r"(?P<why>MPI_ABORT was invoked on rank \d+[^\n]*(?:\n *[^\n]*errorcode -?\d+)?)"),
-    _sign("MPI", r"(?P<why>application called MPI_Abort\([^\n]*)"),
-    _sign("MPI", r"(?P<why>(?:mpirun|mpiexec|prterun|orterun) noticed that process rank \d+[^\n]*)"),
-    _sign("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
-    _sign("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
+    _match("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
+    _match("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
+    _match("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
+    _match("assertion", r"^(?P<why>[^\n]*: Assertion `[^\n]*' failed\.?)"),
+    _match("check", r"(?P<where>[\w./-]{1,200}\.(?:cc|cpp|cu|cuh|h|hpp|cxx):\d+)\]?:? (?P<why>Check failed[^\n]*)"),
+    *(_match("device", rf"^(?P<why>{_ALL}(?:{part}){_ALL})") for part in _DEVICE),
+    _match("interpreter", r"^(?P<why>Fatal Python error: [^\n]*)"),
+    *(_match("C library", rf"^(?P<why>(?:{part}){_ALL})") for part in _HEAP),
+    _match("C++ exception", _THROWN + r"'(?P<why>[^'\n]+)'"),
+    _match("C++ exception", r"(?P<why>terminate called (?:without an active exception|recursively))"),
+    _match("MPI", r"^\*{3} An error occurred in (?P<where>MPI_\w+)(?:\n\*{3}[^\n]*)*?\n\*{3} (?P<why>MPI_ERR_[^\n]*)"),
+    _match("MPI", r"(?P<why>Fatal error in (?:internal_)?P?MPI_\w+: [^\n]*)"),
+    _match("MPI", r"(?P<why>MPI_ABORT was invoked on rank \d+[^\n]*(?:\n *[^\n]*errorcode -?\d+)?)"),
+    _match("MPI", r"(?P<why>application called MPI_Abort\([^\n]*)"),
+    _match("MPI", r"(?P<why>(?:mpirun|mpiexec|prterun|orterun) noticed that process rank \d+[^\n]*)"),
+    _match("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
+    _match("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
 )  # fmt: skip
 """Kinds of failure, causes before consequences."""
 

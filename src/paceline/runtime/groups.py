@@ -164,7 +164,7 @@ class SyncedGroups:
         self._job.limits = limits
 
     def entered(self) -> None:
-        """The group's first rank speaks with the syncer, whoever that is now."""
+        """The current first rank of the group communicates with the syncer."""
         self._fetched = None
         self._client.speak(speaks=self._job.group.session.rank == 0)
 

@@ -119,7 +119,7 @@ class Exchange:
         while True:
             self._raise_failure()
             if hasattr(self.model, "jax_state_sync"):
-                self.model.jax_state_sync()  # `fit` keeps the state apart, and whoever joins gets it from the variables
+                self.model.jax_state_sync()  # `fit` keeps the state apart, late joiners get it from the variables
             # What several groups exchange is what the shadow holds, and what it gets.
             if self.pace.grouped or self.pace.settings.scheme == "auto":
                 self.shadow.look()

@@ -85,7 +85,7 @@ class Leader:
         self._core.machine.on(Event.RESIGNED)
 
     def leave(self) -> None:
-        """End with this process, without a word: whoever follows may go on at once."""
+        """End with this process, without a message: followers may continue at once."""
         self._left = True
         self.resign()
         for link in list(self._links.values()):

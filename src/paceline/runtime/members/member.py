@@ -139,7 +139,7 @@ class Member:
 
     def read(self, view: int, key: str) -> bytes | None:
         """What a view's board says under a key; waits for it until the view ends."""
-        with self._changed:  # no timeout: the failure of whoever should write the key ends the view
+        with self._changed:  # no timeout: the failure of the writing member ends the view
             self._changed.wait_for(lambda: key in self._board or self._has_ended(view))
             return None if self._has_ended(view) else self._board[key]
 
@@ -148,7 +148,7 @@ class Member:
         return not self._has_ended(view) and key in self._board
 
     def leave(self) -> None:
-        """Take part no more; a leader gives its last message time to arrive, then the others find another leader."""
+        """Leave; a leader waits until its last message is sent, then the others find another leader."""
         done = self._machine.state is MemberState.DONE
         # The state first, so that no thread takes the closed listener and connections below for a failure.
         self._machine.on(Event.LEFT)
@@ -197,7 +197,7 @@ class Member:
             self._send(message)
 
     def _send(self, message: messages.Message) -> None:
-        """To the leader; if it is gone, whoever leads next asks anew."""
+        """To the leader; if it has failed, the next leader asks again."""
         if (link := self._link) is not None:
             link.send(message)
 

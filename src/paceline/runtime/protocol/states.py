@@ -106,7 +106,7 @@ class MemberState(Enum):
     MISSED = "missed"
     """Training was over before this process could join."""
     LEFT = "left"
-    """Takes part no more."""
+    """No longer participates."""
 
 
 class LeaderState(Enum):
@@ -136,7 +136,7 @@ class GroupState(Enum):
     REVOKED = "revoked"
     """Declared failed while it trained on samples, which are leased again: its progress does not count."""
     LEFT = "left"
-    """Takes part no more."""
+    """No longer participates."""
 
 
 Cause = Event | type[Message]
