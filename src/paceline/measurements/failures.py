@@ -43,7 +43,7 @@ class LogExplanation:
     out_of_memory: bool
 
 
-def _line(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePattern:
+def _kind(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePattern:
     return FailurePattern(name, re.compile(pattern, re.MULTILINE), out_of_memory)
 
 
@@ -76,31 +76,31 @@ _HEAP = (
 _THROWN = r"terminate called after throwing an instance of "
 
 SIGNS = (
-    *(_line(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
+    *(_kind(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
       for name, parts in _MEMORY.items() for part in parts),
-    _line("glog", r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
-    _line("glog of TensorFlow", r"^\d{4}-\d\d-\d\d [\d:.]+: F (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
-    _line("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
-    _line("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
-    _line("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
+    _kind("glog", r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
+    _kind("glog of TensorFlow", r"^\d{4}-\d\d-\d\d [\d:.]+: F (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
+    _kind("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
+    _kind("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
+    _kind("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
     FailurePattern("Python", None),
-    _line("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
-    _line("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
-    _line("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
-    _line("assertion", r"^(?P<why>[^\n]*: Assertion `[^\n]*' failed\.?)"),
-    _line("check", r"(?P<where>[\w./-]{1,200}\.(?:cc|cpp|cu|cuh|h|hpp|cxx):\d+)\]?:? (?P<why>Check failed[^\n]*)"),
-    *(_line("device", rf"^(?P<why>{_ALL}(?:{part}){_ALL})") for part in _DEVICE),
-    _line("interpreter", r"^(?P<why>Fatal Python error: [^\n]*)"),
-    *(_line("C library", rf"^(?P<why>(?:{part}){_ALL})") for part in _HEAP),
-    _line("C++ exception", _THROWN + r"'(?P<why>[^'\n]+)'"),
-    _line("C++ exception", r"(?P<why>terminate called (?:without an active exception|recursively))"),
-    _line("MPI", r"^\*{3} An error occurred in (?P<where>MPI_\w+)(?:\n\*{3}[^\n]*)*?\n\*{3} (?P<why>MPI_ERR_[^\n]*)"),
-    _line("MPI", r"(?P<why>Fatal error in (?:internal_)?P?MPI_\w+: [^\n]*)"),
-    _line("MPI", r"(?P<why>MPI_ABORT was invoked on rank \d+[^\n]*(?:\n *[^\n]*errorcode -?\d+)?)"),
-    _line("MPI", r"(?P<why>application called MPI_Abort\([^\n]*)"),
-    _line("MPI", r"(?P<why>(?:mpirun|mpiexec|prterun|orterun) noticed that process rank \d+[^\n]*)"),
-    _line("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
-    _line("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
+    _kind("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
+    _kind("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
+    _kind("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
+    _kind("assertion", r"^(?P<why>[^\n]*: Assertion `[^\n]*' failed\.?)"),
+    _kind("check", r"(?P<where>[\w./-]{1,200}\.(?:cc|cpp|cu|cuh|h|hpp|cxx):\d+)\]?:? (?P<why>Check failed[^\n]*)"),
+    *(_kind("device", rf"^(?P<why>{_ALL}(?:{part}){_ALL})") for part in _DEVICE),
+    _kind("interpreter", r"^(?P<why>Fatal Python error: [^\n]*)"),
+    *(_kind("C library", rf"^(?P<why>(?:{part}){_ALL})") for part in _HEAP),
+    _kind("C++ exception", _THROWN + r"'(?P<why>[^'\n]+)'"),
+    _kind("C++ exception", r"(?P<why>terminate called (?:without an active exception|recursively))"),
+    _kind("MPI", r"^\*{3} An error occurred in (?P<where>MPI_\w+)(?:\n\*{3}[^\n]*)*?\n\*{3} (?P<why>MPI_ERR_[^\n]*)"),
+    _kind("MPI", r"(?P<why>Fatal error in (?:internal_)?P?MPI_\w+: [^\n]*)"),
+    _kind("MPI", r"(?P<why>MPI_ABORT was invoked on rank \d+[^\n]*(?:\n *[^\n]*errorcode -?\d+)?)"),
+    _kind("MPI", r"(?P<why>application called MPI_Abort\([^\n]*)"),
+    _kind("MPI", r"(?P<why>(?:mpirun|mpiexec|prterun|orterun) noticed that process rank \d+[^\n]*)"),
+    _kind("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
+    _kind("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
 )  # fmt: skip
 """Kinds of failure, causes before consequences."""
 
