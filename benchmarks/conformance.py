@@ -17,7 +17,7 @@ from dataclasses import asdict
 from lib.result import Figure, parser_of, publish
 
 from paceline.bench.adapters import missing_environments
-from paceline.bench.verify import BUILDERS, UNKNOWN, Proof, prove_family, prove_framework
+from paceline.bench.verify import BUILDERS, UNKNOWN, Verification, verify_family, verify_framework
 from paceline.catalog.frameworks import framework_names
 
 
@@ -28,15 +28,15 @@ def main() -> int:
     args = parser.parse_args()
     known = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
     asked = args.frameworks or [name for name in known if not missing_environments(name)]
-    proofs = [proof for name in asked for proof in shown(list(prove_framework(name)))]
-    family = [proof for name in asked if name in BUILDERS for proof in shown(list(prove_family(name)))]
+    proofs = [proof for name in asked for proof in shown(list(verify_framework(name)))]
+    family = [proof for name in asked if name in BUILDERS for proof in shown(list(verify_family(name)))]
     absent = [name for name in known if name not in asked]
     passed = all(proof.status in ("equal", "skipped") for proof in proofs + family) and bool(proofs)
     turns = {"proofs": [*map(asdict, proofs)], "family": [*map(asdict, family)], "not installed": absent}
     return publish(args, [*figures_of(proofs, ""), *figures_of(family, "family: ")], turns=turns, passed=passed)
 
 
-def shown(proofs: list[Proof]) -> list[Proof]:
+def shown(proofs: list[Verification]) -> list[Verification]:
     """The same proofs, counted for whoever waits."""
     counts = Counter(proof.status for proof in proofs)
     print(f"{proofs[0].framework}: {', '.join(f'{number} {status}' for status, number in counts.items())}", flush=True)
@@ -46,7 +46,7 @@ def shown(proofs: list[Proof]) -> list[Proof]:
     return proofs
 
 
-def figures_of(proofs: list[Proof], kind: str) -> list[Figure]:
+def figures_of(proofs: list[Verification], kind: str) -> list[Figure]:
     """How many modes and comparisons, and the largest error."""
     equal = [proof for proof in proofs if proof.status == "equal"]
     judged = [proof for proof in proofs if proof.status != "skipped"]

@@ -1,7 +1,7 @@
-"""The front door: the functions that `paceline` offers to Python, each with a typed result that has `.to_pandas()`.
+"""The public Python interface: functions of `paceline`, each with a typed result that has `.to_pandas()`.
 
-The commands of the same names call them too. What a function needs is imported when it is called, so that
-`import paceline` stays fast.
+The commands of the same names call these functions. A function imports its dependencies when it is called, so that
+`import paceline` is fast.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def predict(
 ) -> PredictionTable:
     """Predict step time and throughput, with intervals, on each number of devices.
 
-    Either `network` (a catalog name, a .toml file or a `Network`) or `profile` says what a device computes. `batch` is
-    the number of samples per device and step; a profile has its own, and for a network the usual one is assumed (64
-    images or 8,192 tokens, fewer if memory is short), which label and basis say. With several
-    frameworks there is one curve each. A catalog cluster of one host is repeated for more devices than it has; without
-    `devices` the answer is for 1, 2, 4 and 8 of them, or as many as the cluster has.
-    `threads` are those of each rank on a processor; by default ranks share the cores of their host evenly.
-    `precision` is float32, tf32, float16, bfloat16 or amp; by default what the framework does on the device.
-    `changes` are those of `paceline whatif`, such as `{"link.bandwidth": "100Gb/s"}`. `samples` of an epoch and
-    `epochs` give time, money and energy of a run; `price` is that of one device and hour, such as "2.50 EUR/h".
+    Either `network` (a catalog name, a .toml file or a `Network`) or `profile` defines the work of a device. `batch` is
+    the number of samples per device and step. The default is the batch of the profile, or for a network 64 images or
+    8,192 tokens (fewer if memory is too small); label and basis state an assumed batch. Several frameworks give one
+    curve each. A catalog cluster of one host is repeated if `devices` exceeds its size. Without `devices` the
+    prediction covers 1, 2, 4 and 8 devices, up to the size of the cluster. `threads` is the number of threads of each
+    rank on a CPU; by default ranks divide the cores of their host evenly. `precision` is float32, tf32, float16,
+    bfloat16 or amp; the default is that of the framework on the device. `changes` has the format of `paceline whatif
+    --set`, such as `{"link.bandwidth": "100Gb/s"}`. With `samples` per epoch and `epochs` the result includes time,
+    cost and energy of a run; `price` is the price of one device per hour, such as "2.50 EUR/h".
 
     >>> import paceline
     >>> answer = paceline.predict(network="resnet50", cluster="dgx-1", batch=64, devices=[1, 8])
@@ -81,7 +81,7 @@ def predict(
     >>> answer.to_pandas()[["devices", "samples_per_s"]].shape
     (2, 2)
     """
-    from paceline.catalog.clusters import usual_counts
+    from paceline.catalog.clusters import default_counts
     from paceline.model.changes import changed
     from paceline.model.everyday import everyday_curve, job_of
     from paceline.model.scaling import predict_curve
@@ -90,7 +90,7 @@ def predict(
     names = [framework] if isinstance(framework, str) else list(framework)
     if not names:
         raise InputError("no framework given", hint="for example pytorch, or pytorch and mxnet")
-    counts, known = _counts(usual_counts(cluster) if devices is None else devices), _calibration(calibration)
+    counts, known = _counts(default_counts(cluster) if devices is None else devices), _calibration(calibration)
     given: dict[str, Any] = {"input": input, "strategy": strategy, "precision": precision, "threads": threads}
     given["devices"] = max(counts, default=1)
     asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
@@ -114,14 +114,14 @@ def question_about(
     precision: str | None = None,
     devices: int = 1,
 ) -> Question:
-    """The question that `predict` and `plan` put to the model; names and files are read, a usual batch is assumed.
+    """The validated question of `predict` and `plan`: names are resolved, files are read, a default batch is assumed.
 
     A catalog cluster of one host is repeated until it has this many `devices`.
     """
     from paceline import catalog
     from paceline.catalog.clusters import wide_enough
     from paceline.measurements.profile import read_profile
-    from paceline.model.question import Question, with_usual_batch
+    from paceline.model.question import Question, with_default_batch
     from paceline.spec.strategy import Strategy
 
     if (network is None) == (profile is None):
@@ -139,7 +139,7 @@ def question_about(
         input=input,
         threads=threads,
     )
-    return question if samples is not None else with_usual_batch(question)
+    return question if samples is not None else with_default_batch(question)
 
 
 def profile_of_run(name: str | None, store: File | None = None) -> Profile:
@@ -152,24 +152,24 @@ def profile_of_run(name: str | None, store: File | None = None) -> Profile:
     campaign = find_campaign(place, name)
     good = [launches for launches in load_launches(place, campaign) if launches.counted]
     if not good:
-        raise InputError(f"no launch of {campaign} succeeded", hint="`paceline show --list` lists what is stored")
+        raise InputError(f"no launch of {campaign} succeeded", hint="`paceline show --list` lists stored campaigns")
     fewest = min(good, key=lambda launches: launches.first.ranks)
     if fewest.first.facts.get("sharded") and fewest.first.ranks > 1:
         raise InputError(
-            f"{campaign}: its ranks had shards of the layers, and waited for each other within them",
-            hint="watch the same training on one rank, then predict --from that, with --framework pytorch/fsdp2",
+            f"{campaign}: its ranks had shards of the layers, and waited for each other inside a layer",
+            hint="watch the same training on one rank, then predict --from that run with --framework pytorch/fsdp2",
         )
     return profile_of(place, fewest)
 
 
 def _in_precision(strategy: Strategy, precision: str) -> Strategy:
-    from paceline.spec.strategy import precision_called
+    from paceline.spec.strategy import precision_by_alias
 
-    return strategy.model_copy(update={"precision": precision_called(precision)})
+    return strategy.model_copy(update={"precision": precision_by_alias(precision)})
 
 
 def _cluster(cluster: Cluster | File) -> Cluster:
-    """A cluster of the catalog or of a file; hosts whose devices are `host-cpu` are taken to be like this machine."""
+    """A cluster of the catalog or of a file; devices named `host-cpu` get the rates of this machine."""
     from paceline import catalog
     from paceline.bench.machine import HOST_CPU
 
@@ -213,10 +213,10 @@ def extrapolate(
 ) -> PredictionTable:
     """Predict throughput on more devices from a CSV file of measured throughputs; one curve for each series.
 
-    The file's columns are those of `paceline predict --measured`. `global_batch` fixes the samples of all devices per
-    step; `force` answers beyond the supported distance, too, and marks the answer as unsupported. Two columns are
-    enough: numbers of devices, and something per second. `facts` are columns that the file does not have, such as
-    `{"network": "resnet50", "link": "25gbe"}`; what nobody says is assumed, and `basis` names it.
+    The file's columns are those of `paceline predict --measured`. `global_batch` fixes the samples per step of all
+    devices. `force` also predicts beyond the supported distance, and marks such predictions as unsupported. Two columns
+    are enough: numbers of devices, and a throughput. `facts` adds columns that the file does not have, such as
+    `{"network": "resnet50", "link": "25gbe"}`; other missing facts are assumed, and `basis` names them.
 
     >>> import paceline, pathlib, tempfile
     >>> rows = ["network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s"]
@@ -257,12 +257,12 @@ def plan(
     epochs: float = 1.0,
     price: str | None = None,
 ) -> PlanTable:
-    """Choose strategy and batch split for a cluster of unequal devices; candidates come best first.
+    """Choose strategy and batch split for a cluster of unequal devices; the best candidate comes first.
 
-    `network` or `profile` says what a device computes, as in `predict`. `global_batch` is the number of samples of a
-    step of all devices; without one every device has the profile's batch, or the usual one of the network. `measured`
-    is a CSV file of throughputs of this network on this cluster. `precision`, `changes`, `samples`, `epochs` and
-    `price` are those of `predict`.
+    `network` or `profile` defines the work of a device, as in `predict`. `global_batch` is the number of samples per
+    step of all devices; by default every device has the batch of the profile, or the default batch of the network.
+    `measured` is a CSV file of throughputs of this network on this cluster. `precision`, `changes`, `samples`, `epochs`
+    and `price` have the same meaning as in `predict`.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
@@ -276,7 +276,7 @@ def plan(
     from paceline.report.frames import PlanTable
 
     where = _cluster(cluster)
-    where = where.with_a_rank_per_core() if where.name == "local" else where  # it has as many ranks as anybody asks for
+    where = where.with_a_rank_per_core() if where.name == "local" else where  # any number of ranks
     share = None if global_batch is None or profile is not None else max(1, global_batch // where.num_devices)
     asked = question_about(network, profile, where, share, framework=framework, precision=precision)
     question = changed(asked, dict(changes or {}))
@@ -289,8 +289,8 @@ def plan(
 def explain(study: str | None = None, *, store: File | None = None) -> FindingTable:
     """Explain the newest campaign of a study, or of all: findings with evidence, predicted gain and the exact change.
 
-    `study` may be a campaign's id. The whole explanation is `.explanation`, with the gains that `paceline explain
-    --confirm` measured for this campaign, if it ran. `paceline run` measures a study first:
+    `study` may be a campaign's id. `.explanation` contains the whole explanation, including gains that `paceline
+    explain --confirm` measured for this campaign. `paceline run` measures a study first:
 
         paceline.explain("demo")
     """
@@ -305,7 +305,7 @@ def explain(study: str | None = None, *, store: File | None = None) -> FindingTa
 
 
 def load_runs(store: File | None = None, *, study: str | None = None, campaign: str | None = None) -> RunTable:
-    """Every stored launch, or those of a study or campaign, failed ones too: one row each.
+    """Stored launches of all studies, of one study or of one campaign, including failed launches: one row each.
 
     >>> import paceline
     >>> len(paceline.load_runs("no-such-store"))
@@ -320,8 +320,8 @@ def load_runs(store: File | None = None, *, study: str | None = None, campaign: 
 def load_trace(path: File, *more: File, format: str | None = None) -> SpanTable:  # noqa: A002
     """The spans of traces of other tools, and how long each rank was busy in each phase.
 
-    Reads what `torch.profiler` exports (kineto), Horovod's timeline, Chakra execution traces, and Chrome events that
-    `paceline export` wrote; the content tells the format if none is named. Give one path for each rank's file.
+    Reads traces of `torch.profiler` (kineto), Horovod's timeline, Chakra execution traces, and Chrome events that
+    `paceline export` wrote; without `format` the content determines the format. Give one path for each rank's file.
 
     >>> import json, paceline, pathlib, tempfile
     >>> events = [{"ph": "X", "cat": "forward", "name": "conv1", "pid": 0, "ts": 0, "dur": 2000}]
@@ -347,15 +347,15 @@ def outline(
     batch: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The layers of a PyTorch model that need not train, for `predict(profile=...)`. Needs torch.
+    """A profile of the layers of a PyTorch model without running a training, for `predict(profile=...)`. Needs torch.
 
         with torch.device("meta"):                # takes no memory
             model = MyModel()
         paceline.outline(model, torch.empty(8, 2048, dtype=torch.long, device="meta"), path="my.profile")
 
-    One forward pass counts the multiply-adds and bytes of each layer; `inputs` is a tensor, a tuple, or a dict by
-    name. The profile, returned as plain data, has no times: a prediction rests on the rooflines of devices, where
-    `capture` measures. Memory is checked for weights, gradients and momentum, not for activations.
+    One forward pass counts the multiply-adds and bytes of each layer; `inputs` is a tensor, a tuple, or a dict by name.
+    The profile, returned as plain data, has no times: predictions from it use the rooflines of devices, and are less
+    accurate than from `capture`. Memory is checked for weights, gradients and momentum, not for activations.
     """
     try:
         from paceline.runtime.counting import outline_of, write_outline
@@ -385,8 +385,8 @@ def capture(
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
 
-    The block needs at least a handful of steps, 20 for a good profile; `path` is written when it ends. Then it prints
-    what was captured and the next command, unless it is `quiet`.
+    The block needs a few steps; 20 give a good profile. At the end of the block, `capture` writes `path`, and prints a
+    summary and the next command unless `quiet` is set.
     """
     try:
         from paceline.runtime.capture import Capture

@@ -1,6 +1,6 @@
 """Keras 3 on unequal machines: `model.fit(..., callbacks=[paceline.keras.Join(global_batch=512)])`.
 
-Needs Keras with TensorFlow, torch or JAX as its backend, and torch beside it, which carries the gradients.
+Needs Keras with TensorFlow, torch or JAX as its backend, and torch, which exchanges the gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from paceline.errors import InputError
 for _name in ("keras", "torch"):
     if importlib.util.find_spec(_name) is None:
         raise InputError(
-            f"paceline.keras needs {_name}, which this Python does not have",
+            f"paceline.keras needs {_name}, which is not installed in this Python",
             hint=f"pip install {_name}; or paceline train --env keras, whose environment has all",
         )
 

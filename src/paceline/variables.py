@@ -1,4 +1,5 @@
-"""Every environment variable of Paceline, by one constant each: what it means, its default, who sets and who reads it.
+"""Every environment variable of Paceline, by one constant each: its meaning, its default, which process sets it and
+which reads it.
 
 Read a variable as `os.environ[variables.RANK]`. No other module spells a variable's name. Workers import this module,
 so it needs Python 3.9 and the standard library only.
@@ -60,9 +61,9 @@ DEBUG = "PACELINE_DEBUG"
 the command line."""
 
 SECRET = "PACELINE_SECRET"
-"""Shared secret of a training job, 16 characters or more: each process proves that it knows the secret before it takes
-part. Default: ranks that torchrun starts on one host make one. Set by: `paceline train`, or the user under mpirun, srun
-and torchrun on several hosts. Read by: training processes, syncer shards."""
+"""Shared secret of a training job, 16 characters or more: each process proves that it knows the secret before it joins.
+Default: ranks that torchrun starts on one host make one. Set by: `paceline train`, or the user under mpirun, srun and
+torchrun on several hosts. Read by: training processes, syncer shards."""
 
 SECRET_FILE = "PACELINE_SECRET_FILE"
 """Path of a file with the secret, readable by its user alone, in place of `PACELINE_SECRET`. Default: no file. Set by:
@@ -73,8 +74,8 @@ ADDRESS = "PACELINE_ADDRESS"
 rendezvous. Set by: the user, on hosts with several networks. Read by: training processes."""
 
 DEVICE = "PACELINE_DEVICE"
-"""Catalog name of the accelerator that `capture` writes into a profile. Default: the driver's name of it. Set by: the
-user. Read by: `paceline.capture`."""
+"""Catalog name of the accelerator that `capture` writes into a profile. Default: the name that the driver reports. Set
+by: the user. Read by: `paceline.capture`."""
 
 RAY_PYTHON = "PACELINE_RAY_PYTHON"
 """Python interpreter that has Ray. Default: the interpreter beside the `ray` command, else this one. Set by:
@@ -93,14 +94,14 @@ EVENTS = "PACELINE_EVENTS"
 """Path of the file to which the rank appends its events. Default: required. Set by: `bench`. Read by: workers."""
 
 RENDEZVOUS = "PACELINE_MEET"
-"""`host:port` at which the ranks of a launch meet. Default: required. Set by: `bench`. Read by: workers."""
+"""`host:port` of the rendezvous of a launch. Default: required. Set by: `bench`. Read by: workers."""
 
 TOKEN = "PACELINE_TOKEN"
 """Shared secret of a launch's rendezvous. Default: required. Set by: `bench`. Read by: workers."""
 
 AGENT_TOKEN = "PACELINE_AGENT_TOKEN"
-"""Secret by which the agents of a launch and the launcher know each other. Default: required, except inside ssh.
-Set by: launchers of other hosts. Read by: agents."""
+"""Secret by which the agents and the launcher of a launch authenticate each other. Default: required, except inside
+ssh. Set by: launchers of other hosts. Read by: agents."""
 
 CORES = "PACELINE_CORES"
 """Processor cores of the rank, comma-separated. Default: empty, which means all cores. Set by: `bench`. Read by:
@@ -153,8 +154,8 @@ ROSTER = "PACELINE_ROSTER"
 `paceline train`. Read by: training processes."""
 
 LATE = "PACELINE_LATE"
-"""Any value: the process was started again after the job began, so it joins and never leads first. Default: not set.
-Set by: `paceline train`, for restarted ranks. Read by: training processes."""
+"""Any value: the process was restarted after the job began, so it joins an existing leader and is never the first
+leader. Default: not set. Set by: `paceline train`, for restarted ranks. Read by: training processes."""
 
 EMULATION = "PACELINE_EMULATION"
 """Device that the process emulates, as JSON. Default: none. Set by: `paceline train`, on emulated clusters. Read by:
@@ -169,12 +170,12 @@ GROUP_SHARE = "PACELINE_GROUP_SHARE"
 processes."""
 
 GLOBAL_BATCH = "PACELINE_GLOBAL_BATCH"
-"""Samples of a step of all groups, in place of what the script says. Default: as the script says. Set by: `paceline
-train --plan`. Read by: training processes."""
+"""Samples per step of all groups, in place of the value in the script. Default: the value in the script. Set by:
+`paceline train --plan`. Read by: training processes."""
 
 SPLIT = "PACELINE_SPLIT"
-"""Samples of each rank of the group in its first steps, comma-separated; measured costs take over. Default: equal
-shares. Set by: `paceline train --plan`. Read by: training processes."""
+"""Samples of each rank of the group in its first steps, comma-separated; later splits follow measured costs. Default:
+equal shares. Set by: `paceline train --plan`. Read by: training processes."""
 
 LOCAL_STEPS = "PACELINE_LOCAL_STEPS"
 """Steps of a group between two exchanges with the syncer. Default: `1`. Set by: `paceline train`. Read by: training
@@ -191,8 +192,9 @@ training processes."""
 # For watched processes: set by `paceline watch` for the command that it runs.
 
 WATCH = "PACELINE_WATCH"
-"""Directory into which each watched process writes what it saw. Default: not set, which means not watched. Set by:
+"""Directory into which each watched process writes its records. Default: not set, which means not watched. Set by:
 `paceline watch`. Read by: every Python process of the watched command."""
 
 WATCH_EVERY = "PACELINE_WATCH_EVERY"
-"""Of how many steps one is watched. Default: `1`. Set by: `paceline watch`. Read by: watched processes."""
+"""Sampling interval: one of this many steps is watched. Default: `1`. Set by: `paceline watch`. Read by: watched
+processes."""

@@ -27,9 +27,16 @@ REPLACED = {
     r"from the computation": "CPU overhead of communication",
     r"ways? of a plan": "candidate strategies",
     r"one's own": "user-defined",
+    r"in the eyes of": "as seen by",
+    r"front door": "interface",
+    r"takes? part no more": "no longer participates",
+    r"without a word": "without a message",
+    r"stands? beside": "is printed beside",
+    r"who may go on": "quorum",
 }
 """Phrases by the term that replaces them."""
-REPLACED_CLASSES = {"Between", "Door", "Launched", "Order", "Patience", "Ticket", "Wish"}
+REPLACED_CLASSES = {"Between", "Door", "Judgement", "Launched", "Noun", "Order", "Patience", "Place", "Proof"}
+REPLACED_CLASSES |= {"Seat", "Sharing", "Sign", "Ticket", "Trouble", "Wish", "Workshop"}
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *MODULES, *(ROOT / "examples").rglob("*.toml")]
 
 

@@ -19,7 +19,7 @@ from paceline.model.calibration import AS_STATED
 from paceline.model.plan.make import make_plan
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
-from paceline.model.simulate.scenario import Trouble, simulate_question
+from paceline.model.simulate.scenario import Disturbance, simulate_question
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, Placed, place
 from paceline.spec.layers import Flatten, Linear
 from paceline.spec.network import ImageInput, Network, layer_costs
@@ -176,7 +176,7 @@ def test_gpus_are_planned_simulated_and_predicted_with_one_exchange(name, networ
     plan = make_plan(question, shown=99)
     whole = next(one for one in plan.ranked if len(one.groups) == 1 and len(one.groups[0]) == count)
     assert whole.predicted_step == pytest.approx(curve.predictions[0].step_s.value, rel=1e-9)
-    simulated = simulate_question(question, count, Trouble(steps=10))
+    simulated = simulate_question(question, count, Disturbance(steps=10))
     assert simulated.predicted_step_s == pytest.approx(curve.predictions[0].step_s.value, rel=1e-9)
     assert ("what NCCL expects" in curve.detail["exchange"]) == (algorithm is None)
 

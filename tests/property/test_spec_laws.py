@@ -19,7 +19,7 @@ from paceline.catalog import (
     shipped_catalog,
 )
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
-from paceline.spec.load import dump, parse_noun
+from paceline.spec.load import dump, parse_spec
 from paceline.spec.network import layer_costs
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case, Protocol, Study, expand
@@ -89,13 +89,13 @@ studies = st.builds(
 
 @given(st.one_of(clusters, studies, strategies, protocols))
 def test_toml_round_trip_preserves_models(model):
-    assert parse_noun(dump(model), type(model), "model.toml") == model
+    assert parse_spec(dump(model), type(model), "model.toml") == model
 
 
 @settings(max_examples=15)
 @given(studies)
 def test_a_study_and_its_toml_copy_expand_to_equal_cases(study):
-    copy = parse_noun(dump(study), Study, "study.toml")
+    copy = parse_spec(dump(study), Study, "study.toml")
     cases = expand(study, shipped_catalog())
     assert [case.id for case in cases] == [case.id for case in expand(copy, shipped_catalog())]
     assert len({case.id for case in cases}) == len(cases)

@@ -22,10 +22,10 @@ from paceline.catalog import (
     shipped_catalog,
 )
 from paceline.catalog.describe import SECTIONS, describe, describe_network, section
-from paceline.catalog.devices import DeviceRecord, device_called
+from paceline.catalog.devices import DeviceRecord, device_by_alias
 from paceline.catalog.published import published_networks
 from paceline.errors import InputError, SpecError, UnknownName
-from paceline.spec.load import parse_noun
+from paceline.spec.load import parse_spec
 from paceline.spec.strategy import Strategy
 
 FOLDER = Path(catalog.__file__).parent
@@ -120,7 +120,7 @@ def test_every_figure_has_unit_and_source(path):
 def test_a_figure_without_unit_or_source_is_refused(figure, words):
     text = f'name = "x"\ntitle = "x"\nkind = "gpu"\n[figure.memory]\n{figure}\n'
     with pytest.raises(SpecError) as caught:
-        parse_noun(text, DeviceRecord, "x.toml")
+        parse_spec(text, DeviceRecord, "x.toml")
     assert words in str(caught.value)
 
 
@@ -245,7 +245,7 @@ def test_known_holds_every_name():
     ],
 )
 def test_devices_are_known_by_what_drivers_and_people_call_them(label, name):
-    assert device_called(label) == name
+    assert device_by_alias(label) == name
 
 
 @pytest.mark.parametrize(

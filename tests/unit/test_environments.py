@@ -13,7 +13,7 @@ import pytest
 
 from paceline.bench import environments
 from paceline.bench.environments import Recipe, environment_python, find_environment, prepare, worker_path
-from paceline.bench.recipes import Workshop
+from paceline.bench.recipes import EnvironmentBuild
 from paceline.errors import EnvironmentFailed, UnknownName
 
 
@@ -80,7 +80,7 @@ def test_a_step_that_fails_half_way_leaves_nothing_and_can_be_tried_again(
 ) -> None:
     """As a framework that is built from source: its packages are there already when the build fails."""
 
-    def build(workshop: Workshop) -> None:
+    def build(workshop: EnvironmentBuild) -> None:
         assert (workshop.packages / "tiny_thing.py").exists()
         workshop.run([str(workshop.python), "-c", "print('compiling'); raise SystemExit(3)"])
 
@@ -158,7 +158,7 @@ def test_an_interrupted_install_ends_its_command(tmp_path: Path) -> None:
         seen.append(int(line))
         raise KeyboardInterrupt
 
-    workshop = Workshop(tmp_path, tmp_path, None, interrupt)
+    workshop = EnvironmentBuild(tmp_path, tmp_path, None, interrupt)
     with pytest.raises(KeyboardInterrupt):
         workshop.run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"])
     with pytest.raises(ProcessLookupError):

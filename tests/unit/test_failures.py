@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paceline.measurements.failures import death_of, explain_log, signal_of
+from paceline.measurements.failures import exit_description, explain_log, signal_of
 
 CAFFE = """I1117 00:01:02.345678  4321 net.cpp:84] Creating Layer join
 I1117 00:01:02.345701  4321 net.cpp:406] join <- conv_a
@@ -152,7 +152,7 @@ def test_a_line_is_short_enough_for_a_table() -> None:
     (129, "SIGHUP", "killed"), (-1, "SIGHUP", "killed"), (192, "SIGRTMAX", "killed"), (193, None, None),
 ])  # fmt: skip
 def test_signals_have_names(code: int | None, name: str | None, death: str | None) -> None:
-    assert (signal_of(code), death_of(code)) == (name, death)
+    assert (signal_of(code), exit_description(code)) == (name, death)
 
 
 DYING = {
@@ -171,7 +171,7 @@ def test_processes_that_really_die_explain_themselves(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     found = explain_log(done.stdout + done.stderr)
     if DYING[code] is None:
-        assert death_of(done.returncode) == "crash"
+        assert exit_description(done.returncode) == "crash"
     else:
         assert done.returncode != 0
         assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from paceline.catalog import cluster, network, network_names, shipped_catalog
 from paceline.errors import InputError, SpecError
 from paceline.spec.lines import line_of, locate
-from paceline.spec.load import dump, load_cases, load_noun, load_study, parse_noun
+from paceline.spec.load import dump, load_cases, load_spec, load_study, parse_spec
 from paceline.spec.network import Network
 from paceline.spec.study import Study
 
@@ -150,7 +150,7 @@ def test_lines_are_found_behind_values_that_span_lines():
 def test_wrong_layers_are_named_by_kind(tmp_path):
     text = 'name = "n"\n[input]\nkind = "image"\nheight = 2\nwidth = 2\n[[layers]]\nname = "a"\nkind = "conv3d"\n'
     with pytest.raises(SpecError) as caught:
-        parse_noun(text, Network, "n.toml")
+        parse_spec(text, Network, "n.toml")
     assert str(caught.value).splitlines()[1:] == [
         "  n.toml:8: layers[0].kind: got \"conv3d\", expected a known kind (did you mean 'conv2d'?)"
     ]
@@ -158,15 +158,15 @@ def test_wrong_layers_are_named_by_kind(tmp_path):
 
 @pytest.mark.parametrize("name", network_names())
 def test_networks_round_trip(name):
-    assert parse_noun(dump(network(name)), Network, "n.toml") == network(name)
+    assert parse_spec(dump(network(name)), Network, "n.toml") == network(name)
 
 
 def test_clusters_round_trip():
     found = cluster("mixed-lab")
-    assert parse_noun(dump(found), type(found), "c.toml") == found
+    assert parse_spec(dump(found), type(found), "c.toml") == found
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_studies_round_trip(path):
-    study = load_noun(path, Study)
-    assert parse_noun(dump(study), Study, "s.toml") == study
+    study = load_spec(path, Study)
+    assert parse_spec(dump(study), Study, "s.toml") == study

@@ -12,7 +12,7 @@ from paceline.errors import InputError
 from paceline.measurements import sql
 from paceline.measurements.results import load_launches
 from paceline.measurements.run import RunData, Span, Step
-from paceline.measurements.sql import answer_rows, ask, open_views
+from paceline.measurements.sql import ask, open_views, result_rows
 from paceline.measurements.store import Store
 from paceline.measurements.tablefiles import SPANS, STEPS
 from paceline.measurements.tables import launch_table, pass_times, rank_passes, read_spans, throughputs_where
@@ -152,7 +152,7 @@ def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
     "'294246-01-01'::TIMESTAMPTZ", "[{'a': 'infinity'::DATE}]"])  # fmt: skip
 def test_a_moment_that_python_does_not_know_is_refused(store: Store, moment: str) -> None:
     with pytest.raises(InputError, match="years 1 to 9999"):
-        answer_rows(ask(store, f"SELECT {moment} AS x"))
+        result_rows(ask(store, f"SELECT {moment} AS x"))
 
 
 def test_an_answer_of_too_many_bytes_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_clean_shows_and_clears_caches_but_no_store(paceline: Command, tmp_path:
     assert not (home / "environments").exists()
     assert len(store.read_all()) == 3
     assert "no cache is called" in paceline("clean", "runs", code=2)
-    assert "no store" in paceline("clean", "--store", str(home), "--yes", code=2)
+    assert "not a store" in paceline("clean", "--store", str(home), "--yes", code=2)
     paceline("clean", "--store", str(paceline.store), "--yes")
     assert not paceline.store.exists()
 

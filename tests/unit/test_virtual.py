@@ -98,7 +98,7 @@ def test_a_device_of_which_nothing_is_known_cannot_be_emulated() -> None:
     device = Device(name="d", peak={"float32": 1e12}, memory_bandwidth=1e11, emulation=Emulation())
     with pytest.raises(Unsupported, match="no peak rate"):
         emulated_seconds(device, network("lenet"), batch=1, precision="float16")
-    with pytest.raises(Unsupported, match="no memory bandwidth"):
+    with pytest.raises(Unsupported, match="memory bandwidth is not known"):
         emulated_seconds(device.model_copy(update={"memory_bandwidth": None}), network("lenet"), batch=1)
 
 

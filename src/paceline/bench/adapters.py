@@ -75,7 +75,7 @@ class Availability:
 
 
 def availability() -> list[Availability]:
-    """All frameworks of the catalog and all plug-ins, by name; a plug-in that cannot be used says why."""
+    """All frameworks of the catalog and all plug-ins, by name; a plug-in that cannot be used has a reason."""
     names = sorted({*record_names(), *plugin_entries()})
     return [_state(name) for name in names]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.sites.site import Process
 from paceline.bench.virtual.devices.dilation import Faithfulness, judge
-from paceline.measurements.failures import LogExplanation, death_of, explain_log, signal_of
+from paceline.measurements.failures import LogExplanation, exit_description, explain_log, signal_of
 from paceline.measurements.run import Failure, Span, Step
 
 __all__ = ["Ending", "RankReport", "explain_failure", "faithfulness_of", "read_report", "unfaithful"]
@@ -191,11 +191,11 @@ def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> Re
         return "timeout"
     if code == MISMATCH_EXIT:
         return "mismatch"
-    return death_of(code) or ("crash" if code else "no_output")
+    return exit_description(code) or ("crash" if code else "no_output")
 
 
 def _message(reason: Reason, name: str, report: RankReport, code: int | None, said: LogExplanation | None) -> str:
-    """One line: who, why according to the report or the log, and how the process ended."""
+    """One line: the process, the reason from its report or log, and how it ended."""
     ended = signal_of(code)
     by_kernel = ended == "SIGKILL" and reason == "out_of_memory"
     words = {

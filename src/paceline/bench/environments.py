@@ -24,7 +24,7 @@ from pathlib import Path
 import paceline
 from paceline import variables
 from paceline.bench.plugins import plugin_recipes
-from paceline.bench.recipes import Progress, Recipe, Workshop
+from paceline.bench.recipes import EnvironmentBuild, Progress, Recipe
 from paceline.bench.recipes.table import RECIPES
 from paceline.errors import EnvironmentFailed, UnknownName
 
@@ -63,7 +63,7 @@ def home() -> Path:
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """One directory of the cache: what it holds, where, how large."""
+    """One directory of the cache: contents, path, size."""
 
     name: str
     holds: str
@@ -190,7 +190,7 @@ def _make(recipe: Recipe, folder: Path, progress: Progress) -> None:
     for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of an install that was killed: the lock is ours now
         shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
-    workshop = Workshop(building, home() / "cache" / folder.name, recipe.lock, progress)
+    workshop = EnvironmentBuild(building, home() / "cache" / folder.name, recipe.lock, progress)
     try:
         progress(f"creating the {recipe.name} environment")
         workshop.run([str(recipe.base), "-m", "venv", str(building)])

@@ -73,7 +73,7 @@ def probe_seconds() -> float:
 
 
 HOST_CPU = "host-cpu"
-"""Catalog name of the processor of whatever host it is; a cluster of such hosts is taken to be like this machine."""
+"""Catalog name of the CPU of an unknown host; a cluster of such hosts is modelled with the rates of this machine."""
 RATE_SIDE, RATE_BYTES, RATE_S = 768, 64 * 2**20, 0.3
 """Rows of the timed matrix product, bytes of the timed copy, and seconds for each."""
 
@@ -128,7 +128,7 @@ def diagnose(store: Path, *, ranks: int = 2, threads: int | None = None) -> tupl
 
 
 def _check(name: str, status: Literal["ok", "warn", "bad"], saw: str, expected: str, fix: str = "") -> Check:
-    """A check; what is as expected needs no fix."""
+    """A check; a passed check has no fix."""
     return Check(name=name, status=status, saw=saw, expected=expected, fix="" if status == "ok" else fix)
 
 
@@ -165,7 +165,7 @@ def _load() -> Check:
         "ok" if busy <= 0.3 else "warn" if busy <= 1.0 else "bad",
         f"{busy:.2f} cores busy",
         "at most 0.3",
-        f"wait, or end what runs beside the measurement{heavy}",
+        f"wait, or stop other processes{heavy}",
     )
 
 

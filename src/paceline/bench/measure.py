@@ -46,7 +46,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Duration:
-    """How long a study probably takes: with the fewest and with the most launches, and what that rests on."""
+    """Estimated duration of a study, with the minimum and the maximum number of launches, and the basis of the
+    estimate."""
 
     least_s: float
     most_s: float

@@ -31,7 +31,7 @@ IMPORT_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a module of somebody else may raise while it is imported."""
+"""Exceptions that a third-party module may raise during import."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FrameworkPlugin:
 
     adapter: Adapter
     recipes: tuple[Recipe, ...] = ()
-    """Environments of its own; an adapter may also name one of Paceline's, such as `pytorch`."""
+    """Environments of the plug-in; an adapter may also name one of Paceline's, such as `pytorch`."""
 
 
 @cache
@@ -78,7 +78,7 @@ def plugin_recipes() -> dict[str, Recipe]:
 
 
 def plugin_packages(framework: str) -> tuple[Path, ...]:
-    """Packages that the workers of `framework/mode` import beside Paceline."""
+    """Packages that the workers of `framework/mode` import in addition to Paceline."""
     name = framework.split("/")[0]
     entry = plugin_entry(name, built_in=is_built_in(name))
     return (entry.package,) if entry is not None else ()

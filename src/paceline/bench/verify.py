@@ -39,17 +39,17 @@ __all__ = [
     "TOLERANCE",
     "UNKNOWN",
     "UNPROVABLE",
-    "Proof",
+    "Verification",
     "network_family",
-    "prove_family",
-    "prove_framework",
+    "verify_family",
+    "verify_framework",
 ]
 
 PROOF_NETWORKS: dict[str, Network] = {
     name: Network.model_validate_json(json.dumps({"name": f"proof-{name}", **content}))
     for name, content in json.loads(files("paceline.bench").joinpath("proof_networks.json").read_text("utf-8")).items()
 }
-"""Small networks that contain every kind of layer; each framework proves those that it can build."""
+"""Small networks that contain every kind of layer; each framework is verified on those that it can build."""
 
 REFERENCE = "pytorch/ddp"
 """Computes the reference, in float64 and one process."""
@@ -73,7 +73,7 @@ BUILDERS = (
     *("keras/torch", "mxnet/dist_sync", "paddle/data_parallel", "pytorch/ddp", "singa/allreduce"),
     "tensorflow/multiworker",
 )
-"""One mode of each framework that builds networks its own way."""
+"""One mode of each framework with its own network builder."""
 ON_TWO_RANKS = ("plain", "transformer")
 """Networks of the two-rank proof, which verifies the exchange; layers are verified on one rank."""
 ONE_BY_ONE = ("tensorflow/parameter_server",)
@@ -82,7 +82,7 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Proof:
+class Verification:
     """The result of one comparison."""
 
     framework: str
@@ -97,19 +97,19 @@ class Proof:
     reason: str = ""
 
 
-def prove_framework(framework: str, networks: dict[str, Network] | None = None) -> Iterator[Proof]:
+def verify_framework(framework: str, networks: dict[str, Network] | None = None) -> Iterator[Verification]:
     """All comparisons of one framework and mode; by default all networks on one rank, some on two."""
     for ranks in (1, 2):
         chosen = networks or {name: PROOF_NETWORKS[name] for name in (PROOF_NETWORKS if ranks == 1 else ON_TWO_RANKS)}
         yield from _compared(framework, chosen, ranks)
 
 
-def prove_family(framework: str) -> Iterator[Proof]:
+def verify_family(framework: str) -> Iterator[Verification]:
     """Comparisons of one framework and mode on one rank, over the generated family of small networks."""
     return _compared(framework, network_family(), 1)
 
 
-def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Iterator[Proof]:
+def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Iterator[Verification]:
     cases = {name: _case(framework, network, ranks, "float32") for name, network in networks.items()}
     refused = {name: reason for name, case in cases.items() if (reason := _refusal(case))}
     wanted = {name: case for name, case in cases.items() if name not in refused}
@@ -118,17 +118,17 @@ def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Itera
     results = _computed(list(wanted.values())) if together and wanted else ""
     for name, case in cases.items():
         if name in refused:
-            yield Proof(framework, name, ranks, "skipped", reason=refused[name])
+            yield Verification(framework, name, ranks, "skipped", reason=refused[name])
         else:
             yield _proof(name, case, None if isinstance(results, str) else results[list(wanted).index(name)])
 
 
-def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Proof:
+def _proof(name: str, case: Case, computed: list[Arrays] | None) -> Verification:
     """The result for one network, in a separate launch if it was not computed with the others."""
     if computed is None:
         results = _computed([case])
         if isinstance(results, str):
-            return Proof(case.framework, name, case.ranks, "failed", reason=results)
+            return Verification(case.framework, name, case.ranks, "failed", reason=results)
         (computed,) = results
     return _judge(case.framework, name, computed, _known[case.network.digest])
 
@@ -147,7 +147,7 @@ def _refusal(case: Case) -> str | None:
     return UNPROVABLE.get(case.framework)
 
 
-def _judge(framework: str, name: str, computed: list[Arrays], expected: Arrays) -> Proof:
+def _judge(framework: str, name: str, computed: list[Arrays], expected: Arrays) -> Verification:
     ranks = len(computed)
     worst, error = "", -1.0
     for arrays in computed:
@@ -157,10 +157,10 @@ def _judge(framework: str, name: str, computed: list[Arrays], expected: Arrays) 
                 worst, error = key, distance
     missing = [key for key in expected if key not in computed[0] and (ranks == 1 or key.startswith("w/"))]
     if missing:
-        return Proof(framework, name, ranks, "different", missing[0], None, f"{missing[0]} is missing")
+        return Verification(framework, name, ranks, "different", missing[0], None, f"{missing[0]} is missing")
     equal = error <= TOLERANCE["float32"]
     reason = "" if equal else f"{_words(worst)} is off by {error:.1e}, allowed {TOLERANCE['float32']:.0e}"
-    return Proof(framework, name, ranks, "equal" if equal else "different", worst, error, reason)
+    return Verification(framework, name, ranks, "equal" if equal else "different", worst, error, reason)
 
 
 def _words(key: str) -> str:
@@ -172,9 +172,8 @@ def _words(key: str) -> str:
 
 
 def _least_scale(key: str, expected: Arrays) -> float:
-    """What an error is compared with at least: of a gradient, a hundredth of the largest one of its layer.
-
-    Where a norm follows, the terms of a bias's gradient cancel out, and what is left is the rounding of the terms.
+    """Minimum reference of an error: for a gradient, a hundredth of the largest gradient of its layer. Before a
+    normalization the terms of a bias's gradient cancel out, and only their rounding errors remain.
     """
     layer, kind = key.rpartition(".")[0], key.partition("/")[0]
     beside = [value for name, value in expected.items() if kind == "g" and name.rpartition(".")[0] == layer]
@@ -236,7 +235,7 @@ def _given(network: Network) -> Arrays:
 
 
 def _computed(cases: list[Case]) -> list[list[Arrays]] | str:
-    """The results of each rank for each case, from one launch, or why there are none."""
+    """The results of each rank for each case, from one launch, or the reason why there are none."""
     first, protocol = cases[0], Protocol(timeout=240.0)
     adapter = adapter_of(first.framework)
     with tempfile.TemporaryDirectory(prefix="paceline-proof-") as name:

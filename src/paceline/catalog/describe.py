@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.catalog.clusters import cluster, cluster_file, cluster_names, is_composed
-from paceline.catalog.devices import DeviceRecord, device_called, device_names, device_record, reach_figures
+from paceline.catalog.devices import DeviceRecord, device_by_alias, device_names, device_record, reach_figures
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.catalog.frameworks import framework_record, record_names
 from paceline.catalog.links import LinkRecord, link_names, link_record
@@ -72,7 +72,7 @@ def describe(name: str) -> Document:
         return _cluster(cluster(name))
     if name in link_names():
         return _with_figures("link", link_record(name))
-    if name not in cluster_names() and device_called(name) is not None:
+    if name not in cluster_names() and device_by_alias(name) is not None:
         record = device_record(name)
         return _with_figures("device", record, reach=reach_figures(record))
     if name in cluster_names():

@@ -8,14 +8,14 @@ from pydantic import field_validator
 
 from paceline.errors import UnitError
 from paceline.spec.cluster import ReachShare
-from paceline.spec.fields import Name, Noun
+from paceline.spec.fields import Name, SpecModel
 
 __all__ = ["Figure", "ShareFigure"]
 
 Q = TypeVar("Q")
 
 
-class Figure(Noun, Generic[Q]):
+class Figure(SpecModel, Generic[Q]):
     """A quantity with a unit and a source, both required."""
 
     value: Q
@@ -31,7 +31,7 @@ class Figure(Noun, Generic[Q]):
         return given
 
 
-class ShareFigure(Noun):
+class ShareFigure(SpecModel):
     """A share between 0 and 1 with a source, which is required."""
 
     value: ReachShare

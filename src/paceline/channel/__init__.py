@@ -1,2 +1,2 @@
-"""The one channel of the product: authenticated connections between its processes, and listeners that no caller
-can hold up. Standard library and Python 3.9 only, since measured processes and agents import it."""
+"""The channel: authenticated connections between processes of Paceline, and listeners that no caller can block.
+Standard library and Python 3.9 only, since measured processes and agents import it."""

@@ -42,11 +42,11 @@ __all__ = [
 GREETING_TIMEOUT = 5.0
 """Seconds for a whole handshake: two round trips and some hashes take milliseconds, the rest is for a busy host."""
 IDLE_TIMEOUT = 3600.0
-"""Seconds for which nothing may arrive, unless the receiver says otherwise; who is silent for long is asked anew."""
+"""Default receive timeout in seconds."""
 FRAME_TIMEOUT = 20.0
 """Seconds in which a frame that has begun must be through, and longer by its size at the slowest rate."""
 SLOWEST_RATE = 1 << 16
-"""Bytes per second below which a link is taken for broken."""
+"""Bytes per second below which a link counts as broken."""
 MAX_TEXT = 64 << 20
 """Bytes of text in a frame: the structure of a model's state, which a report holds, is far below."""
 MAX_DATA = 1 << 34
@@ -63,7 +63,7 @@ _KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class PeerClosed(ConnectionError):
-    """The peer ended the connection, or ended itself, rather than being silent or saying what is not allowed."""
+    """The peer closed the connection or exited; not a timeout or a protocol error."""
 
 
 class SecureConnection:
@@ -95,7 +95,7 @@ class SecureConnection:
     def send(self, text: bytes, data: Octets = b"", *, hold: Callable[[], None] | None = None) -> None:
         """Send one frame, or queue it; raises ConnectionError if the connection is over.
 
-        `data` must not change any more. `hold` returns when the peer may be told: the end of the frame waits for it.
+        `data` must not change any more. The end of the frame is sent only after `hold` returns.
         """
         with self._sending:
             try:
@@ -346,7 +346,7 @@ class SecureConnection:
 def open_connection(address: str, port: int, login: Login, *, listener: str, timeout: float) -> SecureConnection:
     """Call a listener of that role; the timeout holds for the connection, and again for the whole handshake.
 
-    Raises OSError if nobody is there, ConnectionError if it is not who it should be.
+    Raises OSError if no listener answers, ConnectionError if the listener does not authenticate.
     """
     try:
         plain = socket.create_connection((address, port), timeout=timeout)
@@ -384,7 +384,7 @@ def _logged_in(
 
 
 def _tune(connection: socket.socket) -> None:
-    """Small messages leave at once, and a host that is gone is noticed."""
+    """Disable Nagle's algorithm, and enable keep-alive to detect an unreachable host."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):

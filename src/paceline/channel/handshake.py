@@ -32,25 +32,25 @@ _SIZE = struct.Struct(">H")
 
 
 class Refused(ConnectionError):
-    """The peer does not hold the secret, is of another job or version, or is not who it should be."""
+    """The peer does not know the secret, or has another job, version, role or name than expected."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """What a process proves that it holds, and as whom."""
+    """The secret and the identity of a process."""
 
     secret: bytes
     role: str
-    """What it is in its protocol, such as `member` or `shard`."""
+    """Role in the protocol, such as `member` or `shard`."""
     name: str = ""
-    """Which of those that have its role."""
+    """Name among the processes of its role."""
     session: str = ""
     """Which of the jobs that have one secret."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What a completed handshake leaves."""
+    """The result of a completed handshake."""
 
     sending: bytes
     receiving: bytes
@@ -111,7 +111,7 @@ def greet_caller(opening: Opening, login: Login, callers: tuple[str, ...]) -> Ke
 
 
 class _Schedule:
-    """Hash of everything that was said, and keys that depend on it."""
+    """Hash of the transcript, and keys that depend on it."""
 
     def __init__(self, secret: bytes, greeting: bytes, claim: bytes) -> None:
         nonces = slice(len(MAGIC) + _SIZE.size, len(MAGIC) + _SIZE.size + NONCE_BYTES)

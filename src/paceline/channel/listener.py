@@ -1,4 +1,4 @@
-"""A listener that no caller can hold up: whatever a connection does may close that connection only.
+"""A listener that no caller can block: an error of a connection closes only that connection.
 
 Callers that have not proven anything are bounded in number and time. When there are too many, the oldest of them
 goes: a handshake takes milliseconds, so the oldest is the one that says nothing. Who is refused is logged, a few each
@@ -35,7 +35,7 @@ log = logging.getLogger("paceline.channel")
 
 
 class QuietLog:
-    """Warnings that somebody else can cause at will: a few in each period, then how many more there were."""
+    """Rate-limited warnings that a peer can cause: a few in each period, then the number of further ones."""
 
     def __init__(self, *, few: int = 5, period: float = 10.0) -> None:
         self._few, self._period = few, period
@@ -89,7 +89,7 @@ class SecureListener:
             self._server.close()
 
     def close(self) -> None:
-        """Accept nobody any more; those who call are refused at once."""
+        """Stop accepting; further callers are refused at once."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -98,7 +98,7 @@ class SecureListener:
         try:
             connection, address = self._server.accept()
         except OSError as error:
-            # The caller is gone again, or this process is short of something: no reason to end the listener.
+            # The caller disconnected, or this process lacks a resource: the listener continues.
             if not self._closed.is_set() and error.errno in SHORT_OF:
                 self._quiet.warn("cannot accept a connection: %s", error)
                 self._drop_oldest()
@@ -116,7 +116,7 @@ class SecureListener:
         if many:
             self._drop_oldest()
         try:
-            # A thread for each caller: one that says nothing must not keep the others waiting.
+            # A thread for each caller: a silent caller must not delay the others.
             threading.Thread(
                 target=self._greet, args=(connection, address), daemon=True, name="paceline-caller"
             ).start()
@@ -136,7 +136,7 @@ class SecureListener:
     def _greet(self, plain: socket.socket, address: Any) -> None:
         try:
             connection = accept_connection(plain, self._login, self._callers, timeout=GREETING_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - whatever a connection does closes that connection only
+        except Exception as error:  # noqa: BLE001 - an error of a connection closes only that connection
             self._leave(plain)
             self._refuse(plain, address, error)
             return

@@ -19,12 +19,12 @@ __all__ = ["main", "program"]
 VERBS: dict[str, str] = {
     "demo": "Measure a network here, predict more ranks, check the prediction, write a page.",
     "doctor": "Check this machine for conditions that disturb a measurement.",
-    "clean": "Show where caches are and how large, and clear them.",
+    "clean": "Show caches with their paths and sizes, and clear them.",
     "networks": "List the networks of the catalog, or show the layers and costs of one.",
     "catalog": "Show devices, links and clusters with their figures and sources.",
     "frameworks": "List, install and verify frameworks.",
     "run": "Measure every case of a study and store the runs.",
-    "watch": "Run a training script as it is, and say where its time goes.",
+    "watch": "Run an unchanged training script, and report where its time goes.",
     "cluster": "Start, stop and list virtual clusters; inspect real clusters.",
     "bench-collectives": "Measure all-reduce and other collectives over sizes and ranks.",
     "import": "Import traces, logs, dumps and nccl-tests of other tools; analyse them as runs.",
@@ -35,7 +35,7 @@ VERBS: dict[str, str] = {
     "export": "Write results in formats of other tools: traces, tables, logs.",
     "plan": "Choose strategy and batch split for a cluster of unequal devices, with the reason.",
     "train": "Run a training script on the devices of a cluster with load balancing.",
-    "top": "Show what the ranks of a running training do, again and again.",
+    "top": "Monitor the ranks of a running training job.",
     "query": "Query all stored runs with SQL.",
     "store": "Check stored runs against their checksums, and repair a damaged store.",
     "predict": "Predict step time and throughput on other devices, links, counts, with intervals.",
@@ -99,7 +99,7 @@ def program() -> None:
 
 
 class _Warnings(logging.Handler):
-    """What was noticed about the store, on standard error."""
+    """Warnings about the store, on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(printable(f"warning: {record.getMessage()}", lines=True), err=True)
@@ -126,5 +126,5 @@ def main() -> None:
         if os.environ.get(variables.DEBUG):
             raise
         click.echo(printable(f"internal error: {type(error).__name__}: {error}", lines=True), err=True)
-        click.echo(f"  hint: this is a defect of Paceline; {variables.DEBUG}=1 shows where it happened", err=True)
+        click.echo(f"  hint: this is a bug in Paceline; {variables.DEBUG}=1 shows the traceback", err=True)
         sys.exit(70)

@@ -65,4 +65,4 @@ def command(
             else:
                 show_sweep(data, collective_times(data.spans, count))
     if failed:
-        raise LaunchFailed(f"{failed} of the sweeps failed", hint="each stored sweep has the end of its log")
+        raise LaunchFailed(f"{failed} of the sweeps failed", hint="each stored sweep contains the end of its log")

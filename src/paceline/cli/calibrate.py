@@ -33,7 +33,7 @@ __all__ = ["command"]
     "--nccl-tests", "tests", multiple=True, type=click.Path(path_type=Path),
     help="Fit to this output of nccl-tests instead, text or JSON; may be repeated.",
 )  # fmt: skip
-@click.option("--link", help="Judge --nccl-tests by this link or cluster of the catalog: PASS or FAIL.")
+@click.option("--link", help="Compare --nccl-tests with this link or cluster of the catalog: PASS or FAIL.")
 @store_option
 @json_option
 def command(

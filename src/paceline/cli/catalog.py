@@ -21,14 +21,14 @@ def command(name: str | None, as_json: bool) -> None:
     """List the catalog or one of its sections, or show NAME with the source of every figure.
 
     NAME is `devices`, `links`, `clusters` or `frameworks`, one of their entries, or the path of a cluster's TOML file,
-    which is checked and shown. Networks have a command of their own.
+    which is validated and shown. `paceline networks` lists networks.
 
     \b
     Examples:
       paceline catalog                 everything by name
       paceline catalog links           every link
       paceline catalog v100-sxm2       figures of one device, each with its source
-      paceline catalog my_lab.toml     is this file right, and what does it describe?
+      paceline catalog my_lab.toml     validate this file and show its content
     """
     parts = list(SECTIONS) if name is None else [name] if name in SECTIONS else []
     document: dict[str, Any] = {part: section(part) for part in parts} if parts else describe(str(name))

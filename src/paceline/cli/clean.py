@@ -19,19 +19,19 @@ __all__ = ["command"]
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CACHE...]")
 @click.option("--all", "everything", is_flag=True, help="Clear every cache.")
-@click.option("--store", type=click.Path(path_type=Path), help="Also remove this store of runs; never done unasked.")
+@click.option("--store", type=click.Path(path_type=Path), help="Also remove this store of runs.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def command(names: tuple[str, ...], everything: bool, store: Path | None, yes: bool, as_json: bool) -> None:
-    """Show where caches are and how large, and clear those that are named.
+    """Show caches with their paths and sizes, and clear the named ones.
 
-    Environments of frameworks, downloads and generated data are made again when they are needed. Stored runs are not a
-    cache: they are removed only if --store names their directory.
+    Environments of frameworks, downloads and generated data are created again when they are needed. Stored runs are not
+    a cache: they are removed only if --store names their directory.
 
     \b
     Examples:
-      paceline clean                      where, how large, what would be lost
-      paceline clean environments data    clear these two, after a question
+      paceline clean                      paths, sizes and contents
+      paceline clean environments data    clear these two, after a confirmation
       paceline clean --all --yes
     """
     for name in names:
@@ -39,7 +39,7 @@ def command(names: tuple[str, ...], everything: bool, store: Path | None, yes: b
             raise UnknownName("cache", name, CACHES)
     if store is not None and not Store(store).exists:
         raise InputError(
-            f"{store} is no store of runs", hint="--store needs the directory that `paceline run` wrote to"
+            f"{store} is not a store of runs", hint="--store needs the directory that `paceline run` wrote to"
         )
     folders = cache_folders()
     chosen = [folder for folder in folders if everything or folder.name in names]

@@ -40,12 +40,12 @@ def command(
 ) -> None:  # fmt: skip
     """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its t interval, a t test.
 
-    Each side is a list of conditions `field=value`, joined by commas, that chooses launches: study, campaign, network,
+    Each side selects launches by conditions `field=value`, separated by commas: study, campaign, network,
     framework, strategy, cluster, launcher, ranks, batch, input, case_id; or the name of a study. Launches of the same
-    rounds of a campaign are compared in pairs. "No difference shown" is an answer, and so is "too few launches".
+    rounds of a campaign are compared in pairs. Verdicts include "no difference shown" and "too few launches".
 
-    With --fail-below the whole interval decides: below the ratio, the loss is shown (exit code 1); above it, there is
-    none (0); else more launches are needed (2).
+    With --fail-below the whole interval decides. Below the ratio: the loss is shown, exit code 1. Above the ratio: no
+    loss, exit code 0. Otherwise more launches are needed, exit code 2.
 
     \b
     Examples:

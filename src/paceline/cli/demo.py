@@ -18,7 +18,7 @@ __all__ = ["command"]
 def command(store: Path, as_json: bool) -> None:
     """Measure a network on 1 and 2 ranks here, predict 4 ranks and 4 to 32 GPUs, check the 4 ranks, write a page.
 
-    Takes two minutes, and once the time to install PyTorch in an environment of its own.
+    Takes two minutes; the first run also installs PyTorch in an isolated environment.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ __all__ = ["demonstrate", "measured_campaign", "measured_evaluation"]
 
 STUDY = Path(catalog.__file__).parent / "studies" / "demo.toml"
 ELSEWHERE, COUNTS = "v100-10gbe-8x4", (4, 8, 16, 32)
-"""Cluster and numbers of GPUs of the prediction that nobody can check here."""
+"""Cluster and numbers of GPUs of the prediction that cannot be checked on this machine."""
 
 
 def demonstrate(store: Path, *, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def measured_campaign(
     quiet: bool,
     again: str = "paceline demo",
 ) -> str:
-    """The campaign of a study's cases on a target, by default this machine; `again` begins it anew."""
+    """The campaign of a study's cases on a target, by default this machine; `again` starts a new campaign."""
     with (
         Display(quiet=quiet) as display,
         measure(study, cases, stored, target=target, installing=display.installing) as measurement,
@@ -107,7 +107,7 @@ def _written(calibrated: Calibrated, profile: Profile, folder: Path) -> tuple[Pa
 
 @dataclass(frozen=True)
 class _Checked:
-    """A prediction beside what was measured after it."""
+    """A prediction and the later measurement."""
 
     curve: Curve
     samples_per_s: float
@@ -142,5 +142,5 @@ def _checked(study: Study, calibrated: Calibrated, stored: Store, campaign: str,
 def _rate(results: list[CaseResult]) -> float:
     (result,) = results
     if result.throughput is None:
-        raise LaunchFailed("the check could not be measured", hint="`paceline show demo-check` says why")
+        raise LaunchFailed("the check could not be measured", hint="`paceline show demo-check` shows the reason")
     return result.throughput.value

@@ -43,8 +43,8 @@ def command(
 ) -> None:  # fmt: skip
     """Check for conditions that disturb a measurement: observed, expected, and how to fix them.
 
-    `paceline run` does the same first and stores the answer with every run. With --on, the links between the hosts are
-    tested instead, and slow hosts are named. Exits 1 if something is bad.
+    `paceline run` performs the same checks first and stores their results with every run. With --on, the command tests
+    the links between the hosts instead, and names slow hosts. Exit code 1 if a check fails.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def _test_hosts(
 ) -> int:
     """Test the links between hosts; the exit code."""
     if link is not None:
-        catalog.link(link)  # a name that is unknown is said before hosts are asked
+        catalog.link(link)  # an unknown name is an error before any host is contacted
     probed = probe_target(target, where, link, program)
     verdict = judge_fabric(probed.test, probed.rates, probed.cluster if probed.known else None, least)
     emit(fabric_document(verdict), "doctor") if as_json else show_fabric(verdict, slurm="slurm" in target.on)

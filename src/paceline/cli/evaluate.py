@@ -12,7 +12,7 @@ from paceline.cli.options import json_option, store_option
 from paceline.errors import InputError
 from paceline.files import atomic_write
 from paceline.measurements.store import Store
-from paceline.model.validation.evaluations import answer_evaluation, measured_text, read_measured
+from paceline.model.validation.evaluations import measured_text, predict_evaluation, read_measured
 from paceline.report.evaluations import evaluation_page, show_evaluation
 from paceline.report.terminal import emit, say
 
@@ -21,11 +21,11 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--predict-only", is_flag=True, help="Measure nothing: the answer takes seconds.")
+@click.option("--predict-only", is_flag=True, help="Predict only, without measuring; takes seconds.")
 @click.option(
     "--measured",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep what is measured in this file; if it exists, measure nothing and take it from there.",
+    help="Store measurements in this file; if it exists, use its measurements instead of measuring.",
 )
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Also write a Markdown page.")
 @store_option
@@ -35,9 +35,9 @@ def command(
 ) -> None:
     """Repeat a published evaluation: predict it, measure its question on this machine, and write its page.
 
-    NAME is one of the catalog, or a file ending in .toml; without a name all are listed. Published figures stand beside
-    their predictions, which rest on catalog figures alone: nothing was measured on the devices that they are about.
-    Some evaluations measure on a virtual cluster, which needs root.
+    NAME is an evaluation of the catalog, or a file ending in .toml; without NAME the command lists all evaluations.
+    Published figures are printed beside predictions, which are based on catalog figures only: no figure was measured on
+    those devices. Some evaluations measure on a virtual cluster, which needs root.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def command(
         raise InputError("got --predict-only and --measured, expected one of them")
     asked, stored = evaluation(name), Store(store)
     document = read_measured(measured, asked.name) if measured and measured.exists() else None
-    answer = answer_evaluation(asked, lambda line: click.echo(line, err=True))
+    answer = predict_evaluation(asked, lambda line: click.echo(line, err=True))
     if not as_json:
         show_evaluation(answer)
     if asked.studies and not predict_only and document is None:

@@ -37,7 +37,7 @@ def command(study: str | None, confirm: bool, most: int, store: Path, plot: Path
     """Explain the newest campaign of STUDY (default: of all studies).
 
     Every finding comes with its evidence, the share of the time per sample that it would save, and the exact change.
-    With --confirm, settings are changed one at a time and measured beside the case as it was.
+    With --confirm, one setting at a time is changed and measured, interleaved with the unchanged case.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ import click
 
 from paceline.bench.adapters import availability, environments_of, missing_environments
 from paceline.bench.environments import find_environment, prepare
-from paceline.bench.verify import PROOF_NETWORKS, Proof, prove_family, prove_framework
+from paceline.bench.verify import PROOF_NETWORKS, Verification, verify_family, verify_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
 from paceline.cli.options import json_option
 from paceline.errors import EnvironmentFailed
@@ -49,7 +49,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def install(names: tuple[str, ...], as_json: bool) -> None:
     """Create the isolated, pinned environments of the frameworks; `all` selects all of them.
 
-    What is there already stays. A failed install leaves nothing behind, and the others go on.
+    Existing environments are kept. A failed install leaves no files, and the remaining installs continue.
 
     \b
     Examples:
@@ -101,9 +101,9 @@ def verify(names: tuple[str, ...], networks: tuple[str, ...], family: bool, as_j
       paceline frameworks verify pytorch jax --family
     """
     chosen = {name: PROOF_NETWORKS[name] for name in networks} if networks else None
-    proofs: list[Proof] = []
+    proofs: list[Verification] = []
     for name in _modes(names):
-        for proof in prove_family(name) if family else prove_framework(name, chosen):
+        for proof in verify_family(name) if family else verify_framework(name, chosen):
             proofs.append(proof)
             if not as_json:
                 say(_line(proof))
@@ -137,7 +137,7 @@ def _modes(names: tuple[str, ...]) -> list[str]:
     return full_names
 
 
-def _line(proof: Proof) -> str:
+def _line(proof: Verification) -> str:
     ranks = f"{proof.ranks} rank" + ("s" if proof.ranks > 1 else "")
     head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {ranks:<8}"
     if proof.error is not None and proof.status == "equal":

@@ -18,12 +18,12 @@ __all__ = ["command"]
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--name", help="Name of the run, for show, explain and report; by default that of the first file.")
-@click.option("--kind", metavar="|".join(IMPORT_KINDS), help="What the files are, if their content does not tell.")
+@click.option("--kind", metavar="|".join(IMPORT_KINDS), help="Format of the files, if not evident from their content.")
 @click.option("--network", default="model", show_default=True, help="Name of the model.")
 @click.option("--framework", help="Framework and mode, such as pytorch/ddp.")
 @click.option("--batch", type=COUNT, help="Samples per device and step, for samples/s.")
-@click.option("--cluster", default="local", show_default=True, help="Cluster that it ran on, for predict.")
-@click.option("--operation", help="Collective of nccl-tests whose output does not name it.")
+@click.option("--cluster", default="local", show_default=True, help="Cluster on which the job ran, for predict.")
+@click.option("--operation", help="Collective of the nccl-tests, if their output does not name it.")
 @click.option("--partial", is_flag=True, help="Accept that traces of some ranks are missing.")
 @store_option
 @json_option
@@ -31,7 +31,7 @@ def command(
     files: tuple[Path, ...], name: str | None, kind: str | None, network: str, framework: str | None, batch: int | None,
     cluster: str, operation: str | None, partial: bool, store: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Import what other tools recorded of one job: a run of the store where it has steps, and its analysis.
+    """Import records of one job from other tools: analyse them, and store them as a run if they contain steps.
 
     Traces of torch.profiler (one file per rank, also .json.gz), Chrome events, Horovod's timeline, Chakra; dumps of
     PyTorch's flight recorder (a folder); output of nccl-tests; logs of torchtitan, Megatron, HF Trainer and Lightning;

@@ -8,7 +8,7 @@ import click
 
 from paceline import api
 from paceline.cli.options import COUNT, complete_clusters, complete_networks, json_option, plot_option
-from paceline.cli.questions import change_option, changes_asked, job_options, precision_option
+from paceline.cli.questions import change_option, job_options, precision_option, requested_changes
 from paceline.errors import InputError
 from paceline.model.plan.file import write_plan
 from paceline.report.plots import check_plot, write_plan_plot
@@ -45,10 +45,10 @@ def command(
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
-    Compared are one balanced synchronous group of all or some hosts, and groups along the seams of the cluster that
-    exchange every H steps. Throughput is predicted as `paceline predict` does it, from the catalog, a profile, a
-    calibration or measured points; candidates are ranked by throughput times efficiency, which is what staleness and
-    local steps leave of a sample's worth.
+    Candidates are one balanced synchronous group of all or some hosts, and several groups, divided at slow links, that
+    exchange every H steps. Throughput is predicted as by `paceline predict`, from the catalog, a profile, a calibration
+    or measured points. Candidates are ranked by throughput times statistical efficiency, which staleness and local
+    steps reduce.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def command(
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
         calibration=calibration, measured=measured, precision=precision,
-        changes=changes_asked(changes, precision=precision), samples=samples, epochs=epochs, price=price,
+        changes=requested_changes(changes, precision=precision), samples=samples, epochs=epochs, price=price,
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)

@@ -10,14 +10,14 @@ import click
 from paceline import api
 from paceline.cli.options import json_option, plot_option
 from paceline.cli.questions import (
-    asked_of,
-    changes_asked,
-    counts_asked,
     extrapolated,
     job_options,
     knee_option,
     points_options,
+    question_arguments,
     question_options,
+    requested_changes,
+    requested_counts,
 )
 from paceline.report.documents import predictions_document
 from paceline.report.plots import check_plot, write_curves
@@ -67,9 +67,10 @@ def command(
     if answer is None:
         names = [name.strip() for name in framework.split(",") if name.strip()]
         answer = api.predict(
-            **asked_of(**asked), devices=counts_asked(points["at"] or devices, asked["cluster"]), framework=names,
+            **question_arguments(**asked), framework=names,
+            devices=requested_counts(points["at"] or devices, asked["cluster"]),
             calibration=calibration, knee=knee, samples=samples, epochs=epochs, price=price,
-            changes=changes_asked(changes, batch=asked["batch"], precision=asked["precision"]),
+            changes=requested_changes(changes, batch=asked["batch"], precision=asked["precision"]),
         )  # fmt: skip
     else:
         names = [curve.label for curve in answer.curves]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import json_option, store_option
-from paceline.measurements.sql import answer_rows, ask
+from paceline.measurements.sql import ask, result_rows
 from paceline.measurements.store import Store
 from paceline.report.documents import plain_data
 from paceline.report.terminal import emit
@@ -22,11 +22,11 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(sql: str, store: Path, as_json: bool) -> None:
-    """Run one SELECT over all stored runs; it can read these views and nothing else, and write nothing.
+    """Run one SELECT over all stored runs; read-only, restricted to these views.
 
     \b
     Views:
-      runs      one row per launch: what was asked, outcome, failure, machine, drift
+      runs      one row per launch: parameters, outcome, failure, machine, drift
       launches  one row per successful launch: timed_steps, step_s, samples_per_s
       steps     every step: run, pass_name, rank, step, warmup, start_s, seconds
       spans     layers and gradients inside steps: run, rank, step, phase, name, start_s, seconds, size_bytes
@@ -38,7 +38,7 @@ def command(sql: str, store: Path, as_json: bool) -> None:
       paceline query "DESCRIBE runs"
     """
     answer = ask(Store(store), sql)
-    rows = answer_rows(answer)
+    rows = result_rows(answer)
     if as_json:
         plain = plain_data(json.loads(json.dumps(plain_data(rows), default=str)))
         emit({"columns": answer.column_names, "rows": plain}, "query")

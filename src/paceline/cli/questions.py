@@ -1,4 +1,4 @@
-"""The options of `predict`, `whatif` and `simulate`, as arguments of the front door."""
+"""The options of `predict`, `whatif` and `simulate`, as arguments of `paceline.api`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline import api
-from paceline.catalog.clusters import usual_counts
+from paceline.catalog.clusters import default_counts
 from paceline.cli.options import (
     COUNT,
     Finite,
@@ -29,27 +29,27 @@ from paceline.spec.strategy import PRECISIONS
 from paceline.units import SECONDS
 
 if TYPE_CHECKING:
-    from paceline.model.plan.bucket_size import BucketAnswer
+    from paceline.model.plan.bucket_size import BucketRecommendation
     from paceline.report.frames import PredictionTable
 
 __all__ = [
-    "asked_of",
-    "bucket_answer",
+    "best_bucket",
     "calibration_of",
     "change_option",
-    "changes_asked",
-    "counts_asked",
     "extrapolated",
     "job_options",
     "knee_option",
     "points_options",
     "precision_option",
+    "question_arguments",
     "question_options",
+    "requested_changes",
+    "requested_counts",
     "seconds_of",
 ]
 
 USUAL = "1,2,4,8"
-"""Numbers of devices where none are asked and no cluster is given."""
+"""Default numbers of devices if no cluster is given."""
 knee_option = click.option(
     "--knee",
     default=0.5,
@@ -76,17 +76,17 @@ question_options = options(
                  help="A network of the catalog (`paceline networks`)."),
     click.option("--profile", type=click.Path(path_type=Path), help="A profile of one step on one device."),
     click.option("--from", "run", metavar="RUN", shell_complete=complete_studies,
-                 help="A stored study or campaign, or what `paceline watch` or `import` stored: its layers' times."),
+                 help="Layer times of a stored run: a study, a campaign, or a run of `paceline watch` or `import`."),
     store_option,
     click.option("--cluster", shell_complete=complete_clusters,
                  help="A cluster of the catalog, its devices ('4x rtx-4090 over 25gbe x 8'), or a .toml file."),
     click.option("--framework", default="pytorch", show_default=True, shell_complete=complete_frameworks,
                  help="Framework, or framework/mode."),
     click.option("--batch", type=COUNT, help="Samples per device and step; default: the profile's, else 64 images or "
-                 "8,192 tokens, which the output says."),
+                 "8,192 tokens, as the output states."),
     precision_option,
-    click.option("--devices", help="Numbers of devices, separated by commas.  [default: 1,2,4,8, as far as the cluster "
-                 "has them, and all]"),
+    click.option("--devices", help="Numbers of devices, separated by commas.  [default: 1,2,4,8, up to the size of the "
+                 "cluster, and all]"),
     click.option("--threads", type=click.IntRange(min=1),
                  help="Compute threads of each rank on a processor; default: an even share of the host's cores."),
     click.option("--input", "source", type=click.Choice(["resident", "copied", "files"]), default="resident",
@@ -96,9 +96,9 @@ question_options = options(
 )  # fmt: skip
 
 
-def asked_of(*, network: str | None, profile: Path | None, run: str | None, store: Path, cluster: str | None,
+def question_arguments(*, network: str | None, profile: Path | None, run: str | None, store: Path, cluster: str | None,
              batch: int | None, source: str, threads: int | None, precision: str | None) -> dict[str, Any]:  # fmt: skip
-    """The options as arguments of `paceline.predict`; one error if what a question needs is missing."""
+    """The options as arguments of `paceline.predict`; an error if a required option is missing."""
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
     if sum(given is not None for given in (network, profile, run)) != 1:
@@ -108,8 +108,8 @@ def asked_of(*, network: str | None, profile: Path | None, run: str | None, stor
             "threads": threads, "precision": precision}  # fmt: skip
 
 
-def changes_asked(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
-    """The changes of --set; one error if an option says the same otherwise."""
+def requested_changes(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
+    """The changes of --set; an error if an option and --set contradict each other."""
     parsed = parse_changes(changes)
     for name, given in options.items():
         key = next((key for key in parsed if key.rpartition(".")[2] == name), None)
@@ -118,10 +118,10 @@ def changes_asked(changes: tuple[str, ...], **options: Any) -> dict[str, str]:
     return parsed
 
 
-def counts_asked(devices: str | None, cluster: str | None) -> tuple[int, ...]:
-    """Numbers of devices: as asked, or the usual ones that the cluster has."""
+def requested_counts(devices: str | None, cluster: str | None) -> tuple[int, ...]:
+    """Numbers of devices: as given, or the default numbers up to the size of the cluster."""
     if devices is None and cluster is not None:
-        return usual_counts(cluster)
+        return default_counts(cluster)
     return counts_of(devices or USUAL, "--devices")
 
 
@@ -141,10 +141,10 @@ def seconds_of(text: str, option: str) -> float:
 _each_points_option = options(
     click.option("--measured", type=click.Path(path_type=Path), help="A CSV file of measured throughputs."),
     click.option("--fact", "facts", multiple=True, metavar="COLUMN=VALUE",
-                 help="With --measured: what the file does not say, such as link=25gbe; may be repeated."),
+                 help="With --measured: a column that the file does not have, such as link=25gbe; may be repeated."),
     click.option("--at", help="With --measured: numbers of devices to predict."),
-    click.option("--global-batch", type=COUNT, help="With --measured: samples of all per step."),
-    click.option("--force", is_flag=True, help="With --measured: predict beyond the supported distance, too."),
+    click.option("--global-batch", type=COUNT, help="With --measured: samples per step of all devices."),
+    click.option("--force", is_flag=True, help="With --measured: also predict beyond the supported distance."),
 )  # fmt: skip
 _POINTS = ("measured", "facts", "at", "global_batch", "force")
 
@@ -176,25 +176,25 @@ def extrapolated(
 
 
 def _facts_of(asked: dict[str, Any], facts: tuple[str, ...]) -> dict[str, str]:
-    """What the command line says of the points; refuses options that points replace."""
+    """Facts of the points from the command line; refuses options that points replace."""
     replaced = {"profile": "--profile", "run": "--from", "cluster": "--cluster"}
     given = [option for name, option in replaced.items() if asked[name] is not None]
     if given:
-        hint = "the points say what was run; --fact adds what they leave out, such as --fact link=25gbe"
+        hint = "the points file states what was run; --fact adds missing columns, such as --fact link=25gbe"
         raise InputError(f"--measured together with {', '.join(given)}", hint=hint)
     names = {"network": "network", "batch": "batch_per_device", "precision": "precision"}
     said = {column: str(asked[name]) for name, column in names.items() if asked[name] is not None}
     return {**said, **parse_changes(facts)}
 
 
-def bucket_answer(
+def best_bucket(
     asked: dict[str, Any], count: int, changes: tuple[str, ...], calibration: Path | None
-) -> BucketAnswer:
-    """The bucket size as an answer."""
+) -> BucketRecommendation:
+    """The best bucket size."""
     from paceline.model.plan.bucket_size import choose_bucket
 
     framework = asked.pop("framework")
     question = changed(
-        api.question_about(**asked_of(**asked), framework=framework, devices=count), parse_changes(changes)
+        api.question_about(**question_arguments(**asked), framework=framework, devices=count), parse_changes(changes)
     )
     return choose_bucket(question, count, calibration=calibration_of(calibration))

@@ -31,8 +31,8 @@ def command(study_file: Path, resume: bool, dry_run: bool, target: LaunchTarget,
     """Measure every case of STUDY, a TOML file, and store the runs.
 
     Cases are launched in turn and in random order, each at least `protocol.launches` times, until the interval of its
-    throughput is narrow enough. A launch that fails is stored with its reason, and the study goes on. Interrupt at any
-    time: what is finished is kept, and --resume goes on from there.
+    throughput is narrow enough. A failed launch is stored with its reason, and the study continues. You can interrupt
+    at any time: finished launches are kept, and --resume continues.
 
     \b
     Examples:

@@ -9,11 +9,18 @@ import click
 
 from paceline import api
 from paceline.cli.options import Finite, json_option, options, plot_option
-from paceline.cli.questions import asked_of, calibration_of, changes_asked, counts_asked, question_options, seconds_of
+from paceline.cli.questions import (
+    calibration_of,
+    question_arguments,
+    question_options,
+    requested_changes,
+    requested_counts,
+    seconds_of,
+)
 from paceline.model.changes import changed
 from paceline.model.question import precision_of
 from paceline.model.scaling import exchange_of
-from paceline.model.simulate.scenario import Trouble, simulate_question
+from paceline.model.simulate.scenario import Disturbance, simulate_question
 from paceline.report.plots import check_plot, write_simulated
 from paceline.report.terminal import emit
 from paceline.report.terminal.predictions import show_simulated
@@ -45,9 +52,9 @@ def command(devices: str | None, changes: tuple[str, ...], calibration: Path | N
             plot: Path | None, as_json: bool, **asked: Any) -> None:  # fmt: skip
     """Simulate the steps of a prediction with stragglers, failures, asynchrony and other jobs.
 
-    `paceline predict` assumes that nothing goes wrong. This verb takes the same question and adds stragglers, failures
-    with restarts from checkpoints, other jobs on the same links, or workers that do not wait for each other and queue
-    at parameter servers (a framework or strategy that is asynchronous). It says how much each of them costs.
+    `paceline predict` assumes that no disturbance occurs. `simulate` takes the same options and adds stragglers,
+    failures with restarts from checkpoints, other jobs on the same links, or asynchronous workers that queue at
+    parameter servers (with an asynchronous framework or strategy). It prints the cost of each disturbance.
 
     \b
     Examples:
@@ -59,12 +66,12 @@ def command(devices: str | None, changes: tuple[str, ...], calibration: Path | N
         --framework mxnet/dist_async --set strategy.servers=4
     """
     check_plot(plot)
-    framework, counts = asked.pop("framework"), counts_asked(devices, asked["cluster"])
+    framework, counts = asked.pop("framework"), requested_counts(devices, asked["cluster"])
     known = calibration_of(calibration)
-    asked = asked_of(**asked)
-    wanted = changes_asked(changes, batch=asked["batch"], precision=asked["precision"])
+    asked = question_arguments(**asked)
+    wanted = requested_changes(changes, batch=asked["batch"], precision=asked["precision"])
     question = changed(api.question_about(**asked, framework=framework, devices=max(counts)), wanted)
-    trouble = Trouble(
+    trouble = Disturbance(
         steps, straggle, straggle_factor, mtbf=None if mtbf is None else seconds_of(mtbf, "--mtbf"),
         restart=seconds_of(restart, "--restart"), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
     )  # fmt: skip

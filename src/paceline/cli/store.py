@@ -31,10 +31,10 @@ def command() -> None:
 @store_option
 @json_option
 def check(store: Path, as_json: bool) -> None:
-    """Read every run and campaign, and name every damaged file; exit code 1 if there is one.
+    """Read every run and campaign, and list damaged files; exit code 1 if there is one.
 
-    Each run has checksums in the format of `sha256sum`, verified whenever it is read. Runs of versions before the
-    checksums are read all the same, and counted as unverified.
+    Each run has checksums in the format of `sha256sum`, verified whenever it is read. Runs without checksums, of older
+    versions, are read and counted as unverified.
     """
     inspection = inspect_store(Store(store))
     if as_json:
@@ -53,8 +53,8 @@ def check(store: Path, as_json: bool) -> None:
 def repair(store: Path, as_json: bool) -> None:
     """Move damaged data into STORE/damaged, rebuild what can be rebuilt, add missing checksums.
 
-    Nothing is deleted. The document of a campaign is rebuilt from its sound runs, without its study file. Runs that
-    read well but have no checksums get them, of their present content. Runs of a newer Paceline are left alone.
+    Nothing is deleted. The document of a campaign is rebuilt from its intact runs, without its study file. Valid runs
+    without checksums get checksums of their current content. Runs of a newer version of Paceline are not changed.
     """
     done = repair_store(Store(store))
     emit({"store": str(store), "done": [asdict(item) for item in done]}, "store.repair") if as_json else show_repairs(

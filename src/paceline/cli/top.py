@@ -16,14 +16,14 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("where")
-@click.option("--once", is_flag=True, help="Show the newest lines and end.")
-@click.option("--every", type=Finite(0.1, 3600), default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Print the newest state once and exit.")
+@click.option("--every", type=Finite(0.1, 3600), default=2.0, show_default=True, help="Seconds between two refreshes.")
 @json_option
 def command(where: str, once: bool, every: float, as_json: bool) -> None:
-    """Show what the ranks of a running training do: steps, shares, waiting, staleness, membership.
+    """Monitor the ranks of a running training job: steps, shares, waiting, staleness, membership.
 
     WHERE is the folder of Settings(metrics=...), or the endpoints of Settings(metrics_port=...), separated by commas.
-    The numbers are means since the line before, about a second.
+    The numbers are means over about one second.
 
     \b
     Examples:

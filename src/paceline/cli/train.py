@@ -36,14 +36,14 @@ def command(
     script: Path, arguments: tuple[str, ...], name: str, ranks: int | None, plan_file: Path | None, restarts: int,
     threads: int | None, python: Path | None, environment: str | None, target: LaunchTarget, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in it makes them one group.
+    """Run SCRIPT on every device of a cluster; `paceline.runtime.join` in the script connects the ranks.
 
     With --on the same script runs on other hosts, where it must be at the same path, or on a virtual cluster of this
     machine. The ranks authenticate with a secret made for this job. Training continues without a rank that fails; with
     --restarts the rank is restarted and rejoins. ARGUMENTS after the script go to the script.
 
-    With --plan the ranks start from the plan's groups, global batch and split, and at the end the predicted throughput
-    is shown beside the reached one. A plan for another cluster is refused.
+    With --plan the ranks start from the plan's groups, global batch and split, and at the end the command prints
+    predicted and achieved throughput. A plan for another cluster is refused.
 
     \b
     Examples:

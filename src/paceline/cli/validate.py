@@ -21,9 +21,10 @@ __all__ = ["command"]
 def command(data: Path | None, as_json: bool) -> None:
     """Predict held-out published figures, and print the errors.
 
-    Throughputs: the first points of a series predict each later one, with nothing learnt from its campaign; beside
-    them a power law, a straight line and Amdahl's law on the same points. GPT: each model shape is left out once, a
-    tenth of the points calibrates; beyond one host five points do. Exit code 1 if intervals fail in some situation.
+    Throughputs: the first points of a series predict each later point; the whole campaign of the series is held out of
+    the prior. Baselines on the same points: a power law, a straight line and Amdahl's law. GPT: each model shape is
+    held out once; a tenth of the points calibrates the model, beyond one host five points. Exit code 1 if the coverage
+    of intervals fails in a situation.
 
     \b
     Examples:

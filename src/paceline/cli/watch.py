@@ -1,4 +1,4 @@
-"""`paceline watch`: run a training command as it is, and say where its time goes."""
+"""`paceline watch`: run an unchanged training command, and report where its time goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.cli.options import COUNT, json_option, store_option
 from paceline.integrations.watching import watch_command
 from paceline.measurements.store import Store
 from paceline.report.terminal import emit, say
-from paceline.report.terminal.watched import judgement_document
+from paceline.report.terminal.watched import verdict_document
 
 __all__ = ["command"]
 
@@ -30,12 +30,12 @@ __all__ = ["command"]
 @store_option
 @json_option
 def command(words: tuple[str, ...], name: str | None, every: int, store: Path, as_json: bool) -> None:
-    """Run COMMAND, a PyTorch training that needs no change, and store what its ranks did as a run.
+    """Run COMMAND, an unchanged PyTorch training, and store the steps of its ranks as a run.
 
     Every rank's steps are split into input, forward, backward, exposed exchange and update; a few early steps are timed
-    layer by layer. The verdict says which rank or phase lengthens the steps, since which step, what it costs and what
-    to do. The exit code is that of COMMAND. `show`, `explain`, `report`, `compare`, `query`, `export` and
-    `predict --from` take the run like a study. With --json the output of COMMAND goes to standard error.
+    layer by layer. The verdict names the rank or phase that lengthens the steps, the step of onset, the cost, and what
+    to do. The exit code is that of COMMAND. `show`, `explain`, `report`, `compare`, `query`, `export` and `predict
+    --from` accept the run like a study. With --json the output of COMMAND goes to standard error.
 
     \b
     Examples:
@@ -45,7 +45,7 @@ def command(words: tuple[str, ...], name: str | None, every: int, store: Path, a
     """
     watched = watch_command(words, Store(store), name=name, every=every, quiet=as_json)
     if as_json:
-        emit({**judgement_document(watched.judgement, watched.campaign, watched.note),
+        emit({**verdict_document(watched.judgement, watched.campaign, watched.note),
               "notes": list(watched.labels), "exit_code": watched.exit_code}, "watch")  # fmt: skip
     else:
         say(*watched.lines)

@@ -9,7 +9,7 @@ import click
 
 from paceline import api
 from paceline.cli.options import json_option, plot_option
-from paceline.cli.questions import asked_of, bucket_answer, counts_asked, knee_option, question_options
+from paceline.cli.questions import best_bucket, knee_option, question_arguments, question_options, requested_counts
 from paceline.errors import InputError
 from paceline.model.changes import parse_changes
 from paceline.model.prediction import reasons
@@ -23,7 +23,7 @@ __all__ = ["command"]
 @click.command()
 @question_options
 @knee_option
-@click.option("--buckets", is_flag=True, help="Which bucket_cap_mb of DDP is best, and what it gains over the default.")
+@click.option("--buckets", is_flag=True, help="Print the best bucket_cap_mb of DDP, and its gain over the default.")
 @plot_option
 @json_option
 def command(
@@ -31,7 +31,7 @@ def command(
     plot: Path | None, as_json: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
-    """Predict with and without the changes of --set, and show the difference; --precision alone is such a change.
+    """Predict with and without the changes of --set, and show the difference; --precision alone counts as a change.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def command(
       paceline whatif --network resnet50 --cluster v100-10gbe-8x4 --batch 64 --set framework=cntk --plot whatif.svg
     """
     if buckets:
-        answer = bucket_answer(asked, counts_asked(devices, asked["cluster"])[-1], changes, calibration)
+        answer = best_bucket(asked, requested_counts(devices, asked["cluster"])[-1], changes, calibration)
         emit(answer.as_dict(), "buckets") if as_json else show_buckets(answer)
         return
     if asked["precision"] is not None and not changes:
@@ -52,10 +52,15 @@ def command(
     if not changes:
         raise InputError("nothing to change", hint="for example --set link.bandwidth=100Gb/s")
     check_plot(plot)
-    framework, counts = asked.pop("framework"), counts_asked(devices, asked["cluster"])
+    framework, counts = asked.pop("framework"), requested_counts(devices, asked["cluster"])
     before, after = (
         api.predict(
-            **asked_of(**asked), devices=counts, framework=framework, calibration=calibration, changes=change, knee=knee
+            **question_arguments(**asked),
+            devices=counts,
+            framework=framework,
+            calibration=calibration,
+            changes=change,
+            knee=knee,
         ).curve
         for change in ({}, parse_changes(changes))
     )

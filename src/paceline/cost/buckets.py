@@ -72,7 +72,7 @@ def bucket_bytes(sizes: Iterable[float], last: Iterable[int]) -> list[float]:
 def fill_buckets(sizes: Iterable[float], limits: Sequence[float]) -> list[int]:
     """A bucket closes when it holds at least its limit; the last limit holds for all buckets that follow.
 
-    This is how PyTorch's reducer closes buckets. A limit of 0 sends every gradient by itself.
+    This is how PyTorch's reducer closes buckets. A limit of 0 sends every gradient separately.
 
     >>> fill_buckets([1, 1, 1, 5, 1, 1], [1, 6])
     [0, 3, 5]
@@ -90,7 +90,7 @@ def fill_buckets(sizes: Iterable[float], limits: Sequence[float]) -> list[int]:
 def cycle_buckets(
     sizes: Sequence[float], ready: Sequence[float], limit: float, *, cycle: float, cost: SecondsOf
 ) -> list[int]:
-    """Buckets of a background thread that looks every `cycle` seconds and sends what is ready, up to the limit.
+    """Buckets of a background thread that polls every `cycle` seconds and sends ready gradients, up to the limit.
 
     While an exchange runs, gradients collect for the next one: this is Horovod's tensor fusion.
     """
@@ -176,7 +176,7 @@ def _earliest(options: list[Partition]) -> list[Partition]:
 def schedule_buckets(
     sizes: Sequence[float], ready: Sequence[float], cost: SecondsOf, *, effort: float = 0.0
 ) -> list[int]:
-    """The optimum over at most MAX_ATOMS runs of gradients: what the runtime arranges from measured times."""
+    """The optimum over at most MAX_ATOMS runs of gradients; the runtime uses it with measured times."""
     if len(sizes) <= MAX_ATOMS:
         return optimal_buckets(sizes, ready, cost, effort=effort)
     atoms = fill_buckets(sizes, [sum(sizes) / MAX_ATOMS])
@@ -187,7 +187,7 @@ def schedule_buckets(
 def policy_buckets(
     policy: Policy, sizes: Sequence[float], ready: Sequence[float], cost: SecondsOf, *, layers: Sequence[int] = ()
 ) -> list[int]:
-    """The buckets that a framework makes of gradients; `layers` tells which gradients belong together."""
+    """The buckets of a framework's policy; `layers` maps gradients to layers."""
     if policy.fusion == "optimal":
         return schedule_buckets(sizes, ready, cost)
     if policy.fusion == "all":

@@ -74,7 +74,7 @@ ALGORITHMS: dict[str, Cost] = {
     "recursive_doubling": _recursive_doubling,
     "tree": _tree,
 }
-"""Algorithms on ranks that are all alike; those that know hosts are built from them below."""
+"""Algorithms on equal ranks; hierarchical algorithms, which distinguish hosts, are composed of them below."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,13 @@ def fabric_of(cluster: Cluster, placed: Sequence[Placed], *, nccl: bool = False)
 
 
 def allreduce(fabric: Fabric, size: ArrayLike, algorithm: str | None = None) -> Floats:
-    """Seconds of one all-reduce of each size; without algorithm, by the one that the library chooses."""
+    """Seconds of one all-reduce of each size; without `algorithm`, by the algorithm that the library chooses."""
     late, wide = allreduce_parts(fabric, size, algorithm)
     return late + wide
 
 
 def allreduce_parts(fabric: Fabric, size: ArrayLike, algorithm: str | None = None) -> Parts:
-    """The seconds of each all-reduce, those of latencies and those of bytes apart."""
+    """The seconds of each all-reduce, as (latency part, byte part)."""
     n = np.asarray(size, dtype=np.float64)
     if fabric.nccl is None:
         return _plain(fabric.slowed(1.0, 0.0), n, algorithm), _plain(fabric.slowed(0.0, 1.0), n, algorithm)
@@ -212,7 +212,7 @@ def gather_or_scatter(fabric: Fabric, size: Floats) -> Floats:
 
 
 def gather_parts(fabric: Fabric, size: Floats) -> Parts:
-    """The same, the seconds of latencies and those of bytes apart."""
+    """The same, as (latency part, byte part)."""
     n = np.asarray(size, dtype=np.float64)
     if fabric.ranks == 1:
         return np.zeros_like(n), np.zeros_like(n)
@@ -224,7 +224,7 @@ def gather_parts(fabric: Fabric, size: Floats) -> Parts:
 
 
 def parameter_server(fabric: Fabric, size: Floats, *, servers: int) -> Floats:
-    """Seconds to push gradients and pull parameters; 0 servers means one beside every host's workers.
+    """Seconds to push gradients and pull parameters; 0 servers means one co-located server on every host.
 
     Separate servers: max(2 N b of a host's port with its workers, 2 P N b / servers) + 2 a. Co-located: every port
     carries 2 (hosts-1)/hosts N for each of its workers.

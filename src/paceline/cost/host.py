@@ -1,4 +1,4 @@
-"""What ranks on the processor of one host leave each other: its cores, and their threads.
+"""How ranks on the CPU of one host share its cores and threads.
 
 A step alone on t threads, of which a share p runs in parallel (Amdahl, 1967):
 
@@ -12,9 +12,9 @@ What threads lose by waiting for each other on free cores, they do not lose wher
 
     together(R, t) = alone(t) max(min(1, gain), R gain / c)    where R t > c, R > 1
 
-What ranks cost each other through memory and caches is the calibration's `crowding`, for the ranks that compute at the
-same time: `at_once`. `Sharing` holds what a probe measured beside this formula: an excess, whose logarithm is weighed
-against none by what the formula's own spread and the standard error of the probe's turns say of it.
+The calibration's `crowding` models contention for memory and caches between concurrent ranks (`at_once`).
+`SharingProbe` holds the excess that a probe measured over this formula. Its logarithm is shrunk towards zero, weighted
+by the spread of the formula and the standard error of the probe's repetitions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 __all__ = [
-    "Sharing",
+    "SharingProbe",
     "alone_ratio",
     "at_once",
     "fair_threads",
@@ -49,8 +49,9 @@ THREADS_SPREAD = 0.15
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """What a probe measured: compute of `ranks` ranks of `threads` threads takes this many times what turns explain."""
+class SharingProbe:
+    """Measured by a probe: compute of `ranks` ranks of `threads` threads takes this many times the time-slicing
+    model."""
 
     cores: int
     ranks: int
@@ -88,7 +89,7 @@ def threads_gain(parallel: float, threads: int) -> float:
 
 
 def together(
-    ranks: int, threads: int, cores: int, *, parallel: float = USUAL_PARALLEL, probes: tuple[Sharing, ...] = ()
+    ranks: int, threads: int, cores: int, *, parallel: float = USUAL_PARALLEL, probes: tuple[SharingProbe, ...] = ()
 ) -> tuple[float, float]:
     """How many times as long compute takes as alone on the same threads, and the standard deviation of its log."""
     if ranks == 1 and threads <= cores:
@@ -107,7 +108,7 @@ def together(
 
 
 def turns(ranks: int, cores: int | None) -> float:
-    """How many times as long as on a core of its own what a rank does on one thread takes."""
+    """Slowdown of single-threaded work of a rank, relative to a dedicated core."""
     return 1.0 if cores is None else max(1.0, ranks / cores)
 
 

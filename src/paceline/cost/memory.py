@@ -20,11 +20,11 @@ __all__ = [
     "StateBytes",
     "check_fits",
     "check_state_fits",
+    "default_batch",
     "largest_batch",
     "memory_limit",
     "memory_of",
     "state_bytes",
-    "usual_batch",
 ]
 
 RESERVED = 0.8e9
@@ -33,7 +33,7 @@ IN_PLACE = ("relu", "dropout", "flatten")
 """Layers whose output takes the place of their input, so that nothing more is kept."""
 
 USUAL_IMAGES, USUAL_TOKENS = 64, 8192
-"""What a device has in one step where nobody says it."""
+"""Default work of a device per step."""
 
 Shards = tuple[int, int]
 """ZeRO stage, and the ranks over which it divides."""
@@ -137,8 +137,8 @@ def largest_batch(
     return largest
 
 
-def usual_batch(network: Network, largest: int | None) -> int:
-    """Samples per device where nobody says them: 64 images or 8,192 tokens, halved until they fit at once."""
+def default_batch(network: Network, largest: int | None) -> int:
+    """Default samples per device: 64 images or 8,192 tokens, halved until they fit into memory in one pass."""
     samples = USUAL_IMAGES if network.input.kind == "image" else max(1, USUAL_TOKENS // network.input.length)
     while largest is not None and samples > max(1, largest):
         samples //= 2

@@ -1,7 +1,7 @@
-"""All-reduces as NCCL runs them: for each message what its tuner expects to end first.
+"""Cost of all-reduce under NCCL: for each message the algorithm and protocol that its tuner expects to complete first.
 
-Candidates are a ring and a double binary tree, each under three protocols (LL, LL128, Simple), and on hosts whose
-switch adds numbers up (NVSwitch of NVLink 4 and 5) NVLS. P ranks on H hosts of m, base and hop latencies per protocol:
+Candidates are a ring and a double binary tree, each under three protocols (LL, LL128, Simple), and NVLS on hosts whose
+switch reduces (NVSwitch of NVLink 4 and 5). P ranks on H hosts of m, base and hop latencies per protocol:
 
 ring   base + 2(P-H) inside + 2(H-1) network (1.4 times that between hosts under Simple),  2(P-1)/P N b / share
 tree   base + 2(m-1) inside + 2 log2(H) network,                                           2 N b / share
@@ -40,7 +40,7 @@ HOPS = {
 }
 """By algorithm and wire, for LL, LL128 and Simple."""
 SHARE = {"ring": (0.5, 0.92, 1.0), "double_tree": (1 / 3.8, 0.92 * 0.92, 0.92)}
-"""Of the bus bandwidth: half of LL are flags, 8 of 128 bytes of LL128; a tree reaches 0.92 of what a ring does."""
+"""Share of the bus bandwidth: half of LL are flags, 8 of 128 bytes of LL128; a tree reaches 0.92 of a ring."""
 LL128, SIMPLE = 1, 2
 PLATEAU = 1.4
 """On the latency of a ring between hosts under Simple, for messages of some size."""
@@ -49,7 +49,7 @@ NVLS_LATENCY = 25.0
 LEAST = {"nvlink": 0.6 * US, "pcie": 1.0 * US, "network": 2.7 * US}
 """Latency of a wire that the hops contain; a link that states a longer one adds the rest to every hop."""
 NO_BUS = "loopback"
-"""Devices that reach each other through the kernel alone have no bus that NCCL could use (Apple's)."""
+"""Devices that communicate only through the kernel have no bus for NCCL (Apple's)."""
 
 
 class NcclChoice(NamedTuple):
@@ -112,7 +112,7 @@ def _tree(fabric: Fabric, n: Floats, protocol: int) -> tuple[float, Floats]:
 
 
 def nccl_allreduce(fabric: Fabric, n: Floats, algorithm: str | None = None) -> NcclChoice:
-    """Of all candidates, or of those of one algorithm, the one that ends first, for each message."""
+    """For each message the fastest of all candidates, or of the candidates of one algorithm."""
     candidates: list[tuple[str, float, Floats]] = []
     for protocol in _protocols(fabric):
         if algorithm in (None, "ring"):

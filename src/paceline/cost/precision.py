@@ -1,9 +1,10 @@
-"""What a precision means on a device: the rates at which layers multiply, and the bytes of every number.
+"""A precision on a device: peak rates of each kind of layer, and bytes per element.
 
 `amp` is automatic mixed precision as PyTorch's autocast does it: convolutions and matrix products in float16 (bfloat16
-on processors), activations stored so, weights, gradients and update in float32. float16 and bfloat16 alone hold weights
-and gradients in two bytes, too, with a float32 copy of the weights. TF32 multiplies shortened numbers and stores
-float32. A framework's default is TF32 where the device has it: for convolutions alone, or for matrix products as well.
+on processors), activations in the same type, weights, gradients and update in float32. float16 and bfloat16 alone also
+store weights and gradients in two bytes, with a float32 copy of the weights. TF32 multiplies with a shortened mantissa
+and stores float32. A framework's default is TF32 where the device has it: for convolutions alone, or for matrix
+products as well.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Numerics:
 
     @property
     def meaning(self) -> str:
-        """What is computed and stored in which precision."""
+        """Types of compute and storage."""
         if self.convolution != self.matrix:
             return f"{_SHOWN[self.convolution]} convolutions, {_SHOWN[self.matrix]} matrix products, stored in float32"
         if self.matrix == "tf32":
@@ -77,7 +78,7 @@ def numerics_on(device: Device, precision: str) -> Numerics:
     if known is None or (device.peak and known not in device.peak):
         have = ", ".join(sorted(device.peak))
         raise Unsupported(
-            f"no peak rate in {precision} is known for {device.name!r}, so nothing tells how fast it computes",
+            f"no peak rate in {precision} is known for {device.name!r}, so its compute time cannot be predicted",
             hint=f"known for it: {have}; state the rate in the cluster file, or choose another --precision",
         )
     return Numerics(known, known, activation=WIDTHS[known], weight=WIDTHS[known])
@@ -96,7 +97,7 @@ def _half(device: Device) -> Precision:
 
 
 def precision_line(asked: str | None, default: str, *, framework: str, devices: list[Device]) -> str:
-    """One line that names the precision on every device, and why it is that one."""
+    """One line that names the precision on every device, and the reason."""
     meanings: dict[str, list[str]] = {}
     for device in devices:
         meanings.setdefault(numerics_on(device, asked or default).meaning, []).append(device.name)

@@ -4,10 +4,9 @@
     end[k]    = max(ready[k], end[k-1]) + comm[k]
     exposed   = end[last] - ready[last]
 
-Unrolled, end[k] = S[k] + max over j <= k of (ready[j] - S[j-1]) with S the running sum of comm: a cumulative sum and
-a cumulative maximum, whatever the number of cases. Wait-free back-propagation: Zhang et al., Poseidon, 2017; the
-closed form is this project's. Arrays have cases first and buckets (or layers) last, in the order in which gradients
-become ready.
+Unrolled, end[k] = S[k] + max over j <= k of (ready[j] - S[j-1]) with S the running sum of comm: a cumulative sum and a
+cumulative maximum for any number of cases. Wait-free back-propagation: Zhang et al., Poseidon, 2017; the closed form is
+this project's. Arrays have cases first and buckets (or layers) last, in the order in which gradients become ready.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def bucket_ready(backward: Floats, last: Sequence[int] | Ints) -> Floats:
 
 
 def finish_fifo(ready: Floats, comm: Floats) -> Floats:
-    """When each bucket's exchange ends, one after the other in the order given."""
+    """End of each bucket's exchange; exchanges run one after the other in the given order."""
     total = np.cumsum(comm, axis=-1)
     start = np.subtract(total, comm)
     np.subtract(ready, start, out=start)
@@ -57,9 +56,9 @@ def exposed_none(comm: Floats) -> Floats:
 def exposed_priority(ready: Floats, comm: Floats, forward: Floats) -> Floats:
     """Exposed aggregation when gradients of input layers go first and the rest overlaps with the next forward.
 
-    `forward` holds the forward seconds between one bucket's first use and the next's, in the same (ready) order.
-    Newer gradients are nearer to the input, so the exchange is last come, first served, and may interrupt; after
-    backward what is left is sent in order of use. Peng et al., ByteScheduler, 2019.
+    `forward` holds the forward seconds between one bucket's first use and the next's, in the same (ready) order. Newer
+    gradients are nearer to the input, so the exchange is last come, first served, and preemptive; after backward the
+    remaining gradients are sent in order of use. Peng et al., ByteScheduler, 2019.
     """
     left = _left_at_backward_end(ready, comm)
     arrival = np.cumsum(left[..., ::-1], axis=-1)

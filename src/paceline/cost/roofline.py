@@ -47,7 +47,7 @@ LayerWork = tuple[str, str, float, float, tuple[float, ...]]
 """Name, class, multiply-adds and bytes moved of one sample, bytes of each gradient in the order of readiness."""
 
 DEFAULT_LAUNCH = 8e-6
-"""Seconds to start a kernel, where the catalog says nothing."""
+"""Default seconds to launch a kernel, if the catalog has no figure."""
 UPDATE_TRAFFIC = 5
 """Reads of weight, gradient and momentum, writes of weight and momentum."""
 CLASSES: dict[str, LayerClass] = {"conv2d": "convolution", "linear": "linear", "attention": "attention"}
@@ -103,7 +103,7 @@ def device_times(
     backward = 2 * emulation.forward if emulation.backward is None else emulation.backward
     total = np.array([[emulation.forward], [backward]]) / emulation.speed
     seconds, nothing = total * _shares(costs), np.zeros((2, len(costs)))
-    if batch is None:  # whatever the batch of the case, it takes as long as stated
+    if batch is None:  # the stated time does not depend on the batch
         return LayerTimes(*_layers(costs, numerics.weight), nothing, nothing, nothing, seconds)
     return LayerTimes(*_layers(costs, numerics.weight), seconds / batch, nothing, nothing, nothing)
 
@@ -153,7 +153,7 @@ def _rooflines(
     if unknown or bandwidth is None:
         missing = f"peak rate in {unknown[0]}" if unknown else "memory bandwidth"
         raise Unsupported(
-            f"nothing tells how fast {device.name!r} computes: no {missing} is known for it",
+            f"the compute time of {device.name!r} cannot be predicted: its {missing} is not known",
             hint="state it in the cluster file, give a profile of one step, or `emulation.forward` for an emulated one",
         )
     reach = reach_of(device)

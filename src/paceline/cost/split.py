@@ -26,16 +26,16 @@ HALVINGS = 64
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs one device."""
+    """Cost of a step on one device."""
 
     a: float
-    """Seconds of a chunk of any size: launches, input, whatever does not grow with the batch."""
+    """Seconds of a chunk of any size: launches, input, and other costs that do not grow with the batch."""
     b: float
     """Seconds per sample."""
     chunk: int | None = None
     """Samples that fit into its memory at once."""
     least: int = 0
-    """Samples it must have, for instance because a layer needs every rank to take part."""
+    """Minimum samples, for instance because a layer needs every rank to participate."""
 
     def seconds(self, samples: int) -> float:
         """Time of a step with this many samples; none cost nothing."""
@@ -97,7 +97,7 @@ def proportional_split(weights: Sequence[float], total: int, *, least: Sequence[
 
 
 def _nearest(weights: Sequence[float], total: int) -> list[int]:
-    """Rounded shares; the largest remainders get what is left."""
+    """Rounded shares; the remaining samples go to the largest remainders."""
     scale = total / (sum(weights) or 1.0)
     samples = [math.floor(weight * scale) for weight in weights]
     order = sorted(range(len(weights)), key=lambda i: samples[i] - weights[i] * scale)
@@ -107,7 +107,7 @@ def _nearest(weights: Sequence[float], total: int) -> list[int]:
 
 
 def _finish_time(costs: Sequence[Cost], total: int) -> float:
-    counts = Counter(costs)  # many devices are alike
+    counts = Counter(costs)  # many devices are equal
     low, high = 0.0, min(cost.seconds(total) for cost in counts)
     high = max(high, *(cost.seconds(cost.least) for cost in counts)) if len(costs) > 1 else high
     high *= 1 + 1e-12
@@ -121,7 +121,7 @@ def _finish_time(costs: Sequence[Cost], total: int) -> float:
 
 
 def _give_back(samples: list[int], costs: Sequence[Cost], surplus: int) -> None:
-    """Take the few samples too many from those that finish last."""
+    """Remove the excess samples from the devices that finish last."""
     ends = [(-costs[i].seconds(n), i) for i, n in enumerate(samples) if n > costs[i].least]
     heapq.heapify(ends)
     for _ in range(surplus):

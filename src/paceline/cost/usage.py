@@ -1,8 +1,8 @@
-"""A throughput as people count it: tokens or images, and the share of the devices' peak (MFU).
+"""A throughput in tokens or images per second, and as a share of the devices' peak rate (MFU).
 
     MFU = rate * sum over layers of 6 multiply-adds / peak        three passes of two operations, all devices
 
-The multiply-adds are the network's own: what is computed twice to save memory does not count.
+Only multiply-adds of the network count, not recomputation to save memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["input_unit", "peak_share"]
 
 
 def input_unit(network: Network | None) -> tuple[str, int]:
-    """What a sample consists of, and how many: a text of 1,024 tokens, or one image."""
+    """Unit and number of units per sample: 1,024 tokens of a text, or one image."""
     if network is None:
         return "samples", 1
     return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])

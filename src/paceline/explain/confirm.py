@@ -1,7 +1,6 @@
-"""Confirm causes by runs that change only one of them: what to run, and the explanation with what it measured.
-
-Both are data. Whoever measures takes the confirmations of `plan_trials`, and hands the samples per second of both
-cases' launches to `with_measured`. Both cases are launched in every round, and compared round by round.
+"""Confirm causes by runs that change one setting each. `plan_trials` returns the trials as data; the caller measures
+them and passes the samples per second of both cases' launches to `with_measured`. Both cases are launched in every
+round and compared round by round.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Confirmation:
         return self.before, self.after
 
     def study(self, name: str) -> Study:
-        """A study of its own for both cases."""
+        """A separate study of both cases."""
         return Study(
             name=f"{name}.confirm",
             title=f"Confirms: {self.title}",
@@ -236,7 +235,8 @@ def _tried_bar(bar: Bar, trial: BarTrial, rates: Mapping[str, Rates]) -> Bar:
 
 
 def _apart(having: Mapping[int, float], lacking: Mapping[int, float]) -> Interval:
-    """Seconds that one side takes longer: by the differences of common rounds, or of all launches if few are common."""
+    """Seconds by which one side is slower: from the differences of common rounds, or of all launches if few rounds are
+    common."""
     common = [having[place] - lacking[place] for place in having if place in lacking]
     if len(common) >= FEWEST_LAUNCHES:
         return amount_interval(common)

@@ -17,7 +17,7 @@ from paceline.explain.findings.across import compare_cases
 from paceline.explain.findings.rules import RULES
 from paceline.explain.gap import Gap, find_gaps
 from paceline.explain.predicted import ScalingSeries, predict_series, sweeps_of
-from paceline.explain.watched import Judgement, judge_run
+from paceline.explain.watched import StepVerdict, judge_run
 from paceline.measurements.ranking import Ranking, rank_launches
 from paceline.measurements.store import Store
 from paceline.measurements.summary import FEWEST_LAUNCHES
@@ -71,15 +71,15 @@ class Explanation:
     """Findings whose trial measured no gain."""
     left_out: tuple[str, ...] = ()
     """Damaged runs that take no part."""
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[StepVerdict, ...] = ()
     """Verdicts on the steps of runs that were watched or imported."""
 
     @cached_property
     def summary(self) -> tuple[str, ...]:
         """Three sentences, or one if nothing was measured.
 
-        Where frameworks or strategies compete: who wins where, by how much, why. Else: how fast, how it scales, what
-        would help.
+        With several frameworks or strategies: which is fastest in which case, by how much, why. Otherwise: throughput,
+        scaling, and the change with the largest gain.
         """
         cases = [case.evidence for case in self.cases]
         good = [case for case in cases if case.result.throughput is not None]
@@ -143,7 +143,7 @@ def _rank_findings(cases: Sequence[CaseEvidence]) -> tuple[tuple[Finding, ...], 
 
 
 def _who(contested: Sequence[Ranking]) -> str:
-    """Who wins where, and where nobody does."""
+    """The fastest framework or strategy of each case, and cases without a significant difference."""
     wins: dict[str, list[Ranking]] = defaultdict(list)
     for ranking in contested:
         wins[ranking.winner.name if ranking.winner else ""].append(ranking)

@@ -1,4 +1,4 @@
-"""What other tools recorded of a job, as a run of the store where it has steps, and what it says."""
+"""Import of records of other tools: analysis of a job, and a run of the store if the records contain steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
-from paceline.explain.watched import FEWEST_STEPS, Judgement, judge_steps
+from paceline.explain.watched import FEWEST_STEPS, StepVerdict, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
 from paceline.measurements.foreign.log_forms import KNOWN_LINES
 from paceline.measurements.foreign.logs import METRICS, TrainingLog, looks_like_log, read_log, refuse_state
@@ -54,7 +54,7 @@ FRAMEWORKS = {"horovod": "pytorch/horovod"}
 
 @dataclass(frozen=True)
 class Labels:
-    """What a record does not say by itself."""
+    """Labels that a record does not contain."""
 
     name: str | None = None
     network: str = "model"
@@ -70,14 +70,14 @@ class Labels:
 
 @dataclass(frozen=True)
 class Imported:
-    """What was read, and the campaign that holds it if it has steps."""
+    """The imported record, and its campaign if it contains steps."""
 
     kind: Kind
     files: int
     name: str = ""
     campaign: str | None = None
     job: TracedJob | None = None
-    judgement: Judgement | None = None
+    judgement: StepVerdict | None = None
     """The verdict on the steps, where there are enough."""
     replay: Replay | None = None
     log: TrainingLog | None = None
@@ -90,7 +90,7 @@ class Imported:
 
 
 def import_files(given: Sequence[Path], store: Store, labels: Labels, kind: str | None = None) -> Imported:
-    """Read files of one job, whatever tool wrote them; what has steps becomes a run of the store."""
+    """Read files of one job in any supported format; records with steps become a run of the store."""
     _check_words(labels)
     paths = _files(given)
     found = _family(kind) if kind else _kind(paths)
@@ -137,7 +137,7 @@ def _files(given: Sequence[Path]) -> list[Path]:
         if path.is_dir() and not inside:
             raise InputError(f"{path} holds no file", hint="give the folder of the dumps or traces")
         tables = [one for one in inside if one.suffix == ".parquet"]
-        paths += tables if len(tables) == 1 else inside or [path]  # beside it are a job's description and its analysis
+        paths += tables if len(tables) == 1 else inside or [path]  # its folder also describes and analyses the job
     if not 0 < len(paths) <= MOST_FILES:
         raise InputError(f"{len(paths)} files", hint=f"expected 1 to {MOST_FILES}")
     return paths
@@ -150,7 +150,7 @@ def _family(kind: str) -> Kind:
 
 
 def _kind(paths: Sequence[Path]) -> Kind:
-    """What the first file is; all files of an import are of one kind."""
+    """The format of the first file; all files of an import have one format."""
     first = paths[0]
     if not begin_of(first, 1 << 16).strip():
         raise InputError(f"{first} is empty", hint="give the files of one job as their tool wrote them")
@@ -183,7 +183,7 @@ SIGNS: tuple[tuple[Kind, Callable[[Path], bool]], ...] = (
     ("trace", _looks_like_trace),
     ("log", looks_like_log),
 )
-"""What tells the kind of a file, in this order."""
+"""Tests of the format of a file, in this order."""
 
 
 def _name(path: Path) -> str:
@@ -278,7 +278,7 @@ def _recorded(
 
 
 def _cluster(labels: Labels) -> Cluster | None:
-    """Where the job ran; this machine if nothing was said."""
+    """The cluster of the job; by default this machine."""
     return None if labels.cluster == "local" else shipped_catalog().cluster(labels.cluster)
 
 
@@ -296,7 +296,7 @@ def _log(paths: Sequence[Path], store: Store, labels: Labels) -> Imported:
     log = read_log(paths[0])
     ranks, batch = _shape(log, labels)
     found = {step.rank or 0 for step in log.steps}
-    chosen = found if max(found) < ranks else {min(found)}  # stages and shards have no samples of their own
+    chosen = found if max(found) < ranks else {min(found)}  # a stage or a shard does not process samples independently
     clock, steps = dict[int, float](), []
     for step in (one for one in log.steps if (one.rank or 0) in chosen):
         rank, seconds = (step.rank or 0) % ranks, float(step.seconds or 0.0)

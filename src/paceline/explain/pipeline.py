@@ -1,7 +1,7 @@
-"""What the operations of a pipeline wait for: one graph for all steps in which the ranks do the same in the same order.
+"""Dependencies between the operations of a pipeline: one graph for all steps with equal operations in equal order.
 
-Every rank computes in the order that was recorded. A receive precedes the computation that needs it, a send follows the
-computation that makes it; an exchange begins when its last rank arrives.
+Every rank computes in the order that was recorded. A receive precedes the computation that uses its data, a send
+follows the computation that produces it; a collective begins when its last rank arrives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOCK_SHARE = 0.1
 """The same, of a usual computation."""
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 LOOKED_AT = 64
-"""Operations of a stream that may be under way at one time."""
+"""Maximum number of concurrent operations of a stream."""
 DATA_PARALLEL = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 
@@ -65,7 +65,7 @@ def pipeline_graphs(operations: Operations) -> list[PipelineGraph]:
 
 @dataclass(frozen=True)
 class PipelineGraph:
-    """What the operations of a step wait for, and which run together."""
+    """Dependencies of the operations of a step, and the groups that run together."""
 
     rows: Ints
     """Rows of the table: one line for each step, its operations in one order."""
@@ -78,7 +78,7 @@ class PipelineGraph:
     where: str
 
     def levels(self) -> list[_Level]:
-        """The operations in an order in which whatever an operation waits for comes before it."""
+        """The operations in topological order of their dependencies."""
         size = len(self.before)
         group_of = np.empty(size, dtype=np.int64)
         for number, group in enumerate(self.members):
@@ -99,7 +99,7 @@ class PipelineGraph:
 
     def _level(self, groups: list[int]) -> _Level:
         members = [one for number in groups for one in self.members[number]]
-        before = [self.before[one] or [len(self.before)] for one in members]  # a row of zeros stands for the begin
+        before = [self.before[one] or [len(self.before)] for one in members]  # a row of zeros represents the start
         return _Level(
             np.array(members),
             np.array([one for found in before for one in found]),
@@ -129,7 +129,7 @@ class _Level:
 
 
 def _depths(pairs: Ints, size: int) -> Ints | None:
-    """The longest way to each group from one that waits for nothing; None if there is a circle."""
+    """The longest path to each group from a group without dependencies; None if there is a cycle."""
     order = np.argsort(pairs[0], kind="stable")
     followers = pairs[1][order]
     first = np.searchsorted(pairs[0][order], np.arange(size + 1))
@@ -147,7 +147,7 @@ def _depths(pairs: Ints, size: int) -> Ints | None:
 
 
 def _toward(direction: str, side: str) -> int:
-    """Whether the peer of a transfer is at the next chunk of the model or at the one before."""
+    """Whether the peer of a transfer has the next or the previous chunk of the model."""
     return 1 if (direction == "forward") == (side == "send") else -1
 
 
@@ -207,14 +207,15 @@ class _Form:
         self._hold_up(streams)
 
     def _feeding(self, row: int, stream: list[int]) -> list[int]:
-        """What may hold up an exchange: of gradients of a chunk, the backward passes of that chunk."""
+        """The operations that a collective may wait for: for gradients of a chunk, the backward passes of that
+        chunk."""
         if self.kind[row].startswith("grads-") and self.chunk[row] >= 0:
             own = [one for one in stream if self.kind[one] == COMPUTES[1] and self.chunk[one] == self.chunk[row]]
             return own or stream
         return stream
 
     def _hold_up(self, streams: dict[str, list[int]]) -> None:
-        """Computations after the weights of their chunk, and after whatever the rank did in between."""
+        """Computations wait for the weights of their chunk, and for the operations of the rank in between."""
         computes, gathers = streams["compute"], [row for row in streams["exchange"] if "all-gather" in self.kind[row]]
         between = [row for row in streams["rest"] if not self._beside(row, computes)]
         seen: set[int] = set()
@@ -227,12 +228,13 @@ class _Form:
             self._wait(row, own)
 
     def _beside(self, row: int, computes: list[int]) -> bool:
-        """Whether an operation ran beside a computation of its rank, which therefore does not wait for it."""
+        """Whether an operation overlapped with a computation of its rank, which therefore does not depend on it."""
         later = next((one for one in computes if self.end[one] > self.start[row] + self._clock), None)
         return later is not None and self.start[later] < self.end[row] - self._clock
 
     def _wait(self, row: int, stream: list[int], but: int = -1) -> bool:
-        """Let an operation wait for the last one of a stream that had ended when it began; whether there is one."""
+        """Make an operation depend on the last operation of a stream that had ended before it began; whether there is
+        one."""
         limit = self.start[row] + self._clock
         earlier = bisect_left(stream, self._place[row], key=self._place.__getitem__)
         for one in reversed(stream[max(0, earlier - LOOKED_AT) : earlier]):
@@ -251,7 +253,7 @@ class _Form:
             self.lacking[kind] += abs(len(transfers) - len(beside))
         if len(transfers) == len(beside):
             computes = beside
-        elif side == "recv" and len(transfers) == len(computes) - 1:  # the first receive, from nobody, is left out
+        elif side == "recv" and len(transfers) == len(computes) - 1:  # the first receive has no sender
             computes = computes[1:]
         for row, compute in zip(transfers, computes, strict=False):
             if side == "send":
@@ -264,7 +266,7 @@ class _Form:
             self._join(row, direction, side, compute)
 
     def _used(self, transfers: list[int], computes: list[int], side: str) -> list[int]:
-        """Without transfers that move nothing: sends before there is a result, receives that nobody waits for."""
+        """Without empty transfers: sends before there is a result, receives that no operation waits for."""
         if len(transfers) <= len(computes) or not computes:
             return transfers
         if side == "recv":
@@ -274,12 +276,13 @@ class _Form:
         return [row for row in transfers if self.end[row] >= first]
 
     def _has_peer(self, compute: int, direction: str, side: str) -> bool:
-        """Whether another stage has the chunk beside that of a computation; the ends of the model have none there."""
+        """Whether another stage has the neighbouring chunk of a computation; the ends of the model have no
+        neighbour."""
         chunk = self.chunk[compute] if self.chunk[compute] >= 0 else self.stage[compute]
         return bool(self.last_stage and 0 <= chunk + _toward(direction, side) <= self.last_chunk)
 
     def _join(self, row: int, direction: str, side: str, compute: int) -> None:
-        """Note a transfer under its sender, if it has a peer: some profilers record receives from nobody."""
+        """Record a transfer under its sender, if it has a peer: some profilers record receives without a sender."""
         if self._has_peer(compute, direction, side):
             beside = (self.stage[row] + _toward(direction, side)) % (self.last_stage + 1)
             sender = self.stage[row] if side == "send" else beside
@@ -307,7 +310,7 @@ class _Form:
         return list(collectives.values())
 
     def _group(self, row: int) -> tuple[object, ...] | None:
-        """Who takes part in a collective: stages that share an embedding, everybody for the norm of all gradients."""
+        """Participants of a collective: stages that share an embedding, or all ranks for the norm of all gradients."""
         kind = self.kind[row]
         if kind in TRANSFERS or not is_exchange(kind) or "layernorm" in kind:
             return None

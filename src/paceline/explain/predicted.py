@@ -133,7 +133,7 @@ def _reason(error: PacelineError | ValidationError) -> str:
 
 
 def _profile(cases: list[CaseEvidence]) -> Profile | str:
-    """The profile of the one-rank case of a series, or why there is none."""
+    """The profile of the one-rank case of a series, or the reason why there is none."""
     smallest = cases[0]
     if smallest.run.ranks != 1 or smallest.cluster is None or smallest.run.scaling == "strong":
         return "a curve needs a case with one rank, and weak scaling"

@@ -1,10 +1,10 @@
-"""What a job with pipeline stages would take without stragglers: its operations, replayed with their dependencies.
+"""Replay of a job with pipeline stages: its operations with their dependencies, with and without stragglers.
 
-Every rank computes in the order that was recorded. A receive precedes the computation that needs it, a send follows the
-computation that makes it; an exchange begins when its last rank arrives. Without stragglers, each computation takes the
-mean of its kind and each exchange the median time after its last rank arrived. Then one group of operations at a time
-(a stage, a rank, a kind) keeps its measured times: the longer step is what that group costs. (Method: Lin et al.,
-Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025.)
+Every rank computes in the order that was recorded. A receive precedes the computation that uses its data, a send
+follows the computation that produces it; a collective begins when its last rank arrives. Without stragglers, each
+computation takes the mean of its kind and each exchange the median time after its last rank arrived. Then one group of
+operations at a time (a stage, a rank, a kind) keeps its measured times: the longer step is what that group costs.
+(Method: Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Replay", "replay"]
 
 Labels = NDArray[np.int64]
 BLAMED = 0.03
-"""A step that becomes longer by less has nobody to blame."""
+"""Minimum slowdown of a step for which a cause is named."""
 MOST_RANKS = 256
 """Ranks that are replayed one by one; of a larger job, those whose stage and data-parallel rank cost most."""
 MOST_VALUES = 4_000_000
@@ -40,7 +40,7 @@ PIPELINE = {kind: f"{kind.split('-')[0]}-pp-comm" for kind in TRANSFERS}
 
 @dataclass(frozen=True)
 class Replay:
-    """Seconds per step, mean over steps, and the slowdown that each group of operations causes by itself."""
+    """Seconds per step, mean over steps, and the slowdown that each group of operations causes alone."""
 
     num_steps: int
     measured_s: float
@@ -76,10 +76,8 @@ class Replay:
 
     @property
     def blame(self) -> tuple[str, str] | None:
-        """What is named first: a rank that no other is like, a replica as a whole, or a stage.
-
-        Nobody, where the step is as long as without stragglers and no stage is unlike the others: slow steps of
-        everybody make each of them look slow.
+        """The first cause: a single slow rank, a whole replica, or a stage. None if the step is as long as without
+        stragglers and no stage differs from the others: steps that are slow on all ranks make every rank look slow.
         """
         if self.slowdown <= 1 + BLAMED and not _stands_out(self.by_stage):
             return None
@@ -149,7 +147,7 @@ def _first(found: dict[str, float]) -> tuple[str, float]:
 
 
 def _stands_out(found: dict[str, float]) -> bool:
-    """Whether the first makes the step longer by more than twice what the second does."""
+    """Whether the first lengthens the step by more than twice as much as the second."""
     first, *others = found.values() or (1.0, 1.0)
     return not others or others[0] - 1 < 0.5 * (first - 1)
 
@@ -211,7 +209,7 @@ def _labels(operations: Operations, *, first: bool = False) -> dict[str, NDArray
 
 
 def _chosen_ranks(operations: Operations, found: Mapping[str, Mapping[str, float]]) -> list[int]:
-    """The ranks that are replayed one by one: a rank costs no more than its stage or its replica does."""
+    """The ranks that are replayed individually: a rank costs no more than its stage or its replica."""
     places = np.unique(np.stack([operations.rank, operations.stage, operations.dp_rank]), axis=1).T.tolist()
     cost = {rank: min(found["by_stage"][str(stage)], found["by_dp_rank"][str(dp)]) for rank, stage, dp in places}
     return sorted(sorted(cost, key=lambda rank: -cost[rank])[:MOST_RANKS])
@@ -275,7 +273,7 @@ class _Job:
 
 
 def _alone(graph: PipelineGraph, operations: Operations, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Seconds of each operation after the last of its members arrived, and its delay after what it waits for."""
+    """Seconds of each operation after the last of its members arrived, and its delay after its dependencies."""
     start, end = operations.start[rows], operations.end[rows]
     arrived = start.copy()
     for members in graph.members:
@@ -341,7 +339,7 @@ def _even(operations: Operations, recorded: Floats) -> Floats:
 
 
 def _lengths(operations: Operations) -> float:
-    """How forward and backward times of micro-batches go together, each beside the mean of its rank and chunk."""
+    """Correlation of forward and backward times of micro-batches, each relative to the mean of its rank and chunk."""
     parts = []
     for kind in COMPUTES:
         rows = np.flatnonzero((operations.kind == kind) & (operations.micro_batch >= 0))

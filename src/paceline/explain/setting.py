@@ -1,4 +1,4 @@
-"""How a watched training is set up, as far as its processes said, and what that says about the causes of long steps."""
+"""Settings of a watched training as recorded by its processes, and their relation to causes of long steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL_BUCKET = 256 * 1024
 """Bytes below which the start of an exchange takes longer than its bytes, on most links."""
 MANY_BUCKETS = 8
 ONE_BUCKET = 1024 * 1024
-"""A single bucket of at least this size could have been several, the first of them hidden behind backward."""
+"""A single bucket of at least this size could be divided, so that part of the exchange overlaps with backward."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Setting:
     buckets: tuple[int, ...] = ()
     """Bytes of the buckets of DistributedDataParallel."""
     searches: bool = False
-    """Whether DistributedDataParallel looks for unused parameters in every step, and there are none."""
+    """Whether DistributedDataParallel searches for unused parameters in every step although there are none."""
     by_hand: bool = False
     """Whether the ranks exchange gradients without DistributedDataParallel."""
     sharded: bool = False
@@ -42,7 +42,7 @@ class Setting:
 
 
 def setting_of(facts: Mapping[str, Any], threads: int | None, cores: int, ranks: int) -> Setting:
-    """The setting that the facts of a run tell; imported runs have none."""
+    """The settings from the facts of a run; imported runs have none."""
     hosts, ddp = facts.get("hosts") or [], facts.get("ddp") or {}
     crowd = max((hosts.count(host) for host in hosts), default=1)
     return Setting(

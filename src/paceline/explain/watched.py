@@ -22,7 +22,7 @@ from paceline.measurements.summary import Interval, amount_interval, phases_of
 from paceline.measurements.tablefiles import STEPS
 from paceline.measurements.trace.observed import ObservedStep, observed_steps
 
-__all__ = ["FEWEST_STEPS", "Judgement", "StepCause", "judge_run", "judge_steps"]
+__all__ = ["FEWEST_STEPS", "StepCause", "StepVerdict", "judge_run", "judge_steps"]
 
 FEWEST_STEPS = 20
 """Steps of every rank below which there is no verdict."""
@@ -43,11 +43,12 @@ TOGETHER = 1.5
 COLLECTED = 0.6
 """Share of a stall that garbage collection explains, if it is the cause."""
 UPDATING = 0.15
-"""Share of a rank's work from which the update says that the batch is too small for the weights."""
+"""Share of the update in a rank's work above which the batch counts as small."""
 CROWDED = 1.5
 """Compute threads for each core from which they wait for each other."""
 BATCHES = 10
-"""Intervals are those of the means of this number of consecutive parts of the run: neighbouring steps are alike."""
+"""Intervals come from the means of this number of consecutive parts of the run, because neighbouring steps are
+correlated."""
 
 UNSPLIT = "step"
 """The phase of causes in steps that nothing splits into phases, such as those of a log."""
@@ -90,7 +91,7 @@ class StepCause:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class StepVerdict:
     """The verdict; without causes, nothing is shown to lengthen the steps."""
 
     num_steps: int
@@ -106,7 +107,7 @@ class Judgement:
     why_not: str = ""
     """Why there is no verdict."""
     replay: Mapping[str, Any] = field(default_factory=dict)
-    """Of a pipeline: what its operations say, see `explain.replay`."""
+    """The replay of a pipeline, see `explain.replay`."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,14 @@ class _Series:
         return rest
 
 
-def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -> Judgement:
-    """The verdict on the timed steps of a run, by what is known of its setting."""
+def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -> StepVerdict:
+    """The verdict on the timed steps of a run with its settings."""
     setting = setting or Setting()
     series = _series(steps, setting)
     num_ranks, num_steps = series.seconds.shape
     if num_steps < FEWEST_STEPS:
         why = f"{num_steps} timed steps are too few for a verdict: at least {FEWEST_STEPS} are needed"
-        return Judgement(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
+        return StepVerdict(num_steps, num_ranks, _typical(series) if num_steps else 0.0, {}, 0.0, (), why)
     stalls, calm = _stalls(series)
     causes = [
         *stalls,
@@ -147,10 +148,10 @@ def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -
     ]
     shown = [cause for cause in causes if cause.share.value >= NOTICEABLE and cause.share.low >= NOTICEABLE / 2]
     ranked = tuple(sorted(shown, key=lambda cause: (cause.kind != "threads", -cause.share.value)))
-    return Judgement(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
+    return StepVerdict(num_steps, num_ranks, _typical(series), _shares(series), _waiting(series), ranked)
 
 
-def judge_run(stored: StoredRun) -> Judgement:
+def judge_run(stored: StoredRun) -> StepVerdict:
     """The verdict on a stored run."""
     columns = stored.steps.to_pydict()
     rows = (Step(*row) for row in zip(*(columns[name] for name in STEPS.names), strict=True))
@@ -277,7 +278,8 @@ def _period(steps: NDArray[np.int64], cost: Floats) -> tuple[int, int]:
 
 
 def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> StepCause:
-    """A stall costs what the longest rank adds; it is one rank's if that rank has nearly all of it."""
+    """The cost of a stall is the time that the slowest rank adds; a stall belongs to one rank if that rank has nearly
+    all of it."""
     cost = excess.max(axis=0)
     places = np.flatnonzero(cost)
     by_rank = excess.sum(axis=1) / float(excess.sum())
@@ -356,7 +358,7 @@ def _slowdowns(series: _Series) -> list[StepCause]:
     return causes
 
 
-# What is always there.
+# Causes that are present in all steps.
 
 
 def _steady(series: _Series, setting: Setting) -> list[StepCause]:
@@ -375,7 +377,7 @@ def _steady(series: _Series, setting: Setting) -> list[StepCause]:
 
 
 def _settings(series: _Series, setting: Setting, stalls: Sequence[StepCause]) -> list[StepCause]:
-    """What the setting costs in every step: a small batch, too many threads, collections that are no stalls."""
+    """Costs of the settings in every step: a small batch, too many threads, garbage collection without stalls."""
     causes, work, update = [], series.work.min(axis=0), series.phases["update"].min(axis=0)
     if float(update.mean()) >= UPDATING * float(work.mean()):
         each = _share(update + series.phases["aggregate"].min(axis=0), series.step_s)

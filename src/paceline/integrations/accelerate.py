@@ -28,7 +28,7 @@ class PacelineTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Watch | None:
-        """What is behind `accelerator.get_tracker("paceline", unwrap=True)`."""
+        """The object of `accelerator.get_tracker("paceline", unwrap=True)`."""
         return self.watch
 
     def start(self) -> None:
@@ -36,7 +36,7 @@ class PacelineTracker(GeneralTracker):
         self.watch = Watch(**self._options).__enter__()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Nothing: Paceline finds out what is trained."""
+        """Nothing: Paceline detects the model itself."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **rest: Any) -> None:
         """Nothing: Paceline times the steps itself."""

@@ -1,4 +1,4 @@
-"""Progress and time left in the status of a Kubeflow TrainJob, posted as Kubeflow Trainer asks for it (KEP-2779)."""
+"""Progress and time left in the status of a Kubeflow TrainJob, posted in the format of Kubeflow Trainer (KEP-2779)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _report(watch: Watch, total_steps: int, every_s: float, ended: threading.Eve
             status["metrics"] = [{"name": "step_seconds", "value": f"{step_s:.6g}"}]
         try:
             _post({"trainerStatus": status})
-        except (OSError, ValueError, KeyError) as error:  # the training goes on
+        except (OSError, ValueError, KeyError) as error:  # training continues
             warnings.warn(f"paceline: the status of the TrainJob is not updated: {error}", stacklevel=1)
 
 

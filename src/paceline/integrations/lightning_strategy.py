@@ -23,10 +23,9 @@ __all__ = ["PacelineStrategy"]
 
 
 class PacelineStrategy(SingleDeviceStrategy):
-    """Trains with all processes that were launched, each at its own speed.
-
-    A step has `global_batch` samples of all ranks together; the loader's batch for every rank if it is not given.
-    What is logged is of this rank's samples. One optimizer, no accumulated batches.
+    """Trains with all launched processes, with shares by measured speed. A step has `global_batch` samples over all
+    ranks; by default the loader's batch for every rank. Logged metrics cover this rank's samples. One optimizer, no
+    gradient accumulation.
     """
 
     strategy_name = "paceline"
@@ -58,7 +57,7 @@ class PacelineStrategy(SingleDeviceStrategy):
             )
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Join, and take shares of the samples to train on; those to validate on are everybody's."""
+        """Join, and share the training samples between ranks; every rank uses all validation samples."""
         if sys._getframe(1).f_locals.get("stage") is not RunningStage.TRAINING:
             return dataloader
         trainer = self._trainer
@@ -66,7 +65,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._shared = SharedLoader(dataloader, global_batch=self._global_batch, settings=self._settings)
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else sys.maxsize
         self.pace = self._shared.begin(self.lightning_module, self.optimizers, also, epochs=epochs)
-        # A rank that joins late begins in the epoch that the others are in.
+        # A late joiner starts in the current epoch of the other ranks.
         progress = trainer.fit_loop.epoch_progress.current
         progress.processed = progress.completed = max(progress.processed, self.pace.position.epoch)
         return self._shared
@@ -98,7 +97,7 @@ class PacelineStrategy(SingleDeviceStrategy):
             shared.leave()
 
     def on_exception(self, exception: BaseException) -> None:
-        """The others need not wait for this rank."""
+        """Leave, so that the other ranks do not wait for this rank."""
         if self._shared is not None and self.pace is not None:
             self._shared = None
             self.pace.__exit__(None, None, None)

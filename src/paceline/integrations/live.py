@@ -29,7 +29,7 @@ LAST, RISEN = 6, 1.03
 FEWEST_NEW = 4
 """Steps that must be new since the last look."""
 SAME = 5
-"""An onset that moves by no more steps between two looks is the same one."""
+"""Maximum difference in steps between the onsets of two checks that count as the same onset."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LiveWatch:
                     sys.stderr.flush()
 
     def look(self) -> list[Alert]:
-        """Read what is new; the alerts that two looks in a row agree on, each rank once."""
+        """Read new records; return the alerts on which two consecutive checks agree, one per rank."""
         for path in sorted(self._folder.glob("process-*.jsonl")):
             self._take(path)
         common = self._common()

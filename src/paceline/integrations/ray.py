@@ -19,12 +19,12 @@ __all__ = ["watched_loop"]
 def watched_loop(train_loop_per_worker: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """The loop of a worker, watched on every rank; takes the options of `paceline.watch`.
 
-    Workers run in folders of their own, so the store is the one that this process sees; of several hosts, it must be
-    on storage that they share.
+    Workers run in separate folders, so the store is resolved in this process; with several hosts it must be on shared
+    storage.
     """
     store = str(Path(options.pop("store", None) or default_store()).absolute())
 
-    @functools.wraps(train_loop_per_worker)  # Ray looks at the signature: a loop may take a configuration
+    @functools.wraps(train_loop_per_worker)  # Ray inspects the signature: a loop may take a configuration
     def loop(*given: Any, **named: Any) -> Any:
         with Watch(store=store, **options):
             return train_loop_per_worker(*given, **named)

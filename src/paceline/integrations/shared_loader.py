@@ -23,7 +23,7 @@ class _Whole:
 
 
 class SharedLoader:
-    """Iterates over this rank's batches of one epoch at a time; joins the others when `begin` is called."""
+    """Iterates over this rank's batches of one epoch at a time; joins the group when `begin` is called."""
 
     def __init__(self, loader: Any, *, global_batch: int | None, settings: Settings | None) -> None:
         """Without `global_batch` a step has the loader's batch for every rank that was launched."""

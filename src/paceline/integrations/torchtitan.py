@@ -16,7 +16,7 @@ __all__ = ["PacelineProfiler"]
 
 
 class PacelineProfiler(Profiler):
-    """Watches the training loop, beside all that torchtitan's own profiler does if it is enabled."""
+    """Watches the training loop, in addition to torchtitan's own profiler if it is enabled."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Profiler.Config):

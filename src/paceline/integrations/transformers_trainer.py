@@ -32,10 +32,9 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
 
 
 class PacelineTrainer(Trainer):
-    """Trains with all processes that were launched, each at its own speed.
-
-    A step has `global_batch` samples of all ranks together; the arguments' batch for every rank if it is not given.
-    A rank's loss counts by its samples, whatever their number of tokens.
+    """Trains with all launched processes, with shares by measured speed. A step has `global_batch` samples over all
+    ranks; by default the arguments' batch for every rank. A rank's loss is weighted by its samples, independent of
+    their number of tokens.
     """
 
     def __init__(self, *rest: Any, global_batch: int | None = None, settings: Settings | None = None, **options: Any):
@@ -62,7 +61,7 @@ class PacelineTrainer(Trainer):
         return _context.rank == 0
 
     def _run_epoch(self, *rest: Any, **options: Any) -> Any:
-        """Join before the first epoch, when the optimizer is there; a late rank passes over those that are done."""
+        """Join before the first epoch, when the optimizer exists; a late joiner skips completed epochs."""
         if not hasattr(self, "pace"):
             self._begin()
         epoch = options["epoch"] if "epoch" in options else rest[1]
@@ -84,7 +83,7 @@ class PacelineTrainer(Trainer):
         try:
             result = super().train(*rest, **options)
         except BaseException as error:
-            if hasattr(self, "pace"):  # the others need not wait for this rank
+            if hasattr(self, "pace"):  # so that the other ranks do not wait for this rank
                 self.pace.__exit__(type(error), error, None)
             raise
         self._shared.leave()

@@ -16,11 +16,11 @@ from typing import Any
 from paceline import variables
 from paceline.errors import InputError, PacelineError, missing_extra
 from paceline.explain.setting import setting_of
-from paceline.explain.watched import Judgement, judge_steps
+from paceline.explain.watched import StepVerdict, judge_steps
 from paceline.integrations.live import LiveWatch
 from paceline.measurements.store import Store, default_store
 from paceline.measurements.trace.observed import Observed, check_name, record
-from paceline.report.terminal.watched import judgement_lines
+from paceline.report.terminal.watched import verdict_lines
 from paceline.runtime.watch.arming import armed
 from paceline.runtime.watch.job import name_of_command, observe, read_records, run_watched
 from paceline.runtime.watch.recorder import Recorder
@@ -37,12 +37,12 @@ class Watched:
 
     campaign: str
     """Id in the store; empty if nothing could be stored."""
-    judgement: Judgement | None
+    judgement: StepVerdict | None
     note: str = ""
     """Why nothing was stored."""
     exit_code: int = 0
     labels: tuple[str, ...] = ()
-    """What a reader of the verdict has to know."""
+    """Notes for the verdict."""
 
     @property
     def lines(self) -> list[str]:
@@ -53,7 +53,7 @@ class Watched:
         following = (f"  Next: paceline explain {name}; paceline report {name};",
                      f"        paceline predict --from {name} --cluster ...")  # fmt: skip
         notes = (f"  Note: {label}" for label in self.labels)
-        return [*judgement_lines(self.judgement, name), *notes, *following]
+        return [*verdict_lines(self.judgement, name), *notes, *following]
 
 
 def watch_command(command: Sequence[str], store: Store, *, name: str | None, every: int, quiet: bool) -> Watched:
@@ -80,7 +80,7 @@ def _stored(
         return Watched("", None, str(error), code)
 
 
-def judged(observed: Observed) -> Judgement:
+def judged(observed: Observed) -> StepVerdict:
     """The verdict on the steps of an observed training that count."""
     timed = [step for step in observed.steps if step.step >= observed.warmup]
     machine = observed.machine
@@ -151,7 +151,7 @@ class Watch:
                 sys.stdout.write("\n".join([*self.watched.lines, ""]))
 
     def _wait(self) -> None:
-        """Until every rank has said its last word, but not for long: one of them may have died."""
+        """Wait until every rank has written its last record, with a short timeout, because a rank may have died."""
         until = time.monotonic() + WAITS_S
         while sum(bool(found.get("ended")) for found in read_records(self._folder)) < _world():
             if time.monotonic() > until:
@@ -172,7 +172,7 @@ class Watch:
         self._recorder.flush()
         try:
             observed = observe(self._name, read_records(Path(self._recorder.folder)))
-            return "\n".join(judgement_lines(judged(observed), "still running"))
+            return "\n".join(verdict_lines(judged(observed), "still running"))
         except InputError as error:
             return f"paceline watch: {error.message}, so far"
 

@@ -1,8 +1,8 @@
-"""Why a process died: the line of its log that explains it, and its end in words.
+"""The reason of a failed process: the line of its log that explains the failure, and a description of its exit.
 
-One table of signs, each a pattern of one way of dying; the first sign in the table that the log shows explains the
-death, the first place in the log where several are. Causes come before consequences: a failed check before the abort
-that it leads to, the traceback of a process before what MPI says about it.
+A table of patterns, one per kind of failure. The first pattern of the table that occurs in the log explains the
+failure; of several matches the first in the log counts. Causes come before consequences: a failed check before the
+abort that follows it, the traceback of a process before MPI's message about it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LogExplanation", "Sign", "death_of", "explain_log", "signal_of"]
+__all__ = ["FailurePattern", "LogExplanation", "exit_description", "explain_log", "signal_of"]
 
 LONGEST = 300
 """Characters of an explaining line that tables have room for."""
 
 MOST = 2000
-"""Characters of a line that are looked at."""
+"""Maximum characters of a line that are searched."""
 
 CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 """Signals that a process brings upon itself; by others it was killed."""
 
 
 @dataclass(frozen=True)
-class Sign:
-    """One way of dying as logs show it: a pattern whose group `why`, and `where` if it has one, make the line."""
+class FailurePattern:
+    """One kind of failure in logs: a pattern whose groups `why` and, if present, `where` form the message."""
 
     name: str
     pattern: re.Pattern[str] | None
@@ -43,8 +43,8 @@ class LogExplanation:
     out_of_memory: bool
 
 
-def _sign(name: str, pattern: str, *, out_of_memory: bool = False) -> Sign:
-    return Sign(name, re.compile(pattern, re.MULTILINE), out_of_memory)
+def _kind(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePattern:
+    return FailurePattern(name, re.compile(pattern, re.MULTILINE), out_of_memory)
 
 
 _PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:\s?|\[rank\d+\]:\s?|\[[\w.-]+:\d+\]\s|\d+:\s|\(\w+ pid=\d+[^)]*\)\s)")
@@ -76,37 +76,37 @@ _HEAP = (
 _THROWN = r"terminate called after throwing an instance of "
 
 SIGNS = (
-    *(_sign(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
+    *(_kind(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
       for name, parts in _MEMORY.items() for part in parts),
-    _sign("glog", r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
-    _sign("glog of TensorFlow", r"^\d{4}-\d\d-\d\d [\d:.]+: F (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
-    _sign("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
-    _sign("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
-    _sign("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
-    Sign("Python", None),
-    _sign("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
-    _sign("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
-    _sign("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
-    _sign("assertion", r"^(?P<why>[^\n]*: Assertion `[^\n]*' failed\.?)"),
-    _sign("check", r"(?P<where>[\w./-]{1,200}\.(?:cc|cpp|cu|cuh|h|hpp|cxx):\d+)\]?:? (?P<why>Check failed[^\n]*)"),
-    *(_sign("device", rf"^(?P<why>{_ALL}(?:{part}){_ALL})") for part in _DEVICE),
-    _sign("interpreter", r"^(?P<why>Fatal Python error: [^\n]*)"),
-    *(_sign("C library", rf"^(?P<why>(?:{part}){_ALL})") for part in _HEAP),
-    _sign("C++ exception", _THROWN + r"'(?P<why>[^'\n]+)'"),
-    _sign("C++ exception", r"(?P<why>terminate called (?:without an active exception|recursively))"),
-    _sign("MPI", r"^\*{3} An error occurred in (?P<where>MPI_\w+)(?:\n\*{3}[^\n]*)*?\n\*{3} (?P<why>MPI_ERR_[^\n]*)"),
-    _sign("MPI", r"(?P<why>Fatal error in (?:internal_)?P?MPI_\w+: [^\n]*)"),
-    _sign("MPI", r"(?P<why>MPI_ABORT was invoked on rank \d+[^\n]*(?:\n *[^\n]*errorcode -?\d+)?)"),
-    _sign("MPI", r"(?P<why>application called MPI_Abort\([^\n]*)"),
-    _sign("MPI", r"(?P<why>(?:mpirun|mpiexec|prterun|orterun) noticed that process rank \d+[^\n]*)"),
-    _sign("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
-    _sign("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
+    _kind("glog", r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
+    _kind("glog of TensorFlow", r"^\d{4}-\d\d-\d\d [\d:.]+: F (?P<where>[^\s:\]]+:\d+)\] (?P<why>[^\n]*)"),
+    _kind("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
+    _kind("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
+    _kind("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
+    FailurePattern("Python", None),
+    _kind("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
+    _kind("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
+    _kind("missing symbol", r"^(?P<why>[^\n]*(?:symbol lookup error|undefined symbol): [^\n]*)"),
+    _kind("assertion", r"^(?P<why>[^\n]*: Assertion `[^\n]*' failed\.?)"),
+    _kind("check", r"(?P<where>[\w./-]{1,200}\.(?:cc|cpp|cu|cuh|h|hpp|cxx):\d+)\]?:? (?P<why>Check failed[^\n]*)"),
+    *(_kind("device", rf"^(?P<why>{_ALL}(?:{part}){_ALL})") for part in _DEVICE),
+    _kind("interpreter", r"^(?P<why>Fatal Python error: [^\n]*)"),
+    *(_kind("C library", rf"^(?P<why>(?:{part}){_ALL})") for part in _HEAP),
+    _kind("C++ exception", _THROWN + r"'(?P<why>[^'\n]+)'"),
+    _kind("C++ exception", r"(?P<why>terminate called (?:without an active exception|recursively))"),
+    _kind("MPI", r"^\*{3} An error occurred in (?P<where>MPI_\w+)(?:\n\*{3}[^\n]*)*?\n\*{3} (?P<why>MPI_ERR_[^\n]*)"),
+    _kind("MPI", r"(?P<why>Fatal error in (?:internal_)?P?MPI_\w+: [^\n]*)"),
+    _kind("MPI", r"(?P<why>MPI_ABORT was invoked on rank \d+[^\n]*(?:\n *[^\n]*errorcode -?\d+)?)"),
+    _kind("MPI", r"(?P<why>application called MPI_Abort\([^\n]*)"),
+    _kind("MPI", r"(?P<why>(?:mpirun|mpiexec|prterun|orterun) noticed that process rank \d+[^\n]*)"),
+    _kind("scheduler", r"^(?:slurmstepd|srun): error: (?P<why>[^\n]*)"),
+    _kind("segmentation fault", r"^(?P<why>Segmentation fault|Illegal instruction|Bus error|Floating point exception)"),
 )  # fmt: skip
-"""Ways of dying, causes before consequences."""
+"""Kinds of failure, causes before consequences."""
 
 
 def explain_log(log: str) -> LogExplanation | None:
-    """The line of a log that explains why its process died, if one does."""
+    """The line of a log that explains the failure of its process, if there is one."""
     text = "\n".join(_PREFIX.sub("", _CODES.sub("", line[:MOST].rstrip("\r"))) for line in log.splitlines())
     for sign in SIGNS:
         match = sign.pattern.search(text) if sign.pattern else None
@@ -129,7 +129,7 @@ _FRAMES = re.compile(
 
 
 def _traceback(text: str) -> str:
-    """What the last exception says, and what the first one of its chain said."""
+    """The messages of the last exception and of the first exception of its chain."""
     blocks = list(_FRAMES.finditer(text))
     if not blocks:
         return ""
@@ -152,7 +152,7 @@ def signal_of(code: int | None) -> str | None:
         return f"signal {number}"
 
 
-def death_of(code: int | None) -> Literal["crash", "killed"] | None:
+def exit_description(code: int | None) -> Literal["crash", "killed"] | None:
     """Whether a signal that ended a process came from itself or from others; None without a signal."""
     name = signal_of(code)
     return None if name is None else "crash" if name in CRASHES else "killed"

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from paceline.spec.cluster import LayerClass
-from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Seconds, Share
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Seconds, Share, SpecModel
 from paceline.spec.load import load_json
 
 __all__ = ["Profile", "ProfiledHost", "ProfiledLayer", "read_profile", "write_profile"]
 
 
-class ProfiledLayer(Noun):
+class ProfiledLayer(SpecModel):
     """The times of one layer in a step, and the bytes of each of its gradients."""
 
     name: Name
@@ -24,15 +24,16 @@ class ProfiledLayer(Noun):
     gradients: tuple[Bytes, ...] = ()
     """Bytes of each gradient tensor, in the order in which they become ready; empty for layers without parameters."""
     kind: LayerClass | None = None
-    """What the layer computes, for devices whose rates differ; with `macs` and `moved` a profile can change devices."""
+    """Kind of the layer, for devices whose rates differ by kind; with `macs` and `moved` a profile can be scaled to
+    other devices."""
     macs: Annotated[float, Field(ge=0)] | None = None
     """Multiply-adds of the forward pass of one sample."""
     moved: Bytes | None = None
     """Bytes of its input and output in the forward pass of one sample."""
 
 
-class ProfiledHost(Noun):
-    """The processor on which a profile was taken: what the ranks of a host share, and its rates on these threads."""
+class ProfiledHost(SpecModel):
+    """The CPU of a profile: cores that the ranks of a host share, and measured rates with these threads."""
 
     cores: Count
     threads: Count
@@ -45,7 +46,7 @@ class ProfiledHost(Noun):
     """How many times faster the step was on these threads than on one."""
 
 
-class Profile(Noun):
+class Profile(SpecModel):
     """The times of one step on one device, by layer in the order of the forward pass."""
 
     schema_: Annotated[Literal["paceline.profile/1"], Field(alias="schema")] = "paceline.profile/1"
@@ -94,7 +95,7 @@ class Profile(Noun):
 
     @property
     def is_outline(self) -> bool:
-        """Whether it counts the work of the layers and has no times: nobody ran it."""
+        """Whether the profile contains work without times: the model did not run."""
         return self.step == 0.0
 
     @property

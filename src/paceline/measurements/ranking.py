@@ -1,6 +1,5 @@
-"""Who is faster: frameworks and strategies ranked within one network, batch and number of ranks.
-
-The verdict on two contenders is that of `summary.compare`, the rule of `paceline compare`: one rule decides everywhere.
+"""Ranking of frameworks and strategies within one network, batch and number of ranks. Pairs are compared by
+`summary.compare`, the rule of `paceline compare`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from paceline.measurements.results import Launches
 from paceline.measurements.summary import Comparison, Interval, compare, median_interval
 
-__all__ = ["Place", "Ranking", "rank_launches"]
+__all__ = ["RankedCase", "Ranking", "rank_launches"]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedCase:
     """One contender of a ranking."""
 
     name: str
@@ -37,23 +36,23 @@ class Ranking:
     input: str
     batch: int
     ranks: int
-    places: tuple[Place, ...]
+    places: tuple[RankedCase, ...]
 
     @property
     def label(self) -> str:
-        """What the contenders have in common."""
+        """The common parameters of the compared cases."""
         where = "" if self.cluster == "local" else f", {self.cluster}"
         source = "" if self.input == "resident" else f", {self.input} input"
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         return f"{self.network}, batch {self.batch} x {ranks}{where}{source}"
 
     @property
-    def equals(self) -> tuple[Place, ...]:
+    def equals(self) -> tuple[RankedCase, ...]:
         """Contenders that are not shown to be slower than the first."""
         return tuple(place for place in self.places[1:] if place.behind and place.behind.verdict != "slower")
 
     @property
-    def winner(self) -> Place | None:
+    def winner(self) -> RankedCase | None:
         """The first, if every other contender is shown to be slower."""
         return self.places[0] if len(self.places) > 1 and not self.equals else None
 
@@ -87,18 +86,18 @@ def rank_launches(cases: Iterable[Launches]) -> tuple[Ranking, ...]:
 
 
 def _contenders(group: list[Launches]) -> list[Launches]:
-    """One rank exchanges nothing, so that strategies of a framework do not compete there: the first stands for all."""
+    """One rank exchanges nothing, so the strategies of a framework do not differ: the first represents all."""
     if group[0].first.ranks > 1:
         return group
     return list({case.first.framework: case for case in reversed(group)}.values())
 
 
-def _places(group: list[Launches]) -> tuple[Place, ...]:
+def _places(group: list[Launches]) -> tuple[RankedCase, ...]:
     rates = {id(case): median_interval(case.throughputs, pilot=case.first.pilot) for case in group}
     ordered = sorted(group, key=lambda case: -rates[id(case)].value)
     first = ordered[0]
     return tuple(
-        Place(
+        RankedCase(
             name=case.first.contender,
             case_id=case.first.case_id,
             throughput=rates[id(case)],

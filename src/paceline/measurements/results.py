@@ -150,7 +150,7 @@ class CaseResult:
     num_drifted: int
     """Number of successful launches that drifted."""
     num_counted: int
-    """Number of launches behind the numbers: without those that failed, and without those that drifted."""
+    """Number of launches that count: without failed and without drifted launches."""
     num_steps: int
     throughput: Interval | None
     """Samples per second of all ranks together; None if every launch failed."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from paceline.spec.fields import Count, Name, NotNegative, Noun
+from paceline.spec.fields import Count, Name, NotNegative, SpecModel
 from paceline.spec.study import Protocol, case_label
 
 __all__ = [
@@ -42,7 +42,7 @@ DRIFT_LIMIT: float = Protocol.model_fields["width"].default
 """Drift beyond which a launch counts as drifted, unless the protocol sets another interval width."""
 
 FEWEST_STEADY = 3
-"""Launches that must remain when those that drifted are left out."""
+"""Minimum number of launches after drifted launches are left out."""
 
 OBSERVED_BY = ("watch", "import")
 """The launchers of runs that no study measured, see `trace.observed`."""
@@ -75,7 +75,7 @@ def _moment(text: str) -> str:
     return text
 
 
-class Failure(Noun):
+class Failure(SpecModel):
     """Why a launch has no result: the phase, the reason, and the evidence."""
 
     phase: Literal["environment", "launch", "setup", "verify", "measure", "collect"]
@@ -98,7 +98,7 @@ class Failure(Noun):
     """The end of the log of the rank that failed first."""
 
 
-class Check(Noun):
+class Check(SpecModel):
     """One check of `paceline doctor`."""
 
     name: str
@@ -108,7 +108,7 @@ class Check(Noun):
     fix: str = ""
 
 
-class Machine(Noun):
+class Machine(SpecModel):
     """The machine and software of a run."""
 
     host: str
@@ -153,7 +153,7 @@ class Span:
     source: str = "paceline"
 
 
-class Run(Noun):
+class Run(SpecModel):
     """The header of a stored run, without the tables of steps and spans."""
 
     schema_version: Annotated[int, Field(ge=1)] = SCHEMA_VERSION
@@ -205,12 +205,12 @@ class Run(Noun):
 
     @property
     def drifted(self) -> bool:
-        """Whether the machine's own speed was unusual; `counted` says what becomes of such a launch."""
+        """Whether the machine's own speed deviated from its median; `counted` decides whether such a launch counts."""
         return self.drift is not None and abs(self.drift) > self.drift_limit
 
     @property
     def is_observed(self) -> bool:
-        """Whether steps were seen from outside, so that `other` was measured too, and each rank's work apart."""
+        """Whether steps were observed from outside, so that `other` and the work of each rank were measured too."""
         return self.launcher in OBSERVED_BY
 
     @property
@@ -260,8 +260,8 @@ def with_drift(runs: Sequence[Run]) -> list[Run]:
 def counted(runs: Sequence[Run]) -> list[Run]:
     """The successful launches of one case that count, for the stopping rule and for every result alike.
 
-    Launches that drifted are left out. If that would leave fewer than half, the machine has no usual speed; if it
-    would leave fewer than three, the interval would say nothing. In both cases all of them count.
+    Launches that drifted are left out. If fewer than half would remain, the machine has no typical speed; if fewer than
+    three would remain, the interval would be useless. In both cases all launches count.
     """
     good = [run for run in runs if run.outcome == "ok"]
     steady = [run for run in good if not run.drifted]

@@ -23,7 +23,7 @@ from paceline.measurements.run import Run, with_drift
 from paceline.measurements.store import Store, StoredRun
 from paceline.measurements.tablefiles import SPANS, STEPS
 
-__all__ = ["VIEWS", "answer_rows", "ask", "open_views"]
+__all__ = ["VIEWS", "ask", "open_views", "result_rows"]
 
 VIEWS = {
     "runs": "one row per launch: parameters, outcome, machine, drift",
@@ -186,7 +186,7 @@ def ask(store: Store, query: str) -> pa.Table:
     return table
 
 
-def answer_rows(answer: pa.Table) -> list[dict[str, Any]]:
+def result_rows(answer: pa.Table) -> list[dict[str, Any]]:
     """The rows of an answer as Python values, whose dates begin with the year 1."""
     try:
         rows: list[dict[str, Any]] = answer.to_pylist()

@@ -99,7 +99,8 @@ def speedup_interval(
     rounds: Rounds | None = None,
     pilot: int | None = None,
 ) -> Interval:
-    """Ratio of two medians over launches, with its t interval: paired where `rounds` names common rounds, else Welch's.
+    """Ratio of two medians over launches, with its t interval: paired if `rounds` contains common rounds, otherwise
+    Welch's.
 
     `rounds` names the round of each launch of either side; a launch is paired with the other side's of the same round.
     """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
 from paceline import catalog
-from paceline.cost.host import Sharing
+from paceline.cost.host import SharingProbe
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.measurements.results import Launches, find_campaign, load_launches
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fitted:
-    """One stored case beside what the calibrated model says of it."""
+    """One stored case and its prediction by the calibrated model."""
 
     label: str
     ranks: int
@@ -47,7 +47,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibration, the profiles of one-rank cases by label, and how well stored runs are met."""
+    """A calibration, the profiles of one-rank cases by label, and the errors on stored runs."""
 
     calibration: Calibration
     profiles: dict[str, Profile]
@@ -61,7 +61,8 @@ def stored_sweeps(store: Store, cluster: str | None = None) -> tuple[CollectiveF
 
 
 def _profiles(store: Store, good: list[Launches]) -> dict[str, Profile]:
-    """Profiles by label; where ranks were also profiled side by side, that one: it knows what neighbours cost."""
+    """Profiles by label; a profile of concurrent ranks is preferred, because it includes the cost of neighbouring
+    ranks."""
     ordered = sorted((item for item in good if alone(item.first)), key=lambda item: item.first.ranks)
     return {label_of(item): profile_of(store, item) for item in ordered}
 
@@ -76,11 +77,12 @@ def _point(item: dict[str, Any]) -> SweepPoint:
 
 
 def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
-    """What sweeps alone tell: collectives, what a copy costs, and what exchange and compute leave of each other."""
+    """Calibration from sweeps alone: collectives, the cost of a copy, and the mutual slowdown of exchange and
+    compute."""
     sweeps, runs = stored_sweeps(store, cluster), _sweep_runs(store, cluster)
     usual = Calibration(f"{len(sweeps)} swept collectives of {store.root.name}", sweeps)
     copies = [run.facts["copy_bytes_per_s"] for run in runs if "copy_bytes_per_s" in run.facts]
-    sharing = {(one["cores"], one["ranks"], one["threads"]): Sharing(**one) for run in runs
+    sharing = {(one["cores"], one["ranks"], one["threads"]): SharingProbe(**one) for run in runs
                for one in run.facts.get("sharing", [])}  # fmt: skip
     usual = replace(usual, sharing=tuple(sharing.values()))
     beside = [run.facts["overlap"] for run in runs if "overlap" in run.facts]
@@ -94,7 +96,7 @@ def swept_calibration(store: Store, cluster: str | None = None) -> Calibration:
 
 
 def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
-    """Everything a store's sweeps and one campaign of runs tell."""
+    """Calibration from the sweeps of a store and one campaign of runs."""
     campaigns = [item for item in store.read_campaigns() if item["study"] != "collectives"]
     newest = str(campaigns[-1]["campaign"]) if campaigns else None
     launches = load_launches(store, find_campaign(store, study or newest)) if study or newest else []
@@ -114,7 +116,7 @@ def calibrate_store(store: Store, study: str | None = None) -> Calibrated:
 
 
 def fit_distributed(start: Calibration, many: list[Launches], profiles: dict[str, Profile]) -> Calibrated:
-    """Fixed cost, slowdown and crowding that meet the runs on several ranks best."""
+    """Fixed cost, slowdown and crowding that fit the runs on several ranks best."""
     if not many:
         return Calibrated(start, profiles, ())
     usual = np.array([start.fixed_per_gradient.value, start.slowdown.value, 0.05])

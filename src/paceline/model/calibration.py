@@ -1,4 +1,4 @@
-"""What measurements said about a cluster: collectives with uncertainty, fixed cost, slowdown, jitter."""
+"""Parameters fitted to measurements of a cluster: collectives with uncertainty, fixed cost, slowdown, jitter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.cost.host import Sharing
+from paceline.cost.host import SharingProbe
 from paceline.model.sweep import CollectiveFit
-from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
+from paceline.spec.fields import Bytes, Count, Name, Seconds, SpecModel
 from paceline.spec.load import load_json
 
 __all__ = [
@@ -41,16 +41,16 @@ ASSUMED_SLOWDOWN = Uncertain(0.1, 0.6)
 
 @dataclass(frozen=True)
 class Calibration:
-    """Everything the model takes from measurements beside per-layer times."""
+    """All measured inputs of the model except per-layer times."""
 
     source: str
     collectives: tuple[CollectiveFit, ...] = ()
     fixed_per_gradient: Uncertain = Uncertain(15e-6, 0.7)
     """Seconds per gradient tensor of hooks and bucketing."""
     fixed_copies: Uncertain = Uncertain(2.0, 0.5)
-    """How often gradients pass through memory once more."""
+    """Number of additional copies of the gradients."""
     copy_per_byte: float | None = None
-    """Seconds per byte of such a copy as the sweep measured it; none means what the catalog says of the device."""
+    """Seconds per byte of such a copy, measured by a sweep; None means the catalog's figure of the device."""
     slowdown: Uncertain = ASSUMED_SLOWDOWN
     """Share of overlapped communication time that compute loses."""
     overlap_rate: float = 1.0
@@ -58,19 +58,19 @@ class Calibration:
     crowding: float = 0.0
     """Share by which compute slows for each further rank of the same host (memory, cores, clock)."""
     reach: Uncertain = Uncertain(0.6, 0.4)
-    """Share of a link's stated bandwidth that collectives reach, where no sweep says it."""
+    """Share of a link's stated bandwidth that collectives reach, if no sweep measured it."""
     latency: Uncertain = Uncertain(3.0, 0.7)
-    """Software latency as a multiple of the link's, where no sweep says it."""
+    """Software latency as a multiple of the link's, if no sweep measured it."""
     base_latency: float = 15e-6
-    """Seconds of a hop's software path beside the link's own latency, where no sweep says it."""
-    sharing: tuple[Sharing, ...] = ()
+    """Seconds of a hop's software path in addition to the link's latency, if no sweep measured it."""
+    sharing: tuple[SharingProbe, ...] = ()
     """What probes measured of ranks that share the cores of a host."""
     jitter: float | None = None
-    """Standard deviation of a step as a share of it; none means what the profile says."""
+    """Relative standard deviation of a step; None means that of the profile."""
 
 
 CATALOG_ONLY = Calibration(source="catalog figures of links and start-up, none measured: wide interval")
-"""What the model believes before anything was measured: medians of the published figures it was checked against."""
+"""Default parameters without measurements: medians of the published figures of the validation."""
 _NOTHING = Uncertain(0.0, 0.0)
 AS_STATED = Calibration(
     source="links exactly as stated, no cost of software",
@@ -99,21 +99,21 @@ Positive = Annotated[float, Field(ge=1e-9, le=1e6)]
 Spread = Annotated[float, Field(ge=0, le=10)]
 
 
-class UncertainEntry(Noun):
+class UncertainEntry(SpecModel):
     """A number that may be zero, and its spread."""
 
     value: Factor
     spread: Spread
 
 
-class PositiveEntry(Noun):
+class PositiveEntry(SpecModel):
     """A number that something is divided by, and its spread."""
 
     value: Positive
     spread: Spread
 
 
-class FitEntry(Noun):
+class FitEntry(SpecModel):
     """The fit of one collective."""
 
     operation: Name
@@ -133,8 +133,8 @@ class FitEntry(Noun):
         return self
 
 
-class SharingEntry(Noun):
-    """What a probe measured of ranks that share the cores of a host."""
+class SharingEntry(SpecModel):
+    """Measurement of a probe of ranks that share the cores of a host."""
 
     cores: Count
     ranks: Count
@@ -143,8 +143,8 @@ class SharingEntry(Noun):
     spread: Spread = 0.0
 
 
-class CalibrationFile(Noun):
-    """A calibration as its file says it; absent fields have the values of the catalog."""
+class CalibrationFile(SpecModel):
+    """A calibration from its file; absent fields have the values of the catalog."""
 
     schema_: Annotated[Literal["paceline.calibration/1"], Field(alias="schema")]
     source: Annotated[str, Field(max_length=10_000)]
@@ -169,5 +169,5 @@ class CalibrationFile(Noun):
             if isinstance(value, UncertainEntry | PositiveEntry):
                 given[name] = Uncertain(value.value, value.spread)
         given["collectives"] = tuple(CollectiveFit(**dict(fit)) for fit in self.collectives)
-        given["sharing"] = tuple(Sharing(**dict(probe)) for probe in self.sharing)
+        given["sharing"] = tuple(SharingProbe(**dict(probe)) for probe in self.sharing)
         return Calibration(**given)

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from paceline import catalog
-from paceline.catalog.devices import device_called
+from paceline.catalog.devices import device_by_alias
 from paceline.errors import InputError, UnknownName
 from paceline.model.question import Question
 from paceline.spec.cluster import Host
-from paceline.spec.fields import Noun
+from paceline.spec.fields import SpecModel
 from paceline.spec.strategy import Strategy
 
 __all__ = ["CHANGEABLE", "changed", "parse_changes"]
 
-N = TypeVar("N", bound=Noun)
+N = TypeVar("N", bound=SpecModel)
 
 CHANGEABLE = {
     "link": "the link between hosts: a name of the catalog, or bandwidth, latency",
@@ -86,7 +86,7 @@ def _changed_host(host: Host, part: str, field: str, *, value: str) -> Host:
 def _replaced(host: Host, part: str, field: str, *, value: str) -> Host:
     """The host with another link, or with as many of another device, of the catalog."""
     if part == "device":
-        device = catalog.device(device_called(value) or value)
+        device = catalog.device(device_by_alias(value) or value)
         return host.model_copy(update={"devices": (device,) * len(host.devices)})
     return host.model_copy(update={part: catalog.link(value)})
 

@@ -1,4 +1,4 @@
-"""A device's step at any batch: per-gradient times from layer times, and what they rest on."""
+"""A device's step at any batch: per-gradient times from layer times, and their sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import catalog
-from paceline.catalog.devices import device_called, reach_spread
+from paceline.catalog.devices import device_by_alias, reach_spread
 from paceline.cost.host import parallel_share
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
@@ -45,7 +45,7 @@ MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear"
 MOVED_SPREAD = 0.2
 """The same of a profile moved to another device of its kind."""
 MOVED_FAR_SPREAD = 0.4
-"""The same of a profile moved from a processor to a GPU: its efficiency says little about the other's."""
+"""The same for a profile scaled from a CPU to a GPU, whose efficiencies are hardly related."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ def roofline(network: Network, device: Device, batch: int, *, precision: str = "
 def work_of_profile(profile: Profile) -> DeviceWork:
     """The work that a profile measured.
 
-    What disturbs the processor of a host lasts from less than a step to minutes, so that averaging over more steps does
-    not make means alike (flicker noise: means of any length differ as much; Allan, 1966). A launch differs from another
-    as the steps of one do: their jitter counts once for the profile (`capture`), once for the run that is predicted.
+    Disturbances of a CPU last from less than a step to minutes, so averaging over more steps does not reduce the
+    variance of means (flicker noise; Allan, 1966). Launches vary as much as the steps of one launch: the jitter of
+    steps counts once for the profile (`capture`) and once for the predicted run.
     """
     names = [layer.name for layer in profile.layers]
     ready = profile.ready or tuple(reversed(names))
@@ -231,7 +231,7 @@ def counted_work(profile: Profile, device: Device, *, precision: str = "float32"
 
 
 def outlined_work(profile: Profile, device: Device, *, precision: str) -> DeviceWork:
-    """Layers that nobody ran: the device's roofline."""
+    """Layers without measured times: the device's roofline."""
     work = counted_work(profile, device, precision=precision)
     if work is None:
         raise Unsupported(
@@ -242,8 +242,8 @@ def outlined_work(profile: Profile, device: Device, *, precision: str) -> Device
 
 
 def profiled_device(profile: Profile) -> Device | None:
-    """The device of a profile with its rates: of the catalog, or as measured beside the profile."""
-    known = device_called(profile.device) if profile.device else None
+    """The device of a profile with its rates, from the catalog or measured with the profile."""
+    known = device_by_alias(profile.device) if profile.device else None
     device, host = catalog.device(known) if known else None, profile.host
     if host is not None and host.peak and host.bandwidth:
         return Device(
@@ -257,7 +257,7 @@ def profiled_device(profile: Profile) -> Device | None:
 
 
 def counted_on(profile: Profile, device: Device, *, precision: str) -> DeviceWork | None:
-    """The roofline of a profile's network: of the catalog's, or of what the profile counted."""
+    """The roofline of a profile's network, from the catalog or from the counts of the profile."""
     if profile.network in catalog.network_names():
         return roofline_work(catalog.network(profile.network), device, precision=precision)
     return counted_work(profile, device, precision=precision)

@@ -68,7 +68,7 @@ def _with_units(prediction: Prediction, question: Question, job: PlannedRun) -> 
 def everyday_of(
     question: Question, devices: Sequence[Device], rates: tuple[float, ...], job: PlannedRun
 ) -> dict[str, Any]:
-    """Everyday units of a throughput (value, low, high) on devices; what is not known is absent."""
+    """Everyday units of a throughput (value, low, high) on devices; unknown units are absent."""
     network = _network(question)
     unit, each = input_unit(network)
     known: dict[str, Any] = {"unit": unit, "per_sample": each}

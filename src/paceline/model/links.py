@@ -1,4 +1,4 @@
-"""The bus bandwidth that links should reach beside what was measured; calibration from nccl-tests; slow hosts."""
+"""Measured bus bandwidth compared with that of the link; calibration from nccl-tests; slow hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGE, LONG_S = 64 << 20, 0.05
 
 @dataclass(frozen=True)
 class LinkVerdict:
-    """One test beside the stated bandwidth of the link that it had to use."""
+    """One test compared with the stated bandwidth of its link."""
 
     test: CollectiveTest
     link: str
@@ -71,7 +71,7 @@ class LinkVerdict:
 
 
 def judge_link(test: CollectiveTest, where: Link | Cluster, least: float = LEAST_SHARE) -> LinkVerdict:
-    """A test beside a link, or beside the link of a cluster that the tested ranks share."""
+    """A test compared with a link, or with the link of a cluster that the tested ranks share."""
     if isinstance(where, Link):
         return LinkVerdict(test, where.name, where.bandwidth, least)
     if len(test.hosts) < 2 and test.ranks <= len(where.hosts[0].devices):
@@ -82,7 +82,7 @@ def judge_link(test: CollectiveTest, where: Link | Cluster, least: float = LEAST
 
 @dataclass(frozen=True)
 class HostVerdict:
-    """What a host reached with the partner with which it did best."""
+    """The rate of a host with its best partner."""
 
     host: str
     partner: str
@@ -106,14 +106,14 @@ class HostVerdict:
 
 @dataclass(frozen=True)
 class FabricVerdict:
-    """A collective over all hosts beside its link, and each host beside the others."""
+    """A collective over all hosts compared with its link, and each host compared with the other hosts."""
 
     whole: LinkVerdict
     hosts: tuple[HostVerdict, ...]
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Hosts that hold up the others."""
+        """Hosts that slow down the others."""
         return tuple(host.host for host in self.hosts if host.status == "FAIL")
 
     @property
@@ -136,10 +136,9 @@ class FabricVerdict:
 def judge_fabric(
     test: CollectiveTest, rates: Mapping[tuple[str, str], float], cluster: Cluster | None, least: float = LEAST_SHARE
 ) -> FabricVerdict:
-    """A test of all hosts and the rates of pairs beside the links of a cluster; without one, beside the best pair.
-
-    A host is excluded if its best pair stays below `least` of what the best pair of all reaches of its link: a
-    transport that is slow everywhere is no fault of a host.
+    """A test of all hosts and the rates of pairs, compared with the links of a cluster; without a cluster, with the
+    best pair. A host is excluded if its best pair reaches less than `least` of the share that the best pair of all
+    reaches of its link: a transport that is slow everywhere excludes no host.
     """
     best = max(rates.values())
     stated = {host.name: host.link.bandwidth * host.nics for host in cluster.hosts} if cluster else {}
@@ -156,7 +155,8 @@ def judge_fabric(
 
 
 def calibrate_tests(paths: Sequence[Path], where: str | None) -> tuple[Calibration, tuple[LinkVerdict, ...]]:
-    """What tests alone tell: the cost of their collectives, and how the link or cluster of this name does."""
+    """Calibration from tests alone: the cost of their collectives, and the comparison with the link or cluster of this
+    name."""
     tests = [read_nccl_tests(path) for path in paths]
     place = None if where is None else link(where) if where in link_names() else cluster(where)
     verdicts = () if place is None else tuple(judge_link(test, place) for test in tests)

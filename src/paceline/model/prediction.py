@@ -1,9 +1,9 @@
-"""Predictions: named terms that sum to the step time, each prediction an interval, and what a curve tells.
+"""Predictions: named terms that sum to the step time, each prediction with an interval, and properties of a curve.
 
 step = io + h2d + forward + backward + aggregate + update + fixed + slowdown + waiting
 
-`aggregate` is the exposed part, `fixed` the cost of being distributed at all, `slowdown` what compute loses while
-communication runs, `waiting` what the others wait for the slowest.
+`aggregate` is the exposed part, `fixed` the fixed cost of distributed training, `slowdown` the slowdown of compute by
+concurrent communication, `waiting` the time of waiting for the slowest rank.
 """
 
 from __future__ import annotations
@@ -108,24 +108,24 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Curve:
-    """Predictions over numbers of devices, and what they show together."""
+    """Predictions over numbers of devices, and properties of the whole curve."""
 
     label: str
     predictions: tuple[Prediction, ...]
     knee: int | None
-    """Last doubling of devices before the next one gains less than `knee_gain`, whichever counts were asked; none if
-    it was not reached."""
+    """Last doubling of devices before the next one gains less than `knee_gain`, independent of the requested counts;
+    None if it was not reached."""
     knee_gain: float
     advice: str
     """The one measurement that would narrow the widest interval most."""
     basis: tuple[str, ...] = field(default=())
-    """What the prediction rests on, one line each."""
+    """The sources of the prediction, one line each."""
     notes: tuple[str, ...] = field(default=())
     """How the ranks of each number of devices use the cores of a host, where they compute on them."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Further facts of this kind of prediction, for JSON."""
     measured: tuple[tuple[int, float], ...] = ()
-    """Devices and samples per second of the points that the curve goes on from, where there are any."""
+    """Devices and samples per second of the measured points that the curve extrapolates, if any."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -164,7 +164,7 @@ _SHARDED = {
     1: "shards the state of the optimizer: every rank updates its part, then all gather the weights",
     2: "shards gradients and the state of the optimizer: every rank updates its part, then all gather the weights",
 }
-"""By stage; of the third, and of those without a stage, the aggregation says it."""
+"""By ZeRO stage; for stage 3, and without a stage, by the aggregation."""
 _SIMPLE = {
     "overlap": ("exchanges after the backward pass", "exchanges while backward still runs"),
     "input_overlap": ("reads input between steps", "reads the next batch while this one trains"),

@@ -1,4 +1,4 @@
-"""Profiles of stored one-rank runs: spans say how a step divides over layers, clean passes say how long it is."""
+"""Profiles of stored one-rank runs: spans give the division of a step over layers, clean passes its duration."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _host(run: Run) -> ProfiledHost | None:
 
 
 def _doubt(launches: Launches) -> str:
-    """What whoever uses the profile must know of it."""
+    """Notes for users of the profile."""
     phases = median_phases(launches.passes)
     closes = launches.first.is_observed or (split_closes(phases) and phases["backward"] > 0)
     return "" if closes else "; their phases do not close within 5 % of the step: not to be trusted"
@@ -154,7 +154,7 @@ def _bucket_rows(exchanges: list[tuple[str, int, str, float, int | None]], begin
         if ("all_reduce" in name or "allreduce" in name) and size:
             steps[run, step].append((start, size))
     if not steps:
-        raise Unsupported("this trace does not say the layers and the sizes of their gradients", hint=WATCH)
+        raise Unsupported("this trace does not contain the layers and the sizes of their gradients", hint=WATCH)
     count = median_low(len(found) for found in steps.values())
     usual = [found for found in steps.values() if len(found) == count]
     sent = [median(found[place][0] for found in usual) for place in range(count)]
@@ -175,7 +175,7 @@ def _jitter(store: Store, runs: list[str]) -> float:
 
 
 def _between(steps: Sequence[float]) -> float:
-    """Standard error of the mean over launches; one launch alone says little."""
+    """Standard error of the mean over launches; large for a single launch."""
     if len(steps) < 2:
         return 0.05
     return float(max(0.005, np.std(steps, ddof=1) / np.mean(steps) / np.sqrt(len(steps))))

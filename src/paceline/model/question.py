@@ -1,4 +1,4 @@
-"""What is asked of the model, and the ranks with their work that it means."""
+"""A validated question to the model, and its ranks with their work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from paceline import catalog
 from paceline.catalog.clusters import more_hosts
-from paceline.catalog.devices import device_called
+from paceline.catalog.devices import device_by_alias
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import check_fits, check_state_fits, largest_batch, memory_of, usual_batch
+from paceline.cost.memory import check_fits, check_state_fits, default_batch, largest_batch, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -52,7 +52,7 @@ __all__ = [
     "ranks_of",
     "ranks_with",
     "shared_works",
-    "with_usual_batch",
+    "with_default_batch",
     "works_of",
 ]
 
@@ -62,7 +62,7 @@ FILE_BYTES = 110e3
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked; either a network of the catalog or a profile says what a device computes."""
+    """A question; either a network of the catalog or a profile defines the work of a device."""
 
     cluster: Cluster
     framework: str
@@ -77,7 +77,7 @@ class Question:
     """Compute threads of each rank on a processor; by default an even share of its host's cores, and no more than
     the profile had."""
     assumed: bool = False
-    """Nobody said the batch: it is the usual one."""
+    """Whether the batch is the assumed default."""
 
     @property
     def subject(self) -> str:
@@ -125,14 +125,14 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
 
 def _check_state_fits(question: Question, profile: Profile, device: Device) -> None:
     """Weights, gradients and optimiser must fit on a device that did not train the model already."""
-    if profile.device is not None and device_called(profile.device) == device.name:
+    if profile.device is not None and device_by_alias(profile.device) == device.name:
         return
     parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
     check_state_fits(profile.network, parameters, device, **_memory_of(question, device))
 
 
 def check_workload(question: Question) -> None:
-    """Either a network or a profile must say what a device computes."""
+    """Either a network or a profile must define the work of a device."""
     if (question.network is None) == (question.profile is None):
         raise InputError("give either a network or a profile", hint="a network of the catalog, or a profile's file")
 
@@ -145,7 +145,7 @@ def _memory_of(question: Question, device: Device) -> dict[str, Any]:
 
 
 def precision_of(question: Question) -> str:
-    """One line on the precision of the question, and why it is that one."""
+    """One line on the precision of the question, with the reason."""
     asked = question.strategy.precision
     if question.profile is not None and asked is None:
         return "that of the profile"
@@ -155,7 +155,7 @@ def precision_of(question: Question) -> str:
 
 
 def device_key(device: Device) -> str:
-    """Equal for devices that compute alike."""
+    """Key of a device: equal for devices with equal compute."""
     return device.model_dump_json(exclude={"price", "power"})
 
 
@@ -180,11 +180,11 @@ def largest_batches(question: Question) -> dict[str, int | None]:
     }
 
 
-def with_usual_batch(question: Question) -> Question:
+def with_default_batch(question: Question) -> Question:
     """The question with the batch that is usual for its network, and that every device holds."""
     assert question.network is not None
     fitting = [largest for largest in largest_batches(question).values() if largest is not None]
-    return replace(question, batch=usual_batch(question.network, min(fitting, default=None)), assumed=True)
+    return replace(question, batch=default_batch(question.network, min(fitting, default=None)), assumed=True)
 
 
 def memory_bytes(question: Question, device: Device, samples: int) -> float | None:
@@ -226,7 +226,7 @@ def _stated(work: DeviceWork, emulation: Emulation, batch: int) -> DeviceWork:
 def _moved(work: DeviceWork, profile: Profile, device: Device, question: Question) -> WorkAt:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
     default, precision = (catalog.resolve(question.framework, way).precision for way in (Strategy(), question.strategy))
-    same = profile.device is None or device.name in (profile.device, device_called(profile.device))
+    same = profile.device is None or device.name in (profile.device, device_by_alias(profile.device))
     profiled = profile.precision or default
     if same and numerics_on(device, precision) == numerics_on(device, profiled):
         slow = 1 / device.quota
@@ -325,7 +325,8 @@ def shared_works(
     question: Question, placed: Sequence[Placed], works: Sequence[StepWork], *, calibration: Calibration,
     present: Sequence[Placed] = (),
 ) -> tuple[Sequence[StepWork], float]:  # fmt: skip
-    """The works beside the other ranks of their hosts, and the standard deviation of the log of what that changes."""
+    """The work of each rank with the other ranks of its host running, and the standard deviation of the logarithm of
+    the change."""
     use = _host_use(question, present or placed)
     if use is None:
         return works, 0.0
@@ -345,7 +346,7 @@ def shared_works(
 def _shared(
     work: StepWork, ranks: int, threads: int, *, cores: int, calibration: Calibration
 ) -> tuple[StepWork, float]:
-    """The work on other threads and beside other ranks than it was measured with."""
+    """The work with other numbers of threads and of concurrent ranks than measured."""
     before = work.threads or fair_threads(cores, work.crowd)
     parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
     probes = calibration.sharing

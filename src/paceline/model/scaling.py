@@ -1,7 +1,7 @@
-"""From what is asked to a curve: step time, throughput and efficiency over numbers of devices, with intervals.
+"""From a question to a curve: step time, throughput and efficiency over numbers of devices, with intervals.
 
-Uncertain inputs are drawn together (one draw is one possible world, the same for every number of devices); the
-recurrence runs over all draws at once. Fixing one input at a time tells which measurement would narrow most.
+Uncertain inputs are drawn together (a draw is the same for every number of devices); the recurrence runs over all draws
+at once. Fixing one input at a time shows which measurement would narrow the interval most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
-from paceline.catalog.devices import device_called
+from paceline.catalog.devices import device_by_alias
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.compute import StepWork
@@ -26,7 +26,15 @@ from paceline.model.step import NOMINAL, Factors, Ranks, exchange_algorithms, fu
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
 
-__all__ = ["basis_of", "draw_factors", "exchange_of", "exchange_words", "met_by_points", "predict_curve", "spreads_of"]
+__all__ = [
+    "basis_of",
+    "draw_factors",
+    "exchange_of",
+    "exchange_words",
+    "predict_curve",
+    "spreads_of",
+    "updated_by_points",
+]
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +47,7 @@ EXCHANGES = {
     "servers": "parameter servers",
     "swept": "collectives as the sweep measured them",
 }
-"""What algorithms are called where the name of the setting says too little."""
+"""Display names of algorithms whose setting is not descriptive."""
 ADVICE = {
     "compute": "profile one step on one device (a capture, or `paceline run` on one rank) and predict from it",
     "bandwidth": "sweep the collective on the real link (`paceline bench-collectives`) and calibrate with it",
@@ -101,7 +109,7 @@ def exchange_of(question: Question, counts: Sequence[int], calibration: Calibrat
 
 
 def exchange_words(ranks: dict[int, Ranks], policy: Policy, calibration: Calibration) -> str:
-    """How gradients are exchanged at each number of devices, and who says so; empty where nothing is exchanged."""
+    """The exchange algorithm at each number of devices, and its source; empty without exchange."""
     how: dict[str, list[int]] = {}
     for count, here in sorted(ranks.items()):
         if count > 1 and policy.aggregation != "none":
@@ -116,7 +124,7 @@ def exchange_words(ranks: dict[int, Ranks], policy: Policy, calibration: Calibra
 
 
 def _messages(algorithms: Sequence[str]) -> str:
-    """`ring for 2, tree for 5 of 7 messages`, or one word where all are alike."""
+    """`ring for 2, tree for 5 of 7 messages`, or one word if all are equal."""
     counts = Counter(algorithms)
     if len(counts) == 1:
         return EXCHANGES.get(algorithms[0], algorithms[0])
@@ -149,7 +157,7 @@ def draw_factors(spreads: dict[str, float], seed: int) -> Factors:
     return Factors(**draws)
 
 
-def met_by_points(
+def updated_by_points(
     question: Question, series: Sequence[Series], spreads: dict[str, float], *, calibration: Calibration, seed: int
 ) -> tuple[Factors, str]:
     """Draws moved towards measured throughputs of the question's network on its cluster, and one line about it.
@@ -248,12 +256,12 @@ def _is_measured(question: Question, calibration: Calibration, name: str) -> boo
         profile = question.profile
         if profile is None or profile.is_outline:
             return False
-        return profile.device is None or device in (profile.device, device_called(profile.device))
+        return profile.device is None or device in (profile.device, device_by_alias(profile.device))
     return name in ("bandwidth", "latency") and bool(calibration.collectives)
 
 
 def basis_of(question: Question, calibration: Calibration, works: Sequence[StepWork]) -> tuple[str, ...]:
-    """What a prediction rests on, one line each."""
+    """The sources of a prediction, one line each."""
     policy = resolve(question.framework, question.strategy)
     overlap = "overlapped with backward" if policy.overlap else "after backward"
     usual = "the buckets that end earliest" if policy.fusion == "optimal" else f"one exchange per {policy.fusion}"

@@ -1,4 +1,4 @@
-"""The terms of one data-parallel step on ranks placed on a cluster, for many draws of what is uncertain at once."""
+"""The terms of one data-parallel step on ranks placed on a cluster, for many draws of the uncertain inputs at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_LOST = 0.97
 
 @dataclass(frozen=True)
 class Factors:
-    """One draw per entry of what is uncertain; the first entry is 1, the nominal case."""
+    """Draws of the uncertain inputs; the first entry is 1, the nominal case."""
 
     compute: Floats
     bandwidth: Floats
@@ -75,7 +75,7 @@ class Ranks:
 
     @property
     def turns(self) -> float:
-        """How many times as long as on a core of its own a thread takes, because ranks take turns on the cores."""
+        """Slowdown of a thread relative to a dedicated core, because ranks are time-sliced."""
         return turns(self.fabric.ranks, self.cores)
 
     @property
@@ -98,7 +98,7 @@ def _buckets(policy: Policy, work: StepWork, cost: Callable[[ArrayLike], Floats]
 def fusion_choices(ranks: Ranks, policy: Policy, calibration: Calibration) -> dict[str, tuple[int, float]]:
     """Number of exchanges and exposed seconds under the policy, under MG-WFBP's rule, and at the exact optimum.
 
-    Exposed as if backward were not slowed down by what is hidden, so that only the buckets differ.
+    Slowdown of backward by hidden communication is ignored, so that only the buckets differ.
     Empty where fusion has no choice: one rank, no overlap, servers, shards, or gradients in order of priority.
     """
     whole = policy.aggregation == "allreduce" and policy.overlap and policy.order != "priority"
@@ -146,7 +146,8 @@ def exchange_seconds(ranks: Ranks, policy: Policy, calibration: Calibration) -> 
 
 
 def exchange_algorithms(ranks: Ranks, policy: Policy, calibration: Calibration) -> list[str]:
-    """How each exchange of a step is done, one word each: an algorithm, `servers`, or `swept` where a sweep says it."""
+    """How each exchange of a step is done, one word each: an algorithm, `servers`, or `swept` if a sweep measured
+    it."""
     last = _buckets(policy, ranks.lead, _nominal(ranks, policy, calibration))
     if policy.aggregation == "parameter_server":
         return ["servers"] * len(last)
@@ -222,7 +223,7 @@ def _add_distributed(
         comm = comm / max(1.0, policy.block_samples / ranks.batch)
     pace = calibration.overlap_rate if policy.overlap else 1.0
     exposed = pace * _exposed(ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=np.ones(1))
-    # Where nothing measured says it: compute on all cores leaves nothing to an exchange on the same cores.
+    # Without a measurement: compute on all cores leaves no core for an exchange.
     known = calibration.slowdown != ASSUMED_SLOWDOWN or not ranks.full
     share = np.minimum(calibration.slowdown.value * factors.slowdown if known else MOST_LOST, MOST_LOST)
     lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
@@ -243,7 +244,7 @@ def _add_distributed(
 
 
 def _crowding(ranks: Ranks, calibration: Calibration) -> float:
-    """Compute beside this case's neighbours against compute beside those of the profile."""
+    """Ratio of compute with this case's neighbouring ranks to compute with those of the profile."""
     crowd = max(work.crowd for work in ranks.works)
     local, before = (at_once(count, ranks.threads, ranks.cores) for count in (ranks.fabric.local, crowd))
     return (1 + calibration.crowding * (local - 1)) / (1 + calibration.crowding * (before - 1))
@@ -309,7 +310,7 @@ def _parts(fabric: Fabric, policy: Policy, sizes: Floats) -> tuple[Floats, Float
 
 
 def _add_input(terms: dict[str, Floats], input_s: tuple[float, float], *, overlapped: bool) -> None:
-    """Input is hidden behind the rest of the step if the next batch is read meanwhile."""
+    """Input overlaps with the rest of the step if the next batch is prefetched."""
     total = sum(input_s)
     if total <= 0:
         return

@@ -88,7 +88,7 @@ def _fit(key: tuple[str, int], sizes: dict[float, list[float]]) -> CollectiveFit
     errors = {form: _held_out(form, n, t) for form in FORMS}
     form = min(FORMS, key=lambda name: float(np.mean(np.abs(errors[name]))))
     startup, per_byte, root = _solve(form, n, t)
-    # The median, because a small size that waits for a scheduler's tick says nothing about large ones.
+    # The median, because a scheduling delay of a small message is not representative of large messages.
     spread = 1.48 * float(np.median(np.abs(errors[form])))
     return CollectiveFit(operation, ranks, form, startup, per_byte, root, spread, float(n[0]), float(n[-1]))
 

@@ -13,7 +13,7 @@ from paceline.measurements.results import CaseResult, Usage, campaign_results
 from paceline.measurements.run import Check, Machine, RunData
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, Interval
-from paceline.report.terminal.watched import judgement_document
+from paceline.report.terminal.watched import verdict_document
 from paceline.spec.study import Case
 
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
@@ -180,7 +180,7 @@ def explanation_document(explanation: Explanation) -> Document:
         "gaps": [{**asdict(gap), "seconds": gap.seconds} for gap in explanation.gaps],
         "cases": [_case(case) for case in explanation.cases],
         "series": [_series(item) for item in explanation.series],
-        "observed": [judgement_document(item, explanation.campaign, "") for item in explanation.judgements],
+        "observed": [verdict_document(item, explanation.campaign, "") for item in explanation.judgements],
     }
     plain: Document = plain_data(document)
     return plain

@@ -8,11 +8,11 @@ from typing import Any
 from paceline.measurements.run import PHASES
 from paceline.model.plan.make import Plan
 from paceline.model.validation.evaluations import (
-    AnsweredCurve,
-    AnsweredDirection,
-    AnsweredHeadline,
     EmulatedCase,
-    EvaluationAnswer,
+    EvaluationPrediction,
+    PredictedCurve,
+    PredictedDirection,
+    PredictedHeadline,
 )
 from paceline.report.exports import markdown_lines, plain_markdown
 from paceline.report.tables import NOT_CLOSED, Table, make_table, marked
@@ -29,10 +29,10 @@ Plain = Mapping[str, Any]
 """A part of the JSON document of results."""
 
 FEW = 3
-"""Launches below which an interval says nothing."""
+"""Minimum number of launches for a useful interval."""
 
 
-def show_evaluation(answer: EvaluationAnswer) -> None:
+def show_evaluation(answer: EvaluationPrediction) -> None:
     """Everything that is predicted."""
     say(answer.evaluation.title, "", answer.evaluation.question, *_assumptions(answer))
     for heading, table, lines in _parts(answer, None):
@@ -41,7 +41,7 @@ def show_evaluation(answer: EvaluationAnswer) -> None:
         say(*lines)
 
 
-def evaluation_page(answer: EvaluationAnswer, measured: Plain | None, command: str) -> str:
+def evaluation_page(answer: EvaluationPrediction, measured: Plain | None, command: str) -> str:
     """The same as Markdown, with what was measured, as JSON documents by kind, and the command that writes the page."""
     asked = answer.evaluation
     lines = [f"# {plain_markdown(asked.title)}", "", plain_markdown(asked.question), ""]
@@ -54,11 +54,11 @@ def evaluation_page(answer: EvaluationAnswer, measured: Plain | None, command: s
     return "\n".join(lines) + "\n"
 
 
-def _assumptions(answer: EvaluationAnswer) -> list[str]:
+def _assumptions(answer: EvaluationPrediction) -> list[str]:
     return [f"assumed: {line}" for line in answer.evaluation.assumes]
 
 
-def _parts(answer: EvaluationAnswer, measured: Plain | None) -> Iterator[Part]:
+def _parts(answer: EvaluationPrediction, measured: Plain | None) -> Iterator[Part]:
     if answer.headlines:
         yield "Published, and predicted here", _headline_table(answer.headlines), _sources(answer.headlines)
     for one in answer.curves:
@@ -74,7 +74,7 @@ def _parts(answer: EvaluationAnswer, measured: Plain | None) -> Iterator[Part]:
         yield _emulated_part(measured["emulated"], answer.emulated)
 
 
-def _headline_table(headlines: Sequence[AnsweredHeadline]) -> Table:
+def _headline_table(headlines: Sequence[PredictedHeadline]) -> Table:
     rows = [
         (
             one.headline.what,
@@ -89,20 +89,20 @@ def _headline_table(headlines: Sequence[AnsweredHeadline]) -> Table:
     return make_table(["what", ">published", ">predicted", ">90 %", ">error", "published figure is"], rows)
 
 
-def _figure(one: AnsweredHeadline, value: float) -> str:
+def _figure(one: PredictedHeadline, value: float) -> str:
     return f"{value:,.2f}" if one.headline.quantity == "speed-up" else f"{value:,.0f}"
 
 
-def _sources(headlines: Sequence[AnsweredHeadline]) -> list[str]:
+def _sources(headlines: Sequence[PredictedHeadline]) -> list[str]:
     return list(dict.fromkeys(f"published: {one.headline.source}" for one in headlines))
 
 
-def _curve_heading(answered: AnsweredCurve) -> str:
+def _curve_heading(answered: PredictedCurve) -> str:
     asked = answered.asked
     return f"{asked.network} on {asked.cluster}, batch {asked.batch} per device: samples/s and speed-up"
 
 
-def _curve_table(answered: AnsweredCurve) -> Table:
+def _curve_table(answered: PredictedCurve) -> Table:
     counts = [point.devices for point in next(iter(answered.curves.values())).predictions]
     rows = []
     for name, curve in answered.curves.items():
@@ -115,7 +115,7 @@ def _curve_table(answered: AnsweredCurve) -> Table:
     return make_table(columns, rows)
 
 
-def _reasons(answered: AnsweredCurve) -> list[str]:
+def _reasons(answered: PredictedCurve) -> list[str]:
     first, *others = answered.asked.frameworks
     return [f"{name} against {first}: {'; '.join(answered.why(name))}" for name in others]
 
@@ -153,7 +153,7 @@ def _plan_table(plan: Plan) -> Table:
     return make_table(columns, rows)
 
 
-def _direction_table(directions: Sequence[AnsweredDirection]) -> Table:
+def _direction_table(directions: Sequence[PredictedDirection]) -> Table:
     rows = [
         (
             ", ".join(f"{key}={value}" for key, value in one.direction.changes.items()),
@@ -217,7 +217,7 @@ def _label(case: Plain) -> str:
 
 
 def _between(interval: Plain) -> str:
-    """Bounds of a rate; of one launch there are none."""
+    """Bounds of a rate; one launch has none."""
     low, high = interval["low"], interval["high"]
     return "" if low is None or high is None else f"{low:,.1f} to {high:,.1f}"
 

@@ -204,7 +204,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _masked(data: bytes) -> int:
-    """CRC-32C, rotated and offset as TFRecord asks."""
+    """CRC-32C, rotated and offset as TFRecord requires."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

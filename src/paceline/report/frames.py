@@ -70,7 +70,7 @@ class PredictionTable(ResultTable):
         return [_prediction(curve.label, one.as_dict()) for curve in self.curves for one in curve.predictions]
 
     def shown(self) -> Table:
-        """Step, throughput with its 90 % interval, efficiency, and what dominates beside compute."""
+        """Step, throughput with its 90 % interval, efficiency, and the dominant terms."""
         several = len(self.curves) > 1
         rows = [
             (

@@ -52,7 +52,7 @@ class Cell:
 
     text: str
     value: float | None = None
-    """The exact value that the text rounds; the page keeps it beside the text."""
+    """The exact value that the text rounds; the page stores it with the text."""
     below: str = ""
     """A second, less prominent line on the page."""
     case_id: str = ""
@@ -107,7 +107,7 @@ def results_table(results: Sequence[CaseResult], *, title: str = "", machine: bo
 
 
 def _usage_columns(results: Sequence[CaseResult]) -> list[str]:
-    """Units that say more than samples per second: tokens, and the share of the peak."""
+    """Further units of throughput: tokens per second, and the share of the peak rate."""
     usages = [result.usage for result in results if result.usage]
     tokens, mfu = any(one.unit == "tokens" for one in usages), any(one.mfu is not None for one in usages)
     return [*([">tokens/s"] if tokens else []), *([">MFU"] if mfu else [])]
@@ -202,7 +202,7 @@ def _overhead(result: CaseResult) -> str:
 
 
 def breakdown_table(breakdowns: Sequence[Breakdown]) -> Table:
-    """Shares and seconds of every phase, and what was hidden."""
+    """Shares and seconds of every phase, and hidden communication."""
     names = [name for name in (*PHASES, "other") if any(item.part(name).seconds for item in breakdowns)]
     rows = []
     for item in breakdowns:

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 WORTH_NAMING = 0.05
-"""Smallest share of a step that is named beside compute."""
+"""Minimum share of a step for a term to be named besides compute."""
 WIDEST = 10.0
 """Half of an interval beyond which its number is not printed."""
 MOST_OTHERS = 5
@@ -44,7 +44,7 @@ MOST_OTHERS = 5
 
 
 def percent_half(interval: Interval | None) -> str:
-    """Half of an interval in percent; one launch has none, and two that differ much have one that says nothing."""
+    """Half-width of an interval in percent; empty for one launch, or if the interval is too wide to be useful."""
     if interval is None or not math.isfinite(interval.half):
         return "one launch"
     return (
@@ -58,7 +58,7 @@ def mfu_words(share: float) -> str:
 
 
 def over_peak_words(usages: Iterable[Usage | None]) -> list[str]:
-    """What a use of more than the peak means; nothing if there is none."""
+    """Explanation of an MFU above 100 %; empty if there is none."""
     if not any(usage and usage.mfu is not None and usage.mfu > 1 for usage in usages):
         return []
     return [
@@ -120,7 +120,7 @@ def tried_words(bar: Bar) -> str:
 
 
 def dominant_words(prediction: Prediction) -> str:
-    """The largest part of a step; beside compute also what is largest of the rest, if it is more than a trace."""
+    """The largest term of a step; if that is compute, also the next largest term unless it is very small."""
     name, share = prediction.beside_compute
     if prediction.dominant != "compute" or share < WORTH_NAMING:
         return prediction.dominant
@@ -128,12 +128,12 @@ def dominant_words(prediction: Prediction) -> str:
 
 
 def file_name(text: str) -> str:
-    """A name for a file that cannot leave its directory, whatever a study or case is called."""
+    """A file name that cannot leave its directory, for any name of a study or case."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-") or "study"
 
 
 def common_label(curves: Sequence[Curve]) -> str:
-    """What the labels of all curves say."""
+    """The common part of the labels of all curves."""
     parts = [curve.label.split(", ") for curve in curves]
     return ", ".join(part for part in parts[0] if all(part in other for other in parts)) or "predictions"
 

@@ -1,7 +1,7 @@
 """The group of the training loop: a single group, or one of several groups that exchange through the syncer.
 
-The loop talks to a `GroupMode`, which is `OneGroup` or `SyncedGroups`. With scheme='auto' each may turn into the other
-while training goes on; the loop goes on with the mode that it gets back.
+The loop talks to a `GroupMode`, which is `OneGroup` or `SyncedGroups`. With scheme='auto' one may replace the other
+during training; the loop continues with the mode that it receives.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class SyncedGroups:
         self._job.limits = limits
 
     def entered(self) -> None:
-        """The group's first rank speaks with the syncer, whoever that is now."""
+        """The current first rank of the group communicates with the syncer."""
         self._fetched = None
         self._client.speak(speaks=self._job.group.session.rank == 0)
 

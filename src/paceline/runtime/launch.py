@@ -1,6 +1,6 @@
 """Launch of a training script on the devices of a cluster, with restarts of failed ranks.
 
-A job has a folder for its secret's lifetime: logs of all ranks, and the roster in which late joiners find the members.
+A job has a folder for its lifetime: logs of all ranks, and the roster with the endpoints of members for late joiners.
 """
 
 from __future__ import annotations

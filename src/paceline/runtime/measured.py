@@ -1,4 +1,4 @@
-"""The measured process of Paceline's runtime: the loop a user would write, one step at a time."""
+"""The measured process of Paceline's runtime: a user's training loop, one step at a time."""
 
 from __future__ import annotations
 

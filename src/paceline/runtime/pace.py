@@ -52,11 +52,11 @@ def join(
     global_batch: int,
     settings: Settings | None = None,
 ) -> Pace:
-    """Take part in the training of a model with all ranks that were launched; alone it is a plain loop.
+    """Join the training of a model by all launched ranks; a single process runs a plain training loop.
 
-    `with join(...) as pace:` leaves the others as soon as the block ends; without it, that is when the process ends.
-    Several optimizers are stepped together. `data` is a dataset, or `ShardStreams`, whose samples are loaded in the
-    loop, or a function that makes a DataLoader around the samples of this rank, so that its workers load them:
+    `with join(...) as pace:` leaves the group at the end of the block; without `with`, the process leaves when it
+    exits. Several optimizers are stepped together. `data` is a dataset, or `ShardStreams`, whose samples are loaded in
+    the loop, or a function that makes a DataLoader around the samples of this rank, so that its workers load them:
     `lambda sampler: DataLoader(dataset, batch_sampler=sampler, num_workers=4)`.
     """
     if global_batch < 1:
@@ -66,7 +66,7 @@ def join(
 
 
 class Pace:
-    """One process's part in a training run."""
+    """The training loop of one process."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Pace:
         self._recorder = MetricsRecorder(settings, group=named, rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._again = False
-        """Whether the batch that the loop has comes again, because the group has changed."""
+        """Whether the current batch is repeated, because the group has changed."""
         self._short = False
         """Whether the loop calls `step`, so that a rank without samples can update by itself."""
         self._unsettled: float | None = None
@@ -118,7 +118,7 @@ class Pace:
         self.views = self._group.views
         """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
         self.reasons: Sequence[str] = self._pilot.reasons
-        """Why the ranks train together as they do, one sentence for each decision of scheme='auto' made here."""
+        """The reason of each decision of scheme='auto' that this rank made, one sentence each."""
 
     def __enter__(self) -> Pace:
         self._enter()
@@ -160,11 +160,11 @@ class Pace:
         return self._group.member.noticed
 
     def explain(self) -> str:
-        """Why the group steps as it does, from what was measured so far."""
+        """Explain the current split of the group from the measurements so far."""
         return self._group.session.explain(self._training.global_batch)
 
     def facts(self) -> dict[str, Any]:
-        """What the balance and the exchange came to, for records of runs."""
+        """Results of balancing and exchange, for records of runs."""
         return {**self.syncer_facts(), "shares": list(self.shares), **self._group.session.facts()}
 
     def syncer_facts(self) -> dict[str, Any]:
@@ -173,12 +173,12 @@ class Pace:
 
     @property
     def grouped(self) -> bool:
-        """Whether there are other groups, with which this one exchanges through a syncer."""
+        """Whether this group exchanges with other groups through a syncer."""
         return self._mode.synced
 
     @property
     def noise_scale(self) -> float | None:
-        """Samples per step beyond which more hardly help; None unless Settings(noise=True) and enough was seen."""
+        """Gradient noise scale in samples; None without Settings(noise=True) or before enough steps."""
         return self._training.noise.samples
 
     def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:

@@ -1,7 +1,6 @@
-"""Which rank takes which samples: a shuffled epoch, a cursor that only committed steps move, shares cut from it.
-
-Every rank computes the same answer from the same few numbers, so nothing is sent, and every sample of an epoch is used
-exactly once however the shares change and whoever fails: a step that did not commit did not move the cursor.
+"""Assignment of samples to ranks: a shuffled epoch, and a cursor that only committed steps advance. Every rank computes
+the same assignment from the same few numbers, without communication. Every sample of an epoch is used exactly once for
+any shares and failures: a step that was not committed does not advance the cursor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user may choose about a training run; every default works without knowing the machines."""
+"""Settings of a training run; every default works on any machine."""
 
 from __future__ import annotations
 
@@ -24,56 +24,57 @@ Reduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Choices about a training run."""
+    """Settings of a training run."""
 
     seed: int = 0
-    """Decides the order of samples in every epoch."""
+    """Random seed of the order of samples in every epoch."""
     scheme: Scheme = "group"
-    """'group': all ranks that were launched step together. 'auto': measure, then decide between one group and several
-    that exchange through a syncer; decide again when devices or links change."""
+    """'group': all launched ranks form one group. 'auto': measure, then choose between one group and several groups
+    that exchange through a syncer; choose again when devices or links change."""
     balance: bool = True
     """Split batches so that all ranks finish together; otherwise equally."""
     chunk: int | None = None
-    """Samples that fit into this rank's memory at once; larger shares are taken in several passes."""
+    """Samples that fit into this rank's memory; larger shares are computed in several passes."""
     bucket: float | None = None
-    """Bytes of gradients that travel together; chosen from measured times if absent."""
+    """Bucket size in bytes; chosen from measured times if absent."""
     batchnorm: BatchNormMode = "warn"
-    """Plain BatchNorm normalises over a rank's share: warn about it, or replace it by one over the whole batch."""
+    """Plain BatchNorm normalises over a rank's share: warn about this, or replace it by BatchNorm over the whole
+    batch."""
     reduction: Reduction = "mean"
-    """What the loss function does with the losses of its samples."""
+    """Reduction of the loss function over samples."""
     compress: Packing = "none"
-    """How progress travels between groups: 'none', 'half', or 'int8' with what was rounded off sent later."""
+    """Compression of progress between groups: 'none', 'half', or 'int8' with error feedback."""
     staleness: StalenessRule | None = None
-    """How progress of a group counts if other groups have moved the common parameters since it started: a
-    `StalenessRule` named 'divide' (by 1 + staleness), 'gap', 'compensate', 'discard' or 'keep'. None: 'divide', or as
-    the syncer was started with. The first group that starts decides for all groups."""
+    """Weight of stale progress, if other groups have changed the common parameters since the group read them: a
+    `StalenessRule` named 'divide' (by 1 + staleness), 'gap', 'compensate', 'discard' or 'keep'. None: 'divide', or the
+    rule with which the syncer was started. The first group that starts decides for all groups."""
     outer: OuterOptimizer | None = None
-    """Rate and delayed Nesterov momentum with which the syncer applies progress. None: applied as it is, or as the
-    syncer was started with. The first group that starts decides for all groups."""
+    """Rate and delayed Nesterov momentum with which the syncer applies progress. None: progress is applied unchanged,
+    or by the rule with which the syncer was started. The first group that starts decides for all groups."""
     transport: Transport = "auto"
-    """What carries gradients inside the group: 'gloo', 'nccl', 'mpi' (needs mpi4py), or as the device needs."""
+    """Transport of gradients inside the group: 'gloo', 'nccl', 'mpi' (needs mpi4py), or automatic by device."""
     clip: float | None = None
-    """Largest norm of the whole gradient."""
+    """Gradient clipping: maximum norm of the whole gradient."""
     checkpoint: Path | None = None
-    """File to resume from, if it is there, and to write to."""
+    """Checkpoint file: training resumes from it if it exists, and writes to it."""
     checkpoint_every: int = 100
     """Steps between two checkpoints."""
     metrics: Path | None = None
-    """Folder to which each rank writes a JSON line per second: steps, shares, waiting, staleness, membership."""
+    """Folder to which each rank appends one JSON line per second: steps, shares, waiting, staleness, membership."""
     metrics_port: int | None = None
-    """Port for Prometheus on the loopback interface; each rank adds its number to it."""
+    """Port for Prometheus on the loopback interface; a rank listens on this port plus its rank."""
     tensorboard: Path | None = None
     """Folder for event files with the same numbers; needs the tensorboard package."""
     noise: bool = False
     """Estimate the gradient noise scale, which costs two norms of the gradient per step."""
     large: LargeBatch | None = None
-    """How the rate follows the batch; see `large_batch`."""
+    """How the learning rate scales with the batch; see `large_batch`."""
     also: tuple[Stateful, ...] = ()
-    """Further objects whose state is kept and shared, such as a learning rate schedule."""
+    """Further objects whose state is checkpointed and sent to late joiners, such as a learning rate schedule."""
     collate: Callable[[Sequence[Any]], Any] | None = None
-    """Puts samples together into a batch; torch's default if absent."""
+    """Collates samples into a batch; torch's default if absent."""
     timeouts: Timeouts = field(default_factory=Timeouts)
-    """How long ranks wait for each other, and after how long one without heartbeats is declared failed."""
+    """Timeouts: how long ranks wait for each other, and the heartbeat timeout."""
 
     @classmethod
     def large_batch(
@@ -85,7 +86,7 @@ class Settings:
         trust: float = 0.001,
         **others: Any,
     ) -> Settings:
-        """Settings for a batch far above the one that the optimizer's rate was tuned for, which is `reference_batch`.
+        """Settings for a batch much larger than `reference_batch`, for which the optimizer's rate was tuned.
 
         The rate grows over the warm-up to that of the global batch: linearly, but no further than the measured noise
         of the gradients allows. `layerwise`: 'lars' with SGD, 'lamb' with Adam or AdamW. Between groups, late progress

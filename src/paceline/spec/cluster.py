@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share, Watts
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Price, Seconds, Share, SpecModel, Watts
 
 __all__ = [
     "Cluster",
@@ -31,7 +31,7 @@ LayerClass = Literal[
 ReachShare = Annotated[float, Field(gt=0, le=1)]
 
 
-class Emulation(Noun):
+class Emulation(SpecModel):
     """How a rank emulates this device: compute is a timed wait, gradients are real."""
 
     forward: Seconds | None = None
@@ -52,7 +52,7 @@ class Emulation(Noun):
     """Factor by which such a step takes longer."""
 
 
-class Device(Noun):
+class Device(SpecModel):
     """One accelerator or processor; unknown figures are absent, never guessed."""
 
     name: Name
@@ -79,7 +79,7 @@ class Device(Noun):
     """Share of the device that the rank may use; below 1 the launcher throttles the rank."""
 
 
-class Link(Noun):
+class Link(SpecModel):
     """A connection between two devices or hosts."""
 
     name: Name
@@ -93,7 +93,7 @@ class Link(Noun):
     """Packet loss rate."""
 
 
-class Host(Noun):
+class Host(SpecModel):
     """A machine: its devices, the link between them, and the link to other hosts."""
 
     name: Name
@@ -113,7 +113,7 @@ class Host(Noun):
     """Number of processor cores, shared by the ranks."""
 
 
-class Cluster(Noun):
+class Cluster(SpecModel):
     """Hosts in order; ranks are placed on their devices in this order."""
 
     name: Name
@@ -148,7 +148,7 @@ class Cluster(Noun):
         return self.model_copy(update={"hosts": hosts})
 
 
-class Placed(Noun):
+class Placed(SpecModel):
     """The host and device of one rank."""
 
     rank: int

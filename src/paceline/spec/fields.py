@@ -16,11 +16,11 @@ __all__ = [
     "Label",
     "Name",
     "NotNegative",
-    "Noun",
     "Pair",
     "Price",
     "Seconds",
     "Share",
+    "SpecModel",
     "Watts",
     "as_text",
 ]
@@ -29,7 +29,7 @@ TEXT = {"quantities": "text"}
 """The serialization context in which quantities are written with their units."""
 
 
-class Noun(BaseModel):
+class SpecModel(BaseModel):
     """Base class of spec models: frozen, strict types, no unknown fields; the string beneath a field documents it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -62,7 +62,7 @@ LABEL_WORDS = "letters, digits, dots, dashes and underscores, at most 100, the f
 Pair = tuple[int, int]
 
 
-def as_text(noun: Noun) -> dict[str, Any]:
+def as_text(noun: SpecModel) -> dict[str, Any]:
     """The model as plain data for a text file: quantities with units, without default values, with kinds."""
     data: dict[str, Any] = noun.model_dump(mode="json", context=TEXT, exclude_defaults=True)
     _keep_kinds(noun, data)
@@ -71,7 +71,7 @@ def as_text(noun: Noun) -> dict[str, Any]:
 
 def _keep_kinds(value: Any, data: Any) -> None:
     """Add every `kind`: it selects the member of a union, so it is written although it has its default value."""
-    if isinstance(value, Noun):
+    if isinstance(value, SpecModel):
         if "kind" in type(value).model_fields:
             data["kind"] = dict(value)["kind"]
         for name in data:

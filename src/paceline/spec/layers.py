@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.fields import Count, Name, SpecModel
 
 __all__ = [
     "Add",
@@ -39,7 +39,7 @@ __all__ = [
 Padding = Annotated[int, Field(ge=0)]
 
 
-class _Layer(Noun):
+class _Layer(SpecModel):
     name: Name
     """Unique in its network; the parameters are `name.weight`, `name.bias`, ..."""
     inputs: tuple[Name, ...] = ()

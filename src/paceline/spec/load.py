@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from paceline.errors import InputError, Problem, SpecError, UnitError, UnknownName, nearest
 from paceline.files import read_regular
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import LABEL_WORDS, Noun, as_text
+from paceline.spec.fields import LABEL_WORDS, SpecModel, as_text
 from paceline.spec.lines import line_of, locate, locate_json
 from paceline.spec.network import Network
 from paceline.spec.study import Case, Catalog, Study, conflicts, expand
@@ -33,21 +33,21 @@ __all__ = [
     "dump",
     "load_cases",
     "load_json",
-    "load_noun",
+    "load_spec",
     "load_study",
     "models_of",
     "parse_json",
-    "parse_noun",
+    "parse_spec",
     "read_text",
     "refuse_rows",
 ]
 
-N = TypeVar("N", bound=Noun)
+N = TypeVar("N", bound=SpecModel)
 MAX_BYTES = 4 * 2**20
 """Larger files are refused."""
 
-Place = tuple[str | int, ...]
-Locator = Callable[[str], dict[Place, int]]
+RankedCase = tuple[str | int, ...]
+Locator = Callable[[str], dict[RankedCase, int]]
 Context = dict[str, Any]
 
 WORDS: dict[str, Callable[[Context], str]] = {
@@ -75,12 +75,12 @@ WORDS: dict[str, Callable[[Context], str]] = {
 """The expected value in words, by pydantic's error type; other types keep pydantic's message."""
 
 
-def load_noun(path: Path, kind: type[N]) -> N:
+def load_spec(path: Path, kind: type[N]) -> N:
     """Load a model from a TOML file."""
-    return parse_noun(read_text(path), kind, str(path))
+    return parse_spec(read_text(path), kind, str(path))
 
 
-def parse_noun(text: str, kind: type[N], file: str) -> N:
+def parse_spec(text: str, kind: type[N], file: str) -> N:
     """Load a model from TOML text; errors name `file`."""
     return validate(parse_toml(text, file), kind, text=text, file=file)
 
@@ -189,7 +189,7 @@ def load_cases(path: Path, catalog: Catalog) -> tuple[Study, tuple[Case, ...]]:
     return study, expand(study, catalog)
 
 
-def dump(noun: Noun) -> str:
+def dump(noun: SpecModel) -> str:
     """TOML text that loads as an equal model."""
     return tomli_w.dumps(_without_none(as_text(noun)))
 
@@ -204,7 +204,7 @@ def _with_files(catalog: Catalog, folder: Path) -> Catalog:
     """The catalog, extended by paths of TOML files relative to the folder of the study."""
 
     def network(name: str) -> Network:
-        return load_noun(folder / name, Network) if name.endswith(".toml") else catalog.network(name)
+        return load_spec(folder / name, Network) if name.endswith(".toml") else catalog.network(name)
 
     def cluster(name: str) -> Cluster:
         return catalog.cluster(str(folder / name)) if name.endswith(".toml") else catalog.cluster(name)
@@ -235,13 +235,13 @@ def _unknown_names(data: dict[str, Any], catalog: Catalog, file: str, places: di
     return problems
 
 
-def _problems(error: ValidationError, kind: type[Noun], *, file: str, places: dict[Any, int]) -> list[Problem]:
+def _problems(error: ValidationError, kind: type[SpecModel], *, file: str, places: dict[Any, int]) -> list[Problem]:
     """All problems, in the order of the file."""
     problems = [_problem(detail, kind, file, places) for detail in error.errors() if not _follows(detail)]
     return sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
 
 
-def _field_name(place: Place) -> str:
+def _field_name(place: RankedCase) -> str:
     """The path of a field, such as `strategy[1].bucket`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "file"
 
@@ -252,7 +252,7 @@ def _follows(detail: ErrorDetails) -> bool:
     return detail["type"] == "too_short" and isinstance(given, list) and len(given) >= detail["ctx"]["min_length"]
 
 
-def _problem(detail: ErrorDetails, kind: type[Noun], file: str, places: dict[Any, int]) -> Problem:
+def _problem(detail: ErrorDetails, kind: type[SpecModel], file: str, places: dict[Any, int]) -> Problem:
     loc = tuple(part for part in detail["loc"] if part not in ("[key]", "function-after", "function-before"))
     place = _without_tags(loc, kind)
     if detail["type"].startswith("union_tag"):
@@ -268,7 +268,7 @@ def _problem(detail: ErrorDetails, kind: type[Noun], file: str, places: dict[Any
     return Problem(file, line, field, _shown(detail["input"]), *_expected(detail))
 
 
-def _wrong_kind(detail: ErrorDetails, place: Place, file: str, places: dict[Any, int]) -> Problem:
+def _wrong_kind(detail: ErrorDetails, place: RankedCase, file: str, places: dict[Any, int]) -> Problem:
     context: Context = detail["ctx"]
     tag = context.get("tag")
     known = re.findall(r"'([^']+)'", context.get("expected_tags", ""))
@@ -301,10 +301,10 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _without_tags(loc: Place, kind: type[Noun]) -> Place:
+def _without_tags(loc: RankedCase, kind: type[SpecModel]) -> RankedCase:
     """The path as in the file, without the tags that pydantic adds for union members."""
     tags = _tags_of(kind)
-    place: Place = ()
+    place: RankedCase = ()
     for index, part in enumerate(loc):
         before = loc[index - 1] if index else None
         if isinstance(part, str) and (isinstance(before, int) or before == "input") and part in tags:

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.spec import shapes
-from paceline.spec.fields import Count, Name, Noun
+from paceline.spec.fields import Count, Name, SpecModel
 from paceline.spec.layers import Layer
 
 __all__ = ["ImageInput", "LayerCost", "Network", "ParameterTensor", "TokenInput", "layer_costs", "plain_network"]
 
 
-class ImageInput(Noun):
+class ImageInput(SpecModel):
     """Images of a fixed size."""
 
     kind: Literal["image"] = "image"
@@ -35,7 +35,7 @@ class ImageInput(Noun):
         return (self.channels, self.height, self.width)
 
 
-class TokenInput(Noun):
+class TokenInput(SpecModel):
     """Text of a fixed length."""
 
     kind: Literal["tokens"] = "tokens"
@@ -94,7 +94,7 @@ class LayerCost:
         return self.parameters * bytes_per_element
 
 
-class Network(Noun):
+class Network(SpecModel):
     """A graph of layers in order of execution; the loss is softmax cross-entropy over the last output's last axis."""
 
     name: Name

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from paceline.errors import UnknownName
-from paceline.spec.fields import Bytes, Count, Name, Noun
+from paceline.spec.fields import Bytes, Count, Name, SpecModel
 
-__all__ = ["PRECISIONS", "ComputePrecision", "Strategy", "precision_called"]
+__all__ = ["PRECISIONS", "ComputePrecision", "Strategy", "precision_by_alias"]
 
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "amp")
 _ALIASES = {
@@ -29,14 +29,14 @@ ComputePrecision = Annotated[
 ]
 
 
-def precision_called(text: str) -> str:
+def precision_by_alias(text: str) -> str:
     """The precision by what people call it."""
     if _plain(text) not in PRECISIONS:
         raise UnknownName("precision", text, [*PRECISIONS, *_ALIASES])
     return str(_plain(text))
 
 
-class Strategy(Noun):
+class Strategy(SpecModel):
     """Aggregation of gradients: algorithm, overlap, fusion, precision, synchrony."""
 
     name: Name = "default"

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from paceline.errors import InputError
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import Count, Label, Name, Noun, Seconds
+from paceline.spec.fields import Count, Label, Name, Seconds, SpecModel
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
@@ -37,7 +37,7 @@ MAX_CASES = 100_000
 InputMode = Literal["resident", "copied", "files"]
 
 
-class Protocol(Noun):
+class Protocol(SpecModel):
     """The measurement protocol of a study. Launches are independent samples; steps within a launch are correlated."""
 
     launches: Count = 5
@@ -76,7 +76,7 @@ class Protocol(Noun):
         return self
 
 
-class Script(Noun):
+class Script(SpecModel):
     """A user's training command and how to extract the speed from its output."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -88,7 +88,7 @@ class Script(Noun):
     """The framework environment whose interpreter and programs replace `{python}` and `{bin}`."""
 
 
-class Study(Noun):
+class Study(SpecModel):
     """The content of a study file; networks and clusters are catalog names or paths that end in .toml."""
 
     name: Label
@@ -119,7 +119,7 @@ class Study(Noun):
     """Measurement protocol of every case."""
 
 
-class Case(Noun):
+class Case(SpecModel):
     """One point of a study: all parameters that determine its speed on a given machine."""
 
     network: Network

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.bench.adapters import environments_of
 from paceline.bench.environments import prepare
-from paceline.bench.verify import BUILDERS, PROOF_NETWORKS, UNKNOWN, UNPROVABLE, prove_family, prove_framework
+from paceline.bench.verify import BUILDERS, PROOF_NETWORKS, UNKNOWN, UNPROVABLE, verify_family, verify_framework
 from paceline.catalog.frameworks import framework_names, policy
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times
@@ -34,7 +34,7 @@ def ranks_of(framework: str) -> int:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_it_computes_what_the_reference_computes(framework: str) -> None:
     ready(framework)
-    proofs = list(prove_framework(framework, PROOF_NETWORKS))
+    proofs = list(verify_framework(framework, PROOF_NETWORKS))
     wrong = [proof for proof in proofs if proof.status not in ("equal", "skipped")]
     assert wrong == []
     plain = {proof.ranks: proof.status for proof in proofs if proof.network == "plain"}
@@ -46,7 +46,7 @@ def test_it_computes_what_the_reference_computes(framework: str) -> None:
 @pytest.mark.parametrize("framework", BUILDERS)
 def test_it_computes_or_refuses_every_network_of_the_family(framework: str) -> None:
     ready(framework)
-    proofs = list(prove_family(framework))
+    proofs = list(verify_family(framework))
     assert [proof for proof in proofs if proof.status not in ("equal", "skipped")] == []
     assert sum(proof.status == "equal" for proof in proofs) >= 20
 

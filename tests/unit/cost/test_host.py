@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.cost.host import (
-    Sharing,
+    SharingProbe,
     alone_ratio,
     at_once,
     fair_threads,
@@ -64,22 +64,22 @@ def test_threads_that_take_turns_keep_as_many_cores_busy_as_they_gain() -> None:
 
 
 def test_a_probe_of_the_same_ranks_replaces_the_formula_and_a_like_one_corrects_it() -> None:
-    probes = (Sharing(2, 4, 1, 1.1), Sharing(2, 2, 2, 1.5))
+    probes = (SharingProbe(2, 4, 1, 1.1), SharingProbe(2, 2, 2, 1.5))
     assert together(4, 1, 2, probes=probes)[0] == pytest.approx(2.2)
     assert together(8, 1, 2, probes=probes)[0] == pytest.approx(4.4)
     assert together(2, 2, 2, parallel=1.0, probes=probes)[0] == pytest.approx(3.0)
     assert together(4, 1, 8, probes=probes)[0] == 1.0, "a probe of another host"
-    assert together(2, 1, 2, probes=(Sharing(2, 2, 1, 0.9),))[0] == 1.0, "company makes nobody faster"
+    assert together(2, 1, 2, probes=(SharingProbe(2, 2, 1, 0.9),))[0] == 1.0, "company makes nobody faster"
     assert together(8, 1, 2, probes=probes)[1] > together(4, 1, 2, probes=probes)[1] > 0
 
 
 def test_a_probe_whose_turns_differ_counts_less_than_one_whose_turns_agree() -> None:
-    sure, unsure = (together(4, 1, 2, probes=(Sharing(2, 4, 1, 1.5, spread),)) for spread in (0.0, 0.08))
+    sure, unsure = (together(4, 1, 2, probes=(SharingProbe(2, 4, 1, 1.5, spread),)) for spread in (0.0, 0.08))
     assert sure == (pytest.approx(3.0), pytest.approx(0.04))
     # As uncertain as the formula: half of the logarithm, and the formula's spread over the root of two.
     assert unsure[0] == pytest.approx(2 * 1.5**0.5)
     assert unsure[1] == pytest.approx((0.04**2 + 0.08**2 / 2) ** 0.5)
-    wild = together(2, 2, 2, parallel=1.0, probes=(Sharing(2, 2, 2, 1.72, 3.0),))
+    wild = together(2, 2, 2, parallel=1.0, probes=(SharingProbe(2, 2, 2, 1.72, 3.0),))
     assert wild == (pytest.approx(2.0, rel=0.01), pytest.approx((0.04**2 + 0.15**2) ** 0.5, rel=0.01))
 
 
@@ -121,7 +121,7 @@ def test_the_usual_parallel_share_is_nine_tenths() -> None:
 
 
 def test_the_nearest_probe_counts_by_ranks_before_threads_and_costs_certainty_where_it_is_far() -> None:
-    probes = (Sharing(2, 4, 1, 1.1), Sharing(2, 4, 3, 1.3), Sharing(2, 8, 2, 1.7))
+    probes = (SharingProbe(2, 4, 1, 1.1), SharingProbe(2, 4, 3, 1.3), SharingProbe(2, 8, 2, 1.7))
     assert together(4, 1, 2, probes=probes) == (pytest.approx(2.2), pytest.approx(0.04))
     assert together(5, 1, 2, probes=probes) == (pytest.approx(2.5 * 1.1), pytest.approx(0.06))
     assert together(7, 1, 2, probes=probes)[0] == pytest.approx(3.5 * 1.7)

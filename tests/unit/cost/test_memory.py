@@ -9,11 +9,11 @@ from paceline.cost.memory import (
     RESERVED,
     check_fits,
     check_state_fits,
+    default_batch,
     largest_batch,
     memory_limit,
     memory_of,
     state_bytes,
-    usual_batch,
 )
 from paceline.cost.precision import Numerics
 from paceline.errors import InputError, Unsupported
@@ -65,8 +65,8 @@ def test_a_network_that_never_fits_is_refused() -> None:
 
 def test_the_usual_batch_is_64_images_or_8192_tokens_halved_until_it_fits() -> None:
     gpt2 = catalog.network("gpt2")
-    assert [usual_batch(RESNET, largest) for largest in (None, 64, 63, 31, 1, 0)] == [64, 64, 32, 16, 1, 1]
-    assert [usual_batch(gpt2, largest) for largest in (None, 7)] == [8, 4]
+    assert [default_batch(RESNET, largest) for largest in (None, 64, 63, 31, 1, 0)] == [64, 64, 32, 16, 1, 1]
+    assert [default_batch(gpt2, largest) for largest in (None, 7)] == [8, 4]
 
 
 SMALL = Network(
@@ -132,4 +132,4 @@ def test_only_the_memory_of_an_accelerator_limits() -> None:
 def test_tokens_of_a_long_text_are_at_least_one_sample() -> None:
     gpt2 = catalog.network("gpt2")
     long = gpt2.model_copy(update={"input": gpt2.input.model_copy(update={"length": 10_000})})
-    assert usual_batch(long, None) == 1
+    assert default_batch(long, None) == 1

@@ -8,7 +8,7 @@ from paceline.cost.precision import FLOAT32, Numerics, numerics_on, precision_li
 from paceline.cost.roofline import device_times
 from paceline.errors import UnknownName, Unsupported
 from paceline.spec.cluster import Device
-from paceline.spec.strategy import Strategy, precision_called
+from paceline.spec.strategy import Strategy, precision_by_alias
 
 A100, V100, P40 = (catalog.device(name) for name in ("a100-40gb", "v100-sxm2", "p40"))
 RESNET, GPT = catalog.network("resnet50"), catalog.network("gpt2")
@@ -18,13 +18,13 @@ RESNET, GPT = catalog.network("resnet50"), catalog.network("gpt2")
     ("written", "meant"), [("bf16", "bfloat16"), ("FP16", "float16"), ("mixed", "amp"), ("tf32", "tf32")]
 )
 def test_people_call_precisions_otherwise(written, meant):
-    assert precision_called(written) == meant
+    assert precision_by_alias(written) == meant
     assert Strategy(precision=written).precision == meant
 
 
 def test_an_unknown_precision_names_the_nearest():
     with pytest.raises(UnknownName, match="float33"):
-        precision_called("float33")
+        precision_by_alias("float33")
 
 
 def test_the_default_of_pytorch_is_tf32_for_convolutions_on_ampere_alone():

@@ -12,7 +12,7 @@ from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.explanation import CaseExplanation, Explanation, _first, _phase, _speed, _who
 from paceline.explain.findings import Change, Finding
 from paceline.explain.gap import Bar, Gap
-from paceline.measurements.ranking import Place, Ranking
+from paceline.measurements.ranking import RankedCase, Ranking
 from paceline.measurements.summary import Comparison, Interval
 from tests.made import Made, write
 
@@ -21,16 +21,16 @@ NO_END = (float("-inf"), float("inf"))
 
 def place(
     name: str, rate: float, *, ratio: Interval | None = None, verdict: Any = "slower", launches: int = 4
-) -> Place:
+) -> RankedCase:
     behind = None if ratio is None else Comparison(ratio, 0.01, (launches, 5), 0, verdict)
-    return Place(name, f"id of {name}", Interval(rate, rate, rate), behind)
+    return RankedCase(name, f"id of {name}", Interval(rate, rate, rate), behind)
 
 
-def ranking(ranks: int, second: Place, *, first: str = "A", network: str = "lenet") -> Ranking:
+def ranking(ranks: int, second: RankedCase, *, first: str = "A", network: str = "lenet") -> Ranking:
     return Ranking(network, "local", "local", "resident", 8, ranks, (place(first, 200.0), second))
 
 
-def behind(name: str = "B", **changes: Any) -> Place:
+def behind(name: str = "B", **changes: Any) -> RankedCase:
     return place(name, 100.0, **{"ratio": Interval(0.5, 0.4, 0.8), **changes})
 
 

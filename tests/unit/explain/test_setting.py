@@ -10,7 +10,7 @@ import pytest
 from paceline.explain.setting import Setting, exchange_reason, setting_of
 from paceline.explain.watched import StepCause, judge_steps
 from paceline.measurements.trace.observed import ObservedStep
-from paceline.report.terminal.watched import advice_for, judgement_lines, title_of
+from paceline.report.terminal.watched import advice_for, title_of, verdict_lines
 from tests.unit.explain.test_watched import EXCHANGE, USUAL, first, train
 
 MIB = 1024 * 1024
@@ -106,7 +106,7 @@ def test_more_threads_than_cores_come_first_at_an_unknown_cost() -> None:
     kinds = [cause.kind for cause in judge_steps(steps, Setting(crowding=1.5)).causes]
     assert kinds == ["threads", "io"]
     assert [cause.kind for cause in judge_steps(steps, Setting(crowding=1.49)).causes] == ["io"]
-    lines = "\n".join(judgement_lines(judge_steps(steps, Setting(crowding=4.0)), "mine"))
+    lines = "\n".join(verdict_lines(judge_steps(steps, Setting(crowding=4.0)), "mine"))
     assert "costs an unknown part of the" in lines
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.explain.setting import Setting
-from paceline.explain.watched import FEWEST_STEPS, Judgement, StepCause, judge_steps
+from paceline.explain.watched import FEWEST_STEPS, StepCause, StepVerdict, judge_steps
 from paceline.measurements.trace.observed import ObservedStep
-from paceline.report.terminal.watched import advice_for, judgement_document, judgement_lines, title_of
+from paceline.report.terminal.watched import advice_for, title_of, verdict_document, verdict_lines
 
 USUAL = {"io": 0.001, "forward": 0.03, "backward": 0.06, "update": 0.004}
 EXCHANGE = 0.006
@@ -45,7 +45,7 @@ def mean_step(steps: list[ObservedStep]) -> float:
     return float(np.mean([step.seconds for step in steps]))
 
 
-def first(judgement: Judgement) -> StepCause:
+def first(judgement: StepVerdict) -> StepCause:
     assert judgement.causes, judgement
     return judgement.causes[0]
 
@@ -231,7 +231,7 @@ def test_too_few_steps_have_no_verdict_and_say_so() -> None:
     judgement = judge_steps(train(lambda rank, step: {"io": 0.5}, steps=FEWEST_STEPS - 1))
     assert judgement.causes == ()
     assert "too few" in judgement.why_not
-    assert any("too few" in line for line in judgement_lines(judgement, "run"))
+    assert any("too few" in line for line in verdict_lines(judgement, "run"))
     assert not judge_steps(train(steps=FEWEST_STEPS)).why_not
     assert judge_steps([]).num_steps == 0
 
@@ -243,13 +243,13 @@ def test_steps_that_a_rank_lacks_are_left_out() -> None:
 
 def test_the_words_name_rank_step_cost_and_advice() -> None:
     judgement = judge_steps(train(lambda rank, step: {"backward": 0.03} if rank == 1 and step >= 100 else {}))
-    text = "\n".join(judgement_lines(judgement, "mine-1"))
+    text = "\n".join(verdict_lines(judgement, "mine-1"))
     assert "rank 1 holds up the others, mostly in backward, since step 100 (persistent)" in text
     assert "of every day" in text
     assert "do: look at" in text
-    document = judgement_document(judgement, "mine-1", "")
+    document = verdict_document(judgement, "mine-1", "")
     assert document["causes"][0]["since"] == 100
-    assert judgement_document(None, "", "why") == {"campaign": None, "note": "why"}
+    assert verdict_document(None, "", "why") == {"campaign": None, "note": "why"}
 
 
 # Thresholds, on steps without noise: 0.102 s, of which 0.096 s are work.

@@ -5,7 +5,7 @@ import pytest
 from paceline import catalog
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY
-from paceline.model.plan.bucket_size import BucketAnswer, BucketChoice, choose_bucket
+from paceline.model.plan.bucket_size import BucketChoice, BucketRecommendation, choose_bucket
 from paceline.model.prediction import Estimate
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
@@ -54,6 +54,6 @@ def test_a_change_is_worth_a_hundredth_that_is_sure(gain, low, worth):
     def choice(megabytes, step, more):
         return BucketChoice(megabytes, Estimate(step, (step, step), (step, step)), Estimate(more, (low, 1), (low, 1)))
 
-    answer = BucketAnswer("made", 8, 25e6, (choice(1, 2.0, -0.3), choice(50, 1.0, gain), choice(100, 1.5, 0.0)))
+    answer = BucketRecommendation("made", 8, 25e6, (choice(1, 2.0, -0.3), choice(50, 1.0, gain), choice(100, 1.5, 0.0)))
     assert (answer.best.megabytes, answer.worth) == (50, worth)
     assert answer.setting == ("bucket_cap_mb=50" if worth else "the default")

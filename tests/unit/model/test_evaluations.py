@@ -10,9 +10,9 @@ import pytest
 from paceline import api, catalog
 from paceline.catalog.evaluations import Evaluation, evaluation, evaluation_names
 from paceline.errors import InputError, SpecError, UnknownName
-from paceline.model.validation.evaluations import MEASURED_KEYS, MEASURED_SCHEMA, answer_evaluation, read_measured
+from paceline.model.validation.evaluations import MEASURED_KEYS, MEASURED_SCHEMA, predict_evaluation, read_measured
 from paceline.report.evaluations import evaluation_page
-from paceline.spec.load import parse_noun
+from paceline.spec.load import parse_spec
 from tests.conftest import Command
 
 SMALL = """
@@ -71,7 +71,7 @@ changes = { "link.bandwidth" = "100 Gb/s" }
 
 
 def small() -> Evaluation:
-    return parse_noun(SMALL, Evaluation, "small.toml")
+    return parse_spec(SMALL, Evaluation, "small.toml")
 
 
 @pytest.mark.parametrize("name", evaluation_names())
@@ -89,7 +89,7 @@ def test_every_evaluation_of_the_catalog_is_whole(name: str) -> None:
 
 def test_an_answer_is_what_predict_and_whatif_say() -> None:
     asked = small()
-    answer = answer_evaluation(asked)
+    answer = predict_evaluation(asked)
     where = asked.cluster_called("mine")
     for name, curve in answer.curves[0].curves.items():
         alone = api.predict("resnet20", cluster=where, batch=64, devices=[1, 4], framework=name).curve
@@ -104,7 +104,7 @@ def test_an_answer_is_what_predict_and_whatif_say() -> None:
 
 
 def test_headlines_are_compared_with_their_own_curve() -> None:
-    answer = answer_evaluation(small())
+    answer = predict_evaluation(small())
     rate, speed_up = answer.headlines
     last = answer.curves[0].curves["mxnet"].predictions[-1]
     assert rate.predicted == last.samples_per_s
@@ -127,7 +127,7 @@ def test_headlines_are_compared_with_their_own_curve() -> None:
 )
 def test_what_names_nothing_is_refused(old: str, new: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected):
-        parse_noun(SMALL.replace(old, new), Evaluation, "small.toml")
+        parse_spec(SMALL.replace(old, new), Evaluation, "small.toml")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -204,7 +204,7 @@ def test_a_file_that_is_not_its_measurement_is_refused(document: str, expected: 
 
 def test_a_study_finds_the_clusters_of_its_evaluation() -> None:
     study = '[study]\nname = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nclusters = ["mine"]\nbatch = [4]\n'
-    asked = parse_noun(f'on = "virtual"\n{SMALL}{study}devices = [4]\n', Evaluation, "small.toml")
+    asked = parse_spec(f'on = "virtual"\n{SMALL}{study}devices = [4]\n', Evaluation, "small.toml")
     ((study, on),) = asked.studies.values()
     (case,) = asked.cases_of(study)
     assert (on, case.cluster) == ("virtual", asked.cluster_called("mine"))
@@ -221,7 +221,7 @@ devices = [4]
 batch = [4]
 strategy = [{ name = "fused", overlap = false, bucket = "1 GiB" }, { name = "per tensor", bucket = "0 B" }]
 """
-    answer = answer_evaluation(parse_noun(SMALL + study, Evaluation, "small.toml"))
+    answer = predict_evaluation(parse_spec(SMALL + study, Evaluation, "small.toml"))
     (fused, rate), (single, _) = answer.emulated.items()
     assert (fused, single[1]) == (("resnet20", "fused", "mine", 4, 4), "per tensor")
     changes = {"strategy.overlap": "false", "strategy.bucket": "1 GiB"}

@@ -128,7 +128,7 @@ def test_memory_makes_chunks_and_a_network_that_does_not_fit_is_refused() -> Non
     [(Device(name="unknown"), "peak rate"), (Device(name="unknown", peak={"float32": 1e13}), "memory bandwidth")],
 )
 def test_a_device_of_which_too_little_is_known_is_refused_with_a_hint(given: Device, missing: str) -> None:
-    with pytest.raises(Unsupported, match=f"'unknown' computes: no {missing}"):
+    with pytest.raises(Unsupported, match=f"'unknown' cannot be predicted: its {missing}"):
         plan((given,))
 
 

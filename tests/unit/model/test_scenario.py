@@ -12,7 +12,7 @@ from paceline.model.calibration import AS_STATED, Uncertain
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.model.simulate.scenario import (
-    Trouble,
+    Disturbance,
     _asynchronous,
     _check,
     _contention,
@@ -37,7 +37,7 @@ def question():
 def test_a_calm_run_is_the_prediction():
     asked = question()
     for prediction in predict_curve(asked, (1, 8, 32)).predictions:
-        found = simulate_question(asked, prediction.devices, Trouble())
+        found = simulate_question(asked, prediction.devices, Disturbance())
         assert found.predicted_step_s == pytest.approx(prediction.step_s.value, rel=1e-12)
         assert found.step_s == pytest.approx(prediction.step_s.value, rel=0.01)
         assert sum(found.shares.values()) == pytest.approx(1)
@@ -46,13 +46,13 @@ def test_a_calm_run_is_the_prediction():
 @pytest.mark.parametrize(
     ("trouble", "name"),
     [
-        (Trouble(straggle=0.01), "stragglers"),
-        (Trouble(jobs=2), "other jobs"),
-        (Trouble(steps=20000, mtbf=72e3, restart=600, checkpoint_every=1000), "failures"),
+        (Disturbance(straggle=0.01), "stragglers"),
+        (Disturbance(jobs=2), "other jobs"),
+        (Disturbance(steps=20000, mtbf=72e3, restart=600, checkpoint_every=1000), "failures"),
     ],
 )
 def test_every_trouble_costs_and_is_named(trouble, name):
-    calm, rough = (simulate_question(question(), 32, one) for one in (Trouble(), trouble))
+    calm, rough = (simulate_question(question(), 32, one) for one in (Disturbance(), trouble))
     assert rough.step_s > 1.02 * calm.step_s
     assert rough.shares[name] > 0.02
     assert simulate_question(question(), 32, trouble) == rough, "the same seed gives the same run"
@@ -60,11 +60,11 @@ def test_every_trouble_costs_and_is_named(trouble, name):
 
 def test_asynchronous_workers_queue_at_their_servers():
     asked = replace(question(), framework=catalog.framework("mxnet/dist_async"), strategy=Strategy(servers=4))
-    free, full = (simulate_question(asked, count, Trouble(steps=50)) for count in (8, 32))
+    free, full = (simulate_question(asked, count, Disturbance(steps=50)) for count in (8, 32))
     assert free.staleness == pytest.approx(7, rel=0.1)
     assert full.server_busy > 0.95 > free.server_busy
-    slow = simulate_question(asked, 8, Trouble(steps=50, straggle=0.2))
-    gone = simulate_question(asked, 8, Trouble(steps=50, mtbf=20.0))
+    slow = simulate_question(asked, 8, Disturbance(steps=50, straggle=0.2))
+    gone = simulate_question(asked, 8, Disturbance(steps=50, mtbf=20.0))
     assert slow.step_s > free.step_s
     assert gone.num_events < free.num_events
 
@@ -72,12 +72,12 @@ def test_asynchronous_workers_queue_at_their_servers():
 def test_a_synchronous_run_by_hand():
     # The slower device computes 3 s, and 1 s is beside it: 10 steps of 4 s; twice as slow, 3 s more.
     setting = _Setting(None, np.array([2.0, 3.0]), 1.0, 0.5, 0.0, 0.0, 4.5)
-    calm = _synchronous(setting, Trouble(steps=10), samples=16)
+    calm = _synchronous(setting, Disturbance(steps=10), samples=16)
     assert (calm.devices, calm.predicted_step_s, calm.step_s, calm.num_events) == (2, 4.5, pytest.approx(4.0), 10)
     assert calm.samples_per_s == pytest.approx(16 * 2 / 4.0)
     assert calm.shares == pytest.approx({"compute": 0.75, "exchange and rest": 0.25})
     assert calm.quantiles == pytest.approx({"50": 4.0, "90": 4.0, "99": 4.0})
-    slow = _synchronous(setting, Trouble(steps=10, straggle=1.0, straggle_factor=2.0), samples=16)
+    slow = _synchronous(setting, Disturbance(steps=10, straggle=1.0, straggle_factor=2.0), samples=16)
     assert (slow.step_s, slow.samples_per_s) == (pytest.approx(7.0), pytest.approx(32 / 7))
     assert slow.shares == pytest.approx({"compute": 3 / 7, "exchange and rest": 1 / 7, "stragglers": 3 / 7})
     assert slow.quantiles == pytest.approx({"50": 7.0, "90": 7.0, "99": 7.0})
@@ -85,22 +85,22 @@ def test_a_synchronous_run_by_hand():
 
 def test_jitter_costs_by_its_name_and_one_device_waits_for_nobody():
     two = _Setting(None, np.array([3.0, 3.0]), 1.0, 0.5, 0.0, 0.1, 4.5)
-    found = _synchronous(two, Trouble(steps=2000), samples=16)
+    found = _synchronous(two, Disturbance(steps=2000), samples=16)
     # The slower of two normal times is longer by 1/sqrt(pi) deviations.
     assert found.step_s == pytest.approx(4 + 0.3 / np.pi**0.5, abs=0.02)
     assert found.shares["jitter"] == pytest.approx(0.3 / np.pi**0.5 / found.step_s, abs=0.005)
-    alone = _synchronous(replace(two, compute=np.array([3.0])), Trouble(steps=20), samples=16)
+    alone = _synchronous(replace(two, compute=np.array([3.0])), Disturbance(steps=20), samples=16)
     assert alone.step_s == pytest.approx(4.0)
 
 
 def test_failures_are_refused_where_three_are_to_be_expected_between_two_checkpoints():
-    run, trouble = SyncRun(np.array([1.0, 2.0]), 1.0, 5), Trouble(mtbf=20.0, restart=7.0, checkpoint_every=10)
+    run, trouble = SyncRun(np.array([1.0, 2.0]), 1.0, 5), Disturbance(mtbf=20.0, restart=7.0, checkpoint_every=10)
     # Ten steps of 3 s on two devices that last 20 s each.
     failing = _with_failures(run, trouble)
     assert (failing.failures_per_s, failing.restart, failing.checkpoint_every) == (0.05, 7.0, 10)
     with pytest.raises(InputError, match=r"2 devices fail 3\.1 times"):
         _with_failures(run, replace(trouble, mtbf=60 / 3.1))
-    assert _with_failures(run, Trouble()) is run
+    assert _with_failures(run, Disturbance()) is run
 
 
 LINK = Fabric(6, 3, 2, 0.01, 1e-8, 0.1, 1e-6)
@@ -135,7 +135,7 @@ def test_an_asynchronous_run_by_hand():
     asked = policy(aggregation="parameter_server", synchrony="asynchronous", servers=4)
 
     def played(hidden=0.0, **trouble):
-        one = Trouble(steps=200, **trouble)
+        one = Disturbance(steps=200, **trouble)
         return _asynchronous(replace(setting, hidden=hidden), asked, one, samples=16, calibration=AS_STATED)
 
     # 6 s of exchange, a quarter of it at each server: 4.5 + 0.2 s of travel, and 1.5 s of service.
@@ -159,21 +159,21 @@ def test_an_asynchronous_run_by_hand():
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        (Trouble(straggle=2), "probability"),
-        (Trouble(straggle_factor=0.5), "not faster"),
-        (Trouble(jobs=0), "at least 1"),
-        (Trouble(steps=0), "at least 1"),
-        (Trouble(mtbf=60.0), "gets nowhere"),
-        (Trouble(mtbf=-1.0), "more than 0"),
-        (Trouble(mtbf=0.0), "more than 0"),
-        (Trouble(jobs=201), "at most 200"),
-        (Trouble(checkpoint_every=0), "at least 1"),
-        (Trouble(steps=100_001), "at most 100,000"),
-        (Trouble(seed=-1), "0 or more"),
-        (Trouble(seed=2**63), "below 2"),
-        (Trouble(straggle=-0.1), "probability"),
-        (Trouble(straggle_factor=2e6), "1 to 1e6"),
-        (Trouble(restart=-1.0), "0 or more"),
+        (Disturbance(straggle=2), "probability"),
+        (Disturbance(straggle_factor=0.5), "not faster"),
+        (Disturbance(jobs=0), "at least 1"),
+        (Disturbance(steps=0), "at least 1"),
+        (Disturbance(mtbf=60.0), "gets nowhere"),
+        (Disturbance(mtbf=-1.0), "more than 0"),
+        (Disturbance(mtbf=0.0), "more than 0"),
+        (Disturbance(jobs=201), "at most 200"),
+        (Disturbance(checkpoint_every=0), "at least 1"),
+        (Disturbance(steps=100_001), "at most 100,000"),
+        (Disturbance(seed=-1), "0 or more"),
+        (Disturbance(seed=2**63), "below 2"),
+        (Disturbance(straggle=-0.1), "probability"),
+        (Disturbance(straggle_factor=2e6), "1 to 1e6"),
+        (Disturbance(restart=-1.0), "0 or more"),
     ],
 )
 def test_wrong_troubles_are_refused(trouble, words):
@@ -184,11 +184,11 @@ def test_wrong_troubles_are_refused(trouble, words):
 @pytest.mark.parametrize(
     "trouble",
     [
-        Trouble(steps=1),
-        Trouble(steps=1, straggle=1.0, straggle_factor=1.0),
-        Trouble(steps=1, straggle_factor=1e6),
-        Trouble(steps=1, seed=2**63 - 1),
-        Trouble(steps=1, mtbf=1e9, restart=0.0, checkpoint_every=1),
+        Disturbance(steps=1),
+        Disturbance(steps=1, straggle=1.0, straggle_factor=1.0),
+        Disturbance(steps=1, straggle_factor=1e6),
+        Disturbance(steps=1, seed=2**63 - 1),
+        Disturbance(steps=1, mtbf=1e9, restart=0.0, checkpoint_every=1),
     ],
 )
 def test_troubles_at_their_bounds_are_played(trouble):
@@ -197,8 +197,8 @@ def test_troubles_at_their_bounds_are_played(trouble):
 
 def test_many_steps_of_many_devices_are_refused_by_their_product():
     with pytest.raises(InputError, match="at most 50,000 on 2000 devices"):
-        _check(Trouble(steps=50_001), 2000)
-    _check(Trouble(steps=50_000), 2000)
+        _check(Disturbance(steps=50_001), 2000)
+    _check(Disturbance(steps=50_000), 2000)
 
 
 def test_the_verb_prints_a_table_bars_and_json(paceline):
@@ -215,6 +215,6 @@ def test_the_verb_prints_a_table_bars_and_json(paceline):
 def test_jobs_that_only_exchange_share_the_link_and_others_hardly_meet(exchange, added):
     setting = _Setting(None, np.array([6.0]), 4.0, exchange, 0.0, 0.0, 10.0)
     assert setting.calm == 10.0
-    assert _contention(setting, Trouble(jobs=1)) == 0.0
+    assert _contention(setting, Disturbance(jobs=1)) == 0.0
     # Two jobs that do nothing but send take twice as long, but for the moments at both ends in which one is alone.
-    assert _contention(setting, Trouble(jobs=2)) == pytest.approx(added, rel=0.02, abs=1e-6)
+    assert _contention(setting, Disturbance(jobs=2)) == pytest.approx(added, rel=0.02, abs=1e-6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline import catalog
-from paceline.cost.host import Sharing, together
+from paceline.cost.host import SharingProbe, together
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer, write_profile
 from paceline.model.calibration import AS_STATED, Calibration
@@ -16,7 +16,7 @@ from paceline.model.compute import work_of_profile
 from paceline.model.prediction import Prediction
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
-from paceline.model.simulate.scenario import Trouble, simulate_question
+from paceline.model.simulate.scenario import Disturbance, simulate_question
 from tests.conftest import Command
 
 HOST = ProfiledHost(cores=2, threads=2, peak=100e9, bandwidth=20e9, thread_gain=1.8)
@@ -86,20 +86,20 @@ def test_another_launch_on_a_host_differs_as_the_steps_of_one_do() -> None:
 
 
 def test_a_probe_says_how_ranks_share() -> None:
-    probed = Calibration(**{**vars(CALM), "sharing": (Sharing(2, 4, 1, 1.25),)})
+    probed = Calibration(**{**vars(CALM), "sharing": (SharingProbe(2, 4, 1, 1.25),)})
     assert compute(predicted(4, calibration=probed)) == pytest.approx(2.5 * 1.8 * PROFILE.step)
 
 
 @pytest.mark.parametrize(("threads", "excess"), [(1, 1.25), (2, 1.5)])
 def test_a_probe_on_as_many_threads_counts(threads: int, excess: float) -> None:
-    probes = (Sharing(2, 4, 1, 1.25), Sharing(2, 4, 2, 1.5), Sharing(2, 2, 2, 9.0))
+    probes = (SharingProbe(2, 4, 1, 1.25), SharingProbe(2, 4, 2, 1.5), SharingProbe(2, 2, 2, 9.0))
     turns, _ = together(4, threads, 2, parallel=0.8)
     assert together(4, threads, 2, parallel=0.8, probes=probes)[0] == pytest.approx(excess * turns)
 
 
 def test_a_simulation_shares_cores_like_a_prediction() -> None:
     question = Question(LOCAL, "pytorch", 8, profile=PROFILE)
-    simulated = simulate_question(question, 4, Trouble(steps=10), calibration=CALM)
+    simulated = simulate_question(question, 4, Disturbance(steps=10), calibration=CALM)
     assert simulated.predicted_step_s == pytest.approx(predicted(4).step_s.value, rel=1e-6)
 
 

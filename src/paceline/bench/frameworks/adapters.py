@@ -111,7 +111,7 @@ def _tensorflow_servers(launch: CaseLaunch) -> list[Process]:
 
 
 def _tensorflow_server_cluster(launch: CaseLaunch) -> dict[str, str]:
-    """The chief, one parameter server beside it, and a worker in every rank."""
+    """The chief with one co-located parameter server, and a worker in every rank."""
     workers = [rank_endpoint(launch, placed) for placed in launch.placement]
     servers = [f"{launch.rendezvous.address}:{launch.rendezvous.ports[3]}"]
     chief = [f"{launch.rendezvous.address}:{launch.rendezvous.ports[2]}"]
@@ -208,7 +208,7 @@ class Keras(PolicyAdapter):
         return rank_processes(launch, module, lambda placed: self.rank_env(launch, placed))
 
     def rank_env(self, launch: CaseLaunch, placed: Placed) -> dict[str, str]:
-        """The backend, and what it needs to find the other ranks."""
+        """The backend, and the variables by which it connects to the other ranks."""
         backend = launch.case.framework.split("/")[1]
         env = {"KERAS_BACKEND": backend}
         several = launch.case.ranks > 1 and backend == "tensorflow"
@@ -287,7 +287,7 @@ class DeepSpeed(PolicyAdapter):
 
 
 class Paddle(PolicyAdapter):
-    """paddle.DataParallel over Gloo; the variables are those that its own launcher would set."""
+    """paddle.DataParallel over Gloo; with the variables of its own launcher."""
 
     name = "paddle"
     module = "paceline.bench.frameworks.paddle.worker"

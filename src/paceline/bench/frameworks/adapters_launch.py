@@ -1,4 +1,4 @@
-"""Adapters that start processes in their own way: Paceline's runtime, a user's command, frameworks under mpirun."""
+"""Adapters with a special way to start processes: Paceline's runtime, a user's command, frameworks under mpirun."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Caffe(PolicyAdapter):
         return "caffe"
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """The ranks under one mpirun; one rank by itself."""
+        """The ranks under one mpirun; a single rank without mpirun."""
         return mpi_processes(launch, self.module, python=str(launch.python.parent / "caffe-python"))
 
 

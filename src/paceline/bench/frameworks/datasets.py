@@ -128,5 +128,5 @@ def _fill(ready: Any, job: Job, rank: int) -> None:
             position += job["batch"]
             samples = [data[int(index)] for index in chosen]
             ready.put((np.stack([image for image, _ in samples]), np.asarray([label for _, label in samples])))
-    except Exception as error:  # noqa: BLE001  the thread's only way to tell
+    except Exception as error:  # noqa: BLE001  the queue is the only channel of the thread
         ready.put(error)

@@ -43,7 +43,7 @@ TREND = 1.28
 BLOCK = 5
 """Number of consecutive steps of one pass."""
 LEAST = 5
-"""Fewest complete steps that a launch times, whatever they take."""
+"""Minimum number of complete steps that a launch times, independent of their duration."""
 UNPHASED = 4
 """Blocks of complete steps of a launch without phases; between two the launch can end."""
 TRACED = 3

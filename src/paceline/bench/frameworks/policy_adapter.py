@@ -32,7 +32,7 @@ FEATURES = {
 
 
 def _features(network: Network) -> Iterator[tuple[str, str]]:
-    """Each layer's name with its kind, then with what it needs beyond its kind."""
+    """Each layer's name with its kind, then with each requirement beyond its kind."""
     shapes = {"input": network.input.shape}
     for layer, cost in zip(network.layers, layer_costs(network), strict=True):
         shapes[layer.name] = cost.shape

@@ -1,8 +1,8 @@
 """Synchronization of the ranks of one launch: barriers, broadcast, gather, and clock offsets.
 
-Rank 0 listens, the others connect over the secure channel with the launch's token as secret, so that it works the same
-in every framework. Whoever else connects is refused, and the launch goes on. Runs in measured processes: Python 3.9
-syntax and the standard library.
+Rank 0 listens, and the other ranks connect over the secure channel with the launch's token as secret, in the same way
+for every framework. Other peers are refused, and the launch continues. Runs in measured processes: Python 3.9 syntax
+and the standard library.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ControlChannel:
         return best
 
     def signal(self) -> None:
-        """On rank 0: tell the other ranks to go on, without waiting for them."""
+        """On rank 0: release the other ranks, without waiting for them."""
         for peer in self._peers:
             peer.send_plain(None)
 
@@ -99,7 +99,7 @@ class ControlChannel:
         self._peers[0].receive_plain()
 
     def close(self) -> None:
-        """Close the connections, after what was sent last is on its way."""
+        """Flush pending sends, then close the connections."""
         for peer in self._peers:
             peer.wait_sent(5.0)
         for peer in self._peers:
@@ -117,13 +117,13 @@ def join_ranks(rank: int, ranks: int, *, address: str, port: int, token: str, ti
 
 
 def join_job(rank: int, ranks: int) -> ControlChannel:
-    """Connect to the other ranks where the variables of this launch say."""
+    """Connect to the other ranks at the endpoint in the environment variables of this launch."""
     address, port = os.environ[variables.RENDEZVOUS].rsplit(":", 1)
     return join_ranks(rank, ranks, address=address, port=int(port), token=os.environ[variables.TOKEN])
 
 
 def _accept(ranks: int, *, address: str, port: int, token: str, timeout: float) -> list[SecureConnection]:
-    """A connection of each other rank; a rank that calls twice is taken at its last word."""
+    """A connection of each other rank; if a rank connects twice, the last connection counts."""
     called: queue.Queue[SecureConnection] = queue.Queue()
     complete, lock = threading.Event(), threading.Lock()
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentFailed
 
-__all__ = ["Progress", "Recipe", "Step", "Workshop"]
+__all__ = ["EnvironmentBuild", "Progress", "Recipe", "Step"]
 
 Progress = Callable[[str], None]
 """Receives progress messages, one line at a time."""
 
 
 @dataclass(frozen=True)
-class Workshop:
+class EnvironmentBuild:
     """The working directory of the creation of an environment, with pip and commands."""
 
     folder: Path
@@ -65,7 +65,7 @@ class Workshop:
                 for line in process.stdout:
                     tail = [*tail[-20:], line.rstrip()]
                     self.progress(line.strip())
-        except BaseException:  # an interrupt: the command would go on writing into a folder that is being removed
+        except BaseException:  # an interrupt: the command would continue to write into a folder that is being removed
             process.kill()
             process.wait()
             raise
@@ -74,7 +74,7 @@ class Workshop:
             raise EnvironmentFailed(f"`{shown} ...` failed:\n  " + "\n  ".join(tail), hint="is the network reachable?")
 
 
-Step = Callable[[Workshop], None]
+Step = Callable[[EnvironmentBuild], None]
 
 
 @dataclass(frozen=True)

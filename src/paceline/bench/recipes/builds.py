@@ -1,4 +1,4 @@
-"""What pip cannot do by itself: steps that build, download or transplant a framework into its environment.
+"""Installation steps beyond pip: build, download or transplant a framework into its environment.
 
 Horovod is built from source, once for each framework; later environments install the kept wheel. CNTK 2.7 and SINGA
 have wheels for CPython 3.6 only, whose extensions a current CPython still loads. Caffe 1.0 comes from pinned packages
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench.recipes import Workshop
+from paceline.bench.recipes import EnvironmentBuild
 from paceline.errors import EnvironmentFailed
 
 __all__ = [
@@ -71,7 +71,7 @@ exec "$root/lib/x86_64-linux-gnu/ld-2.31.so" --library-path "$path" "$root/usr/b
 """
 
 
-def install_chainer(workshop: Workshop) -> None:
+def install_chainer(workshop: EnvironmentBuild) -> None:
     """Chainer's source needs the build tools of its environment."""
     workshop.pip("--no-build-isolation", "chainer==7.8.1")
 
@@ -82,7 +82,7 @@ class BuildHorovod:
 
     framework: str
 
-    def __call__(self, workshop: Workshop) -> None:
+    def __call__(self, workshop: EnvironmentBuild) -> None:
         """Install the wheel, after building it if there is none for these exact versions."""
         wheels = workshop.cache / "wheels"
         wheel = next(iter(wheels.glob("horovod-*.whl")), None)
@@ -90,7 +90,7 @@ class BuildHorovod:
             wheel = self._build(workshop, wheels)
         workshop.pip("--no-deps", str(wheel))
 
-    def _build(self, workshop: Workshop, wheels: Path) -> Path:
+    def _build(self, workshop: EnvironmentBuild, wheels: Path) -> Path:
         scratch = workshop.folder / "build"
         source = self._source(workshop, scratch)
         switches = {
@@ -107,7 +107,7 @@ class BuildHorovod:
         shutil.rmtree(scratch)
         return kept
 
-    def _source(self, workshop: Workshop, scratch: Path) -> Path:
+    def _source(self, workshop: EnvironmentBuild, scratch: Path) -> Path:
         scratch.mkdir()
         pip = [str(workshop.python), "-m", "pip", "download", "--no-deps", "--no-build-isolation"]
         workshop.run([*pip, "--no-binary", ":all:", "-d", str(scratch), f"horovod=={HOROVOD_VERSION}"])
@@ -128,7 +128,7 @@ def _raise_standard(path: Path) -> None:
     path.write_text(text.replace("CMAKE_CXX_STANDARD 14", "CMAKE_CXX_STANDARD 20"), encoding="utf-8")
 
 
-def transplant_cntk(workshop: Workshop) -> None:
+def transplant_cntk(workshop: EnvironmentBuild) -> None:
     """Unpack the wheel, remove its dependency on libpython3.6, and link it to the MPI of this environment."""
     wheel = fetch_wheel(workshop, "cntk==2.7.post2", python="3.6", sha256=CNTK_SHA256)
     unpack_wheel(wheel, workshop.packages)
@@ -142,13 +142,13 @@ def transplant_cntk(workshop: Workshop) -> None:
     (workshop.packages / "paceline_shims.py").write_text(SHIMS, encoding="utf-8")
 
 
-def transplant_singa(workshop: Workshop) -> None:
-    """Unpack the wheel beside its dependencies."""
+def transplant_singa(workshop: EnvironmentBuild) -> None:
+    """Unpack the wheel into the folder of its dependencies."""
     wheel = fetch_wheel(workshop, "singa==3.0.0.dev1", python="3.6", sha256=SINGA_SHA256, pre=True)
     unpack_wheel(wheel, workshop.packages)
 
 
-def fetch_wheel(workshop: Workshop, requirement: str, *, python: str, sha256: str, pre: bool = False) -> Path:
+def fetch_wheel(workshop: EnvironmentBuild, requirement: str, *, python: str, sha256: str, pre: bool = False) -> Path:
     """The wheel of a requirement for another Python, downloaded once and checked."""
     downloads = workshop.cache / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def unpack_wheel(wheel: Path, folder: Path) -> None:
         path.rename(path.with_name(path.name.replace(".cpython-36m-x86_64-linux-gnu", "")))
 
 
-def unpack_debian_caffe(workshop: Workshop) -> None:
+def unpack_debian_caffe(workshop: EnvironmentBuild) -> None:
     """Download every pinned package, check its digest, unpack it."""
     wanted = [line.split() for line in DEBIAN_LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     downloads = workshop.cache / "downloads"
@@ -218,7 +218,7 @@ def _first_answer(path: str) -> bytes:
     raise EnvironmentFailed(f"cannot download {path}:\n  " + "\n  ".join(reasons), hint="is the network reachable?")
 
 
-def fetch_mpi4py(workshop: Workshop) -> None:
+def fetch_mpi4py(workshop: EnvironmentBuild) -> None:
     """mpi4py for Debian 11's Python, linked to this environment's OpenMPI."""
     wheel = fetch_wheel(workshop, "mpi4py==4.1.2", python="3.9", sha256=MPI4PY_SHA256)
     target = workshop.folder / "rootfs" / "usr" / "local" / "lib" / "python3.9" / "dist-packages"

@@ -1,7 +1,7 @@
 """The agent that an engine starts on a host: it runs one process and ends it when its connection breaks.
 
-    python3 agent.py ADDRESSES PORT      calls the launcher; the token of the launch is in PACELINE_AGENT_TOKEN
-    python3 agent.py ADDRESSES -         speaks by standard input and output, inside ssh; the first line is the token
+    python3 agent.py ADDRESSES PORT      calls the launcher; the token of the launch is in PACELINE_AGENT_TOKEN python3
+    agent.py ADDRESSES -         communicates by standard input and output, inside ssh; the first line is the token
 
 It reports its host, receives the command to run, and returns the exit code, with log and events where no file system
 is shared. Its source and that of the channel travel as an argument, so that hosts need only Python 3.9.
@@ -32,7 +32,7 @@ from paceline.channel.handshake import Login
 __all__ = ["main"]
 
 READY = b"\npaceline agent\n"
-"""Comes before everything else on standard output: shells of hosts may greet whoever logs in."""
+"""First output of the agent: login shells may print text before it."""
 SIOCGIFADDR = 0x8915
 TRUSTED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
 """Extraction of archives trusts the launcher, which can run any command on this host."""
@@ -41,7 +41,7 @@ LOGIN_TIMEOUT = 20.0
 LAST_TIMEOUT = 60.0
 """Seconds for the last message to leave, which holds log and events."""
 WRITERS: list[threading.Thread] = []
-"""What has to end before this process does: it writes to standard output."""
+"""Threads that must end before this process exits, because they write to standard output."""
 
 
 def main(addresses: str, port: str) -> int:

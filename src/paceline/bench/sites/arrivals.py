@@ -25,10 +25,10 @@ __all__ = ["LOST", "AgentConnection", "Arrivals"]
 
 HELLO_TIMEOUT_S = 10.0
 MAX_HELLO = 1 << 16
-"""Bytes of an agent's first message, and of what a host's shell may say before."""
+"""Maximum bytes of an agent's first message, and of the output of a login shell before it."""
 LONGEST_RUN_S = 30 * 86400.0
-"""Seconds for which an agent may have nothing to say: as long as its process runs. The keep-alive of TCP, or of ssh,
-notices a host that is gone."""
+"""Seconds without a message of an agent: the maximum run time of its process. Keep-alive of TCP or ssh detects an
+unreachable host."""
 READY = b"\npaceline agent\n"
 """As in `agent.py`."""
 log = logging.getLogger("paceline.bench")
@@ -88,7 +88,7 @@ class AgentConnection:
                     self._take_files(message["files"], data)
                     self.code = int(message["exit"])
                     return
-        except Exception as error:  # noqa: BLE001 - whatever an agent does ends its own connection only
+        except Exception as error:  # noqa: BLE001 - an error of an agent ends only its own connection
             log.warning("the agent on %s is cut off: %s", self.host, error)
             self._connection.close()
         self.code = LOST
@@ -106,7 +106,7 @@ class AgentConnection:
         self._connection.send_plain({"end": True})
 
     def _take_files(self, sizes: Any, data: bytes) -> None:
-        """Write the files that came back: those of its rank, into a folder that is none of somebody else's links."""
+        """Write the returned files of the agent's rank, into a folder that is not a link."""
         at = 0
         for path, size in sizes:
             if path not in self._writable:
@@ -187,7 +187,7 @@ class Arrivals:
 
 
 def _skip_to_agent(stream: socket.socket) -> None:
-    """Read what shells of a host say to whoever logs in, up to the first bytes of the agent."""
+    """Skip the output of the login shell, up to the first bytes of the agent."""
     said = b""
     while not said.endswith(READY):
         byte = stream.recv(1)

@@ -22,7 +22,7 @@ from paceline.errors import InputError, Unsupported
 __all__ = ["Agents", "Engine", "MpiEngine", "RayEngine", "SshEngine", "Submission", "write_private"]
 
 HOST = re.compile(r"(?!-)([\w.-]+@(?!-))?[\w.:%\[\]-]+", flags=re.ASCII)
-"""Names and addresses: nothing that a command takes for an option, or a list for two entries."""
+"""Host names and addresses: no text that a command could parse as an option, or a list as two entries."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class RayEngine:
 
 
 def _python_of_ray() -> str:
-    """The interpreter that has Ray: beside the `ray` command, or this one."""
+    """The interpreter that has Ray: in the folder of the `ray` command, or this one."""
     command = shutil.which("ray")
     if command is not None:
         return str(Path(command).parent / "python")

@@ -30,12 +30,12 @@ PairRates = dict[tuple[str, str], float]
 NCCL_PROGRAM = "all_reduce_perf"
 MOST_ROUNDS = 8
 LINK_S, LEAST_BYTES, USUAL_BYTES, MOST_BYTES = 0.1, 1 << 20, 64 << 20, 256 << 20
-"""A message takes a tenth of a second of the slowest link, within bounds; of an unknown link it has the usual size."""
+"""A message takes a tenth of a second on the slowest link, within bounds; the default size if the link is unknown."""
 TIMEOUT_S = 600.0
 
 
 def rounds_of(count: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
-    """Rounds in which everybody meets another one, as in a tournament; all pairs, or as many rounds as allowed."""
+    """Rounds of disjoint pairs, as in a round-robin tournament; all pairs, or at most the given number of rounds."""
     seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):

@@ -38,7 +38,7 @@ class SlurmEngine:
         self._options, self._kind = options, kind
 
     def submission(self, agents: Agents) -> Submission:
-        """The one command that starts all agents."""
+        """The command that starts all agents."""
         if shutil.which("srun") is None:
             raise Unsupported("Slurm's srun is not installed here", hint="run on a login node of the cluster")
         make = {"srun": self._srun, "sbatch": self._sbatch, "array": self._array, "hetjob": self._hetjob}

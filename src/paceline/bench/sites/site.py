@@ -78,7 +78,7 @@ class Launch(Protocol):
 
 @dataclass(frozen=True)
 class SiteRequest:
-    """What a launcher is asked to open."""
+    """The request to open a site."""
 
     cluster: Cluster
     placement: tuple[Placed, ...]
@@ -146,7 +146,7 @@ class Launcher(_ContextManager):
         """Open a site for `ranks` ranks on a cluster, placed host by host, or spread over the hosts.
 
         Without `num_ports` the rendezvous has the shared ports and one for each rank. The workload is the case that
-        runs there: a virtual cluster dilates its time as far as this case needs.
+        runs there: a virtual cluster chooses its dilation for this case.
         """
         count = NUM_SHARED_PORTS + ranks if num_ports is None else num_ports
         return self._open(SiteRequest(cluster, place(cluster, ranks, spread=spread), count, workload))

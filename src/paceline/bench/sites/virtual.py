@@ -127,7 +127,7 @@ def _give_back(name: str, dilation: float) -> None:
     except InputError:
         return
     except LaunchFailed as error:
-        # What was measured is good, and must not be lost: the user hears what is wrong with the cluster.
+        # The measurements are valid and must not be lost: the problem of the cluster is only reported.
         log.warning("virtual cluster %s may not be as it was: %s", name, error.message)
 
 

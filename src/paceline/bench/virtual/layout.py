@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Cluster, Host, Link
 
-__all__ = ["MOST_HOSTS", "Layout", "Seat", "lay_out", "path_latency", "path_rate"]
+__all__ = ["MOST_HOSTS", "Layout", "VirtualHost", "lay_out", "path_latency", "path_rate"]
 
 MOST_HOSTS = 250
 INTERFACE = "eth0"
 
 
 @dataclass(frozen=True)
-class Seat:
+class VirtualHost:
     """One host on the virtual network."""
 
     name: str
@@ -34,9 +34,9 @@ class Layout:
 
     instance: str
     dilation: float
-    seats: tuple[Seat, ...]
+    seats: tuple[VirtualHost, ...]
 
-    def seat(self, name: str) -> Seat:
+    def seat(self, name: str) -> VirtualHost:
         """The seat of a host."""
         return next(seat for seat in self.seats if seat.name == name)
 
@@ -51,8 +51,8 @@ def lay_out(cluster: Cluster, *, instance: str, dilation: float = 1.0) -> Layout
     return Layout(instance=instance, dilation=dilation, seats=seats)
 
 
-def _seat(host: Host, network: str, number: int, dilation: float) -> Seat:
-    return Seat(
+def _seat(host: Host, network: str, number: int, dilation: float) -> VirtualHost:
+    return VirtualHost(
         name=host.name,
         address=f"{network}.{number}",
         port=f"p{number}",
@@ -70,11 +70,11 @@ def _dilated(link: Link, dilation: float, *, ports: int = 1) -> Link:
     return link.model_copy(update=changes)
 
 
-def path_latency(one: Seat, other: Seat) -> float:
+def path_latency(one: VirtualHost, other: VirtualHost) -> float:
     """One-way latency between two hosts: half of the latency of each link."""
     return (one.link.latency + other.link.latency) / 2
 
 
-def path_rate(path: Sequence[Seat]) -> float:
+def path_rate(path: Sequence[VirtualHost]) -> float:
     """Bytes per second that a single stream can carry along a path: its narrowest link."""
     return min(seat.link.bandwidth for seat in path)

@@ -138,7 +138,7 @@ def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
         stop_delays(keeper=up.processes.keeper, hosts=up.processes.hosts)
         _delay_links(layout, up.processes)
     changed = replace(up, layout=layout, checks=())
-    _record(changed)  # before they are verified, which may fail: the links are what they are
+    _record(changed)  # before verification, which may fail: the links exist already
     changed = replace(changed, checks=verify_links(layout, up.processes.hosts))
     _record(changed)
     return changed

@@ -17,27 +17,27 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.catalog.clusters.files import ClusterFile, DeviceEntry, HostEntry, LinkEntry, resolved
-from paceline.catalog.devices import MAKERS, device_called, device_record, label_words
+from paceline.catalog.devices import MAKERS, device_by_alias, device_record, label_words
 from paceline.catalog.links import link_record
 from paceline.errors import InputError, UnknownName
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import Count, Name, Noun, Price
-from paceline.spec.load import load_noun, parse_noun, read_text
+from paceline.spec.fields import Count, Name, Price, SpecModel
+from paceline.spec.load import load_spec, parse_spec, read_text
 
 __all__ = [
-    "HostsWritten",
+    "HostsExpression",
     "InstanceRecord",
     "cluster",
     "cluster_file",
     "cluster_names",
-    "hosts_written",
+    "default_counts",
     "instance_file",
     "instance_records",
     "is_composed",
     "more_hosts",
+    "parse_hosts_expression",
     "repeated",
     "times_of",
-    "usual_counts",
     "wide_enough",
 ]
 
@@ -60,18 +60,18 @@ def cluster(name: str) -> Cluster:
         return _named(name)
     if len(parts := name.split(" + ")) > 1:
         return _joined(name, parts)
-    if not name.endswith(".toml") and (written := hosts_written(name)) is not None:
+    if not name.endswith(".toml") and (written := parse_hosts_expression(name)) is not None:
         return repeated(resolved(written.file(), text="", file=name), written.hosts)
     base, count = (name, 1) if name.endswith(".toml") else times_of(name)
     return repeated(_load(Path(base)) if base.endswith(".toml") else _named(base), count)
 
 
 def _joined(name: str, parts: Sequence[str]) -> Cluster:
-    """Clusters side by side; devices without a link of their own are on the link that is stated last."""
-    stated = [written.link for part in parts if (written := hosts_written(part)) is not None and written.link]
+    """Joined clusters; hosts without a stated link use the link that is stated last."""
+    stated = [written.link for part in parts if (written := parse_hosts_expression(part)) is not None and written.link]
     hosts = []
     for number, part in enumerate(parts, start=1):
-        written = hosts_written(part)
+        written = parse_hosts_expression(part)
         if written is not None and written.link is None:
             if not stated:
                 raise InputError(
@@ -87,7 +87,7 @@ def is_composed(name: str) -> bool:
     """Whether a cluster is no entry of the catalog but several: hosts of an entry, or devices."""
     if name in cluster_names() or " + " in name:
         return " + " in name
-    written = hosts_written(name)
+    written = parse_hosts_expression(name)
     return times_of(name)[0] in cluster_names() or (
         written is not None and (written.count > 1 or written.link is not None)
     )
@@ -100,7 +100,7 @@ def cluster_file(name: str) -> ClusterFile:
     if name not in cluster_names():
         raise UnknownName("cluster", name, cluster_names(), otherwise=OTHERWISE)
     path = FOLDER / f"{name}.toml"
-    return parse_noun(read_text(path), ClusterFile, str(path))
+    return parse_spec(read_text(path), ClusterFile, str(path))
 
 
 def wide_enough(name: str, devices: int) -> str:
@@ -111,8 +111,8 @@ def wide_enough(name: str, devices: int) -> str:
     return f"{name} x {times}" if times > 1 else name
 
 
-def usual_counts(given: Cluster | Path | str) -> tuple[int, ...]:
-    """1, 2, 4 and 8 devices as far as a cluster has them, and all of its devices."""
+def default_counts(given: Cluster | Path | str) -> tuple[int, ...]:
+    """1, 2, 4 and 8 devices, up to the size of the cluster, and all of its devices."""
     chosen = given if isinstance(given, Cluster) else cluster(wide_enough(str(given), 8))
     most = chosen.num_devices
     return tuple(sorted({count for count in (1, 2, 4, 8, most) if count <= most}))
@@ -124,7 +124,7 @@ def more_hosts(cluster: Cluster, devices: int) -> str:
     times = -(-devices * count // cluster.num_devices)
     if base in cluster_names():
         return f': --cluster "{base} x {times}"'
-    written = hosts_written(cluster.name)
+    written = parse_hosts_expression(cluster.name)
     return f': --cluster "{written.more(devices)}"' if written else ""
 
 
@@ -135,7 +135,7 @@ def _named(name: str) -> Cluster:
 
 def _load(path: Path) -> Cluster:
     text = read_text(path)
-    return resolved(parse_noun(text, ClusterFile, str(path)), text=text, file=str(path))
+    return resolved(parse_spec(text, ClusterFile, str(path)), text=text, file=str(path))
 
 
 FILE = Path(__file__).parent.parent / "instances.toml"
@@ -151,7 +151,7 @@ _HOSTS = re.compile(
 )
 
 
-class InstanceRecord(Noun):
+class InstanceRecord(SpecModel):
     """One kind of instance."""
 
     name: Name
@@ -168,14 +168,14 @@ class InstanceRecord(Noun):
     note: str = ""
 
 
-class _Instances(Noun):
+class _Instances(SpecModel):
     instance: tuple[InstanceRecord, ...]
 
 
 @cache
 def instance_records() -> dict[str, InstanceRecord]:
     """All instances by name."""
-    return {record.name: record for record in load_noun(FILE, _Instances).instance}
+    return {record.name: record for record in load_spec(FILE, _Instances).instance}
 
 
 def instance_file(name: str) -> ClusterFile:
@@ -217,7 +217,7 @@ def repeated(cluster: Cluster, count: int) -> Cluster:
 
 
 @dataclass(frozen=True)
-class HostsWritten:
+class HostsExpression:
     """Equal hosts of one kind of device."""
 
     text: str
@@ -258,17 +258,17 @@ class HostsWritten:
         return self.written(self.count, -(-devices // self.count))
 
 
-def hosts_written(text: str) -> HostsWritten | None:
+def parse_hosts_expression(text: str) -> HostsExpression | None:
     """The hosts that a text writes as devices; None if it names no device of the catalog."""
     match = _HOSTS.fullmatch(text.strip())
-    device = device_called(match["device"]) if match else None
+    device = device_by_alias(match["device"]) if match else None
     if match is None or device is None or not _says_no_more(match["device"], device):
         return None
     several = match["before"] and match["after"]
     count = int(match["before"] or match["after"] or 1)
     hosts = int(match["hosts"] or (match["after"] if several else 1))
     link = link_record(match["link"].lower()).name if match["link"] else None
-    written = HostsWritten(text, device, count, link, hosts)
+    written = HostsExpression(text, device, count, link, hosts)
     for what, number, most in (("devices in a host", count, MOST_DEVICES), ("hosts", hosts, MOST_HOSTS)):
         if not 1 <= number <= most:
             raise InputError(f"cluster {text!r}: got {number} {what}, expected 1 to {most}")

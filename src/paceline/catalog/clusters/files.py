@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.catalog.devices import device, device_called
+from paceline.catalog.devices import device, device_by_alias
 from paceline.catalog.links import link, link_names
 from paceline.errors import InputError, Problem, SpecError, UnknownName
 from paceline.spec.cluster import Cluster, Device, DeviceKind, Emulation, Host, LayerClass, Link, Precision, ReachShare
-from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Noun, Price, Seconds, Share, Watts
+from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Price, Seconds, Share, SpecModel, Watts
 from paceline.spec.lines import line_of, locate
 
 __all__ = ["ClusterFile", "DeviceEntry", "HostEntry", "LinkEntry", "resolved"]
@@ -24,7 +24,7 @@ def _named(given: Any) -> Any:
     return {"name": given} if isinstance(given, str) else given
 
 
-class DeviceEntry(Noun):
+class DeviceEntry(SpecModel):
     """A catalog device with changed fields, or a user-defined device if `kind` is given."""
 
     name: Name
@@ -52,7 +52,7 @@ class DeviceEntry(Noun):
     """Share of the device that the rank may use; below 1 the launcher throttles the rank."""
 
 
-class LinkEntry(Noun):
+class LinkEntry(SpecModel):
     """A catalog link with changed fields, or a user-defined link if `bandwidth` is given."""
 
     name: Name
@@ -66,7 +66,7 @@ class LinkEntry(Noun):
     """Packet loss rate."""
 
 
-class HostEntry(Noun):
+class HostEntry(SpecModel):
     """One host, or `count` equal hosts that are numbered from 1."""
 
     name: Name
@@ -94,7 +94,7 @@ class HostEntry(Noun):
         return self
 
 
-class ClusterFile(Noun):
+class ClusterFile(SpecModel):
     """The content of a cluster file."""
 
     name: Name
@@ -185,7 +185,7 @@ def _hosts(entry: HostEntry) -> list[Host]:
 
 def _device(entry: DeviceEntry) -> Device:
     changes = _given(entry, "count")
-    if entry.kind is not None and device_called(entry.name) is None:
+    if entry.kind is not None and device_by_alias(entry.name) is None:
         return Device(**changes)
     return device(entry.name).model_copy(update={**changes, "name": device(entry.name).name})
 

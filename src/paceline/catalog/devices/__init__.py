@@ -11,14 +11,14 @@ from pydantic import Field
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Device, DeviceKind, LayerClass, Precision, ReachShare
-from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Noun, Price, Seconds, Watts
-from paceline.spec.load import load_noun
+from paceline.spec.fields import Bandwidth, Bytes, Flops, Name, Price, Seconds, SpecModel, Watts
+from paceline.spec.load import load_spec
 
 __all__ = [
     "DeviceFigures",
     "DeviceRecord",
     "device",
-    "device_called",
+    "device_by_alias",
     "device_names",
     "device_record",
     "label_words",
@@ -36,7 +36,7 @@ VARIANTS = {"ti", "super", "laptop", "mobile", "max", "ultra", "pro", "ada"}
 ReachFigures = dict[LayerClass, ShareFigure]
 
 
-class DeviceFigures(Noun):
+class DeviceFigures(SpecModel):
     """Figures of a device."""
 
     peak: dict[Precision, Figure[Flops]] = Field(default_factory=dict)
@@ -51,7 +51,7 @@ class DeviceFigures(Noun):
     """Power under load: the vendor's thermal design power."""
 
 
-class InsideRecord(Noun):
+class InsideRecord(SpecModel):
     """How devices of one host reach each other."""
 
     link: Name
@@ -59,7 +59,7 @@ class InsideRecord(Noun):
     note: str = ""
 
 
-class DeviceRecord(Noun):
+class DeviceRecord(SpecModel):
     """A device with its figures and their sources."""
 
     name: Name
@@ -74,7 +74,7 @@ class DeviceRecord(Noun):
     figure: DeviceFigures = DeviceFigures()
 
 
-class ReachSpread(Noun):
+class ReachSpread(SpecModel):
     """Standard deviation of log(measured / roofline)."""
 
     fitted: ReachShare
@@ -85,7 +85,7 @@ class ReachSpread(Noun):
     source: Name
 
 
-class UsualReach(Noun):
+class DefaultReach(SpecModel):
     """Default reach of every kind of device."""
 
     spread: ReachSpread
@@ -96,8 +96,8 @@ class UsualReach(Noun):
 
 
 @cache
-def _usual_reach() -> UsualReach:
-    return load_noun(FOLDER.parent / "reach.toml", UsualReach)
+def _usual_reach() -> DefaultReach:
+    return load_spec(FOLDER.parent / "reach.toml", DefaultReach)
 
 
 def reach_spread(device: Device) -> float:
@@ -108,7 +108,7 @@ def reach_spread(device: Device) -> float:
 
 @cache
 def _records() -> dict[str, DeviceRecord]:
-    records = [load_noun(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    records = [load_spec(path, DeviceRecord) for path in sorted(FOLDER.glob("*.toml"))]
     return {record.name: record for record in records}
 
 
@@ -118,8 +118,8 @@ def device_names() -> tuple[str, ...]:
 
 
 def device_record(name: str) -> DeviceRecord:
-    """The record of a device by its name or by what a driver or a person calls it, with sources."""
-    known = device_called(name)
+    """The record of a device, with sources, by its name or an alias (of a driver, or in common use)."""
+    known = device_by_alias(name)
     if known is None:
         raise UnknownName(
             "device", name, [*_records(), *(other for one in _records().values() for other in one.aliases)]
@@ -128,8 +128,8 @@ def device_record(name: str) -> DeviceRecord:
 
 
 @cache
-def device_called(label: str) -> str | None:
-    """The catalog's name of a device by what a driver or a person calls it; None if nobody knows it.
+def device_by_alias(label: str) -> str | None:
+    """The catalog name of a device by the name of a driver or in common use; None if unknown.
 
     "NVIDIA GeForce RTX 3090" has the words of `rtx-3090`. A variant that the catalog does not name, such as "Ti", is
     another device.
@@ -147,7 +147,7 @@ def device_called(label: str) -> str | None:
 
 
 def _means(known: str, words: set[str]) -> bool:
-    """Whether a label's words have those of a name and no variant beside it; a short alias stands for itself alone."""
+    """Whether the words of a label contain those of a name and no variant; a short alias must match exactly."""
     parts = label_words(known)
     if len(parts) == 1 and known not in _records():
         return parts == words

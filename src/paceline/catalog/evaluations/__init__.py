@@ -16,16 +16,16 @@ from paceline import catalog
 from paceline.catalog.clusters.files import ClusterFile, resolved
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Cluster
-from paceline.spec.fields import Count, Label, Name, Noun
-from paceline.spec.load import parse_noun, read_text
+from paceline.spec.fields import Count, Label, Name, SpecModel
+from paceline.spec.load import parse_spec, read_text
 from paceline.spec.study import Case, Study, expand
 
-__all__ = ["AskedCurve", "AskedPlan", "Direction", "Evaluation", "Headline", "evaluation", "evaluation_names"]
+__all__ = ["Direction", "Evaluation", "EvaluationCurve", "EvaluationPlan", "Headline", "evaluation", "evaluation_names"]
 
 FOLDER = Path(__file__).parent
 
 
-class AskedCurve(Noun):
+class EvaluationCurve(SpecModel):
     """Throughput over numbers of devices, one curve for each framework."""
 
     name: Label
@@ -40,12 +40,12 @@ class AskedCurve(Noun):
     devices: Annotated[tuple[Count, ...], Field(min_length=1)]
     """Numbers of devices."""
     precision: Name | None = None
-    """By default what the framework does on the device."""
+    """The default is that of the framework on the device."""
     input: Literal["resident", "copied", "files"] = "resident"
     """Where a batch comes from."""
 
 
-class AskedPlan(Noun):
+class EvaluationPlan(SpecModel):
     """The best strategy for a cluster of unequal devices."""
 
     name: Label
@@ -57,11 +57,11 @@ class AskedPlan(Noun):
     """Samples of a step of all devices."""
 
 
-class Headline(Noun):
-    """A published figure, and the predicted one that belongs beside it."""
+class Headline(SpecModel):
+    """A published figure, and the corresponding prediction."""
 
     what: Name
-    """What was published, in words."""
+    """Description of the published figure."""
     published: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """The figure."""
     quantity: Literal["speed-up", "samples/s"]
@@ -76,7 +76,7 @@ class Headline(Noun):
     """Where it was published."""
 
 
-class Direction(Noun):
+class Direction(SpecModel):
     """A change that might help, at a curve's largest number of devices."""
 
     curve: Label
@@ -87,29 +87,29 @@ class Direction(Noun):
     """Changes as those of `paceline whatif --set`."""
 
 
-class Evaluation(Noun):
+class Evaluation(SpecModel):
     """The content of an evaluation file."""
 
     name: Label
     title: Name
     question: Name
-    """What the published evaluation asked, in one or two sentences."""
+    """The question of the published evaluation, in one or two sentences."""
     published_by: Name
-    """The evaluation that asked first."""
+    """The original publication."""
     assumes: tuple[Name, ...] = ()
-    """What the published description leaves open, and how it is answered here."""
+    """Assumptions where the publication gives no information."""
     cluster: tuple[ClusterFile, ...] = ()
     """Each `[[cluster]]` of the file, with its hosts."""
-    curve: Annotated[tuple[AskedCurve, ...], Field(min_length=1)]
+    curve: Annotated[tuple[EvaluationCurve, ...], Field(min_length=1)]
     """Each `[[curve]]` of the file."""
-    plan: tuple[AskedPlan, ...] = ()
+    plan: tuple[EvaluationPlan, ...] = ()
     """Each `[[plan]]` of the file."""
     published: tuple[Headline, ...] = ()
     """Each `[[published]]` of the file."""
     direction: tuple[Direction, ...] = ()
     """Each `[[direction]]` of the file."""
     study: Study | None = None
-    """What is measured on this machine; its clusters may be those of the evaluation."""
+    """The study that is measured on this machine; its clusters may be those of the evaluation."""
     on: Literal["local", "virtual"] = "local"
     """Where the study runs: on this machine as it is, or on a virtual cluster of it."""
     emulated: Study | None = None
@@ -156,4 +156,4 @@ def evaluation(name: str) -> Evaluation:
     if not name.endswith(".toml") and name not in evaluation_names():
         raise UnknownName("evaluation", name, evaluation_names())
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    return parse_noun(read_text(path), Evaluation, str(path))
+    return parse_spec(read_text(path), Evaluation, str(path))

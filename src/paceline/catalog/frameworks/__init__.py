@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paceline.errors import InputError, PluginError, UnknownName
-from paceline.spec.fields import Bytes, Count, Name, Noun, Seconds
-from paceline.spec.load import load_noun
+from paceline.spec.fields import Bytes, Count, Name, Seconds, SpecModel
+from paceline.spec.load import load_spec
 from paceline.spec.strategy import Strategy
 
 __all__ = [
@@ -42,7 +42,7 @@ FOLDER = Path(__file__).parent
 GROUP = "paceline.frameworks"
 
 
-class Policy(Noun):
+class Policy(SpecModel):
     """The defaults of one mode of a framework for gradients and input."""
 
     aggregation: Literal["none", "allreduce", "parameter_server", "sharded"]
@@ -104,7 +104,7 @@ class Policy(Noun):
         return self
 
 
-class FrameworkRecord(Noun):
+class FrameworkRecord(SpecModel):
     """A framework and its modes."""
 
     name: Name
@@ -133,7 +133,7 @@ def _records() -> dict[str, FrameworkRecord]:
 
 
 def _built_in_records() -> dict[str, FrameworkRecord]:
-    records = [load_noun(path, FrameworkRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    records = [load_spec(path, FrameworkRecord) for path in sorted(FOLDER.glob("*.toml"))]
     return {record.name: record for record in records}
 
 
@@ -142,7 +142,7 @@ def _plugin_record(name: str) -> FrameworkRecord:
     if entry is None:
         raise UnknownName("framework", name, _records())
     try:
-        record = load_noun(entry.record_path, FrameworkRecord)
+        record = load_spec(entry.record_path, FrameworkRecord)
     except InputError as error:
         raise entry.broken(f"its record is wrong: {error}", hint=f"correct {name}.toml in the package") from error
     if record.name != name:
@@ -232,7 +232,7 @@ class PluginEntry:
         return path
 
     def broken(self, reason: str, *, hint: str) -> PluginError:
-        """The error that says which distribution is to blame."""
+        """The error that names the distribution."""
         return PluginError(f"framework {self.name!r} of distribution {self.distribution}: {reason}", hint=hint)
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from paceline.catalog.figures import Figure
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Link
-from paceline.spec.fields import Bandwidth, Name, Noun, Seconds
-from paceline.spec.load import load_noun
+from paceline.spec.fields import Bandwidth, Name, Seconds, SpecModel
+from paceline.spec.load import load_spec
 
 __all__ = ["LinkFigures", "LinkRecord", "link", "link_names", "link_record"]
 
 FOLDER = Path(__file__).parent
 
 
-class LinkFigures(Noun):
+class LinkFigures(SpecModel):
     """Figures of a link."""
 
     bandwidth: Figure[Bandwidth]
@@ -25,7 +25,7 @@ class LinkFigures(Noun):
     """One-way latency of an empty message; by default zero."""
 
 
-class LinkRecord(Noun):
+class LinkRecord(SpecModel):
     """A link with its figures and their sources."""
 
     name: Name
@@ -35,7 +35,7 @@ class LinkRecord(Noun):
 
 @cache
 def _records() -> dict[str, LinkRecord]:
-    records = [load_noun(path, LinkRecord) for path in sorted(FOLDER.glob("*.toml"))]
+    records = [load_spec(path, LinkRecord) for path in sorted(FOLDER.glob("*.toml"))]
     return {record.name: record for record in records}
 
 

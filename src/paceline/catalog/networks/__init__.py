@@ -29,7 +29,7 @@ from paceline.catalog.networks.transformers import (
     gpt2,
 )
 from paceline.errors import UnknownName
-from paceline.spec.load import load_noun
+from paceline.spec.load import load_spec
 from paceline.spec.network import Network
 
 __all__ = ["NETWORKS", "network", "network_names"]
@@ -69,7 +69,7 @@ parameters of resnet50-64px and googlenet-64px stay those of the full network, a
 
 def network(name: str) -> Network:
     """The network of this name, or of the file at this path if it ends in .toml."""
-    return load_noun(Path(name), Network) if name.endswith(".toml") else _named(name)
+    return load_spec(Path(name), Network) if name.endswith(".toml") else _named(name)
 
 
 @cache

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from paceline.spec.fields import Count, Name, Noun, Share
-from paceline.spec.load import load_noun
+from paceline.spec.fields import Count, Name, Share, SpecModel
+from paceline.spec.load import load_spec
 
 __all__ = ["PublishedNetwork", "campaign_names", "published", "published_networks", "published_parameters"]
 
 FOLDER = Path(__file__).parent
 
 
-class PublishedNetwork(Noun):
+class PublishedNetwork(SpecModel):
     """Totals of one network as a source states them."""
 
     name: Name
@@ -39,14 +39,14 @@ class PublishedNetwork(Noun):
         return self
 
 
-class _Networks(Noun):
+class _Networks(SpecModel):
     network: tuple[PublishedNetwork, ...]
 
 
 @cache
 def published_networks() -> dict[str, PublishedNetwork]:
     """Published totals by the catalog's name of the network."""
-    return {item.name: item for item in load_noun(FOLDER / "networks.toml", _Networks).network}
+    return {item.name: item for item in load_spec(FOLDER / "networks.toml", _Networks).network}
 
 
 @cache

@@ -72,13 +72,13 @@ class Finding:
     measured_gain: Interval | None = None
     """Measured gain of the trial, if it was run."""
     first: bool = False
-    """A condition under which every other number of the case was measured: named first, whatever its gain."""
+    """A condition that affects every other number of the case: listed first, independent of its gain."""
     unknown: str = ""
-    """Why these launches do not tell the gain; empty if they do."""
+    """Why the gain cannot be estimated from these launches; empty if it can."""
 
     @property
     def weight(self) -> float:
-        """The gain for ranking, the measured one if there is one; discounted for purchases."""
+        """The gain for ranking, measured if available; discounted for purchases."""
         gain = self.measured_gain or self.gain
         return gain.value * (0.8 if self.change.kind == "purchase" else 1.0)
 

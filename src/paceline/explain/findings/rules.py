@@ -31,7 +31,7 @@ def make(measured: CaseEvidence, cause: str, title: str, **rest: Any) -> Finding
 
 
 def slow_rank(evidence: CaseEvidence) -> Finding | None:
-    """One rank computes longer than the others, and they wait for it."""
+    """One rank computes longer than the other ranks, which wait for it."""
     stragglers = find_stragglers(evidence)
     if not stragglers:
         return None

@@ -1,4 +1,5 @@
-"""Logs of the NCCL Inspector, a line of JSON per collective and rank: what collectives reach, and who enters them last.
+"""Logs of the NCCL Inspector, one line of JSON per collective and rank: bandwidth of collectives, and the rank that
+enters last.
 
 A rank's time of a collective contains its wait for the ranks that enter later. Of a collective that several ranks
 logged, the shortest time is therefore its own, and the rank that has it entered last.

@@ -1,7 +1,7 @@
 """Training logs: steps, seconds, tokens per second and MFU of torchtitan, Megatron, HF Trainer, Lightning and others.
 
-Each form of a line is one named pattern (`log_forms`). Whatever a line does not say is computed from the others where
-that is possible: seconds from tokens per step and tokens per second, or from the times of the lines.
+Each form of a line is one named pattern (`log_forms`). Missing values are derived if possible: seconds from tokens per
+step and tokens per second, or from the times of the lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a prediction may be off: a scale that grows with distance and with what went wrong before, heavy-tailed.
+"""Error distribution of a prediction: heavy-tailed, with a scale that grows with distance and with earlier errors.
 
     scale^2 = noise^2 + spread^2 + s^2 ((distance k doublings)^2 + (posterior sd)^2 + (hindcast h)^2
               + (disagreement d)^2 + (loss l)^2 doublings)

@@ -1,4 +1,4 @@
-"""What aggregation between hosts costs at least: the bytes of the gradients at the line rate of a host's link.
+"""Lower bound of aggregation between hosts: the bytes of the gradients at the line rate of a host's link.
 
 Whatever the algorithm, an all-reduce over H hosts moves 2 (H-1)/H times the bytes through the link of each host, and so
 do servers that stand on all hosts. With the curve's factor 2 (P-1)/P for a ring, two hosts of m devices have

@@ -1,4 +1,4 @@
-"""What people write, matched to what is known: networks to parameters, links to rates, strategies to their kind."""
+"""Free-text labels matched to properties: networks to parameters, links to rates, strategies to their kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def normal(text: str) -> str:
 
 @cache
 def parameters_of(network: str) -> float | None:
-    """Parameters of a network by what people call it; None if nobody knows it."""
+    """Parameters of a network by a common name; None if unknown."""
     name = normal(network)
     for candidate in (name, _VARIANT.sub("", name)):
         if candidate in published_parameters():

@@ -1,4 +1,4 @@
-"""The bucket size of DistributedDataParallel that ends a step earliest: `bucket_cap_mb`, and what it gains."""
+"""The bucket size of DistributedDataParallel with the shortest step: `bucket_cap_mb`, and its gain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.model.scaling import draw_factors, spreads_of
 from paceline.model.step import step_terms
 from paceline.spec.strategy import Strategy
 
-__all__ = ["BucketAnswer", "BucketChoice", "choose_bucket"]
+__all__ = ["BucketChoice", "BucketRecommendation", "choose_bucket"]
 
 MEGABYTES = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 """Sizes that are tried, in units of `bucket_cap_mb`, which are 2^20 bytes."""
@@ -26,7 +26,7 @@ WORTH = 0.01
 
 @dataclass(frozen=True)
 class BucketChoice:
-    """One size: the step, and what it gains over the framework's default."""
+    """One size: the step, and its gain over the framework's default."""
 
     megabytes: int
     step_s: Estimate
@@ -35,7 +35,7 @@ class BucketChoice:
 
 
 @dataclass(frozen=True)
-class BucketAnswer:
+class BucketRecommendation:
     """All sizes, the best of them, and whether it is worth a change."""
 
     label: str
@@ -77,7 +77,7 @@ class BucketAnswer:
 
 def choose_bucket(
     question: Question, devices: int, *, calibration: Calibration = CATALOG_ONLY, seed: int = 0
-) -> BucketAnswer:
+) -> BucketRecommendation:
     """Step and gain of every size on a number of devices, in the same possible worlds."""
     check_question(question, (devices,))
     default = resolve(question.framework, question.strategy)
@@ -99,4 +99,4 @@ def choose_bucket(
         after = steps(question.strategy.model_copy(update={"bucket": megabytes * 2.0**20}))
         gains = before / after - 1
         choices.append(BucketChoice(megabytes, estimate(float(after[0]), after), estimate(float(gains[0]), gains)))
-    return BucketAnswer(question.label, devices, default.bucket, tuple(choices))
+    return BucketRecommendation(question.label, devices, default.bucket, tuple(choices))

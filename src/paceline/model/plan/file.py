@@ -1,4 +1,4 @@
-"""A plan as a file: what was chosen, for which cluster, and what is predicted of it."""
+"""A plan as a file: the chosen strategy, its cluster, and its prediction."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import Field, model_validator
 from paceline.errors import StoreError
 from paceline.files import atomic_write
 from paceline.model.plan.make import Plan
-from paceline.spec.fields import Count, Name, NotNegative, Noun
-from paceline.spec.load import load_noun
+from paceline.spec.fields import Count, Name, NotNegative, SpecModel
+from paceline.spec.load import load_spec
 
 __all__ = ["PlanFile", "PlanGroup", "PlanMember", "read_plan", "write_plan"]
 
 
-class PlanMember(Noun):
+class PlanMember(SpecModel):
     """One device of a plan."""
 
     rank: Annotated[int, Field(ge=0, le=10**6)]
@@ -25,14 +25,14 @@ class PlanMember(Noun):
     samples: Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class PlanGroup(Noun):
+class PlanGroup(SpecModel):
     """Devices that step together."""
 
     members: Annotated[tuple[PlanMember, ...], Field(min_length=1)]
 
 
-class PlanFile(Noun):
-    """A plan as its file says it."""
+class PlanFile(SpecModel):
+    """A plan as stored in its file."""
 
     network: Name
     cluster: Name
@@ -50,7 +50,7 @@ class PlanFile(Noun):
     exchange: str = ""
     asynchrony: str = ""
     basis: tuple[str, ...] = ()
-    """What the prediction rests on."""
+    """The sources of the prediction."""
     interval_50: tuple[NotNegative, NotNegative] | None = None
     interval_90: tuple[NotNegative, NotNegative] | None = None
     """Of the throughput."""
@@ -75,7 +75,7 @@ class PlanFile(Noun):
 
 def read_plan(path: Path) -> PlanFile:
     """The plan of a file."""
-    return load_noun(path, PlanFile)
+    return load_spec(path, PlanFile)
 
 
 def write_plan(plan: Plan, path: Path) -> None:

@@ -41,7 +41,7 @@ from paceline.model.question import (
     shared_works,
     works_of,
 )
-from paceline.model.scaling import basis_of, draw_factors, exchange_words, met_by_points, spreads_of
+from paceline.model.scaling import basis_of, draw_factors, exchange_words, spreads_of, updated_by_points
 from paceline.model.step import Factors, Ranks, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import Device, place
@@ -60,7 +60,7 @@ NO_JOB = PlannedRun()
 
 @dataclass(frozen=True)
 class DeviceLoad:
-    """What a plan asks of one device, or of several alike devices of a host."""
+    """The load of one device, or of several equal devices of a host."""
 
     host: str
     device: str
@@ -76,7 +76,7 @@ class DeviceLoad:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Equal shares under DistributedDataParallel, and what the best plan gains over it."""
+    """Equal shares under DistributedDataParallel, and the gain of the best plan over it."""
 
     throughput: Estimate
     gain: Estimate
@@ -87,7 +87,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best strategy, those that came after it, and what all of them rest on."""
+    """The ranked strategies, best first, and the sources of their predictions."""
 
     network: str
     cluster: str
@@ -96,13 +96,13 @@ class Plan:
     ranked: tuple[Candidate, ...]
     basis: tuple[str, ...] = ()
     precision: str = ""
-    """What is computed in which precision, and why."""
+    """The precision of compute, and the reason."""
     exchange: str = ""
     """How the best plan exchanges gradients."""
     baseline: Baseline | None = None
     """Plain DDP on the same devices; none where the batch has fewer samples than devices."""
     loads: tuple[DeviceLoad, ...] = ()
-    """What the best plan asks of each device."""
+    """The load of each device in the best plan."""
     asynchrony: str = ""
     """Whether asynchrony pays, in one sentence."""
     everyday: dict[str, Any] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The one to use."""
+        """The best candidate."""
         return self.ranked[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def make_plan(
 ) -> Plan:
     """Search, rank, and keep the best few that differ.
 
-    `question` says network or profile, cluster, framework and strategy; without a global batch every device is taken
-    to have the question's own batch. `measured` are throughputs of this network on this cluster.
+    `question` contains network or profile, cluster, framework and strategy; without a global batch every device has the
+    batch of the question. `measured` are throughputs of this network on this cluster.
     """
     check_workload(question)
     batch = question.batch * question.cluster.num_devices if global_batch is None else global_batch
@@ -177,7 +177,7 @@ def make_plan(
     if question.strategy.accumulate != 1:
         raise InputError(
             f"a plan of {question.strategy.accumulate} accumulated batches: expected 1",
-            hint="give the global batch; a device whose memory is too small accumulates by itself",
+            hint="give the global batch; a device whose memory is too small accumulates gradients automatically",
         )
     if resolve(question.framework, question.strategy).synchrony == "asynchronous":
         raise InputError(
@@ -189,7 +189,7 @@ def make_plan(
     spreads = spreads_of(every, question.cluster.num_devices, calibration)
     factors, notes = draw_factors(spreads, seed), list(basis_of(question, calibration, every))
     if measured:
-        factors, note = met_by_points(question, measured, spreads, calibration=calibration, seed=seed)
+        factors, note = updated_by_points(question, measured, spreads, calibration=calibration, seed=seed)
         notes.append(note)
     if words := cores_words(question, question.cluster.num_devices):
         notes.append(words)
@@ -230,7 +230,7 @@ def _baseline(plain: _Pricer, pricer: _Pricer, best: Candidate, batch: int) -> B
 
 
 class _Pricer:
-    """Steps of groups of devices under a question, each computed once for groups that are alike."""
+    """Steps of groups of devices under a question, computed once for equal groups."""
 
     def __init__(
         self, question: Question, batch: int, calibration: Calibration, works: dict[str, WorkAt], factors: Factors
@@ -249,7 +249,7 @@ class _Pricer:
         self.devices = self._planned(batch)
 
     def _planned(self, batch: int) -> tuple[PlannedDevice, ...]:
-        """Every device with its cost and links; alike devices are costed once."""
+        """Every device with its cost and links; the cost of equal devices is computed once."""
         share = max(1, batch // len(self._placed))
         costs = {
             kind: (self._line(kind, share), self._work(kind, batch).compute) for kind in dict.fromkeys(self._kinds)
@@ -310,7 +310,8 @@ class _Pricer:
         return self._priced[key]
 
     def _key(self, group: Group, batch: int, everyone: Group) -> Hashable:
-        """Equal for groups of alike devices that are attached alike and share their hosts with as many others."""
+        """Key of a group: equal for groups of equal devices with equal links that share their hosts with equally many
+        devices."""
         hosts: dict[int, int] = {}
         alike = []
         for i in group:
@@ -347,7 +348,7 @@ class _Pricer:
         return self._seconds(group, shares, self._factors, everyone=group)[0]
 
     def passes(self, index: int, samples: int) -> int:
-        """Passes that a device needs for its samples, as far as its memory is known."""
+        """Passes that a device needs for its samples, if its memory is known."""
         largest = self._largest[self._kinds[index]]
         return 1 if largest is None else max(1, -(-samples // largest))
 
@@ -357,7 +358,7 @@ class _Pricer:
         return [self._placed[i].device for group, shares in pairs for i, n in zip(group, shares, strict=True) if n]
 
     def loads(self, candidate: Candidate) -> tuple[DeviceLoad, ...]:
-        """Samples, passes and memory of every device that a plan uses; alike devices of a host are one entry."""
+        """Samples, passes and memory of every device that a plan uses; equal devices of a host are one entry."""
         found: dict[Hashable, DeviceLoad] = {}
         needed: dict[Hashable, float | None] = {}
         for group, shares in zip(candidate.groups, candidate.shares, strict=True):

@@ -40,13 +40,13 @@ Floats = NDArray[np.float64]
 BACKWARD = 2 / 3
 """Share of the compute during which gradients appear, where only totals are known."""
 BUCKETS = (1, 2, 4, 8, 16)
-"""Numbers of equal buckets of which the best is taken, where only totals are known."""
+"""Candidate numbers of equal buckets, if only totals are known."""
 STALE_PRICE = 0.23
 """Progress lost per step of staleness: asynchronous took 14.3 where balanced synchronous took 11.6."""
 LOCAL_PRICE = 0.004
 """Progress lost per local step that others do not know of, as benchmarks/asynchrony_price.py finds (0.0042)."""
 SIMPLER_WITHIN = 0.02
-"""Share of the progress per second that one group of all may lack and still come first."""
+"""Share of progress per second by which one group of all devices may be worse and still rank first."""
 LOCAL_STEPS = (1, 4, 16, 64)
 MAX_SIZES = 24
 """Sets of hosts that are tried."""
@@ -61,7 +61,7 @@ class PlannedDevice:
     name: str
     cost: Cost
     rate: float
-    """Samples per second of the device by itself."""
+    """Samples per second of the device alone."""
     inside: tuple[float, float]
     """Bandwidth and latency to devices of the same host."""
     link: tuple[float, float]
@@ -94,12 +94,12 @@ class GroupStep:
 Group = tuple[int, ...]
 """Devices by their index."""
 Pricing = Callable[[Group, int, Group], GroupStep]
-"""What a step of a number of samples costs a group, beside all devices that train: those of a host share its cores."""
+"""Cost of a step of a group for a number of samples; devices of a host that train concurrently share its cores."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy, and what is predicted of it."""
+    """One strategy and its prediction."""
 
     kind: str
     groups: tuple[Group, ...]
@@ -114,7 +114,7 @@ class Candidate:
     reason: str
     interval_50: tuple[float, float] | None = None
     interval_90: tuple[float, float] | None = None
-    """Of the throughput, where it was asked for."""
+    """Interval of the throughput, if requested."""
 
     @property
     def predicted_step(self) -> float:
@@ -141,7 +141,8 @@ def ranked_candidates(
 
 
 def _simplest_first(ranked: list[Candidate]) -> tuple[Candidate, ...]:
-    """One group before what is hardly better: it has no syncer to run, and predictions do not tell such plans apart."""
+    """One group ranks before candidates that are hardly better: it needs no syncer, and predictions are not precise
+    enough."""
     least = ranked[0].score * (1 - SIMPLER_WITHIN)
     plain = next((one for one in ranked if len(one.groups) == 1 and one.score >= least), None)
     return tuple(ranked if plain is None else [plain, *(one for one in ranked if one is not plain)])
@@ -223,7 +224,7 @@ def _combined(
         kind = "local" if local_steps > 1 else "hybrid"
         reason = f"{len(groups)} groups exchange every {local_steps} steps, so the slow links carry less"
     stale = (len(groups) - quorum) / quorum / local_steps
-    unknown = local_steps * (1 + local_steps * stale)  # of groups that do not wait, the others are rounds ahead as well
+    unknown = local_steps * (1 + local_steps * stale)  # groups that do not wait may also be rounds ahead
     shares, seconds = tuple(step.shares for step in steps), np.array([[step.seconds] for step in steps])
     candidate = Candidate(
         kind=kind,
@@ -257,7 +258,7 @@ def throughputs(candidate: Candidate, devices: Sequence[PlannedDevice], seconds:
 
 
 def exchange_seconds_of(devices: Sequence[PlannedDevice], groups: Sequence[Group], size: float) -> list[float]:
-    """Seconds in which each group hands in its progress and takes the common parameters."""
+    """Seconds in which each group pushes its progress and receives the common parameters."""
     one_host = len({device.host for device in devices}) == 1
     hosts = [{devices[i].host for i in group} for group in groups]
     seconds = []

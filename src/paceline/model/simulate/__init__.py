@@ -1,1 +1,1 @@
-"""A small discrete-event core for what has no recurrence: asynchrony, contention, stragglers, failures."""
+"""A small discrete-event simulator for cases without a recurrence: asynchrony, contention, stragglers, failures."""

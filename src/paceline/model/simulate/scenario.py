@@ -1,6 +1,5 @@
-"""A question played as events: what stragglers, failures, asynchrony and other jobs on the link do to a prediction.
-
-Each trouble is added to the ones before it under the same seed, so that the differences say what each costs.
+"""Simulation of a question: the cost of stragglers, failures, asynchrony and other jobs on the link. Disturbances are
+added one after the other under the same seed, so that the differences are the cost of each.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.model.simulate.training import AsyncRun, Job, SyncRun, simulate_async, simulate_jobs, simulate_sync
 from paceline.model.step import NOMINAL, Ranks, exchange_seconds, step_terms
 
-__all__ = ["Simulated", "Trouble", "simulate_question"]
+__all__ = ["Disturbance", "Simulated", "simulate_question"]
 
 Floats = NDArray[np.float64]
 
 MOST = {"steps": 100_000, "jobs": 200, "steps between checkpoints": 10**9}
-"""Larger numbers would take hours, and say nothing more."""
+"""Larger numbers would take hours without a benefit."""
 MOST_DEVICE_STEPS = 10**8
 MOST_FAILURES = 3.0
 """Failures to be expected between two checkpoints, above which training practically never gets ahead."""
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What happens to a run beside computing and exchanging."""
+class Disturbance:
+    """Disturbances of a run."""
 
     steps: int = 500
     straggle: float = 0.0
@@ -40,7 +39,7 @@ class Trouble:
     mtbf: float | None = None
     """Mean seconds between failures of one device; none means that nothing fails."""
     restart: float = 300.0
-    """Seconds from a failure until training goes on."""
+    """Seconds from a failure until training continues."""
     checkpoint_every: int = 100
     jobs: int = 1
     """Equal jobs whose exchanges share the links, this one included."""
@@ -54,7 +53,7 @@ class Simulated:
     devices: int
     synchrony: str
     predicted_step_s: float
-    """The step that `paceline predict` gives: nothing goes wrong, nobody else is there."""
+    """The step of `paceline predict`: without disturbances."""
     step_s: float
     """Mean seconds of a step (of an update of each worker, where they do not wait) with everything that happens."""
     quantiles: dict[str, float]
@@ -81,7 +80,7 @@ class _Setting:
     compute: Floats
     """Seconds of forward and backward of each device."""
     other: float
-    """Seconds of a step beside the slowest device's compute."""
+    """Seconds of a step in addition to the slowest device's compute."""
     exchange: float
     """Seconds on the link in a step, hidden or not."""
     hidden: float
@@ -97,7 +96,7 @@ class _Setting:
 
 
 def simulate_question(
-    question: Question, devices: int, trouble: Trouble, *, calibration: Calibration = CATALOG_ONLY
+    question: Question, devices: int, trouble: Disturbance, *, calibration: Calibration = CATALOG_ONLY
 ) -> Simulated:
     """Play the steps of one number of devices."""
     check_question(question, (devices,))
@@ -110,7 +109,7 @@ def simulate_question(
     return _synchronous(setting, trouble, samples=samples)
 
 
-def _check(trouble: Trouble, devices: int) -> None:
+def _check(trouble: Disturbance, devices: int) -> None:
     counts = {"steps": trouble.steps, "jobs": trouble.jobs, "steps between checkpoints": trouble.checkpoint_every}
     for name, value in counts.items():
         if not 1 <= value <= MOST[name]:
@@ -146,7 +145,7 @@ def _setting(question: Question, devices: int, policy: Policy, calibration: Cali
     return _Setting(ranks, compute, other, exchange, hidden, jitter, predicted=sum(terms.values()))
 
 
-def _synchronous(setting: _Setting, trouble: Trouble, *, samples: int) -> Simulated:
+def _synchronous(setting: _Setting, trouble: Disturbance, *, samples: int) -> Simulated:
     contention = _contention(setting, trouble)
     calm = SyncRun(setting.compute, setting.other, trouble.steps)
     shared = replace(calm, aggregate=setting.other + contention)
@@ -182,7 +181,7 @@ def _quantiles(ends: Floats) -> dict[str, float]:
     return {str(percent): float(np.quantile(steps, percent / 100)) for percent in (50, 90, 99)}
 
 
-def _with_failures(run: SyncRun, trouble: Trouble) -> SyncRun:
+def _with_failures(run: SyncRun, trouble: Disturbance) -> SyncRun:
     if trouble.mtbf is None:
         return run
     every = trouble.checkpoint_every
@@ -196,7 +195,7 @@ def _with_failures(run: SyncRun, trouble: Trouble) -> SyncRun:
     return replace(run, failures_per_s=1 / trouble.mtbf, restart=trouble.restart, checkpoint_every=every)
 
 
-def _contention(setting: _Setting, trouble: Trouble) -> float:
+def _contention(setting: _Setting, trouble: Disturbance) -> float:
     """Seconds by which a step grows because equal jobs, begun at random moments, share the link."""
     if trouble.jobs == 1 or not setting.exchange:
         return 0.0
@@ -208,9 +207,9 @@ def _contention(setting: _Setting, trouble: Trouble) -> float:
 
 
 def _asynchronous(
-    setting: _Setting, policy: Policy, trouble: Trouble, *, samples: int, calibration: Calibration
+    setting: _Setting, policy: Policy, trouble: Disturbance, *, samples: int, calibration: Calibration
 ) -> Simulated:
-    """Workers that do not wait for each other; the servers' queue is what they share."""
+    """Asynchronous workers, which share only the queue of the servers."""
     count, iterations = len(setting.compute), trouble.steps
     worker, service = _server_times(setting.ranks, policy, calibration)
     worker = max(0.0, worker - setting.hidden)

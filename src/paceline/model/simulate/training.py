@@ -122,7 +122,7 @@ class FairLink:
 
 @dataclass(frozen=True)
 class AsyncRun:
-    """Workers that push gradients to one queue of servers and go on with what they get back."""
+    """Workers that push gradients to one queue of servers and continue with the returned parameters."""
 
     compute: Floats
     """Seconds of one iteration of each worker."""
@@ -138,7 +138,7 @@ class AsyncRun:
     join_at: Floats | None = None
     """When each worker starts; elastic membership."""
     leave_at: Floats | None = None
-    """When each worker fails or leaves; what it computes then is lost."""
+    """When each worker fails or leaves; its current step is lost."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class SyncRun:
     failures_per_s: float = 0.0
     """Rate at which a device fails."""
     restart: float = 0.0
-    """Seconds from a failure to going on."""
+    """Seconds from a failure until training continues."""
     checkpoint_every: int = 1
     """Steps between checkpoints; a failure repeats what came after the last."""
 

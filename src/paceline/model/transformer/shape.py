@@ -135,7 +135,7 @@ def _activations(shape: TransformerShape, parallel: Parallel, blocks: float) -> 
 
 
 def check_memory(shape: TransformerShape, parallel: Parallel, *, device_bytes: float) -> TransformerMemory:
-    """The memory use, or one clear error that says by how much it does not fit."""
+    """The memory use; an error with the missing memory if the model does not fit."""
     use = transformer_memory(shape, parallel)
     if use.total > device_bytes:
         raise InputError(

@@ -1,4 +1,4 @@
-"""An evaluation answered by the model: curves, plans, gains of changes, and published headlines beside predictions."""
+"""Predictions for an evaluation: curves, plans, gains of changes, and published figures with their predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import catalog
-from paceline.catalog.evaluations import AskedCurve, AskedPlan, Direction, Evaluation, Headline
+from paceline.catalog.evaluations import Direction, Evaluation, EvaluationCurve, EvaluationPlan, Headline
 from paceline.errors import InputError
 from paceline.model.changes import changed
 from paceline.model.plan.make import Plan, make_plan
@@ -17,16 +17,16 @@ from paceline.model.prediction import Curve, Estimate, reasons
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve
 from paceline.spec.load import read_text
-from paceline.spec.strategy import Strategy, precision_called
+from paceline.spec.strategy import Strategy, precision_by_alias
 
 __all__ = [
-    "AnsweredCurve",
-    "AnsweredDirection",
-    "AnsweredHeadline",
     "EmulatedCase",
-    "EvaluationAnswer",
-    "answer_evaluation",
+    "EvaluationPrediction",
+    "PredictedCurve",
+    "PredictedDirection",
+    "PredictedHeadline",
     "measured_text",
+    "predict_evaluation",
     "read_measured",
 ]
 
@@ -47,24 +47,24 @@ MEASURED_KEYS = (
         "disturbed_by",
     ),
 )
-"""What a measured case of a document tells, as far as a page shows it."""
+"""The fields of a measured case that a page shows."""
 
 
 @dataclass(frozen=True)
-class AnsweredCurve:
+class PredictedCurve:
     """A curve for each framework, and why each differs from the first."""
 
-    asked: AskedCurve
+    asked: EvaluationCurve
     curves: dict[str, Curve]
 
     def why(self, framework: str) -> list[str]:
-        """What a framework does otherwise than the first, and the terms of a step that change most."""
+        """The differences of a framework from the first, and the terms of a step that change most."""
         return reasons(self.curves[self.asked.frameworks[0]], self.curves[framework])
 
 
 @dataclass(frozen=True)
-class AnsweredHeadline:
-    """A published figure beside its prediction."""
+class PredictedHeadline:
+    """A published figure and its prediction."""
 
     headline: Headline
     predicted: Estimate
@@ -82,8 +82,8 @@ class AnsweredHeadline:
 
 
 @dataclass(frozen=True)
-class AnsweredDirection:
-    """What a change gains in throughput, as a share, at a number of devices."""
+class PredictedDirection:
+    """Relative gain in throughput of a change, at a number of devices."""
 
     direction: Direction
     devices: int
@@ -95,14 +95,14 @@ EmulatedCase = tuple[str, str, str, int, int]
 
 
 @dataclass(frozen=True)
-class EvaluationAnswer:
-    """Everything that the model says of an evaluation."""
+class EvaluationPrediction:
+    """All predictions for an evaluation."""
 
     evaluation: Evaluation
-    curves: tuple[AnsweredCurve, ...]
-    plans: tuple[tuple[AskedPlan, Plan], ...]
-    headlines: tuple[AnsweredHeadline, ...]
-    directions: tuple[AnsweredDirection, ...]
+    curves: tuple[PredictedCurve, ...]
+    plans: tuple[tuple[EvaluationPlan, Plan], ...]
+    headlines: tuple[PredictedHeadline, ...]
+    directions: tuple[PredictedDirection, ...]
     emulated: dict[EmulatedCase, float]
     """Samples/s that the model predicts for each case of the emulated study."""
 
@@ -132,14 +132,14 @@ class EvaluationAnswer:
         }
 
 
-def answer_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lambda line: None) -> EvaluationAnswer:
-    """Predict every curve, plan and change of an evaluation; `tell` hears what comes next."""
+def predict_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lambda line: None) -> EvaluationPrediction:
+    """Predict every curve, plan and change of an evaluation; `tell` is called with each next item."""
     curves = []
     for number, asked in enumerate(evaluation.curve, 1):
         tell(f"curve {number} of {len(evaluation.curve)}: {asked.network} on {asked.cluster}")
         counts = tuple(asked.devices)
         found = {name: predict_curve(_question(evaluation, asked, name), counts) for name in asked.frameworks}
-        curves.append(AnsweredCurve(asked, found))
+        curves.append(PredictedCurve(asked, found))
     plans = []
     for number, wanted in enumerate(evaluation.plan, 1):
         tell(f"plan {number} of {len(evaluation.plan)}: {wanted.network} on {wanted.cluster}")
@@ -147,7 +147,7 @@ def answer_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lamb
     if evaluation.direction:
         tell(f"{len(evaluation.direction)} changes")
     named = {one.asked.name: one for one in curves}
-    return EvaluationAnswer(
+    return EvaluationPrediction(
         evaluation,
         tuple(curves),
         tuple(plans),
@@ -158,9 +158,9 @@ def answer_evaluation(evaluation: Evaluation, tell: Callable[[str], None] = lamb
 
 
 def _question(
-    evaluation: Evaluation, asked: AskedCurve, framework: str, changes: Mapping[str, str] | None = None
+    evaluation: Evaluation, asked: EvaluationCurve, framework: str, changes: Mapping[str, str] | None = None
 ) -> Question:
-    given = {} if asked.precision is None else {"precision": precision_called(asked.precision)}
+    given = {} if asked.precision is None else {"precision": precision_by_alias(asked.precision)}
     question = Question(
         cluster=evaluation.cluster_called(asked.cluster),
         framework=catalog.framework(framework),
@@ -173,7 +173,7 @@ def _question(
     return changed(question, dict(changes or {}))
 
 
-def _planned(evaluation: Evaluation, asked: AskedPlan) -> Plan:
+def _planned(evaluation: Evaluation, asked: EvaluationPlan) -> Plan:
     cluster = evaluation.cluster_called(asked.cluster)
     question = Question(
         cluster=cluster,
@@ -186,19 +186,19 @@ def _planned(evaluation: Evaluation, asked: AskedPlan) -> Plan:
     return make_plan(question, global_batch=asked.global_batch)
 
 
-def _headline(headline: Headline, curve: Curve) -> AnsweredHeadline:
+def _headline(headline: Headline, curve: Curve) -> PredictedHeadline:
     point = next(one for one in curve.predictions if one.devices == headline.devices)
     predicted = point.samples_per_s if headline.quantity == "samples/s" else point.speed_up
     assert predicted is not None
-    return AnsweredHeadline(headline, predicted)
+    return PredictedHeadline(headline, predicted)
 
 
-def _direction(evaluation: Evaluation, direction: Direction, answered: AnsweredCurve) -> AnsweredDirection:
+def _direction(evaluation: Evaluation, direction: Direction, answered: PredictedCurve) -> PredictedDirection:
     before = answered.curves[direction.framework].predictions[-1]
     question = _question(evaluation, answered.asked, direction.framework, direction.changes)
     (after,) = predict_curve(question, (before.devices,)).predictions
     gain = after.samples_per_s.value / before.samples_per_s.value - 1
-    return AnsweredDirection(direction, before.devices, gain)
+    return PredictedDirection(direction, before.devices, gain)
 
 
 def _emulated(evaluation: Evaluation) -> dict[EmulatedCase, float]:

@@ -1,4 +1,5 @@
-"""GPT iterations: cross-validation over model shapes on one host, then many hosts from few of their own points."""
+"""GPT iterations: cross-validation over model shapes on one host, then prediction of many hosts from few multi-host
+points."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ FEW = 5
 DEVICE_BYTES = 80e9
 """Memory of one device, as the command assumes."""
 REPEATS = 20
-"""Random choices of the few points; every choice is judged on all the others."""
+"""Random selections of the few points; each is evaluated on all other points."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def gpt_points(name: str) -> GptPoints:
 
 
 def judge_one_host(points: GptPoints, *, seed: int = 0) -> Judged:
-    """Each model shape is left out once; a tenth of all points, drawn from the others, calibrates."""
+    """Each model shape is held out once; a tenth of all points, drawn from the other shapes, calibrates the model."""
     rng = np.random.default_rng(seed)
     names = [(shape.hidden, shape.layers) for shape in points.shapes]
     budget = int(CALIBRATION_SHARE * len(names))

@@ -1,8 +1,6 @@
-"""Every origin: the first points of a series predict each later one, with nothing learnt from its campaign.
-
-The prior of the physical curve, the coefficients of the discrepancy and the distance that is supported are all learnt
-without the judged campaign. Beside each prediction stand a power law and a straight line through the last two points,
-and Amdahl's law through all points.
+"""Rolling-origin evaluation: the first points of a series predict each later point. The prior of the physical curve,
+the coefficients of the discrepancy and the supported distance are learned without the evaluated campaign. Baselines are
+a power law and a straight line through the last two points, and Amdahl's law through all points.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Floats = NDArray[np.float64]
 LEAST_POINTS = 3
 """Two counts to fit and one to predict; a curve through one point is refused."""
 REACH = ((0,), (1, 2, 3), (4,))
-"""Situations that share a supported distance: whoever measured more must not be refused more."""
+"""Situations that share a supported distance, so that more measurements never lead to more refusals."""
 FARTHEST = 13
 LEAST_TASKS = 4
 LEAST_COVERED = 0.75
@@ -120,7 +118,7 @@ def _intervals(made: Forecast, population: Population) -> dict[float, tuple[floa
 
 
 def _left_out(series: Sequence[Series]) -> list[tuple[str, list[Task]]]:
-    """Tasks of each campaign under a prior that was learnt from the others."""
+    """Tasks of each campaign under a prior that was learned from the other campaigns."""
     teaching = {one.campaign for one in series if one.has_one_batch}
     judged, known = [], {}
     for name in sorted({one.campaign for one in series if one.num_points >= LEAST_POINTS}):
@@ -132,7 +130,7 @@ def _left_out(series: Sequence[Series]) -> list[tuple[str, list[Task]]]:
 
 
 def judge_origins(series: Sequence[Series]) -> list[Task]:
-    """Every task, each under what the other campaigns teach."""
+    """Every task, each under the prior of the other campaigns."""
     return _with_intervals(_left_out(series))
 
 

@@ -1,4 +1,5 @@
-"""The table that `paceline validate` prints: by situation, by distance, by campaign, beside three simple laws."""
+"""The table that `paceline validate` prints: by situation, by distance and by campaign, with three simple laws as
+baselines."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class Row:
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """Situations in which the 90 % interval does not hold what it promises."""
+    """Situations in which the coverage of the 90 % interval is outside of its limits."""
     return [
         f"{row.name}: the 90 % interval held {row.covered_90:.1%} of {row.points} points, "
         f"expected {HELD[0]:.0%} to {HELD[1]:.0%}"
@@ -185,7 +186,7 @@ def _roofline_rate(series: Series) -> float | None:
 
 
 def _default_precision(series: Series) -> str:
-    """What the framework of a series does where nothing else is asked: "fp32" on A100 is TF32 in most frameworks."""
+    """The default precision of the framework of a series: "fp32" on A100 is TF32 in most frameworks."""
     try:
         return catalog.policy(catalog.framework(series.how.split()[0].lower())).precision
     except UnknownName:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from paceline.explain.predicted import ScalingSeries
-from paceline.measurements.ranking import Place, Ranking
+from paceline.measurements.ranking import RankedCase, Ranking
 from paceline.report.figures import LINES, SYMBOLS, Figure, error_bars, log_ticks, new_figure, plot_text
 
 __all__ = ["efficiency", "ranked_bars", "scaling", "styles_of"]
@@ -37,7 +37,7 @@ def ranked_bars(rankings: Sequence[Ranking], styles: Styles) -> Figure:
     return figure
 
 
-def _ranked_bar(ranking: Ranking, place: Place, number: int, styles: Styles) -> Figure:
+def _ranked_bar(ranking: Ranking, place: RankedCase, number: int, styles: Styles) -> Figure:
     rate, ratio = place.throughput, place.behind.ratio.value if place.behind else 1.0
     verdict = (
         place.behind.verdict if place.behind else "fastest" if ranking.winner else "first, not shown to be fastest"
@@ -59,7 +59,7 @@ def _ranked_bar(ranking: Ranking, place: Place, number: int, styles: Styles) -> 
 
 
 def _size(ranking: Ranking, alike: Collection[str]) -> str:
-    """What tells this group of bars from the others of its network."""
+    """Label that distinguishes this group of bars within its network."""
     ranks = "1 rank" if ranking.ranks == 1 else f"{ranking.ranks} ranks"
     more = {"batch": f"batch {ranking.batch}", "cluster": ranking.cluster, "input": ranking.input}
     return plot_text(", ".join([ranks, *(words for name, words in more.items() if name not in alike)]))
@@ -94,7 +94,7 @@ def _points(item: ScalingSeries) -> list[tuple[int, float, tuple[float, float]]]
 
 
 def _name(item: ScalingSeries) -> str:
-    """The framework and what tells the series from others of its network."""
+    """The framework, and a label that distinguishes the series within its network."""
     run = item.cases[0].run
     source = "" if run.input == "resident" else f", {run.input}"
     return plot_text(f"{run.contender}, batch {run.batch}{source}")

@@ -64,7 +64,7 @@ def _ideal(curve: Curve) -> Figure:
 
 
 def _points(curve: Curve, number: int) -> list[Figure]:
-    """What was measured, if the curve goes on from it."""
+    """The measured points, if the curve extrapolates them."""
     if not curve.measured:
         return []
     devices, rates = zip(*curve.measured, strict=True)
@@ -248,7 +248,7 @@ def plan_bars(plan: Plan) -> Figure:
 
 
 def _candidate_name(number: int, candidate: Candidate) -> str:
-    """Its rank and kind, and what a sample is worth where that is less than a synchronous one."""
+    """Rank and kind of a candidate, and its statistical efficiency if it is below 1."""
     count = len(candidate.groups)
     worth = f", a sample worth {candidate.efficiency:.2f}" if candidate.efficiency < 0.995 else ""
     return f"{number}. {candidate.kind}, {count} group{'s' * (count != 1)}{worth}"

@@ -16,7 +16,7 @@ from paceline.report.figures import campaign, networks
 from paceline.report.html.markup import CampaignPage, Markup, element, folded, fragment, html_table, quiet, scrollable
 from paceline.report.html.settings import settings_section, threads_words
 from paceline.report.tables import ranking_table
-from paceline.report.terminal.watched import judgement_lines
+from paceline.report.terminal.watched import verdict_lines
 from paceline.report.words import MOST_OTHERS, gain_words, noise_words, predicted_words, refuted_words
 from paceline.units import BYTES, format_share
 
@@ -42,10 +42,10 @@ def _verdict(page: CampaignPage) -> Markup:
 
 
 def _observed(page: CampaignPage) -> list[Markup]:
-    """The verdict on steps that were watched or imported, as the terminal says it."""
+    """The verdict on watched or imported steps, as in the terminal."""
     about = page.explanation
     return [
-        element("pre", "\n".join(judgement_lines(judgement, about.campaign, about.launcher)))
+        element("pre", "\n".join(verdict_lines(judgement, about.campaign, about.launcher)))
         for judgement in about.judgements
     ]
 
@@ -53,7 +53,7 @@ def _observed(page: CampaignPage) -> list[Markup]:
 def _hardware(page: CampaignPage) -> list[Markup]:
     """A line for each distinct host: processor, cores, memory, threads."""
     every = [run for case in page.explanation.cases for run in case.evidence.launches.runs]
-    runs = [run for run in every if run.machine.memory_bytes]  # what was imported does not say where it ran
+    runs = [run for run in every if run.machine.memory_bytes]  # an imported run does not contain its hosts
     hosts: dict[tuple[object, ...], list[int]] = {}
     for index, run in enumerate(runs):
         machine = run.machine
@@ -128,7 +128,7 @@ def _network(page: CampaignPage, number: int, name: str, series: Sequence[Scalin
 
 
 def _calibrated(series: Sequence[ScalingSeries]) -> str:
-    """What the drawn curves were calibrated with."""
+    """The calibration of the curves."""
     basis = sorted({item.basis for item in series if item.basis})
     return f", calibrated with {' or '.join(basis)}" if basis else ""
 
@@ -275,7 +275,7 @@ def _results(page: CampaignPage) -> Markup | None:
 
 
 def _findings(page: CampaignPage) -> Markup:
-    """The findings, largest gain first, then what a trial refuted, and gains within the noise."""
+    """The findings, largest gain first, then refuted findings, and gains within the noise."""
     explanation = page.explanation
     groups: dict[str, list[Finding]] = {}
     for finding in explanation.findings:

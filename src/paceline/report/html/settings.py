@@ -19,7 +19,7 @@ def settings_section(explanation: Explanation) -> Markup:
     labels = sorted({label for run in runs for label in run.labels})
     notes = fragment(element("h3", "Labels of these runs"), element("ul", *(element("li", label) for label in labels)))
     study = fragment(element("h3", "The study"), element("pre", explanation.text))
-    known = [run for run in runs if run.machine.memory_bytes]  # what was imported does not say where it ran
+    known = [run for run in runs if run.machine.memory_bytes]  # an imported run does not contain its hosts
     return fragment(
         scrollable(html_table(hosts_table(known)), "Hosts") if known else None,
         _checks(runs),

@@ -11,7 +11,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison
 from paceline.report.tables import failure_table, phase_table, results_table
 from paceline.report.terminal import print_rows, print_table, say
-from paceline.report.terminal.watched import judgement_lines
+from paceline.report.terminal.watched import verdict_lines
 from paceline.report.words import (
     gain_words,
     host_words,
@@ -116,7 +116,7 @@ def _usage_words(usage: Usage) -> str:
 
 
 def gate_lines(code: int | None, least: float | None) -> list[str]:
-    """What a gate decided; nothing without one."""
+    """The decision of a regression gate; empty without a gate."""
     words = {
         0: f"  passes: the ratio is shown to be at least {least}",
         1: f"  fails: the ratio is shown to be below {least}",
@@ -130,7 +130,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     yield from explanation.summary
     for judgement in explanation.judgements:
         yield ""
-        yield from judgement_lines(judgement, explanation.campaign, explanation.launcher)
+        yield from verdict_lines(judgement, explanation.campaign, explanation.launcher)
     yield from _finding_lines(explanation)
     yield from _straggler_lines(explanation)
     yield from _gap_lines(explanation)

@@ -1,4 +1,4 @@
-"""What was imported, in words: where the steps of each rank went, who is slow, who hangs, what a link reaches."""
+"""Imported records as text: time of each rank's steps, slow ranks, hanging ranks, bandwidth of a link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.terminal import print_rows, say
-from paceline.report.terminal.watched import advice_for, judgement_document, replay_lines, title_of
+from paceline.report.terminal.watched import advice_for, replay_lines, title_of, verdict_document
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RANK_COLUMNS = (">rank", ">step", ">compute", ">communication", ">overlapped", "
 
 
 def show_imported(imported: Imported) -> None:
-    """The analysis of what was imported, and the next command."""
+    """The analysis of an import, and the next command."""
     if imported.job is not None:
         _show_job(imported)
     if imported.judgement is not None:
@@ -127,7 +127,7 @@ def _show_tests(imported: Imported) -> None:
 
 
 def show_links(verdicts: Sequence[LinkVerdict], output: Path) -> None:
-    """Measured bus bandwidth beside the link's, test by test."""
+    """Measured bus bandwidth and that of the link, for each test."""
     rows = [(v.status, v.test.operation, v.test.ranks, v.link, BANDWIDTH.format(v.test.peak),
              BANDWIDTH.format(v.stated), format_share(v.share), format_share(v.least)) for v in verdicts]  # fmt: skip
     columns = ("", "collective", ">ranks", "link", ">bus bandwidth", ">stated", ">share", ">expected at least")
@@ -182,7 +182,7 @@ def imported_document(imported: Imported) -> dict[str, Any]:
         document |= {"format": imported.job.format, "notes": list(imported.job.notes), "ranks": _ranks(imported.job),
                      "steps": steps}  # fmt: skip
     if imported.judgement is not None:
-        document["judgement"] = judgement_document(imported.judgement, str(imported.campaign), "")
+        document["judgement"] = verdict_document(imported.judgement, str(imported.campaign), "")
     if imported.replay is not None:
         document["replay"] = imported.replay.document
     if imported.log is not None:

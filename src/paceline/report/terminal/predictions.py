@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.model.plan.bucket_size import BucketAnswer
+from paceline.model.plan.bucket_size import BucketRecommendation
 from paceline.model.plan.file import PlanFile
 from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
@@ -73,7 +73,7 @@ EVERYDAY: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def show_everyday(predictions: Sequence[Prediction]) -> None:
-    """Tokens or images per second, use of the peak, and what a run takes."""
+    """Tokens or images per second, MFU, and time, cost and energy of a run."""
     first = predictions[0].everyday
     if not first:
         return
@@ -175,7 +175,7 @@ def _moved(before: str, after: str) -> str:
     return after if before == after else f"{before} -> {after}"
 
 
-def show_buckets(answer: BucketAnswer) -> None:
+def show_buckets(answer: BucketRecommendation) -> None:
     """Every bucket size, and the setting to write."""
     rows = [
         (
@@ -253,7 +253,7 @@ _LEGEND = (
 
 
 def _show_baseline(plan: Plan) -> None:
-    """Plain DDP beside the plan, with the gain."""
+    """Plain DDP as baseline of the plan, with the gain."""
     baseline = plan.baseline
     if baseline is None:
         say("no baseline: DDP needs a sample for every device")
@@ -322,7 +322,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def show_checked(curve: Curve, measured: float) -> None:
-    """A prediction beside what was measured after it was made."""
+    """A prediction and its later measurement."""
     prediction = curve.predictions[-1]
     predicted, (low, high) = prediction.samples_per_s.value, prediction.samples_per_s.interval_90
     say(
@@ -332,7 +332,7 @@ def show_checked(curve: Curve, measured: float) -> None:
 
 
 def show_reached(plan: PlanFile, reached: float | None) -> None:
-    """A plan beside what training with it came to."""
+    """Predicted and achieved throughput of a plan."""
     if reached is None:
         say("the plan was not checked: the training had too few steps, or failed")
         return

@@ -12,17 +12,16 @@ from paceline.measurements.run import Check, RunData
 from paceline.report.terminal import print_rows, say
 from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
 
-if TYPE_CHECKING:  # Each verb loads what it shows, and nothing else.
+if TYPE_CHECKING:  # Each verb imports only the modules that it shows.
     from paceline.bench.collectives import CollectiveTime
     from paceline.bench.environments import CacheFolder
-    from paceline.bench.verify import Proof
+    from paceline.bench.verify import Verification
     from paceline.measurements.repair import Inspection, Repair
     from paceline.model.calibrate import Calibrated
     from paceline.model.transformer.shape import TransformerMemory
     from paceline.model.validation.report import Row
 
 __all__ = [
-    "proof_line",
     "show_answer",
     "show_calibrated",
     "show_catalog_entry",
@@ -35,6 +34,7 @@ __all__ = [
     "show_sweep",
     "show_transformer_memory",
     "show_validation",
+    "verification_line",
 ]
 
 COSTS = (">parameters", ">multiply-adds", ">activations", ">gradients")
@@ -100,7 +100,7 @@ def _shape(sizes: list[int]) -> str:
 
 
 def show_checks(checks: Sequence[Check]) -> None:
-    """What each check saw and expected, then how to fix what is wrong."""
+    """Observed and expected value of each check, then how to fix failed checks."""
     print_rows("", ["", "check", "saw", "expected"], [(c.status, c.name, c.saw, c.expected) for c in checks])
     say(*(f"fix {check.name}: {check.fix}" for check in checks if check.fix))
 
@@ -142,7 +142,7 @@ def show_sweep(data: RunData, times: Sequence[CollectiveTime]) -> None:
     say(f"stored as {run.id}")
 
 
-def proof_line(proof: Proof) -> str:
+def verification_line(proof: Verification) -> str:
     """One comparison of a framework with the reference."""
     ranks = f"{proof.ranks} rank" + ("s" if proof.ranks > 1 else "")
     head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {ranks:<8}"
@@ -185,7 +185,7 @@ def show_transformer_memory(use: TransformerMemory, memory: str) -> None:
 
 
 def show_validation(rows: Sequence[Row]) -> None:
-    """How far predictions were off by situation, distance and campaign, beside simple laws."""
+    """Errors of predictions by situation, distance and campaign, with simple laws as baselines."""
     laws = list(rows[0].laws)
     columns = ["judged by", "", ">points", ">mean", ">median", ">bias", ">in 50 %", ">in 90 %", ">score",
                *(f">{law}" for law in laws), ">worst"]  # fmt: skip
@@ -203,7 +203,7 @@ def _judged(row: Row, laws: Sequence[str]) -> list[object]:
 
 
 def show_inspection(inspection: Inspection, store: Path) -> None:
-    """What a store holds, and every damaged file."""
+    """Contents of a store, and every damaged file."""
     named = [("damaged", item) for item in inspection.damaged] + [("newer", item) for item in inspection.newer]
     bad = [(kind, *map(printable, (item.run, item.file, item.reason))) for kind, item in named]
     if bad:
@@ -215,7 +215,7 @@ def show_inspection(inspection: Inspection, store: Path) -> None:
 
 
 def show_repairs(done: Sequence[Repair], store: Path) -> None:
-    """What a repair did."""
+    """Result of a repair."""
     if done:
         print_rows(
             "",
@@ -226,7 +226,7 @@ def show_repairs(done: Sequence[Repair], store: Path) -> None:
 
 
 def show_running(lines: Sequence[dict[str, Any]]) -> None:
-    """One row per rank; a rank that has been silent says since when."""
+    """One row per rank; for a silent rank the time since its last line."""
     rows = []
     for line in lines:
         silent = time.time() - line["time"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.units import SECONDS, format_share
 
 if TYPE_CHECKING:  # Importing the analysis would make every verb slow to start.
-    from paceline.explain.watched import Judgement, StepCause
+    from paceline.explain.watched import StepCause, StepVerdict
 
-__all__ = ["alert_line", "judgement_document", "judgement_lines", "replay_lines"]
+__all__ = ["alert_line", "replay_lines", "verdict_document", "verdict_lines"]
 
 DAY_S = 86400.0
 SPLITS = (("stage", "by_stage"), ("rank", "by_rank"), ("data-parallel rank", "by_dp_rank"), ("operation", "by_kind"))
@@ -66,7 +66,7 @@ STALL_ADVICE = {
 }
 
 
-def judgement_lines(judgement: Judgement, campaign: str, launcher: str = "watch") -> Iterator[str]:
+def verdict_lines(judgement: StepVerdict, campaign: str, launcher: str = "watch") -> Iterator[str]:
     """Where the time goes, and what lengthens it, of steps that were watched or imported."""
     ranks = "1 rank" if judgement.num_ranks == 1 else f"{judgement.num_ranks} ranks"
     step = SECONDS.format(judgement.step_s)
@@ -91,7 +91,7 @@ def judgement_lines(judgement: Judgement, campaign: str, launcher: str = "watch"
 
 
 def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
-    """What a pipeline would take without stragglers, and who makes it longer."""
+    """Time of a pipeline without stragglers, and the ranks and stages that lengthen it."""
     measured, replayed, ideal = (f"{replay[name]:.3f} s" for name in ("measured_s", "replayed_s", "ideal_s"))
     low, cost, high = replay.get("cost") or [1 - replay["ideal_s"] / replay["replayed_s"]] * 3  # of a former version
     sure = f" (95 %: {format_share(max(0.0, low))} to {format_share(high)})" if low < high else ""
@@ -195,7 +195,7 @@ def advice_for(cause: StepCause) -> str:
     return ADVICE[cause.kind].format(who=_ranks(cause))
 
 
-def judgement_document(judgement: Judgement | None, campaign: str, note: str) -> dict[str, Any]:
+def verdict_document(judgement: StepVerdict | None, campaign: str, note: str) -> dict[str, Any]:
     """The verdict as plain data."""
     if judgement is None:
         return {"campaign": None, "note": note}

@@ -75,13 +75,13 @@ class StreamProgress:
         return {shard: place for shard, (one, place) in self._open.items() if one == holder}
 
     def release(self, present: Sequence[str]) -> None:
-        """Whoever is not present holds nothing any more."""
+        """Absent ranks hold no shards."""
         self._open = {
             shard: (holder if holder in present else "", place) for shard, (holder, place) in self._open.items()
         }
 
     def grant(self, ids: Sequence[str], offers: Sequence[Offer]) -> dict[int, str]:
-        """Lease shards to ranks, one by one to whoever holds the fewest; which ones, and to whom."""
+        """Lease shards one by one to the rank with the fewest; return the shards and their ranks."""
         left = {rank: offer.wants for rank, offer in zip(ids, offers, strict=True) if offer.wants > 0}
         if not left:
             return {}
@@ -99,7 +99,7 @@ class StreamProgress:
         return granted
 
     def hand_over(self, ids: Sequence[str], offers: Sequence[Offer]) -> dict[int, str]:
-        """At the end of an epoch: a rank that has read all of its shards reads one on of whoever has several."""
+        """At the end of an epoch: a rank that has read all of its shards continues one of a rank that has several."""
         dry = [rank for rank, offer in zip(ids, offers, strict=True) if offer.wants > 0 and not offer.more]
         moved: dict[int, str] = {}
         for taker in dry:

@@ -1,6 +1,6 @@
 """Samples of shards that are read from their beginning on, such as tar files, as a dataset whose samples have numbers.
 
-With numbers, all ranks agree on who has which sample, however shares change, whoever fails, wherever training stopped.
+With indices, all ranks agree on the assignment of samples, for any shares, failures and restarts.
 Shards are shuffled; the samples of a shard stay in their order: a rank reads on, and passes over those of others.
 """
 

@@ -1,4 +1,5 @@
-"""The samples of each step where they come from streams: the ranks tell each other what they have, and agree.
+"""The samples of each step for streams: the ranks exchange the numbers of their prefetched samples, and agree on
+shares.
 
 Before a step each rank offers as many samples as the balance asks it for, or as its shards still give. One small sum
 over the ranks tells all of them all offers, and which shards are read next by whom. A step that is not committed has

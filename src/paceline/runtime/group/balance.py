@@ -6,7 +6,7 @@ What a step costs a rank, learnt from the steps it has done: seconds = a + b * s
 
 The estimate follows real change and ignores accidents. A lasting change is one that three steps in a row agree on and
 that is larger than the usual scatter, so a single straggling step moves nothing and a slowed device is known after
-three. How far the estimate can be trusted is part of it: whoever acts on it should gain more than that.
+three. How far the estimate can be trusted is part of it: a change of the split should gain more than that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Gradients between units of which some hold their model in shards: every part travels between those that hold it.
+"""Exchange of gradients between units, some of them sharded: every part is summed over the ranks that hold it.
 
 A column is one rank of each unit, and the parts of parameters that all of them hold: with units [0, 1] and [2], ranks 0
-and 2 sum the first rows of every parameter, ranks 1 and 2 the others. Each column has a wire and a `Reducer` of its
-own.
+and 2 sum the first rows of every parameter, ranks 1 and 2 the others. Each column has its own wire and `Reducer`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The sockets of one process group of Gloo, which has no means of its own to end them.
-
-Ranks tell each other over the board of their view where their Gloo listens. From that the sockets of a group are known:
-they are closed to others once the group is connected, and cut when the group is abandoned, so that what still waits in
-it ends and gives its threads and descriptors back.
+"""The sockets of one Gloo process group, which Gloo itself cannot close. Ranks exchange the addresses of their Gloo
+listeners over the board of their view, which identifies the sockets of the group. The listeners are closed to other
+peers once the group is connected. When a group is abandoned its sockets are shut down, so that pending operations end
+and release threads and descriptors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The collectives of one view over MPI, for clusters whose fast network is reached through it.
-
-MPI ends a job when one of its processes fails, so a group on it gives up elasticity: it balances, but it does not
-survive. Ranks meet through MPI too, which knows where everybody is: no address and no secret have to be given.
+"""The collectives of one view over MPI, for clusters whose fast network needs MPI. MPI ends a job when one of its
+processes fails, so a group over MPI is balanced but not fault-tolerant. The rendezvous also uses MPI: no address and no
+secret are needed.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ HINT = "start the ranks of this unit again, with a checkpoint or beside a unit t
 def shard_mesh(units: Sequence[Sequence[int]], *, timeout: float = 300.0) -> DeviceMesh | None:
     """The mesh for `fully_shard(model, mesh=...)` on this rank; None if its unit is this rank alone.
 
-    `units` has every rank once. After `timeout` seconds without a word of another rank, a unit gives up.
+    `units` has every rank once. A unit fails after `timeout` seconds without a message of another rank.
     """
     if not dist.is_initialized():
         if not dist.is_torchelastic_launched():

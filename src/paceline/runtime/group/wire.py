@@ -1,8 +1,8 @@
 """The collectives of one view of the group: all-reduce and broadcast on Gloo, interruptible while they wait.
 
-A view's process group is never reused. When a view ends in trouble, the connections of its group are cut, so that what
-still runs on it ends. What does not end even so is left behind with its buffers: a peer that wakes up later writes into
-memory nobody reads any more.
+A view's process group is never reused. When a view fails, the connections of its group are shut down, so that pending
+operations end. Operations that do not end are abandoned with their buffers: a peer that wakes up later writes into
+memory that is no longer read.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A training job from outside: the interpreter of its ranks, and how they are followed."""
+"""Supervision of a training job: the interpreter of its ranks, their output and restarts."""

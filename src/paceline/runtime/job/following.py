@@ -1,4 +1,4 @@
-"""What a job's processes do: their lines as they come, restarts, and how the job ended."""
+"""Supervision of a job's processes: their output, restarts, and the result of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter of a job's ranks, and whether it has what the script imports."""
+"""The interpreter of a job's ranks, and a check of the packages that the script imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each backend of Keras lets the exchange in: before its optimizer applies gradients.
+"""Hooks of the exchange in each backend of Keras: before its optimizer applies gradients.
 
 TensorFlow and torch: the optimizer's `apply` gets the sum over all ranks, so any `train_step` and any loop of users
 works. JAX compiles gradients, update and metrics as one function: here they are three, with the exchange between them.
@@ -106,7 +106,7 @@ def _connect_jax(exchange: Exchange) -> Callable[[], None]:
             trained, rest, metrics, *data, training=True, optimizer_variables=optimizer
         )
         exchange.check_gradients(found)
-        # Whoever joins while gradients travel gets the state from the variables.
+        # A late joiner during the exchange gets the state from the variables.
         _attach(model, (trained, rest, optimizer, metrics))
         whole = exchange.sum([torch.from_dlpack(jax.block_until_ready(item)) for item in found])
         logs, metrics = measure(metrics, loss, *data[:2], predicted, data[2])

@@ -1,7 +1,7 @@
-"""A Keras model's part in the runtime: its gradients enter the exchange, the sum over all ranks comes back.
+"""A Keras model in the runtime: exchanges its gradients, and returns the sum over all ranks.
 
-Keras computes and Keras' own optimizer updates. Torch parameters that shadow the variables are what the runtime knows:
-gradients are handed to them, and late ranks, checkpoints and the syncer read and write the variables through them.
+Keras computes and Keras' own optimizer updates. The runtime works on torch parameters that shadow the variables: they
+receive the gradients, and late joiners, checkpoints and the syncer access the variables through them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Exchange:
         while True:
             self._raise_failure()
             if hasattr(self.model, "jax_state_sync"):
-                self.model.jax_state_sync()  # `fit` keeps the state apart, and whoever joins gets it from the variables
+                self.model.jax_state_sync()  # `fit` keeps the state apart, late joiners get it from the variables
             # What several groups exchange is what the shadow holds, and what it gets.
             if self.pace.grouped or self.pace.settings.scheme == "auto":
                 self.shadow.look()

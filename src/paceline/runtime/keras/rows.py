@@ -1,7 +1,7 @@
-"""The samples that a Keras user gives to `fit`, by index: which rank takes which is decided while training goes on.
+"""The samples of `fit`, by index: they are assigned to ranks during training.
 
-Arrays (also memory-mapped ones) and map-style datasets of a torch `DataLoader` are read sample by sample. What can only
-be read in its own order, such as a `tf.data.Dataset`, is read once and kept in memory.
+Arrays (also memory-mapped ones) and map-style datasets of a torch `DataLoader` are read sample by sample. Data that can
+only be read sequentially, such as a `tf.data.Dataset`, is read once and kept in memory.
 """
 
 from __future__ import annotations

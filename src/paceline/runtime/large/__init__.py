@@ -1,1 +1,1 @@
-"""Training with large batches: `Settings.large_batch()` puts it together, from what the rate was tuned for."""
+"""Training with large batches: configured by `Settings.large_batch()`."""

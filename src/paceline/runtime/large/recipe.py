@@ -1,4 +1,4 @@
-"""What a large batch changes about a step: the rate that the optimizer uses, and layer-wise rates on top of it.
+"""Learning rates for large batches: scaling of the optimizer's rate, and layer-wise rates.
 
 The rate was tuned for a reference batch b. For a batch of B it is B / b times that, after a warm-up, but not more than
 the noise scale N of the gradients allows (McCandlish et al. 2018): the best rate grows as 1 / (1 + N / B), so the

@@ -1,4 +1,4 @@
-"""Messages of a training job over the secure channel: what arrives is checked, and so is what answers it."""
+"""Messages of a training job over the secure channel; received messages and answers are validated."""
 
 from __future__ import annotations
 

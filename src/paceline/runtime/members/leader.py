@@ -1,4 +1,4 @@
-"""The leader of a group as threads and connections; what it decides is in `protocol/leading.py`.
+"""The threads and connections of a leader; its decisions are in `protocol/leading.py`.
 
 It decides in one thread, from a queue of events, so that every decision sees a settled state.
 """
@@ -85,7 +85,7 @@ class Leader:
         self._core.machine.on(Event.RESIGNED)
 
     def leave(self) -> None:
-        """End with this process, without a word: whoever follows may go on at once."""
+        """End with this process, without a message: followers may continue at once."""
         self._left = True
         self.resign()
         for link in list(self._links.values()):

@@ -19,7 +19,7 @@ FILLED = 4
 
 
 class MemberLink:
-    """Sends without waiting; a peer that is gone is noticed by whoever receives."""
+    """Sends without waiting; the receiving thread detects a disconnected peer."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._beats = channel, 0

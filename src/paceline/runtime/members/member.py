@@ -1,8 +1,8 @@
-"""One process's membership: it follows the leader, leads when it is its turn, and tells the training loop of changes.
+"""The membership of one process: follows a leader, or leads, and notifies the training loop of changes.
 
-If the leader fails, the members that are left turn to the first of them in the order of the last view; that one leads.
-Whoever was declared failed and wakes up finds the present leader and joins again. What it decides is in
-`protocol/following.py`; its states are `MemberState`.
+If the leader fails, the first remaining member in the order of the last view becomes leader. A member that was declared
+failed and wakes up searches for the current leader and rejoins. Its decisions are in `protocol/following.py`; its
+states are `MemberState`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Member:
 
     def read(self, view: int, key: str) -> bytes | None:
         """What a view's board says under a key; waits for it until the view ends."""
-        with self._changed:  # no timeout: the failure of whoever should write the key ends the view
+        with self._changed:  # no timeout: the failure of the writing member ends the view
             self._changed.wait_for(lambda: key in self._board or self._has_ended(view))
             return None if self._has_ended(view) else self._board[key]
 
@@ -148,7 +148,7 @@ class Member:
         return not self._has_ended(view) and key in self._board
 
     def leave(self) -> None:
-        """Take part no more; a leader gives its last message time to arrive, then the others find another leader."""
+        """Leave; a leader waits until its last message is sent, then the others find another leader."""
         done = self._machine.state is MemberState.DONE
         # The state first, so that no thread takes the closed listener and connections below for a failure.
         self._machine.on(Event.LEFT)
@@ -197,7 +197,7 @@ class Member:
             self._send(message)
 
     def _send(self, message: messages.Message) -> None:
-        """To the leader; if it is gone, whoever leads next asks anew."""
+        """To the leader; if it has failed, the next leader asks again."""
         if (link := self._link) is not None:
             link.send(message)
 

@@ -1,4 +1,4 @@
-"""What can be learnt of peers without following them: whether they answer, whether they lead, and whom they follow."""
+"""Probes of peers: whether they answer, whether they lead, and which leader they follow."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def is_dead(peer: Peer, login: Login) -> bool:
     """Whether a lost peer has ended for certain: its host refuses connections to its port, or another has the port.
 
     A rank that is started again may listen where the one before it did. A peer that answers is alive. One that accepts
-    without a word may be suspended, and a host from which nothing comes may be on the far side of a cut link: neither
-    is dead.
+    without a message may be suspended, and a host from which nothing comes may be on the far side of a cut link:
+    neither is dead.
     """
     for _ in range(CLOSING_TRIES):
         try:

@@ -1,4 +1,4 @@
-"""The rendezvous of a job's processes, from what their launcher left in the environment.
+"""The rendezvous of a job's processes, from the environment variables of their launcher.
 
 PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
 torchrun                           its store carries rank 0's endpoint, with a proof by the job's secret

@@ -1,6 +1,5 @@
-"""The secret of a job: from the environment, from a file of its user alone, or made for the ranks of one host.
-
-It never comes from torchrun's store, which answers anybody who can reach its port.
+"""The secret of a job: from the environment, from a file that only its user can read, or generated for the ranks of one
+host. It never comes from torchrun's store, which answers any peer.
 """
 
 from __future__ import annotations

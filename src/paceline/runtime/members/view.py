@@ -1,4 +1,5 @@
-"""Who is in the group right now, decided by the leader and held by every member, and the file that others read."""
+"""The current members of a group, decided by the leader and held by every member; and the roster file for late
+joiners."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a training does while it runs: steps, shares, waiting, staleness and membership, for people and for monitors."""
+"""Metrics of a running training: steps, shares, waiting, staleness and membership."""

@@ -1,4 +1,4 @@
-"""The metrics of a rank: what each is called and means, as text for Prometheus, and read from files or an endpoint."""
+"""The metrics of a rank: names and meanings, text for Prometheus, and readers for files and endpoints."""
 
 from __future__ import annotations
 

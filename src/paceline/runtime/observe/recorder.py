@@ -1,7 +1,7 @@
 """Writes a rank's metrics once a second: JSON lines, an endpoint for Prometheus, event files for TensorBoard.
 
-The training loop only adds numbers up. Files are written by a thread of their own; what cannot be written is given up
-with one warning, and training goes on.
+The training loop only adds numbers up. A separate thread writes the files; failed writes are dropped with one warning,
+and training continues.
 """
 
 from __future__ import annotations

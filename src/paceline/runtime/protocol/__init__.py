@@ -1,1 +1,1 @@
-"""What processes of a job say to each other: messages, their encoding, and the states that messages lead to."""
+"""The protocol of a job: messages, their encoding, and states with their transitions."""

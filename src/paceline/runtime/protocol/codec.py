@@ -1,7 +1,7 @@
 """Messages as bytes and back: one JSON object with the kind and the fields, then the payload if the kind has one.
 
-Whatever arrives is checked against the class of its kind, field by field. A message that does not fit is one
-`ProtocolError`, which ends the connection that it came from and nothing else. Nothing is ever unpickled or executed.
+A received message is validated against the class of its kind, field by field. An invalid message is a `ProtocolError`,
+which ends only its own connection. Nothing is ever unpickled or executed.
 """
 
 from __future__ import annotations

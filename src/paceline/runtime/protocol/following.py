@@ -1,4 +1,4 @@
-"""What a member decides, without sockets, threads or clock: whom it follows, which view it is in, where it has a vote.
+"""Decisions of a member, without sockets, threads or clock: the leader that it follows, its view, and its votes.
 
 `members/member.py` runs it in a process; `benchmarks/lib/membership.py` runs many of them in a simulated network. Its
 states are `MemberState`.
@@ -101,7 +101,7 @@ class Following:
         self._since: int | None = None
         """The first view of those that this member was in without a gap since it follows its leader."""
         self.ready: messages.Ready | None = None
-        """The last report, while no view has answered it: whoever leads next has to hear it again."""
+        """The last report, until a view answers it: it is sent again to the next leader."""
         self.interrupted = False
         """Whether the view that the training loop works in is over."""
         self.last_heard = self.ticked = now
@@ -117,7 +117,7 @@ class Following:
         """How many the first view of the job waits for, on the process that leads from the beginning."""
 
     def hello(self) -> messages.Hello:
-        """To whoever may lead; the first ranks say who has a vote, the others that they have one."""
+        """To a possible leader; the first ranks list the members with a vote, the others only their own vote."""
         held = (
             self.ballots if self.rank < HELD else tuple(replace(item, peers=item.peers[:HELD]) for item in self.ballots)
         )
@@ -222,7 +222,7 @@ class Following:
         self.known.add(leader)
         if not outranks(reply, size, self.peer.id):
             return False
-        # Before it resigns: whoever follows looks for the next leader at once.
+        # Before it resigns: followers search for the next leader at once.
         self.resigned_for, self.resigned = leader, True
         return True
 
@@ -232,7 +232,7 @@ class Following:
         if leads:
             known = [self.peer.endpoint]
         if self.view is None or leads:
-            # Whoever was in no view asks those that asked it: they had it in a view that it did not get.
+            # A member that was in no view asks the peers that asked it: they had it in a view that it did not receive.
             known = known if leads else [*known, *sorted(self.known - set(known))]
             return Search(known, self.peer, lost=None, may_lead=self.first is not None, until=(now, patience))
         asleep = self.asleep(now)
@@ -244,7 +244,7 @@ class Following:
         return Search(endpoints, self.peer, lost=lost, may_lead=True, until=(now, patience))
 
     def _enter(self, view: View, rank: int, now: float) -> None:
-        # Whoever slept is in the group again, even if nobody had noticed and there was no leader to find anew.
+        # A suspended member is in the group again, even if no peer noticed and the leader did not change.
         self.ticked, self._slept = now, False
         ballot = Ballot(view.number, view.leader.id, view.size, view.peers, fresh=view.fresh)
         if self._since is None or view.number > self.seen + 1:  # between them the leader may have left this member out

@@ -1,7 +1,7 @@
-"""What a leader decides, without sockets, threads or clock: events and the time go in, actions come out.
+"""Decisions of a leader, without sockets, threads or clock: a function of events and time to actions.
 
-`members/leader.py` runs it in a process; `benchmarks/lib/membership.py` runs many of them in a simulated network. It
-holds nothing that its successor would need: followers report again to whoever leads next. Its states are `LeaderState`.
+`members/leader.py` runs it in a process; `benchmarks/lib/membership.py` runs many of them in a simulated network. A
+leader holds no state that its successor needs: followers report again to the next leader. Its states are `LeaderState`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Action = Send | Drop | Probe | Formed
 
 @dataclass
 class Follower:
-    """A member that follows, in the eyes of its leader."""
+    """A follower, as seen by its leader."""
 
     peer: Peer
     ballots: tuple[Ballot, ...]

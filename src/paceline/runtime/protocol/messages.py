@@ -1,6 +1,6 @@
-"""Every message that processes of a job send each other: its fields, who sends it to whom, and what answers it.
+"""Every message between processes of a job: its fields, sender, receiver and answers.
 
-`codec.py` encodes them and checks what arrives. `docs/explanation/protocol.md` explains them, and a test compares it.
+`codec.py` encodes and validates messages. A test compares this module with `docs/explanation/protocol.md`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ KINDS: dict[str, type[Message]] = {}
 
 
 class Role(Enum):
-    """What a process is to the peer at the other end of a connection."""
+    """The role of a process on a connection."""
 
     MEMBER = "member"
     """A rank of the job."""
     LEADER = "leader"
     """The member that forms the views of its group."""
     GROUP = "group"
-    """The first rank of a group, which speaks for it."""
+    """The first rank of a group, which represents the group."""
     SHARD = "shard"
     """A process of the syncer, which holds one part of the common parameters."""
 
@@ -111,20 +111,20 @@ _FROM_SHARD = (Role.SHARD, Role.GROUP)
 
 
 class LeadershipQuery(Message, route=_TO_MEMBER, kind="leadership-query", answers=("leadership-reply",)):
-    """A leader asks a lost peer who leads the part of the job that the peer is in."""
+    """A leader asks a lost peer which leader the peer follows."""
 
     peer: Peer
-    """The leader: whoever is asked knows of it from now on."""
+    """The asking leader; the peer learns of it by this message."""
 
 
 class LeadershipReply(Message, route=_TO_MEMBER, kind="leadership-reply"):
-    """The leader that the peer knows of, itself perhaps, and how many train under that one, or follow it."""
+    """The leader that the peer follows, perhaps the peer itself, and how many members train under it or follow it."""
 
     id: str
     address: str
     port: int
     waits: bool
-    """Whether those that it leads wait, since others may train without them."""
+    """Whether its followers wait, because other members may train without them."""
     members: int
 
 
@@ -146,10 +146,10 @@ class Redirect(Message, route=_TO_MEMBER, kind="redirect"):
 
 
 class WaitForSuccessor(Message, route=_TO_MEMBER, kind="wait"):
-    """The asked member follows nobody at the moment."""
+    """The asked member follows no leader at the moment."""
 
     successor: str | None
-    """Who it expects to lead next."""
+    """The expected next leader."""
 
 
 # Between a leader and the members that follow it.
@@ -163,16 +163,16 @@ class Welcome(Message, route=_FROM_LEADER, kind="welcome"):
 
 
 class Heartbeat(Message, route=_TO_LEADER, kind="heartbeat"):
-    """The member is alive, however slow it trains."""
+    """The member is alive, even if it trains slowly."""
 
     step: int = 0
-    """The step that it works on."""
+    """The current step."""
     seconds: float = 0.0
-    """For how long the training loop's own code has had control; 0 while the member waits for others."""
+    """Seconds for which the training script has had control; 0 while the member waits for others."""
 
 
 class Farewell(Message, route=_TO_LEADER, kind="farewell"):
-    """The member is alive and follows this leader no more; a connection that ends without it ended with its process."""
+    """The member is alive and no longer follows this leader; without this message the process itself ended."""
 
 
 class LeaderHeartbeat(Message, route=_FROM_LEADER, kind="leader-heartbeat"):
@@ -180,25 +180,25 @@ class LeaderHeartbeat(Message, route=_FROM_LEADER, kind="leader-heartbeat"):
 
 
 class Dismissal(Message, route=_FROM_LEADER, kind="dismissal"):
-    """The leader is alive and leads this member no more."""
+    """The leader is alive and no longer leads this member."""
 
 
 class Ready(Message, route=_TO_LEADER, kind="ready"):
-    """The member has stopped stepping and reports how far it came; the next view says who came farthest."""
+    """The member has stopped stepping and reports its progress; the next view names the most advanced member."""
 
     view: int
-    """Number of the last view that the member knows: what was said before a view does not count for the one after."""
+    """Number of the last view that the member knows: a report from before a view does not count after it."""
     established: int
     """Number of the last view that the member knows to be established; 0 if there is none."""
     report: Report
     finished: bool
     """Whether the member has trained to the end, so that it needs no further view."""
     deaths: tuple[tuple[str, int], ...] = ()
-    """Whom the member saw die, and from which view on they had gone on with the member only."""
+    """Members whose death this member observed, with the view since which they had continued only with this member."""
 
 
 class Resume(Message, route=_TO_LEADER, kind="resume"):
-    """The member trains on after all had finished."""
+    """The member continues to train after all members had finished."""
 
 
 class ViewFailed(Message, route=_TO_LEADER, kind="view-failed"):
@@ -232,7 +232,7 @@ class Halt(Message, route=_FROM_LEADER, kind="halt"):
 
 
 class ViewFormed(Message, route=_FROM_LEADER, kind="view-formed"):
-    """The group from now on."""
+    """The members, ranks and state of the new view."""
 
     view: View
     rank: int
@@ -249,38 +249,38 @@ class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):
 
 
 class GroupMessage(Message):
-    """What all messages of a group to a shard have."""
+    """The common fields of all messages of a group to a shard."""
 
     group: str
     """Name of the group."""
 
 
 class GroupHeartbeat(GroupMessage, route=_TO_SHARD, kind="group-heartbeat", answers=("heartbeat-reply",)):
-    """The group is alive; sent on a connection of its own, since an exchange may wait for long."""
+    """The group is alive; sent on a separate connection, because an exchange may wait for a whole round."""
 
     busy: bool
-    """Whether the group takes part in rounds; one that waits for samples does not."""
+    """Whether the group participates in rounds; a group that waits for samples does not."""
 
 
 class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters", "start-refused"), payload=True):
-    """The group begins; the first group's parameters and rules are those of all."""
+    """The group starts; the parameters and rules of the first group apply to all groups."""
 
     session: int
-    """Names this beginning: a repeated `start` is carried out once, and what was sent before it counts no more."""
+    """Session id: a repeated `start` is executed once, and requests from before it no longer count."""
     layout: tuple[tuple[str, int], ...]
     """Name and size of every parameter."""
     num_samples: int
     epochs: int
     begin: tuple[int, int]
-    """Epoch, and samples of that epoch that are used already."""
+    """Epoch, and number of samples of that epoch that are already used."""
     staleness: StalenessRule | None
-    """None leaves the rule as the shard was started with."""
+    """None keeps the rule with which the shard was started."""
     outer: OuterOptimizer | None
     data: bytes
 
 
 class Push(GroupMessage, route=_TO_SHARD, kind="push", answers=("parameters", "push-rejected"), payload=True):
-    """Progress of the group since a version; answered when its round is complete, with the samples that it asks for."""
+    """Progress of the group since a version; answered when its round is complete, with the requested samples."""
 
     session: int
     sequence: int
@@ -294,20 +294,20 @@ class Push(GroupMessage, route=_TO_SHARD, kind="push", answers=("parameters", "p
 
 
 class FetchParameters(GroupMessage, route=_TO_SHARD, kind="fetch", answers=("parameters",)):
-    """The group asks for the common parameters as they are."""
+    """The group requests the current common parameters."""
 
 
 class Retune(GroupMessage, route=_TO_SHARD, kind="retune", answers=("done",)):
-    """The first group changes how all groups go on."""
+    """The first group changes the settings of all groups."""
 
     local_steps: int
     quorum: int
     merge_at: tuple[str, int] | None
-    """Endpoint at which all groups meet as one; no fresh samples are leased any more."""
+    """Endpoint at which all groups join into one group; no further samples are leased."""
 
 
 class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=("lease-reply",)):
-    """The group asks for its next samples, which says that those before are done."""
+    """The group requests its next samples, and confirms that the previous samples are done."""
 
     session: int
     sequence: int
@@ -317,13 +317,13 @@ class LeaseRequest(GroupMessage, route=_TO_SHARD, kind="lease-request", answers=
 
 
 class StandingQuery(GroupMessage, route=_TO_SHARD, kind="standing-query", answers=("standing",)):
-    """The group asks whether it was declared failed, and whether its progress was taken in."""
+    """The group asks whether it was declared failed, and whether its progress was applied."""
 
     sequence: int  # of the exchange that it asks about; 0 for none
 
 
 class Busy(GroupMessage, route=_TO_SHARD, kind="busy", answers=("done",)):
-    """The group takes part in rounds from now on."""
+    """The group participates in rounds from now on."""
 
 
 class Idle(GroupMessage, route=_TO_SHARD, kind="idle", answers=("done",)):
@@ -331,7 +331,7 @@ class Idle(GroupMessage, route=_TO_SHARD, kind="idle", answers=("done",)):
 
 
 class LeaveSyncer(GroupMessage, route=_TO_SHARD, kind="leave", answers=("done",)):
-    """The group takes part no more."""
+    """The group no longer participates."""
 
 
 class FactsQuery(GroupMessage, route=_TO_SHARD, kind="facts-query", answers=("facts",)):
@@ -353,7 +353,7 @@ class Parameters(Message, route=_FROM_SHARD, kind="parameters", payload=True):
 
 
 class StartRefused(Message, route=_FROM_SHARD, kind="start-refused"):
-    """The group trains another model, or on other data, than the groups before it."""
+    """The group trains a different model, or on different data, than the groups before it."""
 
     why: str
 
@@ -367,17 +367,17 @@ class Done(Message, route=_FROM_SHARD, kind="done"):
 
 
 class LeaseReply(Message, route=_FROM_SHARD, kind="lease-reply"):
-    """The next samples of the group, and what all groups have to know."""
+    """The next samples of the group, and settings and state of all groups."""
 
     lease: Lease | None
     """None if no samples are left for now."""
     outstanding: int
     """Leases that groups still train on: if one fails, its samples are leased again."""
     local_steps: int | None
-    """Steps between two exchanges from now on; None if nobody has changed them."""
+    """Steps between two exchanges from now on; None if unchanged."""
     merge_at: tuple[str, int] | None
     statuses: dict[str, GroupStatus | None]
-    """What each group last said of itself."""
+    """The last notice of each group."""
     position: tuple[int, int]
     """Epoch, and samples of that epoch that were leased."""
 
@@ -387,7 +387,7 @@ class Standing(Message, route=_FROM_SHARD, kind="standing"):
 
     counts: bool
     taken_in: bool
-    """Whether the progress of that exchange is here, even if its round is not over."""
+    """Whether the progress of that exchange was received, even if its round is not complete."""
 
 
 class Facts(Message, route=_FROM_SHARD, kind="facts"):

@@ -1,4 +1,4 @@
-"""Whether some members may go on without the others: at most one part of a group ever does.
+"""The quorum rule: whether some members may continue without the others; at most one part of a group may.
 
 Members vote in views. A view is established on a member when the member knows that all others received it too; views
 that were formed after it, and of which the member does not know this, are attempts. Whoever wants to go on needs, in

@@ -1,7 +1,7 @@
-"""The states of a member, of a leader and of a group in the eyes of a shard, and what leads from one to the next.
+"""The states of a member, of a leader, and of a group as seen by a shard, with their transitions.
 
-A transition is caused by a message that arrives or by an event. The tables are what the processes run by: a message
-that a table does not allow in a state is a `ProtocolError`. `docs/explanation/protocol.md` draws them.
+A transition is caused by a message that arrives or by an event. The processes execute these tables: a message that a
+table does not allow in a state is a `ProtocolError`. `docs/explanation/protocol.md` shows them as diagrams.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 
 
 class Event(Enum):
-    """What changes a state without a message."""
+    """A state change without a message."""
 
     DISCONNECTED = "disconnected"
     """The connection to the leader closed, or its heartbeat timeout passed."""
@@ -65,36 +65,36 @@ class Event(Enum):
     ROSTER_CLOSED = "roster closed"
     """The roster says that training is over."""
     THREAD_FAILED = "thread failed"
-    """A thread of this process raised, so that the process could take part only in half."""
+    """A thread of this process raised an exception, so that the process can no longer participate fully."""
     RESUMED = "resumed"
-    """The training loop of this process goes on after all had finished."""
+    """The training loop of this process continues after all members had finished."""
     LEFT = "left"
-    """The process takes part no more."""
+    """The process no longer participates."""
     MEMBER_FAILED = "member failed"
     """A member of the view disconnected, or its heartbeat timeout passed."""
     MEMBER_HANGS = "member hangs"
-    """The own code of a member had control for longer than `Timeouts.step`."""
+    """The training script of a member had control for longer than `Timeouts.step`."""
     MINORITY = "minority"
-    """All followers have reported, but others of the last view may train without them."""
+    """All followers have reported, but other members of the last view may train without them."""
     FORMED = "formed"
-    """All followers have reported, and they may go on."""
+    """All followers have reported, and they may continue."""
     RESIGNED = "resigned"
     """The leader leaves, gives way to another, or was suspended for longer than the heartbeat timeout."""
     BUSY_HEARTBEAT = "busy heartbeat"
-    """A heartbeat of a group that takes part in rounds."""
+    """A heartbeat of a group that participates in rounds."""
     IDLE_HEARTBEAT = "idle heartbeat"
     """A heartbeat of a group that waits for samples."""
     TIMEOUT = "timeout"
-    """The heartbeat timeout of a group passed, and its progress is handed in or it has no samples."""
+    """The heartbeat timeout of a group passed, and the group has pushed its progress or has no samples."""
     TIMEOUT_WITH_LEASE = "timeout with lease"
-    """The heartbeat timeout of a group passed while it trained on samples, which other groups get now."""
+    """The heartbeat timeout of a group passed while it trained on samples, which are now leased to other groups."""
 
 
 class MemberState(Enum):
     """A member, as a follower."""
 
     SEARCHING = "searching"
-    """Follows no leader and looks for one."""
+    """Follows no leader and searches for one."""
     FOLLOWING = "following"
     """Follows a leader and waits for a view."""
     IN_VIEW = "in view"
@@ -102,11 +102,11 @@ class MemberState(Enum):
     DONE = "done"
     """All members have finished."""
     LOST = "lost"
-    """Cannot take part any more: training fails on this process."""
+    """Can no longer participate: training fails on this process."""
     MISSED = "missed"
-    """Training was over before this process could take part."""
+    """Training was over before this process could join."""
     LEFT = "left"
-    """Takes part no more."""
+    """No longer participates."""
 
 
 class LeaderState(Enum):
@@ -115,28 +115,28 @@ class LeaderState(Enum):
     COLLECTING = "collecting"
     """Waits for the reports of all followers."""
     PARTITIONED = "partitioned"
-    """Has all reports, but others of the last view may train without its followers: it waits."""
+    """Has all reports, but other members of the last view may train without its followers: the leader waits."""
     VIEW_ACTIVE = "view active"
     """The members of the newest view train."""
     RESIGNED = "resigned"
-    """Leads no more."""
+    """No longer leads."""
 
 
 class GroupState(Enum):
-    """A group, in the eyes of one shard of the syncer."""
+    """A group, as seen by one shard of the syncer."""
 
     UNKNOWN = "unknown"
-    """Never heard of."""
+    """The shard has received no message of the group."""
     UNHEARD = "unheard"
-    """Not heard of since this shard was started again; its heartbeats say whether it takes part."""
+    """No message since this shard was restarted; the group's heartbeats tell whether it participates."""
     ACTIVE = "active"
-    """Takes part in rounds."""
+    """Participates in rounds."""
     IDLE = "idle"
     """Waits for samples, or failed without owing any progress: rounds do not wait for it."""
     REVOKED = "revoked"
     """Declared failed while it trained on samples, which are leased again: its progress does not count."""
     LEFT = "left"
-    """Takes part no more."""
+    """No longer participates."""
 
 
 Cause = Event | type[Message]
@@ -152,7 +152,7 @@ MEMBER_TABLE: dict[tuple[MemberState, Cause], MemberState] = {
     (_M.FOLLOWING, ViewFormed): _M.IN_VIEW,
     (_M.FOLLOWING, Halt): _M.FOLLOWING,
     (_M.IN_VIEW, Halt): _M.FOLLOWING,
-    # Members that have finished still get what the leader sends to all, until they leave.
+    # Finished members still receive the leader's messages to all members, until they leave.
     **{(_M.DONE, item): _M.DONE for item in (ViewFormed, Halt, TrainingDone)},
     **{(state, TrainingDone): _M.DONE for state in (_M.FOLLOWING, _M.IN_VIEW)},
     **{
@@ -169,7 +169,7 @@ MEMBER_TABLE: dict[tuple[MemberState, Cause], MemberState] = {
 _LEADING = (_L.COLLECTING, _L.PARTITIONED, _L.VIEW_ACTIVE)
 LEADER_TABLE: dict[tuple[LeaderState, Cause], LeaderState] = {
     **{(state, item): state for state in _LEADING for item in (Heartbeat, Farewell, Resume, BoardPut)},
-    # A change while no view is active leads to no other state: the next view is formed from who is there then.
+    # A change while no view is active does not change the state: the next view contains the current followers.
     **{(s, item): s for s in _LEADING[:2] for item in (Hello, ViewFailed, Event.MEMBER_FAILED, Event.MEMBER_HANGS)},
     **{(_L.VIEW_ACTIVE, item): _L.COLLECTING for item in (Hello, ViewFailed, Event.MEMBER_FAILED, Event.MEMBER_HANGS)},
     # A member of the view that reports has finished; one that was left behind and returns ends the view like `hello`.
@@ -181,7 +181,7 @@ LEADER_TABLE: dict[tuple[LeaderState, Cause], LeaderState] = {
 }
 GROUP_TABLE: dict[tuple[GroupState, Cause], GroupState] = {
     **{(state, item): _G.ACTIVE for state in _G for item in (StartGroup, Busy)},
-    # Only `start` and `busy` bring a revoked group back: both say that it has dropped its progress.
+    # Only `start` and `busy` reactivate a revoked group: both imply that it has dropped its progress.
     **{(state, Push): _G.ACTIVE for state in _G},
     **{(state, Idle): _G.IDLE for state in _G},
     **{(state, LeaveSyncer): _G.LEFT for state in _G},
@@ -212,8 +212,8 @@ class StateMachine(Generic[S]):
     def __init__(self, table: Mapping[tuple[S, Cause], S], state: S) -> None:
         self._table, self.state = table, state
         self._final = set(table.values()) - {before for before, _ in table}
-        # Threads that hear messages and threads that end this process's part change the state at the same time: without
-        # the lock, a message that was read before the end could overwrite the final state.
+        # Receiving threads and threads that end the membership change the state concurrently: without the lock, a
+        # message that was read before the end could overwrite the final state.
         self._lock = threading.Lock()
 
     @property
@@ -222,7 +222,7 @@ class StateMachine(Generic[S]):
         return self.state in self._final
 
     def on(self, cause: Cause) -> S:
-        """Change the state, and say what it is now; in a final state nothing changes it."""
+        """Change the state and return it; a final state does not change."""
         with self._lock:
             if not self.ended:
                 self.state = next_state(self._table, self.state, cause)

@@ -148,7 +148,7 @@ class SyncerClient:
             except LeaseRevoked:
                 log.warning("this group was declared failed; other groups have its samples")
                 # The number that was rejected is not used again, as what was sent with it may still arrive; the next
-                # one is left out, so that whoever counts samples sees that this lease was not handed in.
+                # one is left out, so that the count of samples shows that this lease was not pushed.
                 theta, versions = connections.come_back()
                 number += 1
         self.seconds = time.perf_counter() - began - connections.waited

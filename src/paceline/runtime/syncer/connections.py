@@ -64,7 +64,7 @@ class ShardConnections:
         self._login = login_of(secret, messages.Role.GROUP, group)
         self._channels: dict[int, Channel] = {}
         self.session = 0
-        """How the group began; whoever speaks for it next says the same."""
+        """The `start` request of the group; the next first rank of the group repeats it."""
         self.waited = 0.0
         """Seconds of the last exchange that were spent waiting for other groups."""
         self.last_reply: messages.LeaseReply | None = None
@@ -155,7 +155,7 @@ class ShardConnections:
             time.sleep(POLL)
 
     def leave(self) -> None:
-        """This group takes part no more."""
+        """This group no longer participates."""
         # Heartbeats end first: one after `leave` would bring the group back.
         self._heartbeats.stop()
         self._tell_all(messages.LeaveSyncer(self._group))
@@ -242,7 +242,7 @@ class ShardConnections:
                 time.sleep(RETRY)
 
     def _hang_up(self, index: int) -> None:
-        """Whoever waits for an answer of this shard asks again."""
+        """Requests that wait for an answer of this shard are repeated."""
         broken = self._channels.pop(index, None)
         if broken is not None:
             broken.close()

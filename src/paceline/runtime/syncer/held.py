@@ -30,7 +30,7 @@ class HeldNumbers:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self.total = sum(parameter.numel() for parameter in parameters)
-        """How many there are, whoever holds them."""
+        """Their number, for any holder."""
         self.sharded = any(is_sharded(parameter) for parameter in parameters)
         self._spans = list(_spans(self._parameters)) if self.sharded else [(0, self.total)]
         self.count = sum(end - begin for begin, end in self._spans)

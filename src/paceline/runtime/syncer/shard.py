@@ -126,7 +126,7 @@ class SyncerShard:
         return self._groups.get(group, GroupState.UNHEARD if self._restarted else GroupState.UNKNOWN)
 
     def _keep(self) -> None:
-        """Return when everything that was decided is on disk: no group is told before."""
+        """Return when all decisions are on disk: no group is answered before."""
         if self._journal is not None:
             with saved_or_exit("the journal"):
                 self._journal.synchronise()
@@ -280,7 +280,7 @@ class SyncerShard:
     def _deciding(self) -> Iterator[None]:
         """Alone with rounds, leases and groups; what has changed then is one record.
 
-        A push that waits for its round leaves its change to whoever decides next, who writes it before it is told.
+        A push that waits for its round leaves its change to the next decision, which writes it before any answer.
         """
         with self._changed:
             try:

@@ -1,1 +1,1 @@
-"""Watching a training that runs as it is: recording inside its processes, and what becomes of the records."""
+"""Watching of an unchanged training: recording inside its processes, and conversion of the records to a run."""

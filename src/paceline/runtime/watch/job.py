@@ -1,4 +1,4 @@
-"""The watched command: started as it is, waited for, and its processes' records made one observed training."""
+"""The watched command: starts it unchanged, waits for it, and merges the records of its processes."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def steps_of(record: Record, offset: float) -> Iterator[ObservedStep]:
 
 
 def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a reader of the run has to know."""
+    """Notes of the run."""
     optimizers, unseen = first.get("optimizers", 1), not first.get("modules", 1) and not first.get("compiled")
     words = {
         first.get("graphs", ""): first.get("graphs"),

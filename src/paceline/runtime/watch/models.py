@@ -1,4 +1,4 @@
-"""What a watched process trains, and how: facts about its outermost modules. Python 3.9, standard library and torch."""
+"""Facts about the models of a watched process: its outermost modules. Python 3.9, standard library and torch."""
 
 from __future__ import annotations
 

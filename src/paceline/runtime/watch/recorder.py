@@ -1,6 +1,6 @@
 """The record of one process: exclusive seconds of each phase of each step, kept in memory and appended to a file.
 
-Whatever goes wrong here ends the recording, never the training. Python 3.9 and the standard library only.
+An error here ends the recording, never the training. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Recorder:
         self.rows, self.spans, self._pauses = [], [], {}
 
     def close(self) -> None:
-        """The last words of the process."""
+        """The final record of the process."""
         try:
             if self._collected in gc.callbacks:
                 gc.callbacks.remove(self._collected)

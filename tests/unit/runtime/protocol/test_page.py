@@ -25,7 +25,7 @@ PAGE = (ROOT / "docs" / "explanation" / "protocol.md").read_text(encoding="utf-8
 MACHINES = {
     "A member": (MEMBER_TABLE, MemberState, MemberState.SEARCHING),
     "A leader": (LEADER_TABLE, LeaderState, LeaderState.COLLECTING),
-    "A group, in the eyes of a shard": (GROUP_TABLE, GroupState, GroupState.UNKNOWN),
+    "A group, as seen by a shard": (GROUP_TABLE, GroupState, GroupState.UNKNOWN),
 }
 
 

@@ -32,7 +32,7 @@ def train_prototxt(network: Plain, *, batch: int, training: bool = True) -> str:
 
 
 def _with_keys(network: Plain) -> Plain:
-    """The network with names that neither break the text nor meet the names of added layers."""
+    """The network with names that are valid in prototxt and do not collide with the names of added layers."""
     keys = {**layer_keys(network), "input": "input"}
     layers = [
         {**layer, "name": keys[layer["name"]], "inputs": [keys[name] for name in layer["inputs"]]}

@@ -56,7 +56,7 @@ class ChainerSession(ArraySession):
         self.loss: Any = None
 
     def place(self, inputs: Any, targets: Any) -> Any:
-        """Chainer computes on NumPy arrays; a copy stands for the way to the device."""
+        """Chainer computes on NumPy arrays; a copy represents the transfer to the device."""
         images = inputs.dtype.kind == "f"
         return inputs.astype(np.float32 if images else np.int32), targets.astype(np.int32)
 

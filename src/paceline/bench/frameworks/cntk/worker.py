@@ -77,7 +77,7 @@ class CntkSession(ArraySession):
     def run(self, part: str, batch: Any) -> None:
         """One step; a learner of CNTK exchanges and updates in one call."""
         if part == "forward":
-            # what is kept for backward makes it a forward pass of training
+            # keeping activations for backward makes this a forward pass of training
             self.loss.forward(batch, self.loss.outputs, self.loss.outputs, as_numpy=False)
         elif part == "compute" or (part == "exchange" and self.ranks == 1):
             self._backward(batch)

@@ -253,14 +253,15 @@ class TorchSession(Session):
         return {**own, "host": self._host()} if self.job["phases"] and self.job["ranks"] == 1 else own
 
     def _host(self) -> dict[str, Any] | None:
-        """What lets a profile change threads and devices; none beside a GPU or an emulated device."""
+        """Rates of the CPU, by which a profile can be scaled to other threads and devices; none for a GPU or an
+        emulated device."""
         if self.device.type != "cpu" or self.job["emulation"]:
             return None
         gain = thread_gain(lambda: self.step("resident")) if torch.get_num_threads() > 1 else None
         return {**host_rates(), "thread_gain": gain}
 
     def close(self) -> None:
-        """Leave after a barrier: a rank that exits early would break the others."""
+        """Exit after a barrier: an early exit of a rank would cause errors on the others."""
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()

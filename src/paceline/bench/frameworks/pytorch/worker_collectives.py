@@ -28,7 +28,7 @@ ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
 SHARED_S, SHARED_TURNS = 0.2, 5
-"""Seconds and turns of the step that is timed alone and beside the other ranks."""
+"""Seconds and repetitions of the step that is timed alone and concurrently with the other ranks."""
 COPIED = 32 * 2**20
 """Bytes of the buffer whose copy is timed, larger than the caches."""
 
@@ -122,7 +122,7 @@ def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
 def _found(
     cores: int, ranks: int, threads: int, alone: dict[int, list[float]], both: dict[int, list[float]]
 ) -> dict[str, float]:
-    """The excess of a typical turn, and the standard error of its logarithm: turns say how far to trust it."""
+    """The median excess over repetitions, and the standard error of its logarithm."""
     excesses = []
     for one, single, shared in zip(alone[1], alone[threads], both[threads]):
         gain = one / single

@@ -11,7 +11,7 @@ from paceline.bench.frameworks.graph import layer_keys
 from paceline.bench.frameworks.harness import Job
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker import TorchSession
-from paceline.bench.virtual.devices.clock import DeviceClock, KeepingUp, real_time
+from paceline.bench.virtual.devices.clock import DeviceClock, HostLag, real_time
 
 __all__ = ["EmulatedSession"]
 
@@ -28,7 +28,7 @@ class EmulatedSession(TorchSession):
         self.labels.append("emulated device")
         if not self.real_time:
             self.labels.append("emulated without real-time priority")
-        self.keeping_up = KeepingUp(self.clock)
+        self.keeping_up = HostLag(self.clock)
 
     def _fit_memory(self) -> None:
         needed, limit = self.emulation["needed_bytes"], self.emulation["memory_bytes"]
@@ -51,7 +51,7 @@ class EmulatedSession(TorchSession):
 
     def begin_timing(self) -> None:
         """Start to record whether the machine keeps up, after warm-up."""
-        self.keeping_up = KeepingUp(self.clock)
+        self.keeping_up = HostLag(self.clock)
 
     def update(self) -> None:
         """The update takes time on the device clock and changes no weight."""

@@ -105,7 +105,7 @@ class ResponseNormOperator(autograd.Operator):
         return times(x, singa_wrap.PowFloat(self._divisor, -self._beta))
 
     def backward(self, upstream: Any) -> Any:
-        """Of the image: its own share, and what it adds to the divisors of its neighbours."""
+        """Gradient of the image: the direct part, and the part through the divisors of neighbouring channels."""
         own = times(upstream, singa_wrap.PowFloat(self._divisor, -self._beta))
         neighbours = self._over(singa_wrap.__div__(times(own, self._x), self._divisor), self._band[1])
         singa_wrap.Axpy(-2 * self._alpha * self._beta, times(self._x, neighbours), own)
@@ -163,7 +163,7 @@ class PadOperator(autograd.Operator):
         return x
 
     def backward(self, upstream: Any) -> Any:
-        """What was inside."""
+        """The part inside the padding."""
         for place in (1, 0):
             upstream = _turned(_columns(upstream, self._shifts[place].T, None))
         return upstream

@@ -1,8 +1,8 @@
 """The measured TensorFlow process with ParameterServerStrategy: rank 0 drives the workers, one for each rank.
 
-Workers and the parameter server are processes of their own, of this module too: they serve the task that their
-environment names. A step of rank 0 schedules one training step for each
-worker and waits for all; the other ranks wait for its message, so that their step times agree.
+Workers and the parameter server are separate processes of this module; they serve the task that their environment
+names. A step of rank 0 schedules one training step for each worker and waits for all; the other ranks wait for its
+message, so that their step times agree.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class FollowerSession(ArraySession):
 
 
 def _meet(rank: int, ranks: int) -> ControlChannel:
-    """The chief and the other ranks, at a port of their own beside the rendezvous of the launch."""
+    """The chief and the other ranks, on a separate port from the rendezvous of the launch."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return join_ranks(rank, ranks, address=address, port=port, token=os.environ[variables.TOKEN])
 

@@ -16,7 +16,7 @@ import random
 import time
 from typing import Any
 
-__all__ = ["DeviceClock", "KeepingUp", "exact_timers", "real_time"]
+__all__ = ["DeviceClock", "HostLag", "exact_timers", "real_time"]
 
 WAKE_S = 30e-6
 """Wake-up time of a thread on an idle core; not lateness, because streams continue meanwhile."""
@@ -29,7 +29,7 @@ class DeviceClock:
     def __init__(
         self, emulation: dict[str, Any], *, dilation: float = 1.0, seed: int = 0, forgiven: float = math.inf
     ) -> None:
-        """`forgiven`: the most seconds that the host may be behind and still catch up; beyond, the device waits."""
+        """`forgiven`: maximum lag in seconds with which the host may still catch up; beyond it, the device waits."""
         self._emulation, self._dilation, self._forgiven = emulation, dilation, forgiven
         self._draw = random.Random(seed)
         self._free_at = 0.0
@@ -81,7 +81,7 @@ class DeviceClock:
         self._behind = 0.0
 
 
-class KeepingUp:
+class HostLag:
     """Records whether the machine kept up with the emulation during an interval."""
 
     def __init__(self, clock: DeviceClock) -> None:
@@ -104,7 +104,7 @@ class KeepingUp:
 
 
 def exact_timers() -> None:
-    """Let this process sleep as long as it asks for, not longer by the usual slack of timers."""
+    """Set the timer slack of this process to its minimum, so that sleeps are not longer than requested."""
     ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
 
 

@@ -44,7 +44,7 @@ def serve(server: socket.socket) -> None:
         while True:
             try:
                 peer, _ = server.accept()
-            except OSError:  # the peer is gone again, or descriptors are short: measurements go on
+            except OSError:  # the peer disconnected, or descriptors ran out: measurements continue
                 time.sleep(0.01)
                 continue
             if places.acquire(blocking=False):

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline.bench.virtual.hosts.enter import on_network, run_script
-from paceline.bench.virtual.layout import INTERFACE, Layout, Seat, path_latency
+from paceline.bench.virtual.layout import INTERFACE, Layout, VirtualHost, path_latency
 from paceline.errors import EnvironmentFailed, LaunchFailed
 
 __all__ = [
@@ -78,7 +78,7 @@ def _switch_lines(layout: Layout, hosts: dict[str, int]) -> list[str]:
     return lines
 
 
-def _host_lines(seat: Seat, segment: int) -> list[str]:
+def _host_lines(seat: VirtualHost, segment: int) -> list[str]:
     network = seat.address.rsplit(".", 1)[0] + ".0/24"
     return [
         "link set lo up",
@@ -90,7 +90,7 @@ def _host_lines(seat: Seat, segment: int) -> list[str]:
     ]
 
 
-def segment_bytes(layout: Layout, seat: Seat) -> int:
+def segment_bytes(layout: Layout, seat: VirtualHost) -> int:
     """Longest segment for the bucket; single frames on links with loss, so that frames are lost independently."""
     if seat.link.loss:
         return PAYLOAD + _HEADERS
@@ -99,11 +99,11 @@ def segment_bytes(layout: Layout, seat: Seat) -> int:
     return min(_LONGEST_SEGMENT, max(1, wanted) * PAYLOAD + _HEADERS)
 
 
-def _host_buckets(seat: Seat, segment: int) -> list[str]:
+def _host_buckets(seat: VirtualHost, segment: int) -> list[str]:
     return [_bucket(INTERFACE, seat, segment), _qdisc("lo", seat.inside.bandwidth, segment=_LONGEST_SEGMENT)]
 
 
-def _bucket(device: str, seat: Seat, segment: int) -> str:
+def _bucket(device: str, seat: VirtualHost, segment: int) -> str:
     return _qdisc(device, seat.link.bandwidth * FRAME / PAYLOAD, segment=segment)
 
 
@@ -157,16 +157,16 @@ def start_delays(layout: Layout, *, keeper: int, hosts: dict[str, int], floor_s:
     _start(keeper, arguments)
 
 
-def _groups(layout: Layout, seat: Seat) -> list[tuple[float, list[Seat]]]:
+def _groups(layout: Layout, seat: VirtualHost) -> list[tuple[float, list[VirtualHost]]]:
     """Delays at which packets reach a host, with the hosts whose packets they are."""
-    groups: dict[float, list[Seat]] = {}
+    groups: dict[float, list[VirtualHost]] = {}
     for source in layout.seats:
         if source is not seat:
             groups.setdefault(round(path_latency(source, seat), 9), []).append(source)
     return sorted(groups.items(), key=lambda group: group[0])
 
 
-def _queue_packets(host: int, queue: int, sources: list[Seat]) -> None:
+def _queue_packets(host: int, queue: int, sources: list[VirtualHost]) -> None:
     lines = ["*mangle"]
     for source in sources:
         match = f"-A INPUT -i {INTERFACE} -s {source.address}"

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Literal
 
 from paceline.bench.virtual.hosts.enter import on_host
-from paceline.bench.virtual.layout import Layout, Seat, path_latency, path_rate
+from paceline.bench.virtual.layout import Layout, VirtualHost, path_latency, path_rate
 from paceline.bench.virtual.links.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
@@ -111,12 +111,12 @@ def _again(check: LinkCheck, layout: Layout, hosts: dict[str, int]) -> LinkCheck
     return min(check, repeated, key=lambda either: abs(either.error))
 
 
-def link_paths(layout: Layout) -> list[tuple[Seat, Seat]]:
+def link_paths(layout: Layout) -> list[tuple[VirtualHost, VirtualHost]]:
     """Paths from and to every host whose peer has no slower link, so that each link is measured at its full rate.
 
     The peer is the neighbour if possible, else the host with the fastest link; a path is as fast as its slower link.
     """
-    paths: dict[tuple[str, str], tuple[Seat, Seat]] = {}
+    paths: dict[tuple[str, str], tuple[VirtualHost, VirtualHost]] = {}
     for number, seat in enumerate(layout.seats):
         others = [other for other in layout.seats if other is not seat]
         neighbour = layout.seats[number ^ 1] if number ^ 1 < len(layout.seats) else others[0]
@@ -127,10 +127,10 @@ def link_paths(layout: Layout) -> list[tuple[Seat, Seat]]:
     return list(paths.values())
 
 
-def _rounds(paths: Sequence[tuple[Seat, Seat]]) -> list[list[tuple[Seat, Seat]]]:
+def _rounds(paths: Sequence[tuple[VirtualHost, VirtualHost]]) -> list[list[tuple[VirtualHost, VirtualHost]]]:
     """Groups of paths for concurrent measurement: no host twice, and within the capacity of the machine."""
     limit = _TOGETHER * (os.cpu_count() or 1)
-    rounds: list[list[tuple[Seat, Seat]]] = []
+    rounds: list[list[tuple[VirtualHost, VirtualHost]]] = []
     for path in paths:
         names = {seat.name for seat in path}
         for together in rounds:
@@ -144,14 +144,14 @@ def _rounds(paths: Sequence[tuple[Seat, Seat]]) -> list[list[tuple[Seat, Seat]]]
 
 
 def _check_rates(
-    layout: Layout, hosts: dict[str, int], paths: Sequence[tuple[Seat, Seat]], *, seconds: float = _RATE_S
+    layout: Layout, hosts: dict[str, int], paths: Sequence[tuple[VirtualHost, VirtualHost]], *, seconds: float = _RATE_S
 ) -> list[LinkCheck]:
     """Rates of paths that are measured concurrently."""
     rates = _streams(hosts, paths, seconds=seconds)
     return [_rate_check(layout, *path, measured=rate) for path, rate in zip(paths, rates, strict=True)]
 
 
-def _rate_check(layout: Layout, source: Seat, target: Seat, *, measured: float) -> LinkCheck:
+def _rate_check(layout: Layout, source: VirtualHost, target: VirtualHost, *, measured: float) -> LinkCheck:
     asked = path_rate((source, target))
     return LinkCheck(
         source=source.name,
@@ -163,7 +163,7 @@ def _rate_check(layout: Layout, source: Seat, target: Seat, *, measured: float) 
     )
 
 
-def _check_trip(layout: Layout, hosts: dict[str, int], source: Seat, target: Seat) -> LinkCheck:
+def _check_trip(layout: Layout, hosts: dict[str, int], source: VirtualHost, target: VirtualHost) -> LinkCheck:
     asked = 2 * path_latency(source, target)
     measured = _median_trip(hosts[source.name], target.address)
     return LinkCheck(
@@ -193,7 +193,7 @@ def measure_streams(
         return _streams(hosts, [(layout.seat(a), layout.seat(b)) for a, b in pairs], seconds=seconds)
 
 
-def _streams(hosts: dict[str, int], paths: Sequence[tuple[Seat, Seat]], *, seconds: float) -> list[float]:
+def _streams(hosts: dict[str, int], paths: Sequence[tuple[VirtualHost, VirtualHost]], *, seconds: float) -> list[float]:
     pipe, started = subprocess.PIPE, []
     for source, target in paths:
         command = _command(hosts[source.name], "rate", target.address, str(PORT), str(seconds))
