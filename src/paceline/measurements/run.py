@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -71,7 +71,10 @@ def _file_name(text: str) -> str:
 
 
 def _moment(text: str) -> str:
-    datetime.fromisoformat(text)
+    try:
+        datetime.fromisoformat(text).astimezone(UTC)
+    except OverflowError:
+        raise ValueError("expected a moment of the years 1 to 9999") from None
     return text
 
 
@@ -92,8 +95,8 @@ class Failure(Noun):
     ]
     message: str
     """A one-line message for tables."""
-    rank: int | None = None
-    exit_code: int | None = None
+    rank: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     log_tail: str = ""
     """The end of the log of the rank that failed first."""
 
