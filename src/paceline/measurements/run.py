@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +11,11 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Name, NotNegative, Noun
+from paceline.spec.strategy import Strategy
 from paceline.spec.study import Protocol, case_label
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "RunData",
     "Span",
     "Step",
+    "check_case",
     "counted",
     "with_drift",
 ]
@@ -76,6 +81,21 @@ def _moment(text: str) -> str:
     except OverflowError:
         raise ValueError("expected a moment of the years 1 to 9999") from None
     return text
+
+
+class _AskedCase(BaseModel):
+    """What readers use of the canonical form of a case; the rest of it only tells cases apart."""
+
+    network: dict[str, Any]
+    cluster: Cluster
+    strategy: Strategy
+    placement: Literal["packed", "spread"] = "packed"
+    threads: Count | None = None
+
+
+@functools.lru_cache(maxsize=256)
+def _asked(text: str) -> _AskedCase:
+    return _AskedCase.model_validate_json(text)  # launches of one case have one text
 
 
 class Failure(Noun):
@@ -237,6 +257,19 @@ class Run(Noun):
     def contender(self) -> str:
         """The framework and mode, with the name of the strategy if it is not the default."""
         return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
+
+
+def check_case(run: Run) -> None:
+    """ValueError if readers could not take the case apart. Sweeps of collectives have another one."""
+    if run.study == "collectives":
+        return
+    try:
+        asked = _asked(json.dumps(run.case, sort_keys=True))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"case.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    if asked.cluster.num_devices < run.ranks and not run.is_observed:
+        raise ValueError(f"ranks: {run.ranks} on the {asked.cluster.num_devices} devices of its case")
 
 
 @dataclass(frozen=True)
