@@ -134,9 +134,9 @@ def atomic_directory(target: Path, *, scratch: Path | None = None, durable: bool
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_abandoned(scratch: Path) -> int:
-    """Remove the temporary entries of processes of this host that no longer run; return their number."""
-    entries = list(scratch.iterdir()) if scratch.is_dir() else []
+def remove_abandoned(scratch: Path, *, name: str = "") -> int:
+    """Remove temporary entries, or those of one file, of processes of this host that no longer run; their number."""
+    entries = [path for path in scratch.iterdir() if path.name.startswith(name)] if scratch.is_dir() else []
     gone = [path for path in entries if _owner_is_gone(path.name)]
     for path in gone:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
