@@ -41,7 +41,8 @@ def atomic_write(path: Path, content: Content, *, durable: bool = True, previous
     try:
         with temporary.open("xb") as file:
             if mode is not None:
-                os.fchmod(file.fileno(), mode)
+                with contextlib.suppress(OSError):  # of file systems without permissions
+                    os.fchmod(file.fileno(), mode)
             _write(file, content)
             file.flush()
             if durable:
@@ -63,7 +64,7 @@ def _replaced_mode(path: Path) -> int | None:
         return None
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise OSError(errno.EINVAL, "a device, expected a file", str(path))
-    return stat.S_IMODE(mode) if stat.S_ISREG(mode) else None
+    return mode & 0o777 if stat.S_ISREG(mode) else None
 
 
 def write_output(path: Path, content: str | bytes) -> None:
