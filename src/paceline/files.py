@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 import socket
@@ -18,14 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-__all__ = ["atomic_directory", "atomic_write", "printable", "read_regular", "remove_abandoned", "sync"]
+__all__ = ["atomic_directory", "atomic_write", "printable", "read_regular", "remove_abandoned", "sync", "write_output"]
 
 if TYPE_CHECKING:
     Content = str | bytes | Callable[[IO[bytes]], object]
 
 _MARK = ".tmp-"
-_NUMBERS = itertools.count()
-"""A number for each temporary file of this process, so that two threads never share one."""
+_KEPT_NAME = 120
+"""Bytes of a file's name in that of its temporary file, so that a long name does not become too long."""
 
 
 def atomic_write(path: Path, content: Content, *, durable: bool = True, previous: Path | None = None) -> None:
@@ -33,11 +32,17 @@ def atomic_write(path: Path, content: Content, *, durable: bool = True, previous
 
     Content is text (written as UTF-8), bytes, or a function that writes to the open file. A file that is replaced is
     kept under the name `previous`, if one is given. `durable=False` skips fsync, for files that are not needed
-    after a reboot.
+    after a reboot. A replaced file passes on its permissions. A device is refused: it would be gone afterwards.
     """
-    temporary = path.with_name(f"{path.name}{_MARK}{_owner()}-{next(_NUMBERS)}")
+    mode = _replaced_mode(path)
+    name = os.fsdecode(os.fsencode(path.name)[:_KEPT_NAME])
+    # Nobody can guess the name, and `x` follows no link that somebody made in a shared directory.
+    temporary = path.with_name(f"{name}{_MARK}{_owner()}-{os.urandom(6).hex()}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
+            if mode is not None:
+                with contextlib.suppress(OSError):  # of file systems without permissions
+                    os.fchmod(file.fileno(), mode)
             _write(file, content)
             file.flush()
             if durable:
@@ -49,6 +54,31 @@ def atomic_write(path: Path, content: Content, *, durable: bool = True, previous
             sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _replaced_mode(path: Path) -> int | None:
+    """The permissions of the regular file that is to be replaced; OSError for a device."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise OSError(errno.EINVAL, "a device, expected a file", str(path))
+    return mode & 0o777 if stat.S_ISREG(mode) else None
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that the user named: atomically, and straight into what is no file, such as /dev/stdout or a pipe.
+
+    A symbolic link is followed, as by a shell. A FIFO that nobody reads is an error at once.
+    """
+    if str(path).startswith(("/dev/", "/proc/")) or (path.exists() and not path.is_file()):
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "wb") as file:
+            os.set_blocking(handle, True)
+            _write(file, content)
+    else:
+        atomic_write(path.resolve() if path.is_symlink() else path, content)
 
 
 def _write(file: IO[bytes], content: Content) -> None:
@@ -105,9 +135,9 @@ def atomic_directory(target: Path, *, scratch: Path | None = None, durable: bool
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_abandoned(scratch: Path) -> int:
-    """Remove the temporary entries of processes of this host that no longer run; return their number."""
-    entries = list(scratch.iterdir()) if scratch.is_dir() else []
+def remove_abandoned(scratch: Path, *, name: str = "") -> int:
+    """Remove temporary entries, or those of one file, of processes of this host that no longer run; their number."""
+    entries = [path for path in scratch.iterdir() if path.name.startswith(name)] if scratch.is_dir() else []
     gone = [path for path in entries if _owner_is_gone(path.name)]
     for path in gone:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -10,6 +10,8 @@ import pytest
 from paceline.explain.cases.exchange import gradient_exchange
 from paceline.explain.confirm import plan_trials, with_measured, with_stored
 from paceline.explain.explanation import Explanation, explain_campaign
+from paceline.measurements.integrity import write_sums
+from paceline.measurements.store import Store
 from tests.made import Made, write
 
 
@@ -30,6 +32,17 @@ def test_shares_sum_to_one_and_parts_to_the_step(tmp_path):
     for name, seconds in expected.items():
         assert breakdown.part(name).seconds == pytest.approx(seconds, rel=0.01)
     assert breakdown.part("other").seconds == pytest.approx(0, abs=0.002)
+
+
+def test_cases_of_one_series_by_two_launchers_are_predicted_apart(tmp_path):
+    store = write(tmp_path, [Made(ranks=1), Made(ranks=2, aggregate=0.03)])
+    for folder in store.runs.glob("made-1-0001-*"):
+        path = folder / "run.json"
+        path.write_text(path.read_text().replace('"launcher":"local"', '"launcher":"ssh"').replace(
+            '"launcher": "local"', '"launcher": "ssh"'))  # fmt: skip
+        write_sums(folder)
+    explanation = explain_campaign(Store(store.root), "made-1")
+    assert [[case.run.launcher for case in series.cases] for series in explanation.series] == [["local"], ["ssh"]]
 
 
 def test_layers_and_ranks_are_told_apart(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.files import atomic_directory, atomic_write, remove_abandoned
+from paceline.files import atomic_directory, atomic_write, remove_abandoned, write_output
 from tests.power import Power, PowerCut
 
 
@@ -44,6 +45,48 @@ def test_the_file_that_is_replaced_is_kept_where_asked(tmp_path: Path) -> None:
     assert not before.exists()
     atomic_write(path, "2", previous=before)
     assert (path.read_text(), before.read_text()) == ("2", "1")
+
+
+def test_a_replaced_file_keeps_its_permissions_and_a_long_name_is_none_too_many(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 120)
+    atomic_write(path, "1")
+    path.chmod(0o600)
+    atomic_write(path, "2")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("2", 0o600)
+
+
+def test_nothing_is_written_through_a_link_under_the_temporary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / f"a.tmp-{socket.gethostname()}-{os.getpid()}-{'00' * 6}").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        atomic_write(tmp_path / "a", "theirs")
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_device_is_not_replaced_by_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("the device is gone"))
+    with pytest.raises(OSError, match="a device, expected a file"):
+        atomic_write(Path("/dev/null"), "text")
+    write_output(Path("/dev/null"), "text")
+
+
+def test_an_output_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+    (tmp_path / "link").symlink_to("file")
+    write_output(tmp_path / "link", "after")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "after"
+    ours, theirs = os.pipe()
+    write_output(Path(f"/dev/fd/{theirs}"), b"text")
+    assert os.read(ours, 99) == b"text"
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="No such device"):
+        write_output(tmp_path / "fifo", "nobody reads")
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("newer_names", [True, False])

@@ -46,6 +46,9 @@ def edit(path: Path, **changes: Any) -> None:
     write_sums(path.parent)
 
 
+FAILURE = {"phase": "launch", "reason": "crash", "message": "it died"}
+
+
 def run(store: Store, *args: str) -> Result:
     return CliRunner().invoke(program, [*args, "--store", str(store.root)])
 
@@ -99,6 +102,10 @@ def test_what_is_sound_is_not_called_damaged(store: Store) -> None:
     ({"batch": -8}, "batch"), ({"ranks": 0}, "ranks"), ({"seconds": -1.0}, "seconds"), ({"batch": 2.5}, "batch"),
     ({"started_at": "yesterday"}, "started_at"), ({"schema_version": 99}, "newer Paceline"), ({"id": GOOD}, GOOD),
     *(({"campaign": name}, "the name of a file") for name in ("../../outside", "/outside", "a\0b", "..")),
+    ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at"),
+    *(({"outcome": "failed", "failure": {**FAILURE, name: 2**40}}, name) for name in ("rank", "exit_code")),
+    ({"case": {}}, "case.network"), ({"case": {"network": {}, "cluster": {}, "strategy": {}}}, "case.cluster"),
+    ({"ranks": 5}, "devices of its case"),
     ({"timers": {"step": -1.0}}, "timers"), ({"dilation": 0.0}, "dilation"), ({"launch": -1}, "launch"),
 ])  # fmt: skip
 def test_values_out_of_their_domain_are_refused_even_with_checksums(

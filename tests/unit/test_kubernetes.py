@@ -62,6 +62,9 @@ def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for word in ("img=x", "image"):
         with pytest.raises(InputError, match=f"unknown or repeated --engine option {word}"):
             KubernetesEngine((word,))
+    for place in (tmp_path, "/dev/null"):
+        with pytest.raises(InputError, match="expected a file"):
+            KubernetesEngine((f"manifest={place}",)).submission(Agents(("",), AGENT, tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unsupported, match="kubectl"):
         KubernetesEngine(()).submission(Agents(("", ""), AGENT, tmp_path))

@@ -14,7 +14,9 @@ import paceline
 from paceline import catalog
 from paceline.explain.cases.step import scaled_step
 from paceline.explain.explanation import explain_campaign
+from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
+from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
@@ -116,6 +118,22 @@ def test_hostile_names_stay_text_everywhere(tmp_path, name):
     assert all(tmp_path.resolve() in path.parents for path in written)
     assert "/" not in file_name(name)
     assert not file_name(name).startswith(".")
+
+
+def test_identifiers_of_cases_lead_out_of_no_folder_and_texts_are_no_formulas(tmp_path):
+    store = write(tmp_path / "results", CASES[:2], study="=1+1")
+    for folder in store.runs.iterdir():
+        header = json.loads((folder / "run.json").read_text())
+        header["case_id"] = f"../../../outside{header['ranks']}"
+        (folder / "run.json").write_text(json.dumps(header))
+        write_sums(folder)
+    store = Store(store.root)
+    for kind in ("kineto", "tensorboard", "csv"):
+        path = export(explain_campaign(store, "made-1"), store, kind, tmp_path / "a" / "b" / kind)
+    with path.open() as file:
+        assert {row["study"] for row in csv.DictReader(file)} == {"'=1+1"}
+    assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == {"kineto", "tensorboard", "csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "results"}
 
 
 def test_a_default_export_cannot_leave_its_directory(tmp_path, monkeypatch):

@@ -123,6 +123,7 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
         "SELECT * FROM range(1000000000000)",
         "SELECT nothing FROM runs",
         "SELEC 1",
+        "SELECT '\udcff'",
         "",
     ],
 )

@@ -14,6 +14,7 @@ from paceline.measurements.sql import ask
 from paceline.measurements.store import Store
 from paceline.measurements.summary import median_interval
 from paceline.measurements.tables import throughputs_where
+from tests.made import cluster
 
 
 def machine() -> Machine:
@@ -22,13 +23,16 @@ def machine() -> Machine:
     )
 
 
+CLUSTER = cluster(16).model_dump(mode="json")
+
+
 def make_run(run_id: str = "demo-1-abc-000", **changes: object) -> Run:
     fields = {
         "id": run_id,
         "campaign": "demo-1",
         "study": "demo",
         "case_id": "abc",
-        "case": {"network": {"name": "lenet"}},
+        "case": {"network": {"name": "lenet"}, "cluster": CLUSTER, "strategy": {}},
         "network": "lenet",
         "framework": "pytorch/ddp",
         "strategy": "default",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import main
 from paceline.report.tables import make_table
 from paceline.report.terminal import print_table
 from tests.conftest import Command
@@ -42,6 +45,33 @@ def test_verbs_fit_eighty_columns(paceline: Command) -> None:
     for verb in (("show",), ("networks",), ("catalog", "devices"), ("frameworks",), predict):
         table = [line for line in paceline(*verb).splitlines() if "  " in line.strip()]
         assert all(len(line) <= 80 for line in table), verb
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_lead_nowhere(paceline: Command, tmp_path: Path, streams: str) -> None:
+    write(paceline.store, [Made(launches=1)])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ["bash", "-c", f'"$0" store check {streams}', *paceline.prefix]
+    done = subprocess.run(words, env=paceline.env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_characters_that_a_stream_lacks_are_escapes(
+    paceline: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", "show", "made", "--store", str(paceline.store)])
+    write(paceline.store, [Made()])
+    with (tmp_path / "out").open("w", encoding="ascii") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        main()
+    assert "\\xb1" in (tmp_path / "out").read_text()
+
+
+def test_what_the_operating_system_refuses_is_one_error(paceline: Command, tmp_path: Path) -> None:
+    said = paceline("show", "--store", "x" * 300, code=2)
+    assert said == f"error: {'x' * 200}...: File name too long\n"
+    assert "--plot plot.svg" in paceline("show", "--plot=", code=2)
 
 
 def test_a_dry_run_says_how_long_the_study_takes(paceline: Command, tmp_path: Path) -> None:

@@ -278,6 +278,9 @@ def test_engines_ask_for_what_is_needed(tmp_path: Path, monkeypatch: pytest.Monk
     assert words[:3] == ["srun", "--kill-on-bad-exit=0", "--partition=x"]
     assert {"--ntasks=3", "--nodes=2"} <= set(words)
     assert SlurmEngine(kind="hetjob").submission(agents).commands["slurm"].count(":") == 1
+    (odd := tmp_path / "a b;touch here").mkdir()
+    script = SlurmEngine(kind="sbatch").submission(Agents(("a",), ("true",), odd)).commands["slurm"][-1]
+    assert f"'--nodelist={odd}/machines'" in Path(script).read_text()
     anywhere = Agents(("", "", ""), agents.command, tmp_path)
     assert "--array=0-2" in SlurmEngine(kind="array").submission(anywhere).commands["slurm"]
     with pytest.raises(Unsupported, match="array"):

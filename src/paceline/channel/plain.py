@@ -18,7 +18,7 @@ class UnacceptableText(ValueError):
 def load_plain(text: bytes) -> Any:
     """The value of a JSON text."""
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode())  # of bytes, `loads` takes UTF-16 and encoded surrogates, too
         if b"\\u" in text:  # lone surrogates pass the parser, and raise where the text is written or sent on
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

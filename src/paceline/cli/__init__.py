@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import signal
@@ -47,6 +48,10 @@ VERBS: dict[str, str] = {
     "validate": "Predict held-out published figures, and print the errors.",
 }
 """All verbs with one line of help; the module of a verb is `paceline.cli.<verb>`."""
+
+
+LONGEST_NAME = 200
+"""Characters of a file's name in an error."""
 
 
 class _Verbs(click.Group):
@@ -108,6 +113,7 @@ class _Warnings(logging.Handler):
 def main() -> None:
     """Run the command line; an error becomes a message and an exit code."""
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    _prepare_streams()
     try:
         program(standalone_mode=False)
     except click.ClickException as error:
@@ -122,9 +128,38 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if os.environ.get(variables.DEBUG):
+            raise
+        click.echo(f"error: {_refusal(error)}", err=True)
+        sys.exit(2 if error.filename else 1)
     except Exception as error:
         if os.environ.get(variables.DEBUG):
             raise
         click.echo(printable(f"internal error: {type(error).__name__}: {error}", lines=True), err=True)
         click.echo(f"  hint: this is a bug in Paceline; {variables.DEBUG}=1 shows the traceback", err=True)
         sys.exit(70)
+
+
+def _prepare_streams() -> None:
+    """Streams that the caller closed lead nowhere: the next file would get their number, and what is printed.
+
+    Characters that a stream's encoding lacks are printed as escapes.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _refusal(error: OSError) -> str:
+    """What the operating system does not do, with the file if there is one."""
+    name = printable(str(error.filename))
+    place = f"{name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + '...'}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"

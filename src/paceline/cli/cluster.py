@@ -9,6 +9,7 @@ import click
 
 from paceline.bench.sites.target import LaunchTarget
 from paceline.cli.options import Finite, json_option, place_options
+from paceline.files import write_output
 from paceline.report.terminal import emit, print_rows, say
 
 __all__ = ["command"]
@@ -109,7 +110,7 @@ def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) ->
         survey = survey_hosts(launcher, hosts_of(target))
     text = cluster_text(survey, name=name, how=f"paceline cluster inspect --on {target.on}")
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write_output(out, text)
     if as_json:
         emit(asdict(survey), "cluster.inspect")
     elif out is None:

@@ -10,7 +10,7 @@ from paceline.catalog.evaluations import evaluation, evaluation_names
 from paceline.cli.demonstration import measured_evaluation
 from paceline.cli.options import json_option, store_option
 from paceline.errors import InputError
-from paceline.files import atomic_write
+from paceline.files import write_output
 from paceline.measurements.store import Store
 from paceline.model.validation.evaluations import measured_text, predict_evaluation, read_measured
 from paceline.report.evaluations import evaluation_page, show_evaluation
@@ -59,9 +59,9 @@ def command(
     if asked.studies and not predict_only and document is None:
         document = measured_evaluation(asked, stored, name, quiet=as_json)
         if measured:
-            atomic_write(measured, measured_text(asked.name, document))
+            write_output(measured, measured_text(asked.name, document))
     if page is not None:
         flag = f" --measured {measured}" if measured else "" if document else " --predict-only"
-        atomic_write(page, evaluation_page(answer, document, f"paceline evaluate {name}{flag} --page {page}"))
+        write_output(page, evaluation_page(answer, document, f"paceline evaluate {name}{flag} --page {page}"))
     if as_json:
         emit({**answer.as_dict(), "measured": document}, "evaluate")

@@ -108,7 +108,7 @@ def predict_series(cases: Sequence[CaseEvidence], sweeps: Sweeps = NO_SWEEPS) ->
     """
     groups: dict[tuple[object, ...], list[CaseEvidence]] = defaultdict(list)
     for case in cases:
-        groups[case.run.series].append(case)
+        groups[*case.run.series, case.run.launcher].append(case)  # calibrations are of one launcher, too
     series = [sorted(group, key=lambda case: case.run.ranks) for group in groups.values()]
     calibrations = _own_calibrations([(group, _profile(group)) for group in series], sweeps)
     return tuple(_series(group, calibrations) for group in series)

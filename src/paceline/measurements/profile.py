@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from paceline.files import write_output
 from paceline.spec.cluster import LayerClass
 from paceline.spec.fields import Bandwidth, Bytes, Count, Flops, Name, Seconds, Share, SpecModel
 from paceline.spec.load import load_json
@@ -112,4 +113,4 @@ def read_profile(path: Path) -> Profile:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as JSON."""
     text = json.dumps(profile.model_dump(mode="json", by_alias=True), indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_output(path, text + "\n")

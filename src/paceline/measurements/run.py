@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Name, NotNegative, SpecModel
+from paceline.spec.strategy import Strategy
 from paceline.spec.study import Protocol, case_label
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "RunData",
     "Span",
     "Step",
+    "check_case",
     "counted",
     "with_drift",
 ]
@@ -71,8 +76,26 @@ def _file_name(text: str) -> str:
 
 
 def _moment(text: str) -> str:
-    datetime.fromisoformat(text)
+    try:
+        datetime.fromisoformat(text).astimezone(UTC)
+    except OverflowError:
+        raise ValueError("expected a moment of the years 1 to 9999") from None
     return text
+
+
+class _AskedCase(BaseModel):
+    """What readers use of the canonical form of a case; the rest of it only tells cases apart."""
+
+    network: dict[str, Any]
+    cluster: Cluster
+    strategy: Strategy
+    placement: Literal["packed", "spread"] = "packed"
+    threads: Count | None = None
+
+
+@functools.lru_cache(maxsize=256)
+def _asked(text: str) -> _AskedCase:
+    return _AskedCase.model_validate_json(text)  # launches of one case have one text
 
 
 class Failure(SpecModel):
@@ -92,8 +115,8 @@ class Failure(SpecModel):
     ]
     message: str
     """A one-line message for tables."""
-    rank: int | None = None
-    exit_code: int | None = None
+    rank: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     log_tail: str = ""
     """The end of the log of the rank that failed first."""
 
@@ -234,6 +257,19 @@ class Run(SpecModel):
     def contender(self) -> str:
         """The framework and mode, with the name of the strategy if it is not the default."""
         return self.framework if self.strategy == "default" else f"{self.framework} {self.strategy}"
+
+
+def check_case(run: Run) -> None:
+    """ValueError if readers could not take the case apart. Sweeps of collectives have another one."""
+    if run.study == "collectives":
+        return
+    try:
+        asked = _asked(json.dumps(run.case, sort_keys=True))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"case.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    if asked.cluster.num_devices < run.ranks and not run.is_observed:
+        raise ValueError(f"ranks: {run.ranks} on the {asked.cluster.num_devices} devices of its case")
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from paceline.errors import InputError
+from paceline.files import printable
 from paceline.measurements.run import Run, with_drift
 from paceline.measurements.store import Store, StoredRun
 from paceline.measurements.tablefiles import SPANS, STEPS
 
-__all__ = ["VIEWS", "ask", "open_views", "result_rows"]
+__all__ = ["VIEWS", "ask", "open_views", "require_text", "result_rows"]
 
 VIEWS = {
     "runs": "one row per launch: parameters, outcome, machine, drift",
@@ -166,8 +167,16 @@ def _joined(parts: list[tuple[str, pa.Table]], schema: pa.Schema) -> pa.Table:
     return whole.add_column(0, "run", runs)
 
 
+def require_text(text: str) -> str:
+    """The text; an InputError if some of its bytes were no text, which DuckDB takes for a defect of the caller."""
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError(f"{printable(text)[:200]!r} holds bytes that are no text", hint="write it in UTF-8")
+    return text
+
+
 def ask(store: Store, query: str) -> pa.Table:
     """The result of one SELECT over the views; other statements are refused."""
+    require_text(query)
     with open_views(store) as connection:
         try:
             statements = connection.extract_statements(query)

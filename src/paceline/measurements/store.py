@@ -42,7 +42,7 @@ from paceline.measurements.integrity import (
     unseal,
     write_sums,
 )
-from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step, with_drift
+from paceline.measurements.run import RENAMED, SCHEMA_VERSION, Run, RunData, Span, Step, check_case, with_drift
 from paceline.measurements.tablefiles import SPANS, STEPS, parse_table
 
 __all__ = ["Store", "StoredRun", "default_store"]
@@ -219,6 +219,8 @@ def _loaded(folder: Path) -> StoredRun:
     content, verified = read_files(folder)
     try:
         run = _parse(content["run.json"])
+        if run.schema_version >= SEALED_SINCE:  # older cases have other fields
+            check_case(run)
     except ValueError as error:
         raise DamagedData(Damage(folder.name, "run.json", str(error))) from None
     if run.id != folder.name:

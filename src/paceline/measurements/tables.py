@@ -12,7 +12,7 @@ import pyarrow as pa
 from paceline.catalog import framework
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import PHASES, Run, Span, counted
-from paceline.measurements.sql import open_views
+from paceline.measurements.sql import open_views, require_text
 from paceline.measurements.store import Store, default_store
 from paceline.measurements.summary import phases_of
 
@@ -113,7 +113,7 @@ def throughputs_where(store: Store, conditions: str) -> LaunchRates:
 
     A word without `=` is the name of a study or the id of a campaign.
     """
-    pairs = [_condition(text) for text in conditions.split(",") if text.strip()]
+    pairs = [_condition(text) for text in require_text(conditions).split(",") if text.strip()]
     if not pairs:
         raise InputError("no condition given", hint="write field=value, for instance study=demo,ranks=2")
     where = " AND ".join(f"CAST({field} AS VARCHAR) = ?" if field else "? IN (study, campaign)" for field, _ in pairs)

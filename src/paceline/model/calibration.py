@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paceline.cost.host import SharingProbe
+from paceline.files import write_output
 from paceline.model.sweep import CollectiveFit
 from paceline.spec.fields import Bytes, Count, Name, Seconds, SpecModel
 from paceline.spec.load import load_json
@@ -86,7 +87,7 @@ AS_STATED = Calibration(
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write the calibration as JSON."""
-    path.write_text(json.dumps({"schema": SCHEMA, **asdict(calibration)}, indent=1) + "\n", encoding="utf-8")
+    write_output(path, json.dumps({"schema": SCHEMA, **asdict(calibration)}, indent=1) + "\n")
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import io
 import json
 import re
 import struct
@@ -13,12 +14,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
 from paceline.errors import InputError, StoreError, UnknownName
 from paceline.explain.cases.step import measured_step, predicted_step
 from paceline.explain.explanation import CaseExplanation, Explanation
+from paceline.files import write_output
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
 from paceline.measurements.tables import launch_table
@@ -81,7 +85,7 @@ def _written(path: Path, write: Callable[[], None]) -> Path:
 
 
 def _text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_output(path, text)
 
 
 def _step_spans(
@@ -111,10 +115,10 @@ def _write_by_rank(
     of: Callable[[Any], tuple[Span, ...]] = predicted_step,
 ) -> None:  # fmt: skip
     for case, spans in _step_spans(explanation, of):
-        place = folder / case.evidence.run.case_id
+        place = folder / file_name(case.evidence.run.case_id)
         place.mkdir(parents=True, exist_ok=True)
         for rank in range(case.evidence.run.ranks):
-            (place / f"rank-{rank}{suffix}").write_bytes(convert(spans, rank))
+            write_output(place / f"rank-{rank}{suffix}", convert(spans, rank))
 
 
 def _measured_steps(store: Store) -> Callable[[Any], tuple[Span, ...]]:
@@ -131,6 +135,23 @@ def _measured_steps(store: Store) -> Callable[[Any], tuple[Span, ...]]:
 
 def _table(explanation: Explanation, store: Store) -> Any:
     return launch_table(store.root, campaign=explanation.campaign)
+
+
+def _write_csv(path: Path, table: pa.Table) -> None:
+    """Texts that a spreadsheet would take for a formula get an apostrophe: names and logs come from other people."""
+    for number, column in enumerate(table.columns):
+        if pa.types.is_string(column.type):
+            plain = pc.replace_substring_regex(column, r"^([=+@\t\r-])", r"'\1")
+            table = table.set_column(number, table.column_names[number], plain)
+    buffer = io.BytesIO()
+    pyarrow.csv.write_csv(table, buffer)
+    write_output(path, buffer.getvalue())
+
+
+def _write_parquet(path: Path, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    write_output(path, buffer.getvalue())
 
 
 MOST_FINDINGS = 5
@@ -178,8 +199,8 @@ def _write_scalars(explanation: Explanation, store: Store, folder: Path) -> None
         place = folder / file_name(case.evidence.label)
         place.mkdir(parents=True, exist_ok=True)
         at = datetime.fromisoformat(run.started_at).timestamp()
-        path = place / f"events.out.tfevents.{int(at)}.{run.case_id}"
-        path.write_bytes(b"".join(_record(event) for event in _events(case, at)))
+        path = place / f"events.out.tfevents.{int(at)}.{file_name(run.case_id)}"
+        write_output(path, b"".join(_record(event) for event in _events(case, at)))
 
 
 def _events(case: CaseExplanation, at: float) -> list[bytes]:
@@ -297,6 +318,6 @@ EXPORTS: dict[str, Export] = {
     ),
     "tensorboard": Export("", "TensorBoard scalars", _write_scalars),
     "markdown": Export(".md", "a table for a pull request", lambda e, s, p: _text(p, markdown_report(e))),
-    "csv": Export(".csv", "one row per launch", lambda e, s, p: pyarrow.csv.write_csv(_table(e, s), p)),
-    "parquet": Export(".parquet", "one row per launch", lambda e, s, p: pyarrow.parquet.write_table(_table(e, s), p)),
+    "csv": Export(".csv", "one row per launch", lambda e, s, p: _write_csv(p, _table(e, s))),
+    "parquet": Export(".parquet", "one row per launch", lambda e, s, p: _write_parquet(p, _table(e, s))),
 }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentFailed, InputError
-from paceline.files import atomic_write
+from paceline.files import write_output
 from paceline.measurements.ranking import rank_launches
 from paceline.measurements.results import load_launches
 from paceline.measurements.store import Store
@@ -61,8 +61,8 @@ def check_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in (".html", *PICTURES):
-        known = ", ".join((".html", *PICTURES))
-        raise InputError(f"{path}: a plot is written as one of {known}", hint=f"--plot {path.with_suffix('.svg')}")
+        known, instead = ", ".join((".html", *PICTURES)), path.with_suffix(".svg") if path.name else "plot.svg"
+        raise InputError(f"{path}: a plot is written as one of {known}", hint=f"--plot {instead}")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{path}: there is no such directory", hint="--plot needs a file that can be written")
 
@@ -73,7 +73,7 @@ def write_plot(path: Path, title: str, figures: Sequence[Titled]) -> None:
     kind = path.suffix.lower()
     content = render_figures(title, figures) if kind == ".html" else _drawn(kind[1:], _side_by_side(title, figures))
     try:
-        atomic_write(path, content, durable=False)
+        write_output(path, content)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}", hint="--plot needs a file that can be written") from None
 

@@ -10,6 +10,7 @@ have the safetensors package, which reads these files too.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError, StoreError
-from paceline.files import atomic_write, read_regular
+from paceline.files import atomic_write, read_regular, remove_abandoned
 
 __all__ = [
     "Stateful",
@@ -171,6 +172,8 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     If the newest is damaged, it is moved aside and the one before it is taken, with a warning. A damaged checkpoint
     without one before it, and one of a newer Paceline, are a StoreError.
     """
+    with contextlib.suppress(OSError):  # what a killed process left half-written is as large as a checkpoint
+        remove_abandoned(path.parent, name=path.name)
     before = _previous(path)
     if not os.path.lexists(path):  # a link that leads nowhere is not "no checkpoint": its disk may be absent today
         return _content(before) if os.path.lexists(before) else None

@@ -9,6 +9,8 @@ import os
 import random
 import resource
 import runpy
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -137,6 +139,17 @@ def only_before(folder: Path, said: Messages) -> Any:
     save_checkpoint(folder / "a", content())
     (folder / "a").rename(folder / "a.before")
     return [same(load_checkpoint(folder / "a"), content()), load_checkpoint(folder / "b")]
+
+
+def killed(folder: Path, said: Messages) -> Any:
+    """What a process that was killed left half-written goes; what belongs to others stays."""
+    gone, host = subprocess.Popen(["true"]), socket.gethostname()
+    gone.wait()
+    save_checkpoint(folder / "a", content())
+    for name in (f"a.tmp-{host}-{gone.pid}-x", f"a.tmp-{host}-{os.getpid()}-x", f"b.tmp-{host}-{gone.pid}-x"):
+        (folder / name).touch()
+    load_checkpoint(folder / "a")
+    return sorted(path.name.partition(host)[0] for path in folder.iterdir())
 
 
 def name_taken(folder: Path, said: Messages) -> Any:
@@ -302,6 +315,7 @@ CHECKS = (
     synchronised,
     flips,
     falls_back,
+    killed,
     name_taken,
     only_before,
     foreign,

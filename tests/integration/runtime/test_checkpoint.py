@@ -35,6 +35,10 @@ def test_what_is_saved_is_loaded_bit_for_bit(found: Any) -> None:
     assert found["only_before"] == [True, None]
 
 
+def test_what_a_killed_process_left_half_written_goes_with_the_next_start(found: Any) -> None:
+    assert found["killed"] == ["a", "a.tmp-", "b.tmp-"]
+
+
 def test_a_checkpoint_is_on_disk_before_its_name_appears_and_its_folder_after(found: Any) -> None:
     assert found["synchronised"] == [["a", False], ["synchronised", True]]
 

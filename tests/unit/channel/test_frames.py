@@ -351,6 +351,8 @@ def test_closing_wakes_who_receives_and_frees_the_descriptor() -> None:
         b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1),
         b'"\\ud800"',
         b'{"\\udfff":1}',
+        b'"\xed\xa0\x80"',
+        "[1]".encode("utf-16"),
         b"\xff",
         b"",
     ],

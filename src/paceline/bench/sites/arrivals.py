@@ -86,7 +86,7 @@ class AgentConnection:
                     self._send_files(message["missing"])
                 if "exit" in message:
                     self._take_files(message["files"], data)
-                    self.code = int(message["exit"])
+                    self.code = max(-(2**31), min(2**31 - 1, int(message["exit"])))
                     return
         except Exception as error:  # noqa: BLE001 - an error of an agent ends only its own connection
             log.warning("the agent on %s is cut off: %s", self.host, error)

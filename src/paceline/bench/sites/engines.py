@@ -78,6 +78,10 @@ class Submission:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only this user can read."""
+    if path.exists() and not path.is_file():
+        raise InputError(
+            f"{path} is a folder or a device, expected a file", hint="name a file, or one that is not there yet"
+        )
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
         file.write(text)

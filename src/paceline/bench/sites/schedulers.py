@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,7 +53,7 @@ class SlurmEngine:
 
     def _sbatch(self, agents: Agents) -> list[str]:
         script = agents.folder / "job.sh"
-        tasks = " ".join(_tasks(agents))
+        tasks = shlex.join(_tasks(agents))
         script.write_text(f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 {tasks} {agents.shell_command}\n")
         nodes = agents.num_by_host
         named = [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"] if agents.named else []

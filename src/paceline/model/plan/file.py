@@ -9,7 +9,7 @@ import tomli_w
 from pydantic import Field, model_validator
 
 from paceline.errors import StoreError
-from paceline.files import atomic_write
+from paceline.files import write_output
 from paceline.model.plan.make import Plan
 from paceline.spec.fields import Count, Name, NotNegative, SpecModel
 from paceline.spec.load import load_spec
@@ -86,6 +86,6 @@ def write_plan(plan: Plan, path: Path) -> None:
     best = content.pop("candidates")[0]
     groups = [{"members": group} for group in best.pop("groups")]
     try:
-        atomic_write(path, tomli_w.dumps({**content, **best, "group": groups}))
+        write_output(path, tomli_w.dumps({**content, **best, "group": groups}))
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error

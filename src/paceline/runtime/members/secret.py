@@ -90,9 +90,15 @@ def _made_once(path: Path) -> str:
 def _private_folder() -> Path:
     """A folder of this user alone."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"paceline-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise InputError(
+            f"no folder for the secret of the ranks: {folder}: {error.strerror}",
+            hint=f"set XDG_RUNTIME_DIR or TMPDIR to a folder of yours, or set {variables.SECRET}",
+        ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InputError(f"{folder} is not a folder of this user alone", hint=f"remove it, or set {variables.SECRET}")
     return folder

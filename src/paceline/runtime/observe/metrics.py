@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,26 @@ METRICS = {
 """The numbers of a line. A line also has `time`, `group`, `rank` as launched, and the `shares` of all ranks."""
 TAIL = 1 << 16
 """Bytes at the end of a file in which its newest line is."""
+LARGEST_NUMBER = 1e15
+"""Of a metric: whatever is beyond was not written by a rank."""
 LARGEST = 1 << 20
 """Bytes that an endpoint may answer."""
 
 
 def prometheus_text(line: Line) -> str:
     """The newest line in Prometheus' text format."""
-    labels = f'{{group="{line["group"]}",rank="{line["rank"]}"}}' if line else ""
+    labels = f'{{group="{_label(line["group"])}",rank="{line["rank"]}"}}' if line else ""
     rows = []
     for name, meaning in METRICS.items():
         if name in line:
             full = f"paceline_{name}"
             rows += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge", f"{full}{labels} {float(line[name])!r}"]
     return "\n".join(rows) + "\n"
+
+
+def _label(text: str) -> str:
+    """A label's value: quotes and line ends would begin other metrics."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def read_metrics(where: str) -> list[Line]:
@@ -83,7 +90,7 @@ def _line(text: bytes) -> Line:
 
 def _is_sound(line: Line) -> bool:
     numbers = [line.get(name) for name in ("time", *METRICS)]
-    finite = all(isinstance(number, int | float) and abs(number) < float("inf") for number in numbers)
+    finite = all(isinstance(number, int | float) and abs(number) <= LARGEST_NUMBER for number in numbers)
     return finite and isinstance(line.get("group"), str) and isinstance(line.get("rank"), int)
 
 
@@ -91,5 +98,5 @@ def _fetch(url: str) -> Line:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/line.json", timeout=5) as answer:
             return _line(answer.read(LARGEST))
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise InputError(f"{url} does not answer: {error}", hint="the port of Settings(metrics_port=...)") from None

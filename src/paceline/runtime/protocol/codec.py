@@ -54,7 +54,7 @@ def decode_message(text: bytes, payload: bytes = b"") -> Message:
     kind = content.pop("kind", None) if isinstance(content, dict) else None
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ProtocolError(f"the peer sent a message of unknown kind {kind!r}")
+        raise ProtocolError(f"the peer sent a message of unknown kind {str(kind)[:60]!r}")
     size = from_plain(int, content.pop(PAYLOAD, None), f"{kind}.{PAYLOAD}") if cls.has_payload else 0
     if size != len(payload):
         raise ProtocolError(f"{kind} came with a payload of {len(payload)} bytes, announced were {size}")
@@ -98,15 +98,15 @@ def _simple(hint: Any, value: Any, where: str) -> Any:
     if hint is float and (type(value) is float or (type(value) is int and -MOST <= value <= MOST)):
         return float(value)
     if hint is int and type(value) is int and not -MOST <= value <= MOST:
-        raise ProtocolError(f"{where} has {value.bit_length()} bits, expected 63 at most")
+        raise ProtocolError(f"{where[:80]} has {value.bit_length()} bits, expected 63 at most")
     if hint in (int, str, bool) and type(value) is hint:  # `type`, since True is an int for isinstance
         return value
     if hint is bytes and isinstance(value, str):
         try:
             return bytes.fromhex(value)
         except ValueError as error:
-            raise ProtocolError(f"{where} is not hexadecimal") from error
-    raise ProtocolError(f"{where} is {str(value)[:60]!r}, expected {getattr(hint, '__name__', hint)}")
+            raise ProtocolError(f"{where[:80]} is not hexadecimal") from error
+    raise ProtocolError(f"{where[:80]} is {str(value)[:60]!r}, expected {getattr(hint, '__name__', hint)}")
 
 
 def _instance(cls: Any, content: dict[str, Any], where: str, values: dict[str, Any]) -> Any:

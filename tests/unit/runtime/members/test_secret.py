@@ -86,6 +86,12 @@ def test_a_folder_that_others_can_write_is_refused(runtime_folder: Path) -> None
         local_secret(ONE_HOST)
 
 
+def test_a_runtime_folder_that_is_not_there_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
+    with pytest.raises(InputError, match="no folder for the secret"):
+        local_secret(ONE_HOST)
+
+
 def test_an_endpoint_is_believed_only_with_a_proof() -> None:
     sealed = seal_endpoint(b"secret", "job 1", "10.0.0.1:4000")
     assert unseal_endpoint(b"secret", "job 1", sealed) == "10.0.0.1:4000"

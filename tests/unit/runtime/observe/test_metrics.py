@@ -61,7 +61,29 @@ def test_a_file_longer_than_its_tail_is_read_from_its_end(tmp_path: Path) -> Non
     assert read_metrics(str(tmp_path))[0]["step"] == 399
 
 
-@pytest.mark.parametrize("where", ["absent", "empty", "http://127.0.0.1:1"])
+def test_a_name_begins_no_other_metric() -> None:
+    text = prometheus_text({"group": 'a"} 1\nforged{x="\\', "rank": 0, "step": 3})
+    assert text.splitlines()[-1] == 'paceline_step{group="a\\"} 1\\nforged{x=\\"\\\\",rank="0"} 3.0'
+
+
+@pytest.mark.parametrize("answer", [b"noise\r\n\r\n", b"A" * 70_000, b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{"])
+def test_whatever_answers_in_place_of_an_endpoint_is_one_error(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            caller, _ = server.accept()
+            with caller:
+                caller.recv(1000)
+                caller.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InputError):
+            read_metrics(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    "where", ["absent", "empty", "http://127.0.0.1:1", "http://127.0.0.1:x", "http://127.0.0.1:1/a b"]
+)
 def test_no_metrics_are_one_clear_error(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError) as caught:
