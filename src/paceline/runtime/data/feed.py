@@ -112,7 +112,7 @@ class Feed:
 
     def _decide(self, course: Course, split: GroupSplit, at: Position) -> _Decided:
         size = course.next_size(at)
-        shares = split.balance.shares(size)
+        shares = split.balance.decide(size)
         order = self._source.order(seed=self._settings.seed, epoch=at.epoch)
         mine = share_of(order, at, shares, split.rank)
         # A rank without samples gets some that do not count, as its loop has to update as well.

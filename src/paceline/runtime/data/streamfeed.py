@@ -57,7 +57,7 @@ class StreamFeed:
         self._begin(split)
         waited, spent, handed = 0.0, 0.0, False
         while True:
-            wanted = wanted_samples(split.balance.shares(self._batch), self._dry)
+            wanted = wanted_samples(split.balance.decide(self._batch), self._dry)
             reading = time.perf_counter()
             mine = self._reader.offer(wanted[split.rank])
             told = time.perf_counter()
