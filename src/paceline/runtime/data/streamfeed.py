@@ -113,7 +113,7 @@ class StreamFeed:
         return Attempt(
             sum(shares),
             shares,
-            # A rank without samples gets some that do not count, as its loop has to update as well.
+            # A rank without samples gets some that do not count: its loop follows every step.
             chunked(taken, self._settings.chunk) or [taken],
             began=began,
             after=after,
@@ -129,9 +129,6 @@ class StreamFeed:
             content = self._reader.content(begin, begin + len(chunk))
             begin += len(chunk)
             yield as_batch(content, chunk, self._device)
-
-    def skip(self, attempt: Attempt) -> None:
-        """Nothing was read for a rank without samples."""
 
     def commit(self, attempt: Attempt) -> None:
         """The step is done: its samples are used, its leases hold."""
