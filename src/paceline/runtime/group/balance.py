@@ -190,8 +190,7 @@ class Balance:
     def shares(self, total: int) -> tuple[int, ...]:
         """Samples of each rank in a step of `total`, as of now; to ask changes nothing."""
         if self._fixed or not self._learnt:
-            least = [self._least] * len(self._ids) if total >= self._least * len(self._ids) else []
-            return proportional_split(self._first, total, least=least)
+            return proportional_split(self._first, total, least=[self._lowest(total)] * len(self._ids))
         return self._with_a_trial(self._decided.get(total) or self._solved(total))
 
     def decide(self, total: int) -> tuple[int, ...]:
@@ -209,6 +208,10 @@ class Balance:
 
     def _solved(self, total: int) -> tuple[int, ...]:
         return split_batch(self._distinct_costs(total), total).samples
+
+    def _lowest(self, total: int) -> int:
+        """Samples that every rank gets, where there are enough for all: the last step of an epoch may be smaller."""
+        return self._least if total >= self._least * len(self._ids) else 0
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
         """Update with the cost of a step of each rank; drop shares that are clearly not optimal."""
@@ -232,7 +235,8 @@ class Balance:
 
     def _distinct_costs(self, total: int) -> list[Cost]:
         """Each rank's cost, where ranks whose difference is within its error count as equal."""
-        costs, doubts, share = self.costs(), self._doubts(), max(1, total // len(self._ids))
+        doubts, share = self._doubts(), max(1, total // len(self._ids))
+        costs = [replace(cost, least=self._lowest(total)) for cost in self.costs()]
         each = [cost.seconds(share) for cost in costs]
         order = sorted(range(len(each)), key=each.__getitem__)
         alike: list[list[int]] = []

@@ -143,7 +143,8 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
         raise InputError(
             f"the ranks are to meet at {address}:{port}, where this process cannot listen: {error.strerror}",
             hint="another process has that port: torch.distributed.init_process_group() in the same script takes "
-            "MASTER_PORT as well and is not needed, join() connects the ranks; else choose another MASTER_PORT",
+            "MASTER_PORT as well and is not needed, join() connects the ranks; a join() before this one has it until "
+            "its `with` block ends; else choose another MASTER_PORT",
         ) from error
 
 

@@ -63,10 +63,19 @@ def test_to_ask_for_shares_does_not_decide_them() -> None:
     generator = random.Random(3)
     for total in (12, 12, 12, 2, 12, 2) * 10:
         asked.shares(12 - total + 2)
-        assert asked.decide(total) == (shares := other.decide(total))
+        shares = other.decide(total)
+        assert asked.decide(total) == shares
         seconds = [n * generator.uniform(0.001, 0.004) for n in shares]
         for balance in (asked, other):
             balance.learn(shares, seconds)
+
+
+def test_a_last_step_with_fewer_samples_than_ranks_leaves_some_without() -> None:
+    balance = Balance(["x", "y", "z"], chunks=[None] * 3, least=1)
+    for _ in range(2):
+        assert sorted(balance.decide(2)) == [0, 1, 1]
+        assert min(balance.decide(12)) >= 1
+        balance.learn([4, 4, 4], [0.001, 0.001, 0.004])
 
 
 def test_a_new_rank_is_taken_for_an_average_one() -> None:
