@@ -907,6 +907,10 @@ LONG = "s" * 16
 
 def check_what_a_launcher_left_in_the_environment() -> None:
     alone = rendezvous.launch_context({})
+    assert alone.of_join(0) is alone
+    first = replace(alone, session="s", roster=Path("run/roster.json"))
+    second = first.of_join(1)
+    assert (second.session, second.roster) == ("s join 1", Path("run/roster-join1.json"))
     assert (alone.rank, alone.size, alone.host, alone.port, alone.secret) == (0, 1, "127.0.0.1", 0, None)
     joined = rendezvous.launch_context(
         {"PACELINE_JOIN": "h:9", "RANK": "1", "WORLD_SIZE": "3", "PACELINE_SECRET": LONG, "PACELINE_ROSTER": "/r",

@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -55,6 +55,13 @@ class LaunchContext:
     """File in which late joiners find the members of a running job."""
     late: bool = False
     """Started again after the job began: it never leads from the beginning."""
+
+    def of_join(self, number: int) -> LaunchContext:
+        """Where the same processes meet for a later join(), apart from those before: all call it in the same order."""
+        if number == 0:
+            return self
+        roster = self.roster.with_name(f"{self.roster.stem}-join{number}.json") if self.roster is not None else None
+        return replace(self, session=f"{self.session} join {number}", roster=roster)
 
 
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
