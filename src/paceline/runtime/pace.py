@@ -131,7 +131,7 @@ class Pace:
             return
         if kind is None and self._unsettled is not None:  # left by `break`: what was due after the last step
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
-        self._training.finish_saving()
+        self._training.close()
         self._feed.close()
         self._recorder.close()
         self._mode.leave()

@@ -29,6 +29,8 @@ def optimizers_of(given: object) -> tuple[torch.optim.Optimizer, ...]:
 
 def check_trainable(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuse what ranks cannot train together."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has no parameter that is trained")
     _check_sparse(model)
     _check_types(model)
     for optimizer in optimizers:

@@ -79,8 +79,6 @@ class Training:
         """Those that are trained; which ones is decided when the rank joins."""
         self._partial: list[Tensor | None] = []
         """Gradients of the passes before, of a share that is taken in several."""
-        if not self.parameters:
-            raise InputError("the model has no parameter that is trained")
         check_trainable(model, self.optimizers)
         if settings.large is not None:
             settings.large.check(self.optimizers)
@@ -303,6 +301,11 @@ class Training:
             if self._unsaved:
                 log.warning("step %d: the checkpoint could be written again", step)
             self._unsaved = 0
+
+    def close(self) -> None:
+        """Write what is to be written, and end the thread that writes."""
+        self.finish_saving()
+        self._writer.shutdown()
 
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, which takes as long as memory needs, and have it written while training goes on."""

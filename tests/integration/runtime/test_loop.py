@@ -43,6 +43,8 @@ def test_clipping_scaling_and_schedules_equal_plain_torch(
 REFUSED = """
 import os
 import sys
+import tempfile
+import threading
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -97,7 +99,12 @@ with join(model, torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch
             sys.exit()  # ends the block in the child, whose connections are those of its parent
         os.wait()
         pace.step(model(batch.inputs).square().mean())
-    print("after a fork:", pace.position, len(pace.views))
+    print("after a fork:", pace.position, len(pace.views), flush=True)
+settings = Settings(checkpoint=tempfile.mkdtemp() + "/state")
+with join(model, torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch=4, settings=settings) as pace:
+    for batch in pace:
+        pace.step(model(batch.inputs).square().mean())
+print("writers left:", [each.name for each in threading.enumerate() if "checkpoint" in each.name])
 """
 
 
@@ -121,6 +128,7 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
         "nothing",
         "without with: Position(step=4, epoch=2, cursor=0)",
         "after a fork: Position(step=2, epoch=1, cursor=0) 1",
+        "writers left: []",
     ]
     for line, words in zip(done.stdout.splitlines(), expected, strict=True):
         assert line.startswith(words)
