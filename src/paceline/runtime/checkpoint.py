@@ -94,10 +94,18 @@ def broadcast_state(
 ) -> list[Tensor]:
     """The source's tensors on every rank; `mine` is None on ranks that have nothing to give."""
     tensors = list(mine) if mine is not None else _empty(packed)
-    flat = [tensor.detach().cpu().contiguous().view(-1) for tensor in tensors]
+    flat = [_sendable(tensor.detach().cpu().contiguous().view(-1)) for tensor in tensors]
     for dtype in sorted({tensor.dtype for tensor in flat}, key=str):
         _broadcast_alike([tensor for tensor in flat if tensor.dtype == dtype], broadcast, receive=receive)
     return tensors
+
+
+SENDABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+"""Types that Gloo knows; others travel as bytes."""
+
+
+def _sendable(flat: Tensor) -> Tensor:
+    return flat if flat.dtype in SENDABLE else flat.view(torch.uint8)
 
 
 def _broadcast_alike(tensors: list[Tensor], broadcast: Callable[[Tensor], None], *, receive: bool) -> None:

@@ -6,6 +6,7 @@ during training; the loop continues with the mode that it receives.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -36,6 +37,9 @@ from paceline.runtime.syncer.held import gather_numbers, spread_numbers
 from paceline.runtime.training import Training
 
 __all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGroups", "start_of"]
+
+_JOINS = itertools.count()
+"""Calls of join() in this process."""
 
 
 @dataclass(frozen=True)
@@ -305,8 +309,9 @@ def start_of(settings: Settings) -> Start:
 
 def _context(settings: Settings) -> LaunchContext:
     """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
+    number = next(_JOINS)
     if settings.transport != "mpi" and not only_mpi_knows():
-        return launch_context()
+        return launch_context().of_join(number)
     from paceline.runtime.group.mpi import mpi_launch_context
 
-    return mpi_launch_context()
+    return mpi_launch_context().of_join(number)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +60,11 @@ def join(
     the loop, or a function that makes a DataLoader around the samples of this rank, so that its workers load them:
     `lambda sampler: DataLoader(dataset, batch_sampler=sampler, num_workers=4)`.
     """
-    if global_batch < 1:
-        raise InputError(f"global_batch is {global_batch}, expected at least 1")
-    settings = settings or Settings()
+    if not isinstance(global_batch, SupportsIndex) or global_batch < 1:
+        raise InputError(f"global_batch is {global_batch!r}, expected a whole number of samples, at least 1")
+    settings, global_batch = settings or Settings(), int(global_batch)
+    if not isinstance(settings, Settings):
+        raise InputError(f"settings is a {type(settings).__name__}, expected Settings(...)")
     return Pace(model, optimizer, source_of(data, settings), global_batch=global_batch, settings=settings)
 
 
@@ -78,6 +81,7 @@ class Pace:
         settings: Settings,
     ) -> None:
         self._holder, start, self.settings = WireHolder(), start_of(settings), settings
+        self._process = os.getpid()
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
         self._planned = start.batch is not None
@@ -109,8 +113,6 @@ class Pace:
         self._attempt: Attempt | None = None
         self._again = False
         """Whether the current batch is repeated, because the group has changed."""
-        self._short = False
-        """Whether the loop calls `step`, so that a rank without samples can update by itself."""
         self._unsettled: float | None = None
         """Seconds of a committed step whose consequences are still to come."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
@@ -121,13 +123,15 @@ class Pace:
         """The reason of each decision of scheme='auto' that this rank made, one sentence each."""
 
     def __enter__(self) -> Pace:
-        self._enter()
+        self._enter_first()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if os.getpid() != self._process:  # a child that the loop forked and that ends: the connections are not its own
+            return
         if kind is None and self._unsettled is not None:  # left by `break`: what was due after the last step
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
-        self._training.finish_saving()
+        self._training.close()
         self._feed.close()
         self._recorder.close()
         self._mode.leave()
@@ -207,28 +211,14 @@ class Pace:
 
     def step(self, loss: Tensor) -> bool:
         """The short form of `backward` and `update`; whether a step was committed."""
-        self._short = True
-        self._backward_once(loss)
-        return self._update_once(None)
+        self.backward(loss)
+        return self.update()
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass and exchange: afterwards gradients are those of the whole step's mean loss, on every rank.
 
         Where a rank takes its share in several passes, gradients appear after the last of them.
         """
-        self._short = False
-        self._backward_once(loss)
-
-    def update(self, scaler: torch.amp.GradScaler | None = None) -> bool:
-        """Step the optimizers, by a `GradScaler` if the loss was scaled; whether a step was committed.
-
-        It was not if this was not the last pass of the rank's share, or if the group has changed and the samples come
-        again: step schedules and moving averages of the model only if it was.
-        """
-        self._short = False
-        return self._update_once(scaler)
-
-    def _backward_once(self, loss: Tensor) -> None:
         attempt = self._attempt
         if attempt is None or attempt.done > attempt.updates or attempt.done >= len(attempt.chunks):
             hint = "call it once for each batch of batches(), followed by update(); add several losses up"
@@ -240,7 +230,12 @@ class Pace:
         except Broken as error:
             self._recover(error)
 
-    def _update_once(self, scaler: torch.amp.GradScaler | None) -> bool:
+    def update(self, scaler: torch.amp.GradScaler | None = None) -> bool:
+        """Step the optimizers, by a `GradScaler` if the loss was scaled; whether a step was committed.
+
+        It was not if this was not the last pass of the rank's share, or if the group has changed and the samples come
+        again: step schedules and moving averages of the model only if it was.
+        """
         attempt, committed = self._attempt, False
         if attempt is not None:
             if attempt.done <= attempt.updates:
@@ -259,7 +254,7 @@ class Pace:
         return committed
 
     def _try_step(self) -> Iterator[Batch]:
-        """The chunks of this rank's share; none if it has no share, or until the group has changed."""
+        """The batches of one step; none until the group has changed."""
         self._group.member.waiting()
         try:
             self._training.unit.together(self._prepare)
@@ -273,10 +268,7 @@ class Pace:
             self._recover(error)
             return
         self._attempt, self._again = attempt, False
-        if attempt.shares[self.rank] or not self._short or self._training.unit.sharded:
-            yield from self._passes(attempt)
-        else:
-            self._step_without_samples(attempt)
+        yield from self._passes(attempt)
         self._settle()
 
     def _prepare(self) -> None:
@@ -286,7 +278,8 @@ class Pace:
         self._mode.prepare()
 
     def _passes(self, attempt: Attempt) -> Iterator[Batch]:
-        """The batches of a step; without samples some that do not count, as every rank has to update."""
+        """The batches of a step; without samples some that do not count: schedules and averages follow every step."""
+        self._holder.counts = attempt.shares[self.rank] > 0
         self._group.member.working(self.position.step + 1)
         for number, batch in enumerate(self._feed.batches(attempt), start=1):
             yield batch
@@ -313,21 +306,12 @@ class Pace:
             self._training.check_trained()
             session.begin(weight, step_began=attempt.began)
         self._training.bring_back()
-        if len(attempt.chunks[attempt.done - 1]) or unit.sharded:
+        if len(attempt.chunks[attempt.done - 1]) or self._synced or unit.sharded:
             loss.backward()
         if last:
             self._exchange(attempt)
         else:
             self._training.set_aside()
-
-    def _step_without_samples(self, attempt: Attempt) -> None:
-        self._feed.skip(attempt)
-        try:
-            self._group.session.begin(0.0, step_began=attempt.began)
-            self._exchange(attempt)
-            self._commit(attempt, None)
-        except Broken as error:
-            self._recover(error)
 
     def _exchange(self, attempt: Attempt) -> None:
         """Finish the exchange of gradients."""
@@ -392,8 +376,16 @@ class Pace:
     def _join_once(self) -> None:
         """A loop without `with` joins when it begins, and leaves when its process ends."""
         if not self.views:
-            self._enter()
+            self._enter_first()
             atexit.register(self.__exit__, SystemExit, None, None)
+
+    def _enter_first(self) -> None:
+        """Join; a rank that cannot take part leaves at once, so that nobody waits for it."""
+        try:
+            self._enter()
+        except BaseException:
+            self._mode.leave()
+            raise
 
     def _enter(self, view: View | None = None) -> None:
         self._group.enter(view)

@@ -96,6 +96,12 @@ class Settings:
         return cls(**{"noise": True, "outer": LARGE_OUTER, "large": large, **others})
 
     def __post_init__(self) -> None:
+        for name in ("checkpoint", "metrics", "tensorboard"):
+            if isinstance(path := getattr(self, name), str):
+                object.__setattr__(self, name, Path(path))
+        _check_states(self.also)
+        if self.checkpoint is not None and not self.checkpoint.name:
+            raise InputError(f"checkpoint is {self.checkpoint}, expected a file", hint="run/state.safetensors")
         _check_choice("scheme", self.scheme, Scheme)
         _check_choice("batchnorm", self.batchnorm, BatchNormMode)
         _check_choice("reduction", self.reduction, Reduction)
@@ -118,6 +124,15 @@ class Settings:
             raise InputError(
                 "scheme='auto' regroups running processes, which MPI cannot",
                 hint="leave transport out, or take scheme='group'",
+            )
+
+
+def _check_states(also: object) -> None:
+    for one in also if isinstance(also, tuple | list) else [None]:
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise InputError(
+                f"also is {also!r}, expected objects with state_dict() and load_state_dict()",
+                hint="Settings(also=(scheduler,))",
             )
 
 

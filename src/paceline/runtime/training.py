@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import hashlib
 import logging
 import secrets
 import time
@@ -22,10 +22,13 @@ from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
+from paceline.runtime.trainable import check_trainable, fitting, kind_of, num_optimized, optimizers_of
 
 __all__ = ["Training"]
 
 log = logging.getLogger("paceline.runtime")
+ALIKE = ("balance", "bucket", "batchnorm", "reduction", "clip", "noise", "large")
+"""Settings that all ranks must have alike."""
 
 
 class Training:
@@ -55,7 +58,7 @@ class Training:
         self.noise = NoiseScale()
         self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
         self._also = (*self._own, *also)
-        self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+        self.optimizers = optimizers_of(optimizer)
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
@@ -76,11 +79,10 @@ class Training:
         """Those that are trained; which ones is decided when the rank joins."""
         self._partial: list[Tensor | None] = []
         """Gradients of the passes before, of a share that is taken in several."""
-        if not self.parameters:
-            raise InputError("the model has no parameter that is trained")
-        _check_sparse(model)
-        _check_optimizers(self.optimizers, settings)
-        _check_foreign(self.optimizers, self._all)
+        check_trainable(model, self.optimizers)
+        if settings.large is not None:
+            settings.large.check(self.optimizers)
+        self._kinds, self._optimized = [kind_of(one) for one in self._all.values()], num_optimized(self.optimizers)
         self.device = self.parameters[0].device
         self.unit = unit_of(self.parameters, settings)
         """With whom this rank holds one model together."""
@@ -107,6 +109,7 @@ class Training:
             "view": self.view,
             "position": asdict(self.position),
             "identity": self._identity,
+            "terms": self.terms(),
             "costs": costs,
             "link": link,
             "state": pack_state(self._state(), []),
@@ -129,9 +132,30 @@ class Training:
     def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
         """Become what another rank is."""
         self.check(report["identity"])
-        self._load(unpack_state(report["state"], tensors))
+        with fitting("what the other ranks train"):
+            self._load(unpack_state(report["state"], tensors))
         self.position = Position(**report["position"])
         self.changed(report["view"], report["mark"])
+
+    def terms(self) -> dict[str, str]:
+        """What all ranks must have alike, or the buffers that they exchange would differ, or what they do with them."""
+        layout = [(name, tuple(one.shape), one.dtype) for name, one in self._all.items() if one.requires_grad]
+        numbers, digest = sum(one.numel() for one in self.parameters), hashlib.sha256(repr(layout).encode()).hexdigest()
+        return {
+            "trained parameters": f"{len(layout)} of {numbers} numbers (layout {digest[:6]})",
+            "optimizers": ", ".join(type(optimizer).__name__ for optimizer in self.optimizers),
+            "global_batch": str(self.whole_batch),
+            **{f"Settings.{name}": str(getattr(self.settings, name)) for name in ALIKE},
+        }
+
+    def check_terms(self, others: dict[str, str]) -> None:
+        """Refuse to train with ranks that do not train alike."""
+        for name, mine in self.terms().items():
+            if mine != others.get(name):
+                raise InputError(
+                    f"this process trains with {name} = {mine}, the others with {name} = {others.get(name)}",
+                    hint="all ranks need the same model, frozen layers, optimizers and settings",
+                )
 
     def check(self, identity: dict[str, Any]) -> None:
         """Refuse to mix runs over different data."""
@@ -180,6 +204,8 @@ class Training:
         self._partial = []
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:  # also those that no optimizer has
+            parameter.grad = None
 
     def set_aside(self) -> None:
         """Keep gradients of a part of the share where the user's loop does not clip, scale or clear them."""
@@ -196,20 +222,27 @@ class Training:
         self._partial = []
 
     def check_trained(self) -> None:
-        """Refuse parameters that were frozen or released since the rank joined: others would not know of it."""
-        trained = [parameter for parameter in self._all.values() if parameter.requires_grad]
-        if len(trained) == len(self.parameters):
+        """Refuse parameters that were changed or added since the rank joined: others would not know of it."""
+        optimized = num_optimized(self.optimizers)
+        if optimized != self._optimized:
+            raise InputError(
+                f"the optimizers have {optimized} parameters, at join() they had {self._optimized}",
+                hint="add parameters and parameter groups before join(); or leave the loop and join() again",
+            )
+        kinds = [kind_of(parameter) for parameter in self._all.values()]
+        if kinds == self._kinds:
             return
-        known = {id(parameter) for parameter in self.parameters}
-        names = [name for name, one in self._all.items() if one.requires_grad != (id(one) in known)]
+        names = [name for name, now, at_join in zip(self._all, kinds, self._kinds, strict=True) if now != at_join]
         raise InputError(
-            f"{', '.join(names[:5])}: frozen or released after join()",
-            hint="set requires_grad before join(); to change it, leave the loop and join() again",
+            f"{', '.join(names[:5])}: frozen, released, or moved to another type or device after join()",
+            hint="set requires_grad and call .to() before join(); to change it, leave the loop and join() again",
         )
 
     def check_loss(self, loss: object) -> None:
         """Refuse what has no single gradient."""
         if isinstance(loss, Tensor) and loss.numel() == 1:
+            if not loss.requires_grad:
+                raise InputError("the loss depends on no trained parameter", hint="compute it outside torch.no_grad()")
             return
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise InputError(
@@ -229,14 +262,10 @@ class Training:
         if content is None:
             return
         self.check(content["identity"])
-        try:
+        with fitting(f"the checkpoint {path}"):
             self._load(content["state"])
             self.position = Position(**content["position"])
             self._looked = self.position.step
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:400]
-            hint = "resume with the model, optimizer and further states that wrote it, or move it away to start anew"
-            raise InputError(f"the checkpoint {path} does not fit what is trained: {reason}", hint=hint) from None
         self.mark, self.costs = content["mark"], content["costs"]
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
@@ -272,6 +301,11 @@ class Training:
             if self._unsaved:
                 log.warning("step %d: the checkpoint could be written again", step)
             self._unsaved = 0
+
+    def close(self) -> None:
+        """Write what is to be written, and end the thread that writes."""
+        self.finish_saving()
+        self._writer.shutdown()
 
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
@@ -317,44 +351,3 @@ class Training:
 
     def _state(self) -> list[dict[str, Any]]:
         return [dict(part.state_dict()) for part in self._parts()]
-
-
-def _check_sparse(model: nn.Module) -> None:
-    """Refuse layers with sparse gradients, which ranks cannot sum in buckets."""
-    sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
-    if sparse:
-        raise InputError(
-            f"layers with sparse gradients: {', '.join(sparse)}; ranks sum dense gradients only",
-            hint="nn.Embedding(..., sparse=False)",
-        )
-
-
-def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], settings: Settings) -> None:
-    for optimizer in optimizers:
-        _check_closure(optimizer)
-    if settings.large is not None:
-        settings.large.check(optimizers)
-
-
-def _check_foreign(optimizers: Sequence[torch.optim.Optimizer], known: dict[str, nn.Parameter]) -> None:
-    """Refuse optimizers of parameters that are not the model's: they would be trained by each rank alone, or not."""
-    own = {id(parameter) for parameter in known.values()}
-    for optimizer in optimizers:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        foreign = sum(id(parameter) not in own for parameter in parameters)
-        if foreign:
-            raise InputError(
-                f"{foreign} of the {len(parameters)} parameters of {type(optimizer).__name__} are not in the model",
-                hint="make the optimizer from the parameters of the model that joins, after fully_shard or .to(); what "
-                "else is trained, as a loss with parameters, goes into one nn.Module with it",
-            )
-
-
-def _check_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers that evaluate the loss several times for one step."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"{type(optimizer).__name__} calls a closure several times for one step, which a shared step cannot",
-            hint="use an optimizer whose step() needs no closure",
-        )

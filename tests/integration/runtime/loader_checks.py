@@ -48,6 +48,8 @@ def refused() -> dict[str, str]:
     attempts: dict[str, Any] = {
         "loader": (DataLoader(Numbers()), Settings()),
         "own_sampler": (lambda sampler: DataLoader(Numbers(), batch_size=2), Settings()),
+        "own_batch": (lambda sampler: DataLoader(Numbers(), sampler=sampler, batch_size=2), Settings()),
+        "a_class": (Numbers, Settings()),
         "iterable": (lambda sampler: DataLoader(Endless()), Settings()),
         "no_loader": (lambda sampler: [1], Settings()),
         "out_of_order": (lambda sampler: DataLoader(Numbers(), batch_sampler=sampler, in_order=False), Settings()),

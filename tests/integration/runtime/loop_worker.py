@@ -105,6 +105,7 @@ def main() -> None:
     if options["plain"]:
         plain(loop, options["steps"])
     else:
+        list(shared(Loop(), {**options, "steps": 1}))  # the ranks meet again after it, for another training
         committed = list(shared(loop, options))
     found = {
         "parameters": torch.cat([each.detach().flatten() for each in loop.net.parameters()]).tolist(),

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -101,6 +102,10 @@ def check_two_and_three_ranks_sum_broadcast_and_tell() -> None:
                     mine = torch.arange(float(count)) + 10 * wire.rank
                     reduce(mine)()
                     assert mine.tolist() == [size * n + sum(10.0 * r for r in range(size)) for n in range(count)]
+            for count, reduce in ((1, wire.all_reduce), (5, wire.all_reduce_promptly)):
+                turned = torch.full((count,), complex(1, wire.rank), dtype=torch.complex64)
+                reduce(turned)()
+                assert turned.tolist() == [complex(size, sum(range(size)))] * count
             for source in range(size):
                 one = torch.full((2, 2), float(wire.rank))
                 wire.broadcast(one, source)
@@ -189,6 +194,28 @@ def check_batchnorm_over_two_ranks_is_that_of_one_process() -> None:
     nn.init.uniform_(plain.weight)
     nn.init.uniform_(plain.bias)
     _normalised(plain, vectors, (2, 3))
+
+
+def check_samples_that_do_not_count_are_left_out_of_batchnorm() -> None:
+    torch.manual_seed(2)
+    given, plain = torch.randn(4, 3).double(), nn.BatchNorm1d(3, dtype=torch.float64)
+
+    def work(wire: Wire) -> nn.Module:
+        holder = WireHolder()
+        holder.wire, holder.counts = wire, wire.rank == 0
+        layer = SyncedBatchNorm(copy.deepcopy(plain), holder)
+        (layer(given * (1 + wire.rank)).square() * holder.counts).sum().backward()
+        with_one = torch.ones(1, 3, dtype=torch.float64)
+        assert "got 1 in the whole step" in refusal(lambda: layer(with_one), ValueError)
+        return layer
+
+    first, second = on_ranks(2, work)
+    plain(given).square().sum().backward()
+    assert close(first.weight.grad, plain.weight.grad, 1e-10)
+    assert second.weight.grad.abs().max() == 0
+    for layer in (first, second):
+        assert close(layer.running_mean, plain.running_mean)
+        assert close(layer.running_var, plain.running_var)
 
 
 def check_batchnorm_alone_warns_of_the_split_and_a_broken_view_is_kept_for_the_step() -> None:
@@ -428,7 +455,59 @@ def check_a_rank_becomes_what_another_is() -> None:
     assert one.may_be_divided
     made = _training()
     made.model.weight.requires_grad_(False)
-    assert "weight: frozen or released after join()" in refusal(made.check_trained)
+    said = "weight: frozen, released, or moved to another type or device after join()"
+    assert said in refusal(made.check_trained)
+    moved = _training()
+    moved.model.double()
+    assert said in refusal(moved.check_trained)
+    grown = _training()
+    grown.optimizers[0].add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert "have 2 parameters, at join() they had 1" in refusal(grown.check_trained)
+
+
+def check_ranks_that_do_not_train_alike_are_refused() -> None:
+    one = _training()
+    one.check_terms(_training().report({}, None)["terms"])
+    other = _training(clip=1.0)
+    said = refusal(lambda: one.check_terms(other.terms()))
+    assert "Settings.clip = None, the others with Settings.clip = 1.0" in said, said
+    other = _training()
+    other.whole_batch = 8
+    assert "global_batch = 3, the others with global_batch = 8" in refusal(lambda: one.check_terms(other.terms()))
+    models = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 1, bias=False))
+    for model, optimizer in ((models[0], torch.optim.SGD), (models[1], torch.optim.SGD)):
+        other = Training(model, optimizer(model.parameters(), lr=1.0), Settings(), num_samples=9, global_batch=3)
+        assert "trained parameters = 1 of 2 numbers" in refusal(lambda other=other: one.check_terms(other.terms()))
+        assert "does not fit" in refusal(lambda other=other: one.take(other.report({}, None), other.tensors()))
+    adam = Training(one.model, torch.optim.Adam([one.model.weight]), Settings(), num_samples=9, global_batch=3)
+    assert "optimizers = SGD, the others with optimizers = Adam" in refusal(lambda: one.check_terms(adam.terms()))
+
+
+def check_what_cannot_be_trained_is_refused() -> None:
+    def made(model: nn.Module, optimizer: Any) -> Training:
+        return Training(model, optimizer, Settings(), num_samples=9, global_batch=3)
+
+    plain = nn.Linear(2, 1)
+    assert "optimizers: NoneType" in refusal(lambda: made(plain, None))
+    assert "optimizers: none" in refusal(lambda: made(plain, []))
+    lazy = nn.LazyLinear(2)
+    assert "weight has no shape yet" in refusal(lambda: made(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1)))
+    odd = nn.Module()
+    odd.table = nn.Parameter(torch.ones(2).to(torch.float8_e5m2))
+    assert "table is of type torch.float8_e5m2" in refusal(lambda: made(odd, torch.optim.SGD([odd.table], lr=0.1)))
+    given: Any
+    for given in ("12", 12.5, 0):
+        said = refusal(lambda given=given: join(plain, [], TensorDataset(torch.ones(2)), global_batch=given))
+        assert "expected a whole number of samples" in said
+    assert "no trained parameter" in refusal(lambda: _training().check_loss(torch.ones(())))
+
+
+def check_parameters_that_no_optimizer_has_keep_no_gradient() -> None:
+    model = nn.Linear(2, 1)
+    made = Training(model, torch.optim.SGD([model.bias], lr=1.0), Settings(), num_samples=9, global_batch=3)
+    model(torch.ones(1, 2)).sum().backward()
+    made.update()
+    assert [parameter.grad for parameter in model.parameters()] == [None, None]
 
 
 def check_rates_are_as_before_even_if_a_step_fails_and_what_has_no_gradient_stays() -> None:
@@ -458,14 +537,16 @@ def check_rates_are_as_before_even_if_a_step_fails_and_what_has_no_gradient_stay
 
 
 def check_states_travel_in_pieces_of_one_type() -> None:
+    short = torch.tensor([1, -300], dtype=torch.int16)
     state = {"a": torch.arange(3.0), "b": torch.arange(7.0), "c": torch.ones(12), "n": torch.tensor([1, 2]), "k": 5}
+    state["s"] = short
     mine: list[Tensor] = []
     packed = checkpoint.pack_state(state, mine)
     sent: list[Tensor] = []
     usual, checkpoint.PIECE = checkpoint.PIECE, 10
     try:
         kept = checkpoint.broadcast_state(packed, mine, lambda tensor: sent.append(tensor.clone()), receive=False)
-        assert [len(piece) for piece in sent] == [10, 12, 2], "a piece, a tensor that is larger, another type"
+        assert [len(piece) for piece in sent] == [10, 12, 2, 4], "a piece, a larger tensor, another type, and bytes"
         arriving = iter(sent)
         found = checkpoint.broadcast_state(packed, None, lambda tensor: tensor.copy_(next(arriving)), receive=True)
     finally:
@@ -474,7 +555,7 @@ def check_states_travel_in_pieces_of_one_type() -> None:
     again = checkpoint.unpack_state(packed, found)
     assert list(again) == list(state)
     assert again["k"] == 5
-    assert all(torch.equal(again[name], state[name]) for name in "abcn")
+    assert all(torch.equal(again[name], state[name]) for name in "abcns")
 
 
 class Timed(torch.autograd.Function):
@@ -597,7 +678,7 @@ def check_steps_are_decided_ahead_and_anew_when_the_group_changes() -> None:
     source, course = Source(), Steps()
     feed = Feed(source, Settings(chunk=3), torch.device("cpu"))  # type: ignore[arg-type]
     shares = {8: (2, 6), 4: (4, 0)}
-    split = SimpleNamespace(rank=1, ahead=1, balance=SimpleNamespace(shares=shares.__getitem__))
+    split = SimpleNamespace(rank=1, ahead=1, balance=SimpleNamespace(decide=shares.__getitem__))
     position = Position()
     attempt = feed.next_attempt(course, split, position, began=7.0)  # type: ignore[arg-type]
     assert source.expected == [[2, 3, 4], [5, 6, 7], [10, 11, 12], [13, 14, 15]], "this step and one ahead"
@@ -611,7 +692,7 @@ def check_steps_are_decided_ahead_and_anew_when_the_group_changes() -> None:
     other = SimpleNamespace(rank=0, ahead=0, balance=split.balance)
     attempt = feed.next_attempt(course, other, position, began=0.0)  # type: ignore[arg-type]
     assert source.expected == [[8, 9]], "decided anew, for another rank"
-    feed.skip(attempt)
+    assert [batch.inputs.tolist() for batch in feed.batches(attempt)] == [[8, 9]]
     assert source.expected == []
     last = Position(5, 1, 16)
     feed.next_attempt(course, SimpleNamespace(rank=0, ahead=5, balance=split.balance), last, began=0.0)  # type: ignore[arg-type]
@@ -633,6 +714,13 @@ class Pair(NamedTuple):
     y: Any
 
 
+class Doubled(TensorDataset):
+    """Changes its samples, as augmentation does."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(2 * part for part in super().__getitem__(index))
+
+
 def check_batches_are_pairs_or_inputs_alone() -> None:
     cpu, indices = torch.device("cpu"), np.array([3])
     pair = as_batch((torch.ones(1), torch.zeros(1)), indices, cpu)
@@ -643,6 +731,10 @@ def check_batches_are_pairs_or_inputs_alone() -> None:
     named = as_batch({"p": Pair(torch.ones(1), 2)}, indices, cpu).inputs["p"]
     assert (type(named), named.x.tolist(), named.y) == (Pair, [1.0], 2)
     assert len(as_batch((1, 2, 3), indices, cpu).inputs) == 3
+    assert list(as_batch((1, 2, 3), indices, cpu)) == [1, 2, 3]
+    changed = InLoop(Doubled(torch.arange(3)), None)
+    changed.expect(np.array([2]))
+    assert changed.take().content[0].tolist() == [4], "by the dataset's own __getitem__"
     data = TensorDataset(torch.arange(6), torch.arange(6) * 10)
     for collate in (None, torch.utils.data.default_collate):
         source = InLoop(data, collate)
@@ -705,7 +797,7 @@ def check_what_streams_do_not_go_with_is_refused() -> None:
     assert "glob" in refusal(lambda: ShardStreams("data/*.tar", list))
     empty = Rank("only", SimpleNamespace(lengths=[0, 0], read=lambda _: (), seed=0, batch=4, workers=0))  # type: ignore[arg-type]
     split = SimpleNamespace(rank=0, peers=(SimpleNamespace(id="only"),), wire=Wires(1, fails_at=-1).of_one())
-    split.balance = SimpleNamespace(shares=lambda total: (total,))
+    split.balance = SimpleNamespace(decide=lambda total: (total,))
     assert "hold no samples" in refusal(lambda: attempt_of(empty, split))
 
 
@@ -792,7 +884,9 @@ def check_settings_that_make_no_sense_are_refused() -> None:
         ({"scheme": "x"}, "'group', 'auto'"), ({"batchnorm": "x"}, "'warn', 'sync'"), ({"reduction": "x"}, "'mean'"),
         ({"transport": "x"}, "'nccl'"), ({"compress": "x"}, "int8"), ({"chunk": 0}, "at least 1 sample"),
         ({"checkpoint_every": 0}, "at least 1 step"), ({"bucket": 0.0}, "more than 0"),
-        ({"metrics_port": 0}, "1 to 65535"), ({"metrics_port": 65536}, "1 to 65535"),
+        ({"also": nn.Linear(1, 1)}, "also=(scheduler,)"), ({"also": (1,)}, "also is (1,)"),
+        ({"checkpoint": "."}, "expected a file"), ({"metrics_port": 0}, "1 to 65535"),
+        ({"metrics_port": 65536}, "1 to 65535"),
         ({"batchnorm": "sync", "chunk": 4}, "in several"), ({"scheme": "auto", "transport": "mpi"}, "which MPI cannot"),
     )  # fmt: skip
     for given, said in wrong:
@@ -800,6 +894,7 @@ def check_settings_that_make_no_sense_are_refused() -> None:
     for ports in (1, 65535):
         Settings(chunk=1, checkpoint_every=1, bucket=0.5, metrics_port=ports, transport="mpi")
     Settings(batchnorm="sync", scheme="auto")
+    assert Settings(checkpoint="run/state").checkpoint == Path("run/state")
     large = Settings.large_batch(16, layerwise="lars", seed=3)
     assert (large.noise, large.seed, large.large) == (True, 3, LargeBatch(16, 500, "lars", 0.001))
     assert large.outer is not None
@@ -812,6 +907,10 @@ LONG = "s" * 16
 
 def check_what_a_launcher_left_in_the_environment() -> None:
     alone = rendezvous.launch_context({})
+    assert alone.of_join(0) is alone
+    first = replace(alone, session="s", roster=Path("run/roster.json"))
+    second = first.of_join(1)
+    assert (second.session, second.roster) == ("s join 1", Path("run/roster-join1.json"))
     assert (alone.rank, alone.size, alone.host, alone.port, alone.secret) == (0, 1, "127.0.0.1", 0, None)
     joined = rendezvous.launch_context(
         {"PACELINE_JOIN": "h:9", "RANK": "1", "WORLD_SIZE": "3", "PACELINE_SECRET": LONG, "PACELINE_ROSTER": "/r",

@@ -100,7 +100,7 @@ class Job:
         bounds = sorted([0, *shares, self.batch])
         split = tuple(end - begin for begin, end in itertools.pairwise(bounds))
         splits = [
-            SimpleNamespace(rank=i, peers=peers, wire=wires.of_one(), balance=SimpleNamespace(shares=lambda _: split))
+            SimpleNamespace(rank=i, peers=peers, wire=wires.of_one(), balance=SimpleNamespace(decide=lambda _: split))
             for i in range(size)
         ]
         with ThreadPoolExecutor(size) as pool:

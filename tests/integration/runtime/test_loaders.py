@@ -86,6 +86,8 @@ def found(torch_python: Path) -> Any:
     [
         ("loader", "def loaders(sampler)"),
         ("own_sampler", "does not use the sampler"),
+        ("own_batch", "batch_size=2; a rank's share decides"),
+        ("a_class", "the class Numbers"),
         ("iterable", "iterable"),
         ("no_loader", "returned a list"),
         ("out_of_order", "in_order=False"),

@@ -41,6 +41,10 @@ def test_clipping_scaling_and_schedules_equal_plain_torch(
 
 
 REFUSED = """
+import os
+import sys
+import tempfile
+import threading
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -88,7 +92,19 @@ pace = join(model := nn.Linear(4, 1), torch.optim.SGD(model.parameters(), lr=0.1
 for _ in range(2):
     for batch in pace:
         pace.step(model(batch.inputs).square().mean())
-print("without with:", pace.position)
+print("without with:", pace.position, flush=True)
+with join(model, torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch=4) as pace:
+    for batch in pace:
+        if not os.fork():
+            sys.exit()  # ends the block in the child, whose connections are those of its parent
+        os.wait()
+        pace.step(model(batch.inputs).square().mean())
+    print("after a fork:", pace.position, len(pace.views), flush=True)
+settings = Settings(checkpoint=tempfile.mkdtemp() + "/state")
+with join(model, torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch=4, settings=settings) as pace:
+    for batch in pace:
+        pace.step(model(batch.inputs).square().mean())
+print("writers left:", [each.name for each in threading.enumerate() if "checkpoint" in each.name])
 """
 
 
@@ -104,13 +120,15 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
         "update() was called without backward()",
         "backward() was called without a batch, or twice for one",
         "update() was called without a batch",
-        "0.weight, 0.bias: frozen or released after join()",
+        "0.weight, 0.bias: frozen, released, or moved",
         "Settings(clip=...) would clip scaled gradients",
         "the loss is a tensor of shape (3,), expected a tensor with one number",
         "the loss is a float, expected a tensor with one number",
         "2 of the 2 parameters of SGD are not in the model",
         "nothing",
         "without with: Position(step=4, epoch=2, cursor=0)",
+        "after a fork: Position(step=2, epoch=1, cursor=0) 1",
+        "writers left: []",
     ]
     for line, words in zip(done.stdout.splitlines(), expected, strict=True):
         assert line.startswith(words)

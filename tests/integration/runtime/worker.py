@@ -53,7 +53,7 @@ def force(shares: list[int] | None) -> None:
 
 
 def gradients(options: dict[str, Any]) -> dict[str, Any]:
-    """Gradients of one step, read off plain SGD with rate one."""
+    """Gradients of one step, read off plain SGD with rate one; of several, with a rate that falls."""
     model, data = problem(torch.float64, norm=options.get("norm", False))
     force(options.get("shares"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -63,9 +63,11 @@ def gradients(options: dict[str, Any]) -> dict[str, Any]:
         transport=options.get("transport", "auto"),
     )
     steps = options.get("steps", 1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     with join(model, optimizer, data, global_batch=30, settings=settings) as pace:
         for batch in pace.batches(steps=steps):
-            pace.step(nn.functional.cross_entropy(model(batch.inputs), batch.targets))
+            if pace.step(nn.functional.cross_entropy(model(batch.inputs), batch.targets)):
+                schedule.step()
     buffers = [buffer.detach().flatten().double() for buffer in model.buffers()]
     return {
         "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(),

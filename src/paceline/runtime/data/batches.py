@@ -38,8 +38,9 @@ class Batch:
     """Which samples of the dataset these are; of streams, the shard and the place in it of each."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Inputs and targets, as a loader gives them."""
-        return iter((self.inputs, self.targets))
+        """Inputs and targets, or all parts of samples that are no pairs, as a loader gives them."""
+        parts = isinstance(self.inputs, list | tuple) and self.targets is None and len(self.inputs) > 2
+        return iter(self.inputs if parts else (self.inputs, self.targets))
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,12 @@ class InLoop:
     def take(self) -> Loaded:
         """Load now."""
         began, indices = time.perf_counter(), self._expected.popleft()
-        if self._collate is None and isinstance(self._dataset, TensorDataset):
+        dataset, exactly = self._dataset, type(self._dataset) is TensorDataset  # a subclass may change its samples
+        if self._collate is None and isinstance(dataset, TensorDataset) and exactly:
             chosen = torch.from_numpy(indices)
-            content: Any = [tensor[chosen] for tensor in self._dataset.tensors]
+            content: Any = [tensor[chosen] for tensor in dataset.tensors]
         else:
-            content = (self._collate or default_collate)([self._dataset[int(index)] for index in indices])
+            content = (self._collate or default_collate)([dataset[int(index)] for index in indices])
         seconds = time.perf_counter() - began
         return Loaded(content, seconds, seconds, beside=False)
 

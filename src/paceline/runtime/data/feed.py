@@ -96,11 +96,6 @@ class Feed:
             attempt.beside = loaded.beside
             yield as_batch(loaded.content, chunk, self._device)
 
-    def skip(self, attempt: Attempt) -> None:
-        """A rank without samples steps by itself; what was loaded for its loop is dropped."""
-        for _ in attempt.chunks:
-            self._source.take()
-
     def commit(self, attempt: Attempt) -> None:
         """The position says by itself which samples are used."""
 
@@ -112,10 +107,10 @@ class Feed:
 
     def _decide(self, course: Course, split: GroupSplit, at: Position) -> _Decided:
         size = course.next_size(at)
-        shares = split.balance.shares(size)
+        shares = split.balance.decide(size)
         order = self._source.order(seed=self._settings.seed, epoch=at.epoch)
         mine = share_of(order, at, shares, split.rank)
-        # A rank without samples gets some that do not count, as its loop has to update as well.
+        # A rank without samples gets some that do not count: its loop follows every step.
         chunks = chunked(mine, self._settings.chunk) or [np.zeros(0, dtype=np.int64)]
         for chunk in chunks:
             self._source.expect(chunk if len(chunk) else np.arange(min(2, self._source.num_samples)))

@@ -125,6 +125,11 @@ def _check(loader: Any, sampler: RankSampler) -> None:
     check_numbered(loader.dataset)
     if sampler not in (loader.batch_sampler, loader.sampler):
         raise InputError("the loader does not use the sampler that its factory got", hint=EXPECTED)
+    if loader.sampler is sampler and loader.batch_size is not None:
+        raise InputError(
+            f"the loader has batch_size={loader.batch_size}; a rank's share decides how many samples a batch has",
+            hint=EXPECTED,
+        )
     if not getattr(loader, "in_order", True):
         raise InputError("in_order=False mixes up which step a batch is for", hint="leave in_order out")
 
@@ -135,6 +140,10 @@ def check_numbered(dataset: Any) -> None:
         raise InputError(
             "the dataset is iterable as a whole: ranks could not agree on who has which of its samples",
             hint="name its parts, each of which one rank reads: paceline.runtime.ShardStreams(shards, read)",
+        )
+    if isinstance(dataset, type):
+        raise InputError(
+            f"the dataset is the class {dataset.__name__}", hint=f"make one of it: {dataset.__name__}(...)"
         )
     lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if lacking:

@@ -58,7 +58,7 @@ class StreamFeed:
         self._begin(split)
         waited, spent, handed = 0.0, 0.0, False
         while True:
-            wanted = wanted_samples(split.balance.shares(self._batch), self._dry)
+            wanted = wanted_samples(split.balance.decide(self._batch), self._dry)
             reading = time.perf_counter()
             mine = self._reader.offer(wanted[split.rank])
             told = time.perf_counter()
@@ -114,7 +114,7 @@ class StreamFeed:
         return Attempt(
             sum(shares),
             shares,
-            # A rank without samples gets some that do not count, as its loop has to update as well.
+            # A rank without samples gets some that do not count: its loop follows every step.
             chunked(taken, self._settings.chunk) or [taken],
             began=began,
             after=after,
@@ -130,9 +130,6 @@ class StreamFeed:
             content = self._reader.content(begin, begin + len(chunk))
             begin += len(chunk)
             yield as_batch(content, chunk, self._device)
-
-    def skip(self, attempt: Attempt) -> None:
-        """Nothing was read for a rank without samples."""
 
     def commit(self, attempt: Attempt) -> None:
         """The step is done: its samples are used, its leases hold."""

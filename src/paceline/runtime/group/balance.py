@@ -181,19 +181,37 @@ class Balance:
         self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
         self._first = [float(n) for n in split] if len(split) == len(ids) and any(split) else [1.0] * len(ids)
         self._estimates = {name: CostEstimate() for name in self._ids}
-        self._shares: dict[int, tuple[int, ...]] = {}
+        self._decided: dict[int, tuple[int, ...]] = {}
+        """Shares of steps of these sizes, until they are clearly not optimal."""
         self._idle = dict.fromkeys(self._ids, 0)
         self._ratios: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED) for name in self._ids}
         """Measured over expected seconds of the newest steps."""
 
     def shares(self, total: int) -> tuple[int, ...]:
-        """Samples of each rank in a step of `total`."""
-        if self._fixed or not any(estimate.known for estimate in self._estimates.values()):
-            least = [self._least] * len(self._ids) if total >= self._least * len(self._ids) else []
-            return proportional_split(self._first, total, least=least)
-        if total not in self._shares:
-            self._shares[total] = split_batch(self._distinct_costs(total), total).samples
-        return self._with_a_trial(self._shares[total])
+        """Samples of each rank in a step of `total`, as of now; to ask changes nothing."""
+        if self._fixed or not self._learnt:
+            return proportional_split(self._first, total, least=[self._lowest(total)] * len(self._ids))
+        return self._with_a_trial(self._decided.get(total) or self._solved(total))
+
+    def decide(self, total: int) -> tuple[int, ...]:
+        """The shares of a step that comes, which stay until others are clearly better.
+
+        All ranks call it at the same step: one that had decided before the others would go on with other shares.
+        """
+        if self._learnt and total not in self._decided:
+            self._decided[total] = self._solved(total)
+        return self.shares(total)
+
+    @property
+    def _learnt(self) -> bool:
+        return any(estimate.known for estimate in self._estimates.values())
+
+    def _solved(self, total: int) -> tuple[int, ...]:
+        return split_batch(self._distinct_costs(total), total).samples
+
+    def _lowest(self, total: int) -> int:
+        """Samples that every rank gets, where there are enough for all: the last step of an epoch may be smaller."""
+        return self._least if total >= self._least * len(self._ids) else 0
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
         """Update with the cost of a step of each rank; drop shares that are clearly not optimal."""
@@ -204,9 +222,9 @@ class Balance:
             self._idle[name] = 0 if samples else self._idle[name] + 1
             self._note(name, samples, time, shared)
         gain = max(GAIN, *self._doubts())
-        self._shares = {
+        self._decided = {
             total: kept
-            for total, kept in self._shares.items()
+            for total, kept in self._decided.items()
             if _still_good(self._distinct_costs(total), kept, total, gain)
         }
 
@@ -217,7 +235,8 @@ class Balance:
 
     def _distinct_costs(self, total: int) -> list[Cost]:
         """Each rank's cost, where ranks whose difference is within its error count as equal."""
-        costs, doubts, share = self.costs(), self._doubts(), max(1, total // len(self._ids))
+        doubts, share = self._doubts(), max(1, total // len(self._ids))
+        costs = [replace(cost, least=self._lowest(total)) for cost in self.costs()]
         each = [cost.seconds(share) for cost in costs]
         order = sorted(range(len(each)), key=each.__getitem__)
         alike: list[list[int]] = []
@@ -305,9 +324,16 @@ class UnitBalance:
         self._between = Balance(names, chunks=[None] * len(units), fixed=fixed, split=whole)
 
     def shares(self, total: int) -> tuple[int, ...]:
-        """Samples of each rank in a step of `total`."""
+        """Samples of each rank in a step of `total`, as of now."""
+        return self._inside(self._between.shares(total))
+
+    def decide(self, total: int) -> tuple[int, ...]:
+        """The shares of a step that comes."""
+        return self._inside(self._between.decide(total))
+
+    def _inside(self, parts: Sequence[int]) -> tuple[int, ...]:
         shares = [0] * self._size
-        for unit, samples in zip(self._units, self._between.shares(total), strict=True):
+        for unit, samples in zip(self._units, parts, strict=True):
             for place, rank in enumerate(unit):
                 shares[rank] = (samples + len(unit) - 1 - place) // len(unit)
         return tuple(shares)

@@ -25,6 +25,8 @@ class WireHolder:
         self.wire: Wire | None = None
         self.broken: Broken | None = None
         """Why the view ended in the middle of a forward pass, where only the step that follows can act on it."""
+        self.counts = True
+        """Whether this rank has samples in the step; those of one without are left out of the statistics."""
 
 
 class _Sum(torch.autograd.Function):
@@ -69,13 +71,17 @@ class SyncedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
-        count = input.new_tensor([input.numel() / input.shape[1]])
-        parts = torch.cat([input.sum(axes), count])
+        count, counts = input.new_tensor([input.numel() / input.shape[1]]), float(self._holder.counts)
+        parts = torch.cat([input.sum(axes), count]) * counts
         total = _Sum.apply(parts, self._holder)
         number = total[-1].detach()
+        if number <= 1 and self._holder.broken is None:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got {number:.0f} in the whole step"
+            )
         mean = total[:-1] / number
         centred = input - mean.view(shape)
-        variance = _Sum.apply((centred * centred).sum(axes), self._holder) / number
+        variance = _Sum.apply((centred * centred).sum(axes) * counts, self._holder) / number
         self._keep(mean.detach(), variance.detach(), number)
         normal = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is None:

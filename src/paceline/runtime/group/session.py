@@ -28,6 +28,8 @@ __all__ = ["GroupSession", "RankGroup"]
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 log = logging.getLogger("paceline.runtime")
+ALWAYS = ("costs", "link", "terms")
+"""Parts of a report that ranks need even if they hold equal states."""
 INPUT_BOUND = 0.5
 """Share of a rank's step that loading takes, beyond which its input is why it has no more samples."""
 ARRANGE_AFTER = (4, 16)
@@ -68,8 +70,6 @@ class GroupSession:
         # Every rank does all of this in the same order, since each part is a collective. The state comes before the
         # balance, which starts from the costs that the most advanced rank reported.
         self.wire = self._connect(member, "gradients ")
-        self._holder.wire = self._connect(member, "layers ") if synced else None
-        self._holder.broken = None
         self.peers = self._share_peers()
         """All ranks of the view, in order."""
         chunks, ahead, *places = self._share_facts()
@@ -79,6 +79,8 @@ class GroupSession:
         """Ranks that hold one model together, of all ranks of the view."""
         self._training.writes = any({0, self.rank} <= set(unit) for unit in self.units)
         source = self._share_state(report)
+        self._holder.wire = self._connect(member, "layers ") if synced else None
+        self._holder.broken = None
         # All others have taken the view, or the exchanges above would not have ended.
         member.establish(self.view)
         self.balance = self._balance(source, chunks, synced)
@@ -212,8 +214,9 @@ class GroupSession:
         source, alike = self.view.source, self.view.alike
         if self.size == 1:
             return report
-        said = {key: value for key, value in report.items() if not alike or key in ("costs", "link")}
+        said = {key: value for key, value in report.items() if not alike or key in ALWAYS}
         told: dict[str, Any] = json.loads(self.wire.tell(json.dumps(said), source))
+        self._training.check_terms(told["terms"])
         if not alike:
             unit = next(unit for unit in self.units if source in unit)
             speaks, mine = source == self.rank, None

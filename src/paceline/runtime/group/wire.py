@@ -112,6 +112,7 @@ class Wire:
         """Start summing a tensor over the ranks; the returned function waits for it."""
         if self._group is None:
             return lambda: None
+        tensor = _as_real(tensor)
         if self.size == 2 and self._swaps and tensor.device.type == "cpu":
             return self._swapped(tensor)
         return self._started(lambda: self._all_reduce(self._group, tensor), tensor)
@@ -138,6 +139,7 @@ class Wire:
         """
         if self._group is None or self.size < 3 or tensor.device.type != "cpu" or tensor.numel() < self.size:
             return self.all_reduce(tensor)
+        tensor = _as_real(tensor)
         parts = [len(part) for part in tensor.tensor_split(self.size)]
         mine = parts[self.rank]
         taken = torch.empty(self.size * mine, dtype=tensor.dtype)
@@ -265,6 +267,11 @@ class Wire:
                     raise Broken(str(error)) from error
             if self._interrupted.is_set():
                 raise Broken("the group is being formed anew")
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """The same memory as numbers that Gloo can sum."""
+    return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
 
 
 def _unfinished(pending: list[Any]) -> bool:

@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -55,6 +55,13 @@ class LaunchContext:
     """File in which late joiners find the members of a running job."""
     late: bool = False
     """Started again after the job began: it never leads from the beginning."""
+
+    def of_join(self, number: int) -> LaunchContext:
+        """Where the same processes meet for a later join(), apart from those before: all call it in the same order."""
+        if number == 0:
+            return self
+        roster = self.roster.with_name(f"{self.roster.stem}-join{number}.json") if self.roster is not None else None
+        return replace(self, session=f"{self.session} join {number}", roster=roster)
 
 
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
@@ -143,7 +150,8 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
         raise InputError(
             f"the ranks are to meet at {address}:{port}, where this process cannot listen: {error.strerror}",
             hint="another process has that port: torch.distributed.init_process_group() in the same script takes "
-            "MASTER_PORT as well and is not needed, join() connects the ranks; else choose another MASTER_PORT",
+            "MASTER_PORT as well and is not needed, join() connects the ranks; a join() before this one has it until "
+            "its `with` block ends; else choose another MASTER_PORT",
         ) from error
 
 

@@ -51,10 +51,31 @@ def test_shares_follow_a_threefold_slowdown_within_ten_steps() -> None:
     for step in range(40):
         if step == 20:
             speeds[1] = 0.003
-        shares = balance.shares(128)
+        shares = balance.decide(128)
         balance.learn(shares, [n * cost for n, cost in zip(shares, speeds, strict=True)])
         if step == 29:
             assert balance.shares(128) == (96, 32)
+
+
+def test_to_ask_for_shares_does_not_decide_them() -> None:
+    # Only one rank explains itself, or prints its shares: the next step must have the same ones on all.
+    asked, other = (Balance(["x", "y"], chunks=[None, None]) for _ in range(2))
+    generator = random.Random(3)
+    for total in (12, 12, 12, 2, 12, 2) * 10:
+        asked.shares(12 - total + 2)
+        shares = other.decide(total)
+        assert asked.decide(total) == shares
+        seconds = [n * generator.uniform(0.001, 0.004) for n in shares]
+        for balance in (asked, other):
+            balance.learn(shares, seconds)
+
+
+def test_a_last_step_with_fewer_samples_than_ranks_leaves_some_without() -> None:
+    balance = Balance(["x", "y", "z"], chunks=[None] * 3, least=1)
+    for _ in range(2):
+        assert sorted(balance.decide(2)) == [0, 1, 1]
+        assert min(balance.decide(12)) >= 1
+        balance.learn([4, 4, 4], [0.001, 0.001, 0.004])
 
 
 def test_a_new_rank_is_taken_for_an_average_one() -> None:
@@ -70,7 +91,7 @@ def test_a_rank_without_samples_is_tried_again_and_comes_back() -> None:
     for step in range(200):
         if step == 60:
             seconds[1] = 0.001
-        shares = balance.shares(64)
+        shares = balance.decide(64)
         shared.append(shares)
         balance.learn(shares, [n * cost for n, cost in zip(shares, seconds, strict=True)])
     assert shared[40] == (64, 0)
@@ -90,7 +111,7 @@ def efficiency(costs: list[float], batch: int, *, seed: int, noise: float) -> fl
     balance = Balance([str(cost) + str(index) for index, cost in enumerate(costs)], chunks=[None] * len(costs))
     busy, taken, best = 1.0, 0.0, 0.0
     for step in range(100):
-        shares = balance.shares(batch)
+        shares = balance.decide(batch)
         busy = min(2.0, max(0.5, busy * generator.lognormvariate(0, noise)))
         late = [generator.uniform(1.5, 3) if generator.random() < 0.05 else 1.0 for _ in costs]
         rows = zip(shares, costs, late, strict=True)
