@@ -96,11 +96,11 @@ class Replay:
 
     @property
     def cost(self) -> Interval:
-        """Share of the time that stragglers cost, with the interval over steps."""
+        """Share of the time that stragglers cost, at least 0, with the interval over steps."""
         each = [1 - one["ideal_s"] / one["replayed_s"] for one in self.by_step.values() if one["replayed_s"]]
-        mean = 1 - 1 / self.slowdown
+        mean = max(0.0, 1 - 1 / self.slowdown)
         found = amount_interval(each) if len(each) > 1 else Interval(mean, mean, mean)
-        return Interval(mean, min(found.low, mean), max(found.high, mean))
+        return Interval(mean, max(0.0, min(found.low, mean)), max(found.high, mean))
 
     @property
     def slow_steps(self) -> tuple[int, ...]:

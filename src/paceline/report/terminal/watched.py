@@ -93,11 +93,13 @@ def verdict_lines(judgement: StepVerdict, campaign: str, launcher: str = "watch"
 def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
     """Time of a pipeline without stragglers, and the ranks and stages that lengthen it."""
     measured, replayed, ideal = (f"{replay[name]:.3f} s" for name in ("measured_s", "replayed_s", "ideal_s"))
-    low, cost, high = replay.get("cost") or [1 - replay["ideal_s"] / replay["replayed_s"]] * 3  # of a former version
-    sure = f" (95 %: {format_share(max(0.0, low))} to {format_share(high)})" if low < high else ""
+    low, cost, high = (
+        replay.get("cost") or [max(0.0, 1 - replay["ideal_s"] / replay["replayed_s"])] * 3
+    )  # stored before
+    sure = f" (95 %: {format_share(low)} to {format_share(high)})" if low < high else ""
     yield (f"a step takes {measured}; replayed without delays between operations {replayed}, without stragglers "
            f"{ideal}: stragglers cost {format_share(cost)} of the time{sure}, "
-           f"{SECONDS.format(DAY_S * max(0.0, cost))} of every day")  # fmt: skip
+           f"{SECONDS.format(DAY_S * cost)} of every day")  # fmt: skip
     for what, name in SPLITS:
         found = list(replay[name].items())[:4]
         if found:
