@@ -148,6 +148,19 @@ def test_the_rank_that_was_killed_is_named_then_the_one_with_the_earliest_error(
     assert [failure and (failure.rank, failure.reason) for failure in found] == [(1, "crash"), (0, "killed")]
 
 
+def test_a_rank_that_lost_its_peer_is_not_blamed(tmp_path: Path) -> None:
+    ranks, lost = processes(tmp_path, 2), "PeerClosed: the peer closed the connection"
+    reports = [RankReport(0, error=lost, error_at=1.0), RankReport(1, error="RuntimeError: planted", error_at=2.0)]
+    ending = Ending({"rank 0": 1, "rank 1": None}, ("rank 0",))
+    found = explain_failure(ranks, reports, ending)
+    assert found is not None
+    assert (found.rank, found.reason, found.message) == (1, "crash", "rank 1: RuntimeError: planted")
+    reports[1].error = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    other = explain_failure(ranks, reports, ending)
+    assert other is not None
+    assert other.rank == 0
+
+
 def test_the_end_of_a_log_is_kept(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"first\n" + b"x" * 100 + b"\xfflast")
     assert tail(tmp_path / "log", 6) == "x\ufffdlast"

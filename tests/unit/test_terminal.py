@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.errors import EnvironmentFailed
+from paceline.report import plots
 from paceline.report.tables import make_table
 from paceline.report.terminal import print_table
 from tests.conftest import Command
@@ -134,6 +136,31 @@ def test_verbs_draw_pictures(paceline: Command, tmp_path: Path, verb: tuple[str,
     write(paceline.store, [Made(ranks=1), Made(ranks=2, aggregate=0.03)])
     paceline(*verb, "--plot", str(tmp_path / "plot.svg"))
     assert "<svg" in (tmp_path / "plot.svg").read_text()
+
+
+STUCK_ONCE = """#!/bin/sh
+echo started >> started
+[ "$(wc -l < started)" = 1 ] && exec sleep 60
+echo '{"code": 0}'
+read request
+echo '{"code": 0, "result": "<svg/>"}'
+"""
+
+
+def test_a_kaleido_that_does_not_answer_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "kaleido"
+    program.parent.mkdir()
+    program.write_text(STUCK_ONCE, encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(plots, "_kaleido", lambda: tmp_path)
+    monkeypatch.setattr(plots, "TIMEOUT_S", 1)
+    figure = {"data": [], "layout": {"width": 100, "height": 100}}
+    assert plots._drawn("svg", figure) == b"<svg/>"
+    assert (tmp_path / "started").read_text() == "started\n" * 2
+    monkeypatch.setattr(plots, "ATTEMPTS", 1)
+    (tmp_path / "started").unlink()
+    with pytest.raises(EnvironmentFailed, match="no answer in 1 attempts of 1 s"):
+        plots._drawn("svg", figure)
 
 
 @pytest.mark.parametrize(

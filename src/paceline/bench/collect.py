@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from paceline.measurements.run import Failure, Span, Step
 __all__ = ["Ending", "RankReport", "explain_failure", "faithfulness_of", "read_report", "unfaithful"]
 
 TAIL_BYTES = 4000
+LOST_PEER = re.compile(r"closed (the connection|by peer)|reset by peer|broken pipe|EOFError", re.IGNORECASE)
+"""Errors of a rank whose peer failed before it."""
 LOG_BYTES = 1 << 20
 """How much of the end of a log is searched for what explains a death."""
 Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
@@ -139,7 +142,7 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
     report = reports[process.rank] if process.rank is not None else reports[0]
     code = ending.codes.get(process.name)
     said = explain_log(tail(process.log, LOG_BYTES))
-    reason = _reason(code, ending, said)
+    reason = _reason(1 if code is None and report.error else code, ending, said)
     return Failure(
         phase=report.phase,
         reason=reason,
@@ -169,11 +172,14 @@ def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending
     """The process that failed first, else one that did not finish.
 
     Of several that failed between two polls, a killed process comes first, then the earliest error: the others often
-    fail only because a peer is gone.
+    fail only because a peer is gone. If the first to arrive lost its peer, a rank with an error of its own comes first.
     """
     failed = [process for process in processes if process.name in ending.first_failed]
     if failed:
-        return min(failed, key=lambda process: _blame(process, reports, ending))
+        first = min(failed, key=lambda process: _blame(process, reports, ending))
+        errors = {p.name: reports[p.rank].error for p in processes if p.rank is not None}
+        own = [p for p in processes if errors.get(p.name) and not LOST_PEER.search(errors[p.name])]
+        return own[0] if own and LOST_PEER.search(errors.get(first.name, "")) else first
     unfinished = [p for p in processes if p.rank is not None and not reports[p.rank].done]
     return (unfinished or processes)[0]
 

@@ -50,7 +50,8 @@ PICTURES = (".svg", ".png", ".pdf")
 WIDTH = 1040
 MOST_PANELS = 3
 MOST_ROWS = 12
-TIMEOUT_S = 60
+TIMEOUT_S, ATTEMPTS = 20, 3
+"""Seconds for a picture, and how often kaleido is started for it: rarely, a start never answers."""
 FLAGS = ("--disable-gpu", "--no-sandbox", "--allow-file-access-from-files", "--disable-dev-shm-usage")
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": "@text"}
 Titled = tuple[str, Figure]
@@ -146,9 +147,11 @@ def _drawn(kind: str, figure: Figure) -> bytes:
     size = {name: figure["layout"][name] for name in ("width", "height")}
     request = json.dumps({"format": kind, "scale": 2 if kind == "png" else 1, "data": figure, **size})
     with as_file(files("paceline.report").joinpath("assets", "plotly-basic.min.js")) as script:
-        answer = _asked(request.encode() + b"\n", _kaleido(), f"--plotlyjs={str(script)!r}")
+        home, options = _kaleido(), f"--plotlyjs={str(script)!r}"
+        attempts = (_asked(request.encode() + b"\n", home, options) for _ in range(ATTEMPTS))
+        answer = next((one for one in attempts if one), {})
     if not answer.get("result"):
-        reason = answer.get("message") or f"it gave no answer within {TIMEOUT_S} s"
+        reason = answer.get("message") or f"it gave no answer in {ATTEMPTS} attempts of {TIMEOUT_S} s"
         raise EnvironmentFailed(f"kaleido could not draw the plot: {reason}", hint="--plot FILE.html needs no kaleido")
     text: str = answer["result"]
     return text.encode() if kind == "svg" else base64.b64decode(text)
