@@ -85,6 +85,8 @@ def test_every_evaluation_of_the_catalog_is_whole(name: str) -> None:
         assert all(catalog.framework(framework) for framework in curve.frameworks)
     assert all(asked.cases_of(study) for study, _ in asked.studies.values())
     assert "study" in asked.studies
+    for case in asked.cases_of(asked.emulated) if asked.emulated else ():
+        assert all(device.emulation for host in case.cluster.hosts for device in host.devices)
 
 
 def test_an_answer_is_what_predict_and_whatif_say() -> None:

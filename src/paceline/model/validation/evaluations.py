@@ -212,9 +212,17 @@ def _emulated(evaluation: Evaluation) -> dict[EmulatedCase, float]:
 
 
 def measured_text(name: str, measured: Mapping[str, Any]) -> str:
-    """The file that keeps what was measured of an evaluation, by kind of study."""
-    kept = {kind: {key: value for key, value in one.items() if key != "store"} for kind, one in measured.items()}
+    """The content of the file with the measurements of an evaluation, by kind of study; logs are left out."""
+    kept = {
+        kind: {"campaign": one["campaign"], "cases": [_without_log(case) for case in one["cases"]]}
+        for kind, one in measured.items()
+    }
     return json.dumps({"schema": MEASURED_SCHEMA, "name": name, "measured": kept}, indent=1, allow_nan=False) + "\n"
+
+
+def _without_log(case: Mapping[str, Any]) -> dict[str, Any]:
+    failure = case["failure"] and {key: value for key, value in case["failure"].items() if key != "log_tail"}
+    return {**case, "failure": failure}
 
 
 def read_measured(path: Path, name: str) -> dict[str, Any]:
