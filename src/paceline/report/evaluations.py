@@ -218,8 +218,8 @@ def _emulated_part(measured: Plain, predicted: Mapping[EmulatedCase, float]) -> 
     ]
     said = [
         "devices are timed waits of the catalog's figures; gradients are real and travel over shaped links",
-        "time is dilated, which divides out what processors and the framework add to each message and step; the "
-        "prediction contains it, so the difference is mostly these costs",
+        "emulated links reach their line rate, and dilated time divides out the start-up of messages; the prediction "
+        "has the efficiency and start-up of real links in the catalog, so it is slower",
     ]
     table = make_table([*columns, ">launches"], sorted(rows))
     return "Emulated on this machine, and predicted", table, [*said, *_conditions(measured)]
