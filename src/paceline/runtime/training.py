@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from paceline.errors import InputError, StoreError
 from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
 from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
+from paceline.runtime.group.trainable import check_trainable, fitting, kind_of, num_optimized, optimizers_of
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
-from paceline.runtime.trainable import check_trainable, fitting, kind_of, num_optimized, optimizers_of
 
 __all__ = ["Training"]
 
