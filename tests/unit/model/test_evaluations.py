@@ -85,8 +85,6 @@ def test_every_evaluation_of_the_catalog_is_whole(name: str) -> None:
         assert all(catalog.framework(framework) for framework in curve.frameworks)
     assert all(asked.cases_of(study) for study, _ in asked.studies.values())
     assert "study" in asked.studies
-    for case in asked.cases_of(asked.emulated) if asked.emulated else ():
-        assert all(device.emulation for host in case.cluster.hosts for device in host.devices)
 
 
 def test_an_answer_is_what_predict_and_whatif_say() -> None:
@@ -223,7 +221,10 @@ devices = [4]
 batch = [4]
 strategy = [{ name = "fused", overlap = false, bucket = "1 GiB" }, { name = "per tensor", bucket = "0 B" }]
 """
-    answer = predict_evaluation(parse_spec(SMALL + study, Evaluation, "small.toml"))
+    with pytest.raises(InputError, match="the device 'v100-pcie', expected emulated ones"):
+        predict_evaluation(parse_spec(SMALL + study, Evaluation, "small.toml"))
+    emulated = SMALL.replace('name = "v100-pcie", count = 2', 'name = "v100-pcie", count = 2, emulation = {}')
+    answer = predict_evaluation(parse_spec(emulated + study, Evaluation, "small.toml"))
     (fused, rate), (single, _) = answer.emulated.items()
     assert (fused, single[1]) == (("resnet20", "fused", "mine", 4, 4), "per tensor")
     changes = {"strategy.overlap": "false", "strategy.bucket": "1 GiB"}

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from paceline import catalog
 from paceline.catalog.clusters.files import ClusterFile, resolved
-from paceline.errors import UnknownName
+from paceline.errors import InputError, UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Label, Name, SpecModel
 from paceline.spec.load import parse_spec, read_text
@@ -143,7 +143,15 @@ class Evaluation(SpecModel):
 
     def cases_of(self, study: Study) -> tuple[Case, ...]:
         """The cases of one of the studies."""
-        return expand(study, replace(catalog.shipped_catalog(), cluster=self.cluster_called))
+        cases = expand(study, replace(catalog.shipped_catalog(), cluster=self.cluster_called))
+        devices = [device for case in cases for host in case.cluster.hosts for device in host.devices]
+        real = next((device.name for device in devices if device.emulation is None), None)
+        if study is self.emulated and real is not None:
+            raise InputError(
+                f"{self.name}: the emulated study has the device {real!r}, expected emulated ones",
+                hint=f'devices = [{{ name = "{real}", emulation = {{}} }}]',
+            )
+        return cases
 
 
 def evaluation_names() -> tuple[str, ...]:
