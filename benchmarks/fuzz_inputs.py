@@ -2,15 +2,20 @@
 
 .venv/bin/python benchmarks/fuzz_inputs.py --count 100000
 
-No mutant may end in a traceback, or in a number that is negative or not finite. Every 200th goes through the whole
-command in this process, whose exit code must be 0 or 2. Failures are printed and written to --keep.
+No mutant may end in a traceback, in a number that is negative or not finite, or take longer than 60 s of processor.
+Every 200th goes through the whole command, whose exit code must be 0 or 2. Failures are printed and written to --keep.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -25,6 +30,8 @@ from paceline.cli import program  # noqa: E402
 from paceline.errors import PacelineError  # noqa: E402
 
 EVERY = 200
+LONGEST_S = 60.0
+"""Seconds of processor for one file; none of the sound ones takes a second."""
 
 
 def command_outcome(words: tuple[str, ...], path: Path) -> str | None:
@@ -37,17 +44,39 @@ def command_outcome(words: tuple[str, ...], path: Path) -> str | None:
     return f"command: {type(error).__name__}: {error}"
 
 
+class Endless(Exception):
+    """A file that a command reads for too long."""
+
+
+def too_long(number: int, frame: object) -> None:
+    """The alarm of a mutant."""
+    raise Endless(f"longer than {LONGEST_S:.0f} s of processor")
+
+
+def timed(given: Iterable[tuple[bytes, str]]) -> Iterator[tuple[bytes, str]]:
+    """The same, with an alarm that starts again for each."""
+    signal.signal(signal.SIGVTALRM, too_long)
+    each = iter(given)
+    while True:
+        signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
+        item = next(each, None)
+        if item is None:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+            return
+        yield item
+
+
 def fuzz_kind(name: str, count: int, folder: Path, seed: int, keep: Path | None) -> Counter[str]:
     """Outcomes of one kind; failures are printed."""
     outcomes: Counter[str] = Counter()
     kind = KINDS[name]
-    for number, (data, outcome) in enumerate(fuzz(name, count, folder / name, seed=seed)):
+    for number, (data, outcome) in enumerate(timed(fuzz(name, count, folder / name, seed=seed))):
         if number % EVERY == 0 and kind.words:
             outcome = command_outcome(kind.words, folder / name / f"given{kind.suffix}") or outcome
         short = outcome if outcome in ("valid", "refused") else "failed"
         outcomes[short] += 1
         if short == "failed":
-            print(f"{name} {number} of seed {seed}: {outcome[:200]}")
+            print(f"{name} {number} of seed {seed}: {outcome[:200]}", flush=True)
             if keep is not None:
                 keep.mkdir(parents=True, exist_ok=True)
                 (keep / f"{name}-{seed}-{number}{kind.suffix}").write_bytes(data)
@@ -61,10 +90,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(KINDS), nargs="*", default=sorted(KINDS))
     parser.add_argument("--keep", type=Path, help="folder for the files that failed")
+    parser.add_argument("--processes", type=int, default=2, help="kinds that are mutated at one time")
     args = parser.parse_args()
-    each = max(1, args.count // len(args.only))
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: fuzz_kind(name, each, Path(folder), args.seed, args.keep) for name in args.only}
+    each = math.ceil(args.count / len(args.only))
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(args.processes) as pool:
+        of_kind = functools.partial(fuzz_kind, count=each, folder=Path(folder), seed=args.seed, keep=args.keep)
+        found = dict(zip(args.only, pool.map(of_kind, args.only), strict=True))
     for name, outcomes in found.items():
         print(f"{name:12} {outcomes['valid']:7} read {outcomes['refused']:7} refused {outcomes['failed']:5} failed")
     failed = sum(outcomes["failed"] for outcomes in found.values())
