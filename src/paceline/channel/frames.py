@@ -28,6 +28,7 @@ from typing import Any
 from paceline.channel.handshake import Keys, Login, Opening, greet_caller, greet_listener
 from paceline.channel.macs import MAC_BYTES, FrameMacs, Octets, check_mac
 from paceline.channel.plain import UnacceptableText, load_plain
+from paceline.channel.sockets import has_one_address, keep_alive
 
 __all__ = [
     "GREETING_TIMEOUT",
@@ -58,12 +59,14 @@ _JOINED = 1 << 16
 pieces."""
 _LONGEST_POLL = 3600.0
 """Seconds; the kernel knows no times beyond some weeks."""
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-"""After 25 s without any sign from the peer's host the kernel ends the connection."""
 
 
 class PeerClosed(ConnectionError):
-    """The peer closed the connection or exited; not a timeout or a protocol error."""
+    """The peer closed the connection or exited; not a timeout, a protocol error, or a reset of the network between.
+
+    A firewall resets connections of processes that live. Only the peer's own kernel ends one in order, and no firewall
+    stands between two processes of one address.
+    """
 
 
 class SecureConnection:
@@ -71,15 +74,16 @@ class SecureConnection:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        _tune(connection)
+        keep_alive(connection)
         self.peer = ""
         """Name by which the peer logged in."""
         self._connection, self._buffer = connection, bytearray()
+        self._local = has_one_address(connection)
         self._lock, self._sending = threading.Lock(), threading.Lock()  # the second: one frame after the other
         self._queue: deque[tuple[memoryview, float]] = deque()
         self._queued, self._writing = 0, False
         self._broken, self._closed, self._users = "", False, 0
-        self._reset = False
+        self._ended = False
         """Whether it is the peer that ended the connection, by what a send has met."""
         self._keys: tuple[FrameMacs, FrameMacs] | None = None
 
@@ -247,7 +251,7 @@ class SecureConnection:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._reset = isinstance(error, (BrokenPipeError, ConnectionResetError))
+            self._ended = self._is_end(error)
             self._break(f"the peer is gone: {error}")
         return True
 
@@ -324,15 +328,17 @@ class SecureConnection:
                 if not self._poll(select.POLLIN, deadline):
                     raise ConnectionError("the peer sent nothing, or too little, for too long") from None
                 continue
-            except ConnectionResetError as error:
-                raise PeerClosed(f"the peer is gone: {error}") from error
             except OSError as error:
-                raise ConnectionError(f"the peer is gone: {error}") from error
-            if count == 0 and self._broken and not self._reset:
+                raise (PeerClosed if self._is_end(error) else ConnectionError)(f"the peer is gone: {error}") from error
+            if count == 0 and self._broken and not self._ended:
                 raise ConnectionError(self._broken)
             if count == 0:
                 raise PeerClosed("the peer closed the connection")
             return count
+
+    def _is_end(self, error: OSError) -> bool:
+        """Whether the peer's own kernel ended the connection: a pipe is broken if it was closed before it was reset."""
+        return isinstance(error, BrokenPipeError) or (self._local and isinstance(error, ConnectionResetError))
 
     def _poll(self, event: int, deadline: float) -> bool:
         """Whether to try again: something has happened, or the deadline is not over."""
@@ -381,17 +387,6 @@ def _logged_in(
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):
             raise ConnectionError(f"the peer is gone: {error}") from error
         raise
-
-
-def _tune(connection: socket.socket) -> None:
-    """Disable Nagle's algorithm, and enable keep-alive to detect an unreachable host."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE:
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _allowed(size: int) -> float:

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,13 @@ from typing import Any
 import pytest
 
 from paceline.channel import frames
-from paceline.channel.frames import SecureConnection, accept_connection, call_connected, open_connection
+from paceline.channel.frames import (
+    PeerClosed,
+    SecureConnection,
+    accept_connection,
+    call_connected,
+    open_connection,
+)
 from paceline.channel.handshake import VERSION, Keys, Login, Refused
 from paceline.channel.plain import MAX_DEPTH, UnacceptableText, load_plain
 
@@ -241,6 +248,30 @@ def test_a_frame_sent_back_is_refused() -> None:
     yours._connection.send(sealed)
     with pytest.raises(ConnectionError, match="changed, repeated or left out"):
         mine.receive(timeout=5)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize(
+    ("address", "resets", "ended"),
+    [("127.0.0.1", False, True), ("127.0.0.1", True, True), ("127.0.0.2", False, True), ("127.0.0.2", True, False)],
+)
+def test_a_reset_of_the_network_is_no_end_of_the_peer(address: str, resets: bool, ended: bool, sends: bool) -> None:
+    """A firewall that rejects packets resets connections of processes that live: both parts would go on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = socket.create_connection(server.getsockname(), source_address=(address, 0))
+        yours = server.accept()[0]
+    _, listener = log_in(pair=(mine, yours))
+    if resets:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    mine.close()
+    if sends:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10):
+                listener.send(b"heartbeat")
+                time.sleep(0.01)
+    with pytest.raises(ConnectionError) as error:
+        listener.receive(timeout=5)
+    assert isinstance(error.value, PeerClosed) is ended
 
 
 def test_sending_never_waits_for_a_peer_that_reads_nothing(pair: tuple[SecureConnection, SecureConnection]) -> None:
