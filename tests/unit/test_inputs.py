@@ -34,6 +34,12 @@ def test_lines_of_json_are_found() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("rest", ['"c\x00": 3}', '"c\\q": 3}', '"c": 3}}, "d": 4', "]]]", '"'])
+def test_lines_before_what_is_no_json_are_found(rest: str) -> None:
+    """A reader of traces goes on where a strict parser does not: it asks for lines of texts that have none."""
+    assert locate_json('{"a": 1,\n"b": 2,\n' + rest)["b",] == 2
+
+
 def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
     made = Calibration(source="a sweep", collectives=(FIT,), copy_per_byte=1e-10, jitter=0.02, crowding=0.3)
     for one in (made, CATALOG_ONLY):

@@ -6,6 +6,7 @@ extent of multi-line values. A field without a position gets the line of the enc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -44,26 +45,32 @@ _JSON = re.compile(r'"(?:[^"\\]|\\.)*"(?P<colon>\s*:)?|[\[\]{},]|\n|[^\s"\[\]{},
 
 
 def locate_json(text: str) -> dict[Path, int]:
-    """Line number of every value of a valid JSON text, by path."""
+    """Line number of every value of a JSON text, by path; where the text is no JSON any more, of those before."""
     lines: dict[Path, int] = {}
+    with contextlib.suppress(ValueError, IndexError):
+        for path, number in _located_json(text):
+            lines.setdefault(path, number)
+    return lines
+
+
+def _located_json(text: str) -> Iterator[tuple[Path, int]]:
     place: list[str | int] = []
     number = 1
     for token in _JSON.finditer(text):
         word = token.group()
         if token["colon"]:
-            place[-1] = str(json.loads(word[: token.start("colon") - token.start()]))
+            place[-1] = str(json.loads(word[: token.start("colon") - token.start()], strict=False))
         elif word in ("}", "]"):
             place.pop()
         elif word == "," and isinstance(place[-1], int):
             place[-1] += 1
         elif word not in (",", "\n"):
-            lines.setdefault(tuple(place), number)
+            yield tuple(place), number
             if word in ("{", "["):
                 place.append(0 if word == "[" else "")
         number += word.count("\n")
         if token["colon"]:
-            lines.setdefault(tuple(place), number)
-    return lines
+            yield tuple(place), number
 
 
 def line_of(path: Path, lines: dict[Path, int]) -> int | None:
