@@ -12,9 +12,11 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # of `typing`, whose import would take most of the time before Ctrl-C is heeded
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.api import capture, explain, extrapolate, load_runs, load_trace, outline, plan, predict
     from paceline.integrations.watching import watch
     from paceline.runtime.group.shards import shard_mesh

@@ -1,5 +1,36 @@
-"""`python -m paceline` is the command line."""
+"""The command line, as `paceline` and as `python -m paceline`.
 
-from paceline.cli import main
+Imports take tenths of a second, in which Ctrl-C would be a traceback, or an error of a library that was half there. So
+the answer to it stands before them; `paceline.cli` takes over once a command runs.
+"""
 
-main()
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["start"]
+
+
+def start() -> None:
+    """Run the command line, which Ctrl-C stops from the first moment to the last."""
+    listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background jobs ignore it
+    if listens:
+        signal.signal(signal.SIGINT, _stop)
+    from paceline.cli import main
+
+    try:
+        main()
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, _stop)
+
+
+def _stop(number: int, frame: object) -> None:
+    """Nothing is begun that would have to be cleaned up, or it was."""
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    start()

@@ -98,6 +98,7 @@ def program() -> None:
     """
     from paceline.measurements.integrity import NOTES
 
+    _heed_signals()
     NOTES.clear()
     log = logging.getLogger("paceline.store")
     log.handlers, log.propagate = [_Warnings()], False
@@ -112,7 +113,6 @@ class _Warnings(logging.Handler):
 
 def main() -> None:
     """Run the command line; an error becomes a message and an exit code."""
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     _prepare_streams()
     try:
         program(standalone_mode=False)
@@ -139,6 +139,14 @@ def main() -> None:
         click.echo(printable(f"internal error: {type(error).__name__}: {error}", lines=True), err=True)
         click.echo(f"  hint: this is a bug in Paceline; {variables.DEBUG}=1 shows the traceback", err=True)
         sys.exit(70)
+
+
+def _heed_signals() -> None:
+    """From here on a command cleans up what it has begun; before that, a signal ends the process at once."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Not by SIGINT, which jobs in the background of a script ignore.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _prepare_streams() -> None:
