@@ -13,7 +13,8 @@ The jobs train a transformer of 24 layers with AdamW. What happens at a random m
     late         a fourth rank that was never there joins, and is killed later
     stranger     connections without the secret: wrong proof, noise, an endless frame, silence
     delay        0.1 s there and back on all links for a while (virtual cluster, root)
-    cut          its link drops everything until the others go on, then works again (virtual cluster, root)
+    cut          its link drops everything, or resets all connections as a firewall does, until the others go on, then
+                 works again (virtual cluster, root)
     syncer       two groups, two shards: SIGKILL of a shard, which is started again
     group        two groups that wait for each other at every exchange: SIGKILL or SIGSTOP of one, which comes back
     payload      its link lets small packets through, with which connections open or even log in, and drops the others

@@ -31,6 +31,8 @@ SILENCE = 1.0
 """Seconds after which a silent group is taken for dead; ranks of one group are told the same in fault_worker.py."""
 HANG = 60.0
 """Seconds without the awaited step after which a job hangs."""
+DROPPED, RESET = ("DROP",), ("REJECT", "--reject-with", "tcp-reset")
+"""What a firewall does with a packet: a reset looks as if the process at the other end had gone."""
 Record = dict[str, Any]
 Endpoint = tuple[str, int]
 NAMED = re.compile(r"(rank\S+) has been in its own code for (\d+) s in step (\d+)")
@@ -342,10 +344,10 @@ class VirtualJob(Job):
         """That of its host."""
         return f"/proc/{self.up.pid_of(f'n{name}')}/ns/net"
 
-    def link(self, name: str, *, up: bool, which: Sequence[str] = ()) -> None:
-        """Drop everything on a host's link, or packets of some kind; or let them pass again."""
+    def link(self, name: str, *, up: bool, which: Sequence[str] = (), fate: Sequence[str] = DROPPED) -> None:
+        """Drop or reset everything on a host's link, or packets of some kind; or let them pass again."""
         for chain, way in (("INPUT", "-i"), ("OUTPUT", "-o")):
-            argv = ["iptables", "--wait", "5", "-D" if up else "-I", chain, way, "eth0", *which, "-j", "DROP"]
+            argv = ["iptables", "--wait", "5", "-D" if up else "-I", chain, way, "eth0", *which, "-j", *fate]
             subprocess.run(on_network(self.up.pid_of(f"n{name}"), argv), check=True, timeout=10, capture_output=True)
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from lib.fault_attacks import ATTACKS
 from lib.fault_groups import RoundsJob, SyncerJob
-from lib.fault_jobs import Failed, Job, VirtualJob, delayed
+from lib.fault_jobs import DROPPED, RESET, Failed, Job, VirtualJob, delayed
 from lib.fault_turns import (
     Cost,
     after_kill,
@@ -148,11 +148,12 @@ def cut(job: Job, generator: random.Random) -> Cost:
     assert isinstance(job, VirtualJob)
     (victim,) = chosen(job, generator, 1)
     at = time.monotonic()
-    job.link(victim, up=False)
+    which, fate = generator.choice((((), DROPPED), (("-p", "tcp"), RESET)))
+    job.link(victim, up=False, which=which, fate=fate)
     detect, go_on = noticed_and_went_on(job, at, [victim], size=job.size - 1)
     time.sleep(generator.uniform(0.1, 1.0))
     back = time.monotonic()
-    job.link(victim, up=True)
+    job.link(victim, up=True, which=which, fate=fate)
     return Cost(detect, go_on, all_step(job, back) - back, (victim,))
 
 
