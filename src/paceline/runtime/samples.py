@@ -8,10 +8,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from paceline.errors import InputError
 
 __all__ = [
     "REACHED",
@@ -136,10 +138,36 @@ class Attempt:
     """Seconds from its gradients to those of all ranks."""
     beside: bool = False
     """Whether samples are loaded while the rank computes."""
+    counts: list[float] = field(default_factory=list)
+    """For each chunk so far, what its loss is the mean over; empty where that is its samples."""
+
+    @property
+    def count(self) -> float:
+        """What this rank's losses are the mean over; below 0 where that is its samples."""
+        return sum(self.counts) if self.counts else -1.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the chunk at hand has nothing that counts."""
+        return len(self.chunks[self.done - 1]) == 0 or self.counts[-1:] == [0.0]
+
+    def take_count(self, count: Any, *, mean: bool) -> None:
+        """What the loss of the chunk at hand is the mean over; None: its samples."""
+        if count is None and not self.counts:
+            return
+        number = float("nan") if count is None else float(count)
+        if not (mean and 0 <= number < float("inf") and len(self.counts) == self.done - 1):
+            raise InputError(
+                f"count is {count!r}, expected a number from 0 on, for all batches of a step or for none",
+                hint="the items that the loss is the mean over, and leave Settings(reduction='sum') out",
+            )
+        self.counts.append(number)
 
     def weighed(self, loss: Any, rank: int, *, mean: bool) -> tuple[Any, float]:
         """The loss of the chunk at hand as part of the rank's share, and the weight of the rank's gradients."""
         mine = self.shares[rank]
+        if self.counts:  # per sample of the step: the count of all ranks is known after the exchange
+            return loss * (self.counts[-1] / self.size), float(mine > 0 and self.count > 0)
         weight = mine / self.size if mean or not mine else 1.0
         if mean and len(self.chunks) > 1:
             loss = loss * (len(self.chunks[self.done - 1]) / mine)
