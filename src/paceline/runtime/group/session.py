@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -259,13 +260,17 @@ class GroupSession:
         refused = torch.zeros(self.size)
         refused[self.rank] = float(own is not None)
         self.wire.all_reduce(refused)()
-        for rank in refused.nonzero().flatten().tolist():
-            why = self.wire.tell(str(own), rank)
-            if self.view.fresh and own is None:
-                raise InputError(f"rank {rank} cannot take part: {why}")
-            log.warning("rank %d cannot take part: %s", rank, why)
+        reasons = {rank: self.wire.tell(str(own), rank) for rank in refused.nonzero().flatten().tolist()}
+        if not reasons:
+            return
+        with contextlib.suppress(Broken):  # who has the reasons may be gone before all have them
+            self.wire.barrier()
         if own is not None:
             raise own
+        rank, why = next(iter(reasons.items()))
+        if self.view.fresh:
+            raise InputError(f"rank {rank} cannot take part: {why}")
+        log.warning("rank %d cannot take part: %s", rank, why)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         self.wire.all_reduce(tensor)()
