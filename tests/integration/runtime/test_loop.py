@@ -137,7 +137,10 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
 @pytest.mark.parametrize(
     ("why", "words"),
     [
-        ("frozen", ["rank 1 cannot take part: this process trains with trained parameters", "this process trains with"]),
+        (
+            "frozen",
+            ["rank 1 cannot take part: this process trains with trained parameters", "this process trains with"],
+        ),
         ("seed", ["rank 1 cannot take part: this process trains on", "this process trains on"]),
         ("second", ["join() was called while an earlier join() is still open"] * 2),
     ],

@@ -142,9 +142,10 @@ class GroupSession:
                 "that their loss is the mean over, others did",
                 hint="pace.step(loss, count=...) on all ranks or on none",
             )
+        total = sum(own)
         for parameter in self._training.parameters:
-            if parameter.grad is not None and sum(own):
-                parameter.grad.mul_(sum(shares) / sum(own))
+            if parameter.grad is not None and total:
+                parameter.grad.mul_(sum(shares) / total)
 
     def _squared_norm(self) -> float:
         gradients = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
