@@ -6,6 +6,8 @@ any shares and failures: a step that was not committed does not advance the curs
 from __future__ import annotations
 
 import functools
+import itertools
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +32,7 @@ __all__ = [
     "step_size",
 ]
 
-REACHED = "paceline: reached {rate:.2f} samples/s in the last {steps} steps"
+REACHED = "paceline: reached {rate:.2f} samples/s (90 %: {low:.2f} to {high:.2f}) in the last {steps} steps"
 """What the first rank of each group prints at the end of a planned training; `paceline train` reads it."""
 
 
@@ -98,19 +100,40 @@ class StepRecord:
     """When, by time.perf_counter()."""
 
 
-def reached_rate(records: Sequence[StepRecord]) -> tuple[float, int]:
-    """Samples per second of the later half of steps, in which the split has settled, and how many these are."""
+BLOCKS = 8
+T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895)
+"""Quantiles of Student's t for intervals of 90 % from 2 to 8 blocks."""
+
+
+def reached_rate(records: Sequence[StepRecord]) -> tuple[float, float, float, int]:
+    """Samples per second of the later half of steps, in which the split has settled, its interval, and how many steps.
+
+    The interval is of blocks of steps, since neighbouring steps are alike.
+    """
     later = list(records)[len(records) // 2 :]
-    if len(later) < 2:
-        return 0.0, 0
-    return sum(record.samples for record in later[1:]) / (later[-1].ended - later[0].ended), len(later) - 1
+    steps = len(later) - 1
+    if steps < 1:
+        return 0.0, 0.0, 0.0, 0
+    rate = _rate(later)
+    count = min(BLOCKS, steps // 2)
+    if count < 2:
+        return rate, rate, rate, steps
+    ends = [round(steps * number / count) for number in range(count + 1)]
+    rates = [_rate(later[begin : end + 1]) for begin, end in itertools.pairwise(ends)]
+    margin = T90[count - 2] * statistics.stdev(rates) / count**0.5
+    return rate, max(0.0, rate - margin), rate + margin, steps
+
+
+def _rate(records: Sequence[StepRecord]) -> float:
+    """Samples per second from the end of the first step on."""
+    return sum(record.samples for record in records[1:]) / (records[-1].ended - records[0].ended)
 
 
 def print_reached(records: Sequence[StepRecord]) -> None:
     """What a planned training came to, for `paceline train`."""
-    rate, steps = reached_rate(records)
+    rate, low, high, steps = reached_rate(records)
     if steps:
-        sys.stdout.write(REACHED.format(rate=rate, steps=steps) + "\n")
+        sys.stdout.write(REACHED.format(rate=rate, low=low, high=high, steps=steps) + "\n")
         sys.stdout.flush()
 
 

@@ -148,4 +148,3 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
 def test_what_one_rank_is_refused_ends_the_start_of_all(ranks: StartRanks, why: str, words: list[str]) -> None:
     found = ranks("refused", 2, why=why).wait()
     assert [one["error"].startswith(said) for one, said in zip(found, words, strict=True)] == [True, True], found
-    assert max(one["seconds"] for one in found) < 30.0

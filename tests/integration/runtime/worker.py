@@ -120,12 +120,11 @@ def refused(options: dict[str, Any]) -> dict[str, Any]:
         model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"global_batch": 30, "settings": Settings(seed=RANK if options["why"] == "seed" else 0, timeouts=QUICK)}
-    began = time.monotonic()
     try:
         with join(model, optimizer, data, **given), join(model, optimizer, data, **given):
             pass
     except InputError as error:
-        return {"error": error.message, "seconds": time.monotonic() - began}
+        return {"error": error.message}
     raise AssertionError("the job began")
 
 

@@ -56,7 +56,7 @@ class GroupSession:
         self._wires: list[Wire] = []
         try:
             self._set_up(member, report, synced=synced)
-        except Broken:
+        except (Broken, InputError):
             self._leave()
             raise
         self._committed = 0
