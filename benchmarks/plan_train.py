@@ -64,6 +64,7 @@ def compared(name: str) -> Iterator[dict[str, Any]]:
         done = json.loads(command("train", script[0], *given, "--", *script[1:]))
     predicted, reached = done["predicted_throughput"], done["reached"]
     row = {"cluster": name, "groups": len(plan["groups"]), "predicted": predicted, "reached": reached}
+    row["reached_90"] = done["reached_90"]
     row["error"] = round(100 * (predicted / reached - 1), 2)
     print(row, file=sys.stderr)
     yield row

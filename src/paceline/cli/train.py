@@ -72,6 +72,6 @@ def command(
         predicted = {"predicted_throughput": request.plan.predicted_throughput} if request.plan else {}
         emit({"ok": result.ok, **vars(result), **predicted}, "train")
     elif request.plan is not None:
-        show_reached(request.plan, result.reached)
+        show_reached(request.plan, result.reached, result.reached_90)
     if not result.ok:
         raise LaunchFailed(f"the training failed: exit codes {result.codes}")

@@ -33,8 +33,8 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
 
 class PacelineTrainer(Trainer):
     """Trains with all launched processes, with shares by measured speed. A step has `global_batch` samples over all
-    ranks; by default the arguments' batch for every rank. A rank's loss is weighted by its samples, independent of
-    their number of tokens.
+    ranks; by default the arguments' batch for every rank. A rank's loss is weighted by its tokens where the trainer
+    counts them (models that take `num_items_in_batch`), else by its samples.
     """
 
     def __init__(self, *rest: Any, global_batch: int | None = None, settings: Settings | None = None, **options: Any):
@@ -45,6 +45,8 @@ class PacelineTrainer(Trainer):
             )
         self._given = (global_batch, settings)
         self._shared: SharedLoader
+        self._items: Any = None
+        """Tokens of the rank's batch, if the trainer counts them."""
         self.pace: Pace
         """What `paceline.join` returns; there since training began."""
 
@@ -69,13 +71,15 @@ class PacelineTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Forward and backward pass, with the next samples if the group has changed in between."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._items = num_items_in_batch
+        loss = super().training_step(model, inputs, self._items)
         while not self._shared.exchanged:
             self.pace.update()
             inputs = self._shared.next()
             if inputs is None:
                 break
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            self._items = self._get_num_items_in_batch([inputs], self.args.device)
+            loss = super().training_step(model, inputs, self._items)
         return loss
 
     def train(self, *rest: Any, **options: Any) -> Any:
@@ -97,7 +101,7 @@ class PacelineTrainer(Trainer):
         scaler = self.accelerator.scaler
 
         def backward(loss: Any, **options: Any) -> None:
-            self.pace.backward(loss if scaler is None else scaler.scale(loss))
+            self.pace.backward(loss if scaler is None else scaler.scale(loss), self._items)
 
         def step(closure: Any = None) -> None:
             accelerated._is_overflow = not self.pace.update(scaler)

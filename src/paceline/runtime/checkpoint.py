@@ -17,8 +17,10 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from glob import escape
 from pathlib import Path
 from typing import IO, Any, Protocol
+from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -29,8 +31,10 @@ from paceline.files import atomic_write, read_regular, remove_abandoned
 __all__ = [
     "Stateful",
     "broadcast_state",
+    "checkpoint_of_group",
     "load_checkpoint",
     "pack_state",
+    "path_to_resume",
     "save_checkpoint",
     "unpack_state",
     "write_tensors",
@@ -168,6 +172,20 @@ def _names(packed: Any, count: int) -> list[str]:
         if "tensor" in value:
             names[value["tensor"]] = f"model.{key}"
     return names
+
+
+def checkpoint_of_group(path: Path, group: str) -> Path:
+    """Where one of several groups writes: groups may share a folder, and each has an optimizer state of its own."""
+    return path.with_name(f"{path.stem}.of-{quote(group, safe='')}{path.suffix}")
+
+
+def path_to_resume(path: Path, group: str | None) -> Path:
+    """The checkpoint of this group; else the newest that this job or its groups have written under that name."""
+    own = path if group is None else checkpoint_of_group(path, group)
+    others = [path, *path.parent.glob(f"{escape(path.stem)}.of-*{escape(path.suffix)}")]
+    if any(os.path.lexists(one) for one in (own, _previous(own))):
+        return own
+    return max((one for one in others if one.is_file()), key=lambda one: one.stat().st_mtime, default=own)
 
 
 def _previous(path: Path) -> Path:

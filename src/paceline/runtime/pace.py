@@ -103,7 +103,7 @@ class Pace:
         check_streams(source, settings, groups=client is not None, sharded=self._training.unit.sharded)
         self._feed = feed_of(source, settings, self._training.device, global_batch=global_batch)
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
-        self._training.resume()
+        self._training.resume(start.where.group if start.where else None)
         self._group = RankGroup(start.meet(settings), self._training, holder=self._holder, synced=self._synced)
         self._pilot = Pilot(global_batch) if start.regroups else NoPilot()
         job = GroupContext(self._group, self._pilot, source.num_samples, global_batch, start.context.roster, Limits())
@@ -209,15 +209,16 @@ class Pace:
         self._join_once()  # a late joiner begins in the epoch of the others
         return self.batches(epochs=self.position.epoch + 1)
 
-    def step(self, loss: Tensor) -> bool:
+    def step(self, loss: Tensor, count: float | Tensor | None = None) -> bool:
         """The short form of `backward` and `update`; whether a step was committed."""
-        self.backward(loss)
+        self.backward(loss, count)
         return self.update()
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, count: float | Tensor | None = None) -> None:
         """Backward pass and exchange: afterwards gradients are those of the whole step's mean loss, on every rank.
 
-        Where a rank takes its share in several passes, gradients appear after the last of them.
+        Where a rank takes its share in several passes, gradients appear after the last of them. `count`: what the loss
+        is the mean over, if not the samples of the batch: its tokens without padding, or the sum of their weights.
         """
         attempt = self._attempt
         if attempt is None or attempt.done > attempt.updates or attempt.done >= len(attempt.chunks):
@@ -225,6 +226,7 @@ class Pace:
             raise InputError("backward() was called without a batch, or twice for one", hint=hint)
         self._training.check_loss(loss)
         attempt.done += 1
+        attempt.take_count(count, mean=self.settings.reduction == "mean")
         try:
             self._backward(loss, attempt)
         except Broken as error:
@@ -304,10 +306,12 @@ class Pace:
         last = attempt.done == len(attempt.chunks)
         if last:
             self._training.check_trained()
-            session.begin(weight, step_began=attempt.began)
+            session.begin(weight, step_began=attempt.began, count=attempt.count)
         self._training.bring_back()
-        if len(attempt.chunks[attempt.done - 1]) or self._synced or unit.sharded:
+        if not attempt.empty:
             loss.backward()
+        elif self._synced or unit.sharded:  # the other ranks' layers wait for this one
+            (torch.nan_to_num(loss) * 0.0).backward()
         if last:
             self._exchange(attempt)
         else:

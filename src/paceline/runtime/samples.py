@@ -6,12 +6,16 @@ any shares and failures: a step that was not committed does not advance the curs
 from __future__ import annotations
 
 import functools
+import itertools
+import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from paceline.errors import InputError
 
 __all__ = [
     "REACHED",
@@ -28,7 +32,7 @@ __all__ = [
     "step_size",
 ]
 
-REACHED = "paceline: reached {rate:.2f} samples/s in the last {steps} steps"
+REACHED = "paceline: reached {rate:.2f} samples/s (90 %: {low:.2f} to {high:.2f}) in the last {steps} steps"
 """What the first rank of each group prints at the end of a planned training; `paceline train` reads it."""
 
 
@@ -96,19 +100,40 @@ class StepRecord:
     """When, by time.perf_counter()."""
 
 
-def reached_rate(records: Sequence[StepRecord]) -> tuple[float, int]:
-    """Samples per second of the later half of steps, in which the split has settled, and how many these are."""
+BLOCKS = 8
+T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895)
+"""Quantiles of Student's t for intervals of 90 % from 2 to 8 blocks."""
+
+
+def reached_rate(records: Sequence[StepRecord]) -> tuple[float, float, float, int]:
+    """Samples per second of the later half of steps, in which the split has settled, its interval, and how many steps.
+
+    The interval is of blocks of steps, since neighbouring steps are alike.
+    """
     later = list(records)[len(records) // 2 :]
-    if len(later) < 2:
-        return 0.0, 0
-    return sum(record.samples for record in later[1:]) / (later[-1].ended - later[0].ended), len(later) - 1
+    steps = len(later) - 1
+    if steps < 1:
+        return 0.0, 0.0, 0.0, 0
+    rate = _rate(later)
+    count = min(BLOCKS, steps // 2)
+    if count < 2:
+        return rate, rate, rate, steps
+    ends = [round(steps * number / count) for number in range(count + 1)]
+    rates = [_rate(later[begin : end + 1]) for begin, end in itertools.pairwise(ends)]
+    margin = T90[count - 2] * statistics.stdev(rates) / count**0.5
+    return rate, max(0.0, rate - margin), rate + margin, steps
+
+
+def _rate(records: Sequence[StepRecord]) -> float:
+    """Samples per second from the end of the first step on."""
+    return sum(record.samples for record in records[1:]) / (records[-1].ended - records[0].ended)
 
 
 def print_reached(records: Sequence[StepRecord]) -> None:
     """What a planned training came to, for `paceline train`."""
-    rate, steps = reached_rate(records)
+    rate, low, high, steps = reached_rate(records)
     if steps:
-        sys.stdout.write(REACHED.format(rate=rate, steps=steps) + "\n")
+        sys.stdout.write(REACHED.format(rate=rate, low=low, high=high, steps=steps) + "\n")
         sys.stdout.flush()
 
 
@@ -136,10 +161,36 @@ class Attempt:
     """Seconds from its gradients to those of all ranks."""
     beside: bool = False
     """Whether samples are loaded while the rank computes."""
+    counts: list[float] = field(default_factory=list)
+    """For each chunk so far, what its loss is the mean over; empty where that is its samples."""
+
+    @property
+    def count(self) -> float:
+        """What this rank's losses are the mean over; below 0 where that is its samples."""
+        return sum(self.counts) if self.counts else -1.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the chunk at hand has nothing that counts."""
+        return len(self.chunks[self.done - 1]) == 0 or self.counts[-1:] == [0.0]
+
+    def take_count(self, count: Any, *, mean: bool) -> None:
+        """What the loss of the chunk at hand is the mean over; None: its samples."""
+        if count is None and not self.counts:
+            return
+        number = float("nan") if count is None else float(count)
+        if not (mean and 0 <= number < float("inf") and len(self.counts) == self.done - 1):
+            raise InputError(
+                f"count is {count!r}, expected a number from 0 on, for all batches of a step or for none",
+                hint="the items that the loss is the mean over, and leave Settings(reduction='sum') out",
+            )
+        self.counts.append(number)
 
     def weighed(self, loss: Any, rank: int, *, mean: bool) -> tuple[Any, float]:
         """The loss of the chunk at hand as part of the rank's share, and the weight of the rank's gradients."""
         mine = self.shares[rank]
+        if self.counts:  # per sample of the step: the count of all ranks is known after the exchange
+            return loss * (self.counts[-1] / self.size), float(mine > 0 and self.count > 0)
         weight = mine / self.size if mean or not mine else 1.0
         if mean and len(self.chunks) > 1:
             loss = loss * (len(self.chunks[self.done - 1]) / mine)

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError, StoreError
-from paceline.runtime.checkpoint import Stateful, load_checkpoint, pack_state, save_checkpoint, unpack_state
+from paceline.runtime.checkpoint import (
+    Stateful,
+    checkpoint_of_group,
+    load_checkpoint,
+    pack_state,
+    path_to_resume,
+    save_checkpoint,
+    unpack_state,
+)
 from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
 from paceline.runtime.group.trainable import check_trainable, fitting, kind_of, num_optimized, optimizers_of
 from paceline.runtime.large.noise import NoiseScale
@@ -54,7 +62,7 @@ class Training:
         """Batches that this rank loads before it uses them."""
         self.split = split
         """Samples of each rank to start from, as a plan has them; empty: equal shares."""
-        self.model, self.settings = model, settings
+        self.model, self.settings, self._checkpoint = model, settings, settings.checkpoint
         self.noise = NoiseScale()
         self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
         self._also = (*self._own, *also)
@@ -131,7 +139,6 @@ class Training:
 
     def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
         """Become what another rank is."""
-        self.check(report["identity"])
         with fitting("what the other ranks train"):
             self._load(unpack_state(report["state"], tensors))
         self.position = Position(**report["position"])
@@ -255,10 +262,14 @@ class Training:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
-        path = self.settings.checkpoint
-        content = load_checkpoint(path) if path is not None else None
+    def resume(self, group: str | None = None) -> None:
+        """Go on from the checkpoint, if there is one; this group of several writes its own."""
+        if self._checkpoint is None:
+            return
+        path = path_to_resume(self._checkpoint, group)
+        if group is not None:
+            self._checkpoint = checkpoint_of_group(self._checkpoint, group)
+        content = load_checkpoint(path)
         if content is None:
             return
         self.check(content["identity"])
@@ -270,7 +281,7 @@ class Training:
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
         """Rank 0 begins a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
-        if self.settings.checkpoint is None or self.position.step in (0, self._looked):
+        if self._checkpoint is None or self.position.step in (0, self._looked):
             return
         self._looked = self.position.step
         if self._saving is not None and self._saving[1].done():
@@ -309,7 +320,7 @@ class Training:
 
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
-        path = self.settings.checkpoint
+        path = self._checkpoint
         if path is None or not (rank == 0 or self.writes):
             return
         self.finish_saving()

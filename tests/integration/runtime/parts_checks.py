@@ -810,6 +810,16 @@ def check_a_loss_is_weighed_by_its_samples() -> None:
     assert attempt.weighed(1.0, 0, mean=False) == (1.0, 1.0)
     assert Attempt(24, (6, 18, 0), chunks[:1], 0.0, done=1).weighed(1.0, 1, mean=True) == (1.0, 0.75)
     assert Attempt(24, (6, 18, 0), [], 0.0).weighed(1.0, 2, mean=False) == (1.0, 0.0), "no samples, no weight"
+    counted = Attempt(24, (6, 18, 0), chunks, 0.0, done=1)
+    counted.take_count(torch.tensor(12), mean=True)
+    assert counted.weighed(1.0, 0, mean=True) == (0.5, 1.0)
+    assert (counted.weighed(1.0, 2, mean=True)[1], counted.empty, counted.count) == (0.0, False, 12.0)
+    for given in (None, -1.0, float("nan")):  # the first pass was counted
+        counted.done = 2
+        assert f"count is {given!r}" in refusal(lambda given=given: counted.take_count(given, mean=True))
+    assert "count is 1" in refusal(lambda: Attempt(6, (6,), chunks, 0.0, done=1).take_count(1, mean=False))
+    counted.take_count(0, mean=True)
+    assert (counted.weighed(1.0, 0, mean=True), counted.empty, counted.count) == ((0.0, 1.0), True, 12.0)
 
 
 def check_a_rank_alone_moves_by_the_mean_or_the_sum_of_its_samples_in_any_chunks() -> None:

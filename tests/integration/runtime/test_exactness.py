@@ -33,6 +33,15 @@ def test_gradients_of_any_split_equal_one_process(ranks: StartRanks, shares: lis
     assert difference < 1e-12
 
 
+@pytest.mark.parametrize(("chunk", "norm"), [(4, False), pytest.param(None, True, marks=pytest.mark.full)])
+def test_a_mean_over_counted_items_equals_one_process(ranks: StartRanks, chunk: int | None, norm: bool) -> None:
+    """Classes that count differently or not at all, as tokens and their padding: ranks have different sums of them."""
+    options: dict[str, Any] = {"weights": [1.0, 5.0, 0.0, 0.5, 2.0], "steps": 2, "norm": norm}
+    alone = ranks("gradients", 1, **options).wait()[0]
+    for found in ranks("gradients", 3, shares=[27, 1, 2], chunk=chunk, **options).wait():
+        assert np.abs(np.array(found["parameters"]) - np.array(alone["parameters"])).max() < 1e-10
+
+
 def test_synchronised_batchnorm_equals_one_process(ranks: StartRanks) -> None:
     alone = ranks("gradients", 1, norm=True, steps=2).wait()[0]
     together = ranks("gradients", 2, norm=True, steps=2, shares=[23, 7]).wait()

@@ -132,3 +132,19 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
     ]
     for line, words in zip(done.stdout.splitlines(), expected, strict=True):
         assert line.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        (
+            "frozen",
+            ["rank 1 cannot take part: this process trains with trained parameters", "this process trains with"],
+        ),
+        ("seed", ["rank 1 cannot take part: this process trains on", "this process trains on"]),
+        ("second", ["join() was called while an earlier join() is still open"] * 2),
+    ],
+)
+def test_what_one_rank_is_refused_ends_the_start_of_all(ranks: StartRanks, why: str, words: list[str]) -> None:
+    found = ranks("refused", 2, why=why).wait()
+    assert [one["error"].startswith(said) for one, said in zip(found, words, strict=True)] == [True, True], found

@@ -122,6 +122,10 @@ def test_a_job_goes_on_from_its_checkpoint_with_other_units(
     ]
     for job in jobs:
         job.wait(timeout=PATIENCE)
+    assert sorted(one.name for one in tmp_path.glob("*.safetensors")) == [
+        "state.of-shards.safetensors",
+        "state.of-whole.safetensors",
+    ]
     again = [
         start(second, "mixed", [[0, 1], [2]], epochs=4, checkpoint=path),
         start(second, "whole", [[0]], epochs=4, checkpoint=path),

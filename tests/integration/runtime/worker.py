@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from paceline.errors import InputError
 from paceline.runtime import Settings, StalenessRule, Timeouts, join
 from paceline.runtime.emulate import Emulated, emulate
 from paceline.runtime.group.balance import Balance
@@ -53,7 +54,10 @@ def force(shares: list[int] | None) -> None:
 
 
 def gradients(options: dict[str, Any]) -> dict[str, Any]:
-    """Gradients of one step, read off plain SGD with rate one; of several, with a rate that falls."""
+    """Gradients of one step, read off plain SGD with rate one; of several, with a rate that falls.
+
+    With `weights` of classes, of which several ranks need the sum in their samples.
+    """
     model, data = problem(torch.float64, norm=options.get("norm", False))
     force(options.get("shares"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -62,11 +66,14 @@ def gradients(options: dict[str, Any]) -> dict[str, Any]:
         batchnorm="sync" if options.get("norm") else "warn",
         transport=options.get("transport", "auto"),
     )
-    steps = options.get("steps", 1)
+    steps, weights = options.get("steps", 1), None
+    if "weights" in options:
+        weights = torch.tensor(options["weights"], dtype=torch.float64)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     with join(model, optimizer, data, global_batch=30, settings=settings) as pace:
         for batch in pace.batches(steps=steps):
-            if pace.step(nn.functional.cross_entropy(model(batch.inputs), batch.targets)):
+            loss = nn.functional.cross_entropy(model(batch.inputs), batch.targets, weight=weights)
+            if pace.step(loss, weights[batch.targets].sum() if weights is not None and SIZE > 1 else None):
                 schedule.step()
     buffers = [buffer.detach().flatten().double() for buffer in model.buffers()]
     return {
@@ -104,6 +111,21 @@ def against_ddp(options: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
     dist.barrier()
     return {"paceline": digest(mine), "ddp": digest(theirs)}
+
+
+def refused(options: dict[str, Any]) -> dict[str, Any]:
+    """What each rank says of a job that cannot begin: one of them differs, or join() is called within join()."""
+    model, data = problem(torch.float32)
+    if options["why"] == "frozen" and RANK == 1:
+        model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"global_batch": 30, "settings": Settings(seed=RANK if options["why"] == "seed" else 0, timeouts=QUICK)}
+    try:
+        with join(model, optimizer, data, **given), join(model, optimizer, data, **given):
+            pass
+    except InputError as error:
+        return {"error": error.message}
+    raise AssertionError("the job began")
 
 
 def epochs(options: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +166,7 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    scenario = {"gradients": gradients, "against_ddp": against_ddp, "epochs": epochs}[sys.argv[1]]
+    scenario = {"gradients": gradients, "against_ddp": against_ddp, "epochs": epochs, "refused": refused}[sys.argv[1]]
     found = scenario(json.loads(sys.argv[2]))
     Path(sys.argv[3].format(rank=RANK)).write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()

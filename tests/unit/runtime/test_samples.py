@@ -68,9 +68,14 @@ def test_the_rate_reached_is_that_of_the_later_half() -> None:
     # The later half ends at 10, 12 and 15 s: 20 and 30 samples in 5 s; the first of them only says when it begins.
     steps = [(10, 1.0), (10, 2.0), (99, 10.0), (20, 12.0), (30, 15.0)]
     records = [replace(one, samples=samples, ended=ended) for samples, ended in steps]
-    assert reached_rate(records) == (10.0, 2)
-    assert reached_rate(records[-3:]) == (10.0, 1)
-    assert reached_rate(records[:2]) == reached_rate([]) == (0.0, 0)
+    assert reached_rate(records) == (10.0, 10.0, 10.0, 2)
+    assert reached_rate(records[-3:]) == (10.0, 10.0, 10.0, 1)
+    assert reached_rate(records[:2]) == reached_rate([]) == (0.0, 0.0, 0.0, 0)
+    # Two blocks of two steps, 10 and 20 samples/s: their standard error is 5, times 6.314.
+    ends = [0.0, 1.0, 2.0, 3.0, 3.5, 4.0]
+    blocks = [replace(one, samples=10, ended=ended) for ended in [-4.0, -3.0, -2.0, -1.0, *ends[1:]]]
+    rate, low, high, steps = reached_rate(blocks)
+    assert (round(rate, 3), low, round(high - rate, 2), steps) == (13.333, 0.0, 31.57, 4)
 
 
 def test_a_step_costs_its_compute_or_its_loader_where_that_works_beside() -> None:

@@ -331,13 +331,14 @@ def show_checked(curve: Curve, measured: float) -> None:
     )
 
 
-def show_reached(plan: PlanFile, reached: float | None) -> None:
+def show_reached(plan: PlanFile, reached: float | None, reached_90: tuple[float, float] | None) -> None:
     """Predicted and achieved throughput of a plan."""
-    if reached is None:
+    if reached is None or reached_90 is None:
         say("the plan was not checked: the training had too few steps, or failed")
         return
     interval = plan.interval_90 or (plan.predicted_throughput, plan.predicted_throughput)
     say(f"the plan, checked by training: {_checked(plan.predicted_throughput, interval, reached, verb='reached')}")
+    say(f"reached in the later half of the steps, 90 %: {reached_90[0]:,.1f} to {reached_90[1]:,.1f} samples/s")
 
 
 def _checked(predicted: float, interval: tuple[float, float], measured: float, *, verb: str) -> str:

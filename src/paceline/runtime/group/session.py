@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ __all__ = ["GroupSession", "RankGroup"]
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 log = logging.getLogger("paceline.runtime")
-ALWAYS = ("costs", "link", "terms")
+ALWAYS = ("costs", "link", "terms", "identity")
 """Parts of a report that ranks need even if they hold equal states."""
 INPUT_BOUND = 0.5
 """Share of a rank's step that loading takes, beyond which its input is why it has no more samples."""
@@ -55,7 +56,7 @@ class GroupSession:
         self._wires: list[Wire] = []
         try:
             self._set_up(member, report, synced=synced)
-        except Broken:
+        except (Broken, InputError):
             self._leave()
             raise
         self._committed = 0
@@ -109,21 +110,42 @@ class GroupSession:
         self.reducer.flush()
         local = self._squared_norm() if noise and shares[self.rank] else 0.0
         self.reducer.finish()
+        *noted, counts = self.reducer.noted()
+        self._normalise(shares, counts)
         if self._training.settings.clip is not None and isinstance(self.reducer, ColumnReducer):
             self._training.norm = self.reducer.norm()
         if self._reported is not None:
-            before, (costs, self.loading, small, large) = self._reported[0], self.reducer.noted()
+            before, (costs, self.loading, small, large) = self._reported[0], noted
             self.balance.learn(before, costs)
             if noise:
                 # The norm of all is the first rank's, so that every rank comes to the same estimate.
                 self._training.noise.observe_ranks(before, small, large[0])
-        if self._holder.wire is not None and shares[self.rank]:
-            local *= (sum(shares) / shares[self.rank]) ** 2  # the loss was weighted before the backward pass
+        # The loss was weighted before the backward pass where layers sum over ranks, or by its count.
+        own = shares[self.rank] if self._holder.wire is not None and counts[self.rank] < 0 else counts[self.rank]
+        if own > 0:
+            local *= (sum(shares) / own) ** 2
         self._reported = (shares, cost, loading, local, self._squared_norm() if noise else 0.0)
 
-    def begin(self, weight: float, *, step_began: float) -> None:
+    def begin(self, weight: float, *, step_began: float, count: float) -> None:
         """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
-        self.reducer.begin(weight, step_began=step_began, notes=self._reported[1:] if self._reported else ())
+        before = self._reported[1:] if self._reported else (0.0, 0.0, 0.0, 0.0)
+        self.reducer.begin(weight, step_began=step_began, notes=(*before, count))
+
+    def _normalise(self, shares: tuple[int, ...], counts: Sequence[float]) -> None:
+        """Gradients per item, where losses are means over counted items and not over samples."""
+        own = [count for count, samples in zip(counts, shares, strict=True) if samples]
+        if max(own) < 0:
+            return
+        if min(own) < 0:
+            raise InputError(
+                f"ranks {[rank for rank, n in enumerate(shares) if n and counts[rank] < 0]} gave no count of the items "
+                "that their loss is the mean over, others did",
+                hint="pace.step(loss, count=...) on all ranks or on none",
+            )
+        total = sum(own)
+        for parameter in self._training.parameters:
+            if parameter.grad is not None and total:
+                parameter.grad.mul_(sum(shares) / total)
 
     def _squared_norm(self) -> float:
         gradients = [parameter.grad for parameter in self._training.parameters if parameter.grad is not None]
@@ -216,7 +238,8 @@ class GroupSession:
             return report
         said = {key: value for key, value in report.items() if not alike or key in ALWAYS}
         told: dict[str, Any] = json.loads(self.wire.tell(json.dumps(said), source))
-        self._training.check_terms(told["terms"])
+        self._agree(lambda: self._training.check_terms(told["terms"]))
+        self._agree(lambda: self._training.check(told["identity"]))
         if not alike:
             unit = next(unit for unit in self.units if source in unit)
             speaks, mine = source == self.rank, None
@@ -225,9 +248,30 @@ class GroupSession:
             # The ranks of a unit hold parts of the state, whose sum it is.
             send = self._sum if len(unit) > 1 else lambda tensor: self.wire.broadcast(tensor, source)
             tensors = broadcast_state(told["state"], mine, send, receive=not speaks)
-            if not speaks:
-                self._training.take(told, tensors)
+            self._agree(lambda: None if speaks else self._training.take(told, tensors))
         return told
+
+    def _agree(self, check: Callable[[], None]) -> None:
+        """Raise what a check refuses; at the start of a job every rank does, later those that were there go on."""
+        own: InputError | None = None
+        try:
+            check()
+        except InputError as error:
+            own = error
+        refused = torch.zeros(self.size)
+        refused[self.rank] = float(own is not None)
+        self.wire.all_reduce(refused)()
+        reasons = {rank: self.wire.tell(str(own), rank) for rank in refused.nonzero().flatten().tolist()}
+        if not reasons:
+            return
+        with contextlib.suppress(Broken):  # who has the reasons may be gone before all have them
+            self.wire.barrier()
+        if own is not None:
+            raise own
+        rank, why = next(iter(reasons.items()))
+        if self.view.fresh:
+            raise InputError(f"rank {rank} cannot take part: {why}")
+        log.warning("rank %d cannot take part: %s", rank, why)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         self.wire.all_reduce(tensor)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ __all__ = ["JobResult", "follow_ranks"]
 
 POLL_S = 0.1
 """Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
-_REACHED = re.compile(re.escape(REACHED).replace(r"\{rate:\.2f\}", r"(\d+\.\d+)").replace(r"\{steps\}", r"\d+"))
+_REACHED = re.compile(re.sub(r"\\{\w+:\\.2f\\}", r"(\\d+\\.\\d+)", re.escape(REACHED)).replace(r"\{steps\}", r"\d+"))
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class JobResult:
     restarts: int
     reached: float | None = None
     """Samples per second of all groups together, where a plan had it measured."""
+    reached_90: tuple[float, float] | None = None
+    """Its interval of 90 %."""
 
     @property
     def ok(self) -> bool:
@@ -49,14 +52,18 @@ def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0)
     used = 0
     revived = dict.fromkeys((process.name for process in processes if process.rank is None), 0)
     reported: set[str] = set()
-    reached: dict[str, float] = {}
+    reached: dict[str, list[float]] = {}
     while True:
         codes = {name: launch.poll()[name] for name, launch in launches.items()}
         training = any(codes[process.name] is None for process in processes if process.rank is not None)
         for process in processes:
             lines = followed[process.name].lines()
             yield from (f"[{process.name}] {line}" for line in lines)
-            reached.update((process.name, float(found[1])) for line in lines if (found := _REACHED.search(line)))
+            reached.update(
+                (process.name, [float(number) for number in found.groups()])
+                for line in lines
+                if (found := _REACHED.search(line))
+            )
             allowed = used < restarts if process.rank is not None else revived[process.name] < SHARD_RESTARTS
             if training and _comes_back(process, codes[process.name], allowed):
                 if process.rank is None:
@@ -72,9 +79,19 @@ def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0)
             codes_of_ranks = {
                 p.name: code for p in processes if p.rank is not None and (code := codes[p.name]) is not None
             }
-            yield JobResult(codes_of_ranks, used, sum(reached.values()) or None)
+            yield JobResult(codes_of_ranks, used, *_together(list(reached.values())))
             return
         time.sleep(POLL_S)
+
+
+def _together(groups: list[list[float]]) -> tuple[float | None, tuple[float, float] | None]:
+    """Throughput and interval of all groups, whose steps vary by themselves."""
+    if not groups:
+        return None, None
+    rate = sum(group[0] for group in groups)
+    below = math.hypot(*(middle - low for middle, low, _ in groups))
+    above = math.hypot(*(high - middle for middle, _, high in groups))
+    return rate, (rate - below, rate + above)
 
 
 def _ending(process: Process, code: int, *, training: bool) -> str:

@@ -59,7 +59,7 @@ class Member:
         # that follow, send heartbeats and answer callers change them. Nobody sends while holding it.
         self._changed = threading.Condition(threading.RLock())
         self._core = Following(peer, timeouts, time.monotonic())
-        self._machine = self._core.machine
+        self.machine = self._core.machine
         self._lost: TrainingLost | None = None
         self._taken = 0
         """Number of the view that the training loop works in."""
@@ -89,15 +89,15 @@ class Member:
         self._say_ready(report, finished=False)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_fresh() or self._machine.ended, timeout=1.0)
+                self._changed.wait_for(lambda: self._is_fresh() or self.machine.ended, timeout=1.0)
                 if self._lost:
                     raise self._lost
                 if self._is_fresh():
                     return self._take()
-                if self._machine.state is MemberState.MISSED:
+                if self.machine.state is MemberState.MISSED:
                     log.warning("training was over before this process could take part in it")
                     raise TrainingOver
-                if self._machine.state is MemberState.LEFT:
+                if self.machine.state is MemberState.LEFT:
                     raise TrainingLost("this process has left the job", hint="join again to take part in it")
 
     def go_on(self) -> None:
@@ -111,7 +111,7 @@ class Member:
         """Wait until all have finished; a view if the group changes before, None if it is over."""
         self._say_ready(report, finished=True)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_fresh() or self._machine.ended or self._is_done())
+            self._changed.wait_for(lambda: self._is_fresh() or self.machine.ended or self._is_done())
             if self._lost:
                 raise self._lost
             return self._take() if self._is_fresh() else None
@@ -149,9 +149,9 @@ class Member:
 
     def leave(self) -> None:
         """Leave; a leader waits until its last message is sent, then the others find another leader."""
-        done = self._machine.state is MemberState.DONE
+        done = self.machine.state is MemberState.DONE
         # The state first, so that no thread takes the closed listener and connections below for a failure.
-        self._machine.on(Event.LEFT)
+        self.machine.on(Event.LEFT)
         self._listener.close()
         leader = self._leader
         if leader is not None and leader.leading:
@@ -181,7 +181,7 @@ class Member:
         return self._core.seen > self._taken and self._core.ready is None
 
     def _is_done(self) -> bool:
-        return self._machine.state is MemberState.DONE
+        return self.machine.state is MemberState.DONE
 
     def _take(self) -> View:
         assert self._core.view is not None
@@ -202,7 +202,7 @@ class Member:
             link.send(message)
 
     def _send_heartbeats(self) -> None:
-        while not self._machine.ended:
+        while not self.machine.ended:
             now = time.monotonic()
             # The check before the tick: the tick would hide that this thread did not run for long.
             self._was_asleep()
@@ -224,13 +224,13 @@ class Member:
     def _follow(self, meet: Endpoint) -> None:
         """Find the leader, follow it until it is gone, and again."""
         deadline = time.monotonic() + self._timeouts.join
-        while not self._machine.ended:
+        while not self.machine.ended:
             if self._is_done():  # there is nobody to look for, unless training is resumed
                 deadline = time.monotonic() + self._timeouts.join
                 time.sleep(RETRY)
                 continue
-            if self._machine.state is MemberState.FOLLOWING:  # training was resumed after the leader had left
-                self._machine.on(Event.DISCONNECTED)
+            if self.machine.state is MemberState.FOLLOWING:  # training was resumed after the leader had left
+                self.machine.on(Event.DISCONNECTED)
             found = self._find([*read_roster(self.roster), meet])
             if found is None:
                 if views.is_closed(self.roster):
@@ -309,7 +309,7 @@ class Member:
         """Ask one after the other who leads, and lead if it is this process's turn."""
         with self._changed:
             search = self._core.search(known, time.monotonic(), leads=self.leads)
-        while not self._machine.ended and (step := search.next(leads=self.leads)) is not None:
+        while not self.machine.ended and (step := search.next(leads=self.leads)) is not None:
             if not isinstance(step, Ask):
                 self._lead()
                 continue
@@ -323,7 +323,7 @@ class Member:
                 return step.endpoint, channel
             search.answered(reply, time.monotonic(), leads=self.leads)
             if reply is not None:
-                self._machine.on(type(reply))
+                self.machine.on(type(reply))
                 time.sleep(RETRY)
         return None
 
@@ -363,7 +363,7 @@ class Member:
 
     def _look_around(self) -> None:
         """While we lead, ask those we lost who leads them: of two parts of a group, one gives way."""
-        while not self._machine.ended:
+        while not self.machine.ended:
             time.sleep(LOOK_AROUND)
             # The roster too: who was never in a view with us may have gone on with those who were.
             for endpoint in {*self._core.known, *read_roster(self.roster)} - {self.peer.endpoint}:
@@ -395,6 +395,6 @@ class Member:
         """Training fails on this process for a reason, or it is over if there is none."""
         with self._changed:
             self._lost = lost
-            self._machine.on(cause)
+            self.machine.on(cause)
             self.interrupted.set()
             self._changed.notify_all()

@@ -36,6 +36,9 @@ MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Processes that Open MPI's mpirun, or that of MPICH and its relatives, has started."""
 SIZES = (variables.SIZE, "WORLD_SIZE", *MPI_SIZES, "SLURM_NTASKS")
 
+_OPEN: dict[Endpoint, Member] = {}
+"""The newest member of this process by where its job meets."""
+
 
 @dataclass(frozen=True)
 class LaunchContext:
@@ -120,6 +123,7 @@ def only_mpi_knows(env: Mapping[str, str] = os.environ) -> bool:
 
 def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
     """Take part in the job; the first view is up to the caller."""
+    _check_alone(start)
     address = _own_address(start.host)
     port = start.port if start.rank == 0 and not start.torchrun else 0
     server = _listen(address, port, late=start.late)
@@ -137,7 +141,19 @@ def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
     member = Member(server, secret, peer=peer, timeouts=timeouts, session=start.session)
     first = start.size if start.rank == 0 and not start.late else None
     member.start(endpoint, first=first, roster=start.roster)
+    _OPEN[start.host, start.port] = member
     return member
+
+
+def _check_alone(start: LaunchContext) -> None:
+    """Refuse a second open join() on every rank at once: only rank 0 would see that its port is taken."""
+    before = _OPEN.get((start.host, start.port))
+    if start.size > 1 and not start.torchrun and before is not None and not before.machine.ended:
+        raise InputError(
+            f"join() was called while an earlier join() is still open; both meet at {start.host}:{start.port}",
+            hint="join one nn.ModuleList of both models, with a list of their optimizers; or begin the second after "
+            "the `with` block of the first; under torchrun several may be open",
+        )
 
 
 def _listen(address: str, port: int, *, late: bool) -> socket.socket:
