@@ -157,7 +157,11 @@ def _shuffled(package: str, options: argparse.Namespace) -> Iterator[Mutation]:
     listed = {line.split("  # ")[0] for line in EQUIVALENT.read_text(encoding="utf-8").splitlines()}
     folder = ROOT / SOURCE / package
     files = (*folder.rglob("*.py"), *folder.parent.glob(f"{package}.py"))
-    paths = sorted(path for path in files if path.parent == folder.parent or str(path.relative_to(folder)).startswith(options.files))
+    paths = sorted(
+        path
+        for path in files
+        if path.parent == folder.parent or str(path.relative_to(folder)).startswith(options.files)
+    )
     found = [one for path in paths for one in mutations_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))]
     random.Random(f"{package}{options.seed}").shuffle(found)
     return (one for one in found if one.compiles() and one.key not in listed)
