@@ -156,7 +156,12 @@ def _shuffled(package: str, options: argparse.Namespace) -> Iterator[Mutation]:
     """Mutations of one package, each function about as likely as its size, none listed as equivalent."""
     listed = {line.split("  # ")[0] for line in EQUIVALENT.read_text(encoding="utf-8").splitlines()}
     folder = ROOT / SOURCE / package
-    paths = sorted(path for path in folder.rglob("*.py") if str(path.relative_to(folder)).startswith(options.files))
+    files = (*folder.rglob("*.py"), *folder.parent.glob(f"{package}.py"))
+    paths = sorted(
+        path
+        for path in files
+        if path.parent == folder.parent or str(path.relative_to(folder)).startswith(options.files)
+    )
     found = [one for path in paths for one in mutations_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))]
     random.Random(f"{package}{options.seed}").shuffle(found)
     return (one for one in found if one.compiles() and one.key not in listed)
@@ -308,7 +313,7 @@ def _write(
 def _counts(drawn: list[tuple[Mutation, Tests]], verdicts: list[str]) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for (mutation, _), verdict in zip(drawn, verdicts, strict=True):
-        counts.setdefault(mutation.path.parts[2], Counter())[verdict] += 1
+        counts.setdefault(Path(mutation.path.parts[2]).stem, Counter())[verdict] += 1
     return counts
 
 

@@ -38,7 +38,7 @@ from mutation_sites import Mutation, mark_functions
 
 __all__ = ["FOLDERS", "PACKAGES", "Reach", "Server", "Verdict", "digest", "read_reach", "test_files"]
 
-PACKAGES = ("cost", "model", "measurements", "runtime", "explain")
+PACKAGES = ("cost", "model", "measurements", "runtime", "explain", "bench", "channel", "report", "api")
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
 LIBRARIES = ("click", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parquet", "pydantic", "pytest",
              "rich.console", "scipy.optimize", "scipy.stats", "tomli_w")  # fmt: skip
@@ -321,7 +321,7 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """The module as Python finds it, with the loader that marks its functions."""
-        if not name.startswith(tuple(f"paceline.{package}" for package in PACKAGES)):
+        if not f"{name}.".startswith(tuple(f"paceline.{package}." for package in PACKAGES)):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):

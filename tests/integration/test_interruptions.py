@@ -130,11 +130,11 @@ def test_a_rank_that_fails_is_stored_and_the_study_goes_on(
     for ranks in (1, 2):
         failure = cases[ranks, batch]["failure"]
         assert (failure["phase"], failure["reason"]) == ("measure", reason)
-        assert failure["rank"] == ranks - 1 or reason == "timeout"
         assert words in failure["message"]
         if reason != "timeout":
+            assert failure["rank"] == ranks - 1
             assert "planted" in failure["log_tail"]
-    assert "planted" in quick("show") or reason != "crash"
+    assert words in " ".join(quick("show").split())
 
 
 def test_a_killed_rank_is_stored(quick: Command, study_file: Callable[[str], Path]) -> None:

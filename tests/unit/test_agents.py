@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline import variables
+from paceline.bench.sites import agent as agent_module
+from paceline.bench.sites import remote
 from paceline.bench.sites.arrivals import LOST, AgentConnection, Arrivals
 from paceline.bench.sites.engines import Agents, MpiEngine, RayEngine, SshEngine, Submission
 from paceline.bench.sites.remote import RemoteLauncher
@@ -26,7 +29,7 @@ from paceline.bench.sites.site import Process
 from paceline.catalog import cluster
 from paceline.channel.frames import SecureConnection, open_connection
 from paceline.channel.handshake import Login
-from paceline.errors import InputError
+from paceline.errors import InputError, LaunchFailed
 from tests.integration.site_conformance import check_launcher
 
 TOKEN = "0123456789abcdef" * 4
@@ -122,6 +125,142 @@ def test_an_agent_gives_back_the_files_of_its_rank(agent: Agent) -> None:
     agent.give(agent.request["returned"][0], b"line\n")
     assert agent.ended() == 0
     assert Path(agent.request["log"]).read_bytes() == b"line\n"
+
+
+def test_each_file_gets_its_own_bytes_and_the_launcher_the_exit_code(agent: Agent) -> None:
+    parts = [b"log\n", b"", b"events\n"]
+    log, journal = agent.request["returned"]
+    files = [[path, len(part)] for path, part in zip((log, journal, journal), parts, strict=True)]
+    agent.side.send(json.dumps({"exit": 5, "files": files}).encode(), b"".join(parts))
+    assert agent.ended() == 5
+    assert (Path(log).read_bytes(), Path(journal).read_bytes()) == (b"log\n", b"events\n")
+
+
+def test_a_host_that_is_lost_is_a_failed_process(agent: Agent) -> None:
+    agent.side.close()
+    assert agent.ended() == LOST != 0
+
+
+class Wire:
+    """The agent's end of a connection, with what it said."""
+
+    def __init__(self) -> None:
+        self.mine, self.theirs = socket.socketpair()
+        self.said: list[Any] = []
+
+    def send_plain(self, value: Any) -> None:
+        self.said.append(value)
+
+    def fileno(self) -> int:
+        return self.mine.fileno()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    made = Wire()
+    with made.mine, made.theirs:
+        yield made
+
+
+def test_a_process_gets_its_own_variables_folder_and_interface(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PYTHONPATH": "/theirs", "KEPT": "yes", "NCCL_SOCKET_IFNAME": "of the host"}.items():
+        monkeypatch.setenv(name, value)
+    request = {
+        "argv": ["sh", "-c", "pwd; env; exit 9"], "env": {"OWN": "1", "GLOO_SOCKET_IFNAME": "asked"},
+        "dropped": ["PYTHON"], "folder": str(tmp_path), "log": str(tmp_path / "log"),
+    }  # fmt: skip
+    assert agent_module.run(wire, request, "127.0.0.1") == 9  # type: ignore[arg-type]
+    folder, *lines = (tmp_path / "log").read_text().splitlines()
+    assert folder == str(tmp_path)
+    env = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert "PYTHONPATH" not in env
+    assert (env["KEPT"], env["OWN"]) == ("yes", "1")
+    assert [env[name] for name in agent_module.INTERFACE_VARIABLES] == ["asked", "lo", "lo"]
+    assert list(wire.said[0]) == ["started"]
+    assert agent_module.run(wire, {**request, "argv": ["/no/such"]}, "127.0.0.1") == 127  # type: ignore[arg-type]
+    assert "cannot start /no/such" in (tmp_path / "log").read_text()
+    assert len(wire.said) == 1
+
+
+def running(pid: int) -> bool:
+    """Whether a process still does something: one that was killed may wait for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("program", "hung_up", "code"),
+    [("sleep 600 & echo $!", False, 0), ("trap '' TERM; sleep 600 & echo $!; while :; do sleep 1; done", True, -9),
+     ("sleep 600 & echo $!; exec sleep 600", True, -15)],
+    ids=["ended", "stubborn", "ended by the launcher"],
+)  # fmt: skip
+def test_an_agent_leaves_no_process_behind(wire: Wire, program: str, hung_up: bool, code: int) -> None:
+    with subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        if hung_up:
+            wire.theirs.close()
+        assert agent_module.wait(wire, process) == code  # type: ignore[arg-type]
+        deadline = time.monotonic() + 10
+        while running(child) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not running(child)
+
+
+@pytest.mark.parametrize(
+    ("ssh", "address"),
+    [("10.0.0.9 5 10.0.0.7 22", "10.0.0.7"), ("10.0.0.9 5 127.0.0.5 22", "127.0.0.1"),
+     ("::1 5 fe80::1 22", "127.0.0.1"), ("", "127.0.0.1"), ("10.0.0.9 5", "127.0.0.1")],
+)  # fmt: skip
+def test_the_address_is_that_of_ssh_unless_others_cannot_reach_it(
+    monkeypatch: pytest.MonkeyPatch, ssh: str, address: str
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", ssh)
+    assert agent_module.own_address(["127.0.0.1"]) == address
+
+
+def test_addresses_of_this_host_begin_with_those_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(address: str, family: int = socket.AF_INET) -> Any:
+        return SimpleNamespace(address=address, family=family)
+
+    found = {"lo": [at("127.0.0.1"), at("::1", socket.AF_INET6)], "eth0": [at("10.0.0.7")], "eth1": [at("10.1.0.7")]}
+    monkeypatch.setattr(remote.psutil, "net_if_addrs", lambda: found)
+    assert remote.own_addresses() == ["10.0.0.7", "10.1.0.7", "127.0.0.1"]
+    monkeypatch.setattr(remote.psutil, "net_if_addrs", dict)
+    assert remote.own_addresses() == ["127.0.0.1"]
+
+
+def test_each_process_gets_an_agent_of_its_host(tmp_path: Path) -> None:
+    def there(host: str, address: str, pid: int) -> Any:
+        return SimpleNamespace(host=host, address=address, pid=pid)
+
+    a2, a1, b = there("a.lab", "127.0.0.8", 12), there("a.lab", "127.0.0.8", 11), there("b", "127.0.0.9", 5)
+    ranks = [Process(f"rank {n}", n, (), {}, tmp_path / "log", rank=n) for n in range(3)]
+    assigned = remote._assign(ranks, ("me@b", "a", "127.0.0.8"), [a2, a1, b])
+    assert assigned == {"rank 0": b, "rank 1": a1, "rank 2": a2}
+    assert remote._assign(ranks, ("", "", ""), [a2, a1, b]) == {"rank 0": a1, "rank 1": a2, "rank 2": b}
+    with pytest.raises(LaunchFailed, match=r"from host 'b' for rank 1; agents connected from a\.lab, b$"):
+        remote._assign(ranks, ("b", "b", "a"), [a2, a1, b])
+
+
+def test_an_engine_that_gives_up_ends_the_launch_at_once_with_its_words(tmp_path: Path) -> None:
+    class Failing(Here):
+        def submission(self, agents: Agents) -> Submission:
+            return Submission({"agent 0": ["sh", "-c", "echo no such partition >&2; exit 3"]})
+
+    process = Process("rank 0", 0, ("true",), {}, tmp_path / "rank-0.log", rank=0)
+    began = time.monotonic()
+    with (
+        RemoteLauncher(Failing(carries=False)) as launcher,
+        launcher.open(cluster("local"), 1) as site,
+        pytest.raises(LaunchFailed, match="agent 0 gave up: no such partition"),
+    ):
+        site.start([process])
+    assert time.monotonic() - began < Here.timeout_s / 2
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_the_loop_counts_what_results_count(tmp_path: Path, monkeypatch: pytest.
     assert events[-1] == loop.CaseStopped(CASE, "settled", 4)
     assert [key.pilot for key in asked] == [3] * 4
     assert [key.drift_limit for key in asked] == [0.02] * 4
+    assert [key.probe_s for key in asked] == [1.0] * 4
     assert list(loop.run_campaign(campaign, store)) == []  # nothing is left to resume
 
 
@@ -134,6 +135,8 @@ def test_the_newest_campaign_of_the_same_cases_protocol_and_launcher_is_resumed(
         opened(store, launcher="slurm"),
     ]
     assert len({newest, *others}) == 4
+    assert opened(store, cases=(SimpleNamespace(id="more"), CASE)) == others[1]  # their order is no other question
+    assert opened(store, STUDY.model_copy(update={"protocol": Protocol(seed=7)})) not in {newest, *others}
     document = next(item for item in store.read_campaigns("demo") if item["campaign"] == others[1])
     assert (document["study"], document["launcher"], document["cases"]) == ("demo", "local", ["abc", "more"])
 

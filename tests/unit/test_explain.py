@@ -308,7 +308,9 @@ def test_compute_that_does_not_depend_on_the_batch_is_a_bar_of_its_own(tmp_path)
         for name, fixed in (("pytorch/ddp", 0.02), ("jax/data_parallel", 0.005))
         for size in (8, 32)
     ]
-    for gap in explain(tmp_path, *cases).gaps:
+    gaps = explain(tmp_path, *cases).gaps
+    assert len(gaps) == 2, "one for each batch"
+    for gap in gaps:
         bars = {bar.cause: bar.seconds for bar in gap.bars}
         assert bars["fixed overhead"] == pytest.approx(0.015, rel=0.05)
         assert bars["kernels"] == pytest.approx(0.0, abs=1e-4)

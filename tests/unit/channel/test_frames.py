@@ -348,6 +348,17 @@ def test_silence_and_size_are_bounded(pair: tuple[SecureConnection, SecureConnec
         yours.receive(timeout=5, max_text=99)
     with pytest.raises(ConnectionError):
         mine.receive(timeout=5)
+    for text, data, bounds in ((b"", bytes(100), {"max_data": 99}), (b"x", b"", {"max_text": 0})):
+        mine, yours = log_in()
+        mine.send(text, data)
+        with pytest.raises(ConnectionError, match="too much"):
+            yours.receive(timeout=5, **bounds)
+    mine, yours = log_in()
+    mine.send(b"x" * 99, bytes(100))
+    assert yours.receive(timeout=5, max_text=99, max_data=100) == (b"x" * 99, bytes(100))
+    mine.send(b"1", b"data")
+    with pytest.raises(ConnectionError, match="too much"):  # plain values carry no data
+        yours.receive_plain(timeout=5)
     silent, _ = log_in()
     with pytest.raises(ConnectionError, match="for too long"):
         silent.receive(timeout=0.05)

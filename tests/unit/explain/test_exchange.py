@@ -155,7 +155,9 @@ def test_fixed_compute_is_told_where_both_sides_have_several_batches(tmp_path: P
         return Made(ranks=1, batch=batch, forward=fixed + 0.001 * batch, backward=0.002 * batch, **more)  # type: ignore[arg-type]
 
     cases = [at(n, 0.05, framework="jax/data_parallel") for n in (8, 16)] + [at(n, 0.02) for n in (8, 16)]
-    for gap in find_gaps(evidence(tmp_path, *cases)):
+    gaps = find_gaps(evidence(tmp_path, *cases))
+    assert len(gaps) == 2, "one for each batch"
+    for gap in gaps:
         found = {bar.cause: bar.seconds for bar in gap.bars}
         assert found["fixed overhead"] == pytest.approx(0.03, rel=0.01)
         assert found.get("kernels", 0.0) == pytest.approx(0.0, abs=2e-4)

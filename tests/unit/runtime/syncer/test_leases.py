@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from paceline.runtime.syncer.leases import Lease, Leases
 
 @given(st.integers(1, 200), st.integers(1, 3), st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
 def test_leases_cover_every_epoch_exactly_once(samples: int, epochs: int, events: list[tuple[str, bool]]) -> None:
+    """Also where whoever keeps the books begins anew from what is on disk, after each event."""
     leases = Leases(samples, epochs)
     sequences = dict.fromkeys("abc", 0)
     done: list[tuple[int, int]] = []
@@ -31,6 +34,7 @@ def test_leases_cover_every_epoch_exactly_once(samples: int, epochs: int, events
             held.pop(group, None)
         else:
             take(group)
+        leases = Leases.of(json.loads(json.dumps(leases.plain())))
     for group in "bc":
         leases.release(group, handed_in=False)
         held.pop(group, None)
@@ -72,3 +76,18 @@ def test_progress_that_was_handed_in_is_not_leased_again_and_late_requests_are_p
     assert Leases.of(leases.plain()).plain() == leases.plain()
     assert leases.take("b", 1, 5) is None
     assert leases.position == (1, 0)
+
+
+def test_a_restart_knows_who_holds_what_came_back_and_that_it_is_halted() -> None:
+    leases = Leases(30, 2)
+    for group in "abc":
+        leases.take(group, 1, 10)
+    leases.release("c", handed_in=False)
+    leases.release("b", handed_in=False)
+    leases.halted = True
+    again = Leases.of(json.loads(json.dumps(leases.plain())))
+    assert (again.halted, again.holders, again.sequence_of("a"), again.position) == (True, ["a"], 1, (1, 0))
+    assert again.is_past("b", 1)
+    assert span(again.take("d", 1, 10)) == (0, 20, 30), "what came back first is leased first"
+    assert span(again.take("e", 1, 10)) == (0, 10, 20)
+    assert again.take("f", 1, 10) is None
