@@ -114,7 +114,15 @@ def test_explain_says_the_verdict_on_the_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("factors", "code"),
-    [((1.2, 1.21, 1.19, 1.2), 1), ((1.0, 1.001, 0.999, 1.0), 0), ((0.8, 1.3, 1.0, 1.1), 2), ((1.2, 1.2), 2)],
+    [
+        ((1.2, 1.21, 1.19, 1.2), 1),
+        ((1.0, 1.001, 0.999, 1.0), 0),
+        ((0.8, 1.3, 1.0, 1.1), 2),
+        ((1.2, 1.2), 1),
+        ((1.2, 1.0), 2),
+        ((1.2,), 1),
+        ((1.0,), 0),
+    ],
 )
 def test_the_gate_fails_only_where_the_loss_is_shown(tmp_path: Path, factors: tuple[float, ...], code: int) -> None:
     store = Store(tmp_path)

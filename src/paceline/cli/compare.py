@@ -8,11 +8,9 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import Finite, json_option, plot_option, store_option
-from paceline.errors import InputError
-from paceline.measurements.results import usage_of_group
+from paceline.explain.compared import compare_sides, side_of
 from paceline.measurements.store import Store
-from paceline.measurements.summary import compare, gate_code
-from paceline.measurements.tables import throughputs_where
+from paceline.measurements.summary import gate_code
 from paceline.report.documents import comparison_document
 from paceline.report.plots import check_plot, write_launches
 from paceline.report.terminal import emit, say
@@ -20,10 +18,28 @@ from paceline.report.terminal.campaign import gate_lines, show_launch_comparison
 
 __all__ = ["command"]
 
+BETWEEN = "\0"
+"""Stands for `--` between the sides, which click would remove."""
 
-@click.command()
-@click.argument("sample")
-@click.argument("base")
+
+class _Sides(click.Command):
+    """A command with two lists of arguments, separated by `--`; options may follow either."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [BETWEEN if word == "--" else word for word in args])
+
+
+def _split(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The names of either side: two, or two lists with `--` between them."""
+    place = names.index(BETWEEN) if BETWEEN in names else 1
+    sides = list(names[:place]), list(names[place:] if BETWEEN not in names else names[place + 1 :])
+    if names.count(BETWEEN) > 1 or not all(sides) or (BETWEEN not in names and len(names) != 2):
+        raise click.UsageError("expected two sides: SAMPLE BASE, or several names of each: A1 A2 A3 -- B1 B2 B3")
+    return sides
+
+
+@click.command(cls=_Sides)
+@click.argument("names", nargs=-1, required=True, metavar="SAMPLE... [--] BASE...")
 @click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
 @click.option(
     "--fail-below",
@@ -36,13 +52,17 @@ __all__ = ["command"]
 @plot_option
 @json_option
 def command(
-    sample: str, base: str, confidence: float, least: float | None, store: Path, plot: Path | None, as_json: bool
+    names: tuple[str, ...], confidence: float, least: float | None, store: Path, plot: Path | None, as_json: bool
 ) -> None:  # fmt: skip
     """Compare the throughput of SAMPLE with that of BASE: ratio of medians, its t interval, a t test.
 
     Each side selects launches by conditions `field=value`, separated by commas: study, campaign, network,
-    framework, strategy, cluster, launcher, ranks, batch, input, case_id; or the name of a study. Launches of the same
-    rounds of a campaign are compared in pairs. Verdicts include "no difference shown" and "too few launches".
+    framework, strategy, cluster, launcher, ranks, batch, input, case_id; or the name of a study; or is a log or a trace
+    (a folder: the traces of one job), imported for this comparison only. Several names of a side: A1 A2 -- B1 B2.
+    Launches of the same rounds of a campaign are compared in pairs.
+
+    With fewer than three launches of a side, the steps decide, at least 20 of each launch; they depend on each other,
+    and how much launches differ remains unknown. Verdicts include "no difference shown" and "too few launches".
 
     With --fail-below the whole interval decides. Below the ratio: the loss is shown, exit code 1. Above the ratio: no
     loss, exit code 0. Otherwise more launches are needed, exit code 2.
@@ -53,24 +73,20 @@ def command(
       paceline compare framework=jax/data_parallel,network=resnet20 framework=pytorch,network=resnet20
       paceline compare study=demo,ranks=2 study=demo,ranks=1 --plot compare.svg
       paceline compare this-branch main --fail-below 0.97
+      paceline compare new1.log new2.log new3.log -- old1.log old2.log old3.log --fail-below 0.97
     """
     check_plot(plot)
-    groups = [throughputs_where(Store(store), text) for text in (sample, base)]
-    for text, group in zip((sample, base), groups, strict=True):
-        if not group.samples_per_s:
-            hint = "`paceline show --list` lists what is stored"
-            raise InputError(f"no successful launch matches {text!r}", hint=hint)
-    (ours, our_rounds), (theirs, their_rounds) = ((group.samples_per_s, group.rounds) for group in groups)
-    result = compare(ours, theirs, confidence=confidence, rounds=(our_rounds, their_rounds))
-    usages = [usage_of_group(group) for group in groups]
+    sample, base = (side_of(side, Store(store)) for side in _split(names))
+    result, notes = compare_sides(sample, base, confidence)
+    titles, usages = (sample.name, base.name), [sample.usage, base.usage]
     if plot is not None:
-        write_launches(plot, (ours, theirs), (sample, base), result)
+        write_launches(plot, (sample.launches.samples_per_s, base.launches.samples_per_s), titles, result)
     code = None if least is None else gate_code(result, least)
     if as_json:
-        document = comparison_document(result, sample, base, usages)
-        emit({**document, "fail_below": least, "exit_code": code or 0}, "compare")
+        document = comparison_document(result, *titles, usages)
+        emit({**document, "notes": notes, "fail_below": least, "exit_code": code or 0}, "compare")
     else:
-        show_launch_comparison(result, (sample, base), confidence, usages)
-        say(*gate_lines(code, least))
+        show_launch_comparison(result, titles, confidence, usages)
+        say(*(f"  Note: {note}" for note in notes), *gate_lines(result, code, least))
     if code:
         sys.exit(code)

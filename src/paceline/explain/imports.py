@@ -305,6 +305,8 @@ def _log(paths: Sequence[Path], store: Store, labels: Labels) -> Imported:
         clock[rank] = start + seconds
     figures = {name: median(values) for name in ("tokens_per_s", "mfu", "tflops")
                if (values := [v for step in log.steps if (v := getattr(step, name)) is not None])}  # fmt: skip
+    if tokens := [step.tokens_per_s * step.seconds for step in log.steps if step.tokens_per_s and step.seconds]:
+        figures["tokens_per_step"] = median(tokens)
     observed = Observed(
         name=str(labels.name), network=labels.network, framework=labels.framework or "pytorch/ddp", batch=batch or 1,
         ranks=ranks, alike=True, steps=tuple(steps), launcher="import", cluster=_cluster(labels),

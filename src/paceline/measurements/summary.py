@@ -8,6 +8,8 @@ throughput of a case is the median over its launches. Its interval is Student's 
 with s(k) the standard deviation of the first k launches. Launches that were added because the interval was still wide
 stop when s happens to be small; the largest s seen makes up for it (docs/decisions/0072). Two cases are compared by
 Welch's t interval of the difference of logarithms, or by the paired one where both were launched in the same rounds.
+
+Too few launches are compared by their steps, which depend on each other (docs/decisions/0151).
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ __all__ = [
     "FEWEST_LAUNCHES",
     "Comparison",
     "Interval",
+    "TimedLaunch",
     "Verdict",
     "amount_interval",
     "compare",
+    "compare_steps",
     "gate_code",
     "median_interval",
     "phases_of",
@@ -40,8 +44,13 @@ CLOSES_WITHIN = 0.05
 """Largest remainder of a split into phases, as a share of the step, at which the split can be trusted."""
 FEWEST_LAUNCHES = 3
 """Launches of each side below which a comparison gives no verdict; common rounds below which nothing is paired."""
+ENOUGH_STEPS = 20
+"""Steps of each launch below which launches are not compared by their steps."""
+FEWEST_BLOCKS = 8
 
 Floats = NDArray[np.float64]
+TimedLaunch = tuple[float, Sequence[float]]
+"""Samples per second of a launch, and the seconds of its timed steps in order."""
 Rounds = tuple[Sequence[Hashable], Sequence[Hashable]]
 Verdict = Literal["faster", "slower", "no difference shown", "too few launches"]
 
@@ -123,6 +132,8 @@ class Comparison:
     num_pairs: int
     """Rounds in which both were launched, if the comparison is paired by round; else 0."""
     verdict: Verdict
+    steps: tuple[int, int] | None = None
+    """Steps of each side, where too few launches were compared by their steps."""
 
 
 def compare(
@@ -141,6 +152,57 @@ def compare(
     elif p_value <= 1 - confidence and not ratio.low <= 1 <= ratio.high:
         verdict = "faster" if ratio.value > 1 else "slower"
     return Comparison(ratio, p_value, counts, difference[3], verdict)
+
+
+def compare_steps(
+    sample: Sequence[TimedLaunch], base: Sequence[TimedLaunch], *, confidence: float = 0.95
+) -> Comparison | None:
+    """Compare too few launches by their steps; None if a launch has too few of them.
+
+    How much launches differ is unknown with one launch of a side. With two, the larger of both errors counts.
+    """
+    sides = (sample, base)
+    if min(len(steps) for side in sides for _, steps in side) < ENOUGH_STEPS:
+        return None
+    rates = [np.log([rate for rate, _ in side]) for side in sides]
+    terms = [term for side, logs in zip(sides, rates, strict=True) for term in _side_error(side, logs)]
+    variance, spread = sum(one for one, _ in terms), sum(one**2 / freedom for one, freedom in terms)
+    freedom = variance**2 / spread if spread > 0 else float(len(terms))
+    mean, error = float(rates[0].mean() - rates[1].mean()), variance**0.5
+    value = float(np.exp(np.median(rates[0]) - np.median(rates[1])))
+    ratio = _exponential(value, mean, _quantile(confidence, freedom) * error)
+    verdict: Verdict = "no difference shown"
+    if not ratio.low <= 1 <= ratio.high:
+        verdict = "faster" if value > 1 else "slower"
+    counts, steps = ((len(sample), len(base)), tuple(sum(len(found) for _, found in side) for side in sides))
+    return Comparison(ratio, _p_value(mean, error, freedom), counts, 0, verdict, (steps[0], steps[1]))
+
+
+def _side_error(side: Sequence[TimedLaunch], logs: Floats) -> list[tuple[float, float]]:
+    """Terms of the variance of a side's mean, with their degrees of freedom: of its steps, or between its launches."""
+    within = [_step_error(np.asarray(steps, dtype=np.float64)) for _, steps in side]
+    terms = [(variance / len(side) ** 2, freedom) for variance, freedom in within]
+    if len(side) > 1 and (between := float(logs.var(ddof=1)) / len(side)) > sum(one for one, _ in terms):
+        return [(between, len(side) - 1.0)]
+    return terms
+
+
+def _step_error(seconds: Floats) -> tuple[float, float]:
+    """Relative variance of the mean of steps that depend on each other, with its degrees of freedom: the largest
+
+    of the means of 8, 16, 32 ... consecutive blocks, s(b)^2 / b, and
+    of 8 blocks, s(8)^2 / 8^k, where s(b)^2 ~ b^k, 0 <= k <= 1, over 8 to 64 blocks: noise at every time scale
+    (k = 0) does not become less with more steps.
+    """
+    counts = [FEWEST_BLOCKS << n for n in range(32) if FEWEST_BLOCKS << n <= seconds.size]
+    spreads = [float(np.var([part.mean() for part in np.array_split(seconds, b)], ddof=1)) for b in counts]
+    found = [(spread / b, b - 1.0) for spread, b in zip(spreads, counts, strict=True)]
+    longer = [b for b in counts if b <= min(64, seconds.size / 2)]
+    if len(longer) > 1 and min(spreads) > 0:
+        slope = float(np.polyfit(np.log(longer), np.log(spreads[: len(longer)]), 1)[0])
+        found.append((spreads[0] / FEWEST_BLOCKS ** min(1.0, max(0.0, slope)), FEWEST_BLOCKS - 1.0))
+    variance, freedom = max(found, key=lambda one: _quantile(0.95, one[1]) * one[0] ** 0.5)
+    return variance / float(seconds.mean()) ** 2, freedom
 
 
 def gate_code(result: Comparison, least: float) -> int:

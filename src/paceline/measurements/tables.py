@@ -21,6 +21,7 @@ __all__ = [
     "LaunchRates",
     "PassTime",
     "RankPass",
+    "clean_steps",
     "launch_table",
     "pass_times",
     "rank_passes",
@@ -96,6 +97,15 @@ def rank_passes(store: Store, runs: Sequence[str], *, steps_of: Sequence[str] = 
                FROM steps WHERE NOT warmup GROUP BY run, pass_name, rank ORDER BY run, pass_name, rank"""
     with open_views(store, runs) as connection:
         return [RankPass(*row) for row in connection.execute(query, {"steps_of": list(steps_of)}).fetchall()]
+
+
+def clean_steps(store: Store, runs: Sequence[str]) -> dict[str, list[float]]:
+    """Seconds of the timed steps of these runs in order, each as long as its slowest rank."""
+    query = """SELECT run, list(seconds ORDER BY step) FROM (
+                   SELECT run, step, max(seconds) AS seconds FROM steps
+                   WHERE NOT warmup AND pass_name = 'clean' GROUP BY run, step) GROUP BY run"""
+    with open_views(store, runs) as connection:
+        return dict(connection.execute(query).fetchall())
 
 
 def read_spans(store: Store, runs: Sequence[str]) -> dict[str, tuple[Span, ...]]:

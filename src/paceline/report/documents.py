@@ -125,6 +125,7 @@ def comparison_document(
         "ratio": _interval(result.ratio),
         "p_value": result.p_value,
         "launches": list(result.launches),
+        "steps": list(result.steps) if result.steps else None,
         "pairs": result.num_pairs,
         "verdict": result.verdict,
         "usage": [_usage(usage) for usage in usages],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,11 @@ EXCHANGES = ("gloo:", "nccl:", "mpi:", "ucc:")
 PHASE_MARKS = ("Optimizer.step", "Optimizer.zero_grad", "enumerate(DataLoader")
 """Annotations that mean a phase; all other annotations are the user's own ranges."""
 ENQUEUES = re.compile(r"^(c10d::|record_param_comms)")
-LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
+LAUNCHES = re.compile(r"^\w+_(runtime|driver)$")
+"""Categories of calls that launch kernels: of CUDA, HIP, XPU and others."""
+COLLECTIVE_KERNELS = re.compile(r"nccl|rccl|msccl|oneccl|nvshmem|multimem_|cross_device_reduce|_shot_all_reduce", re.I)
+TO_DEVICE = re.compile(r"HtoD|Host ?To ?Device", re.I)
+"""The direction of a copy, as CUDA, HIP and XPU name it."""
 
 
 def scan_kineto(path: Path, *, fallback_rank: int = 0) -> RankTrace:
@@ -73,7 +78,7 @@ class PhaseScan:
             self._mark(kind, name, begin, end)
         elif kind == "cpu_op" or kind == "user_annotation":
             self._operator(kind, name, begin, end, event)
-        elif kind in LAUNCHES:
+        elif LAUNCHES.match(kind):
             self.kernels.launched(event, begin)
 
     def _mark(self, kind: str, name: str, begin: float, end: float) -> None:
@@ -103,10 +108,10 @@ class PhaseScan:
             self.host["forward" if phase == "aggregate" else phase].add(begin, end)
 
     def _kernel(self, kind: str, name: str, begin: float, end: float, event: dict[str, Any]) -> None:
-        if kind == "kernel" and "nccl" in name.lower():
+        if kind == "kernel" and COLLECTIVE_KERNELS.search(name):
             self.device["aggregate"].add(begin, end)
             self._exchange("device", name, begin, end, event)
-        elif kind == "gpu_memcpy" and "HtoD" in name:
+        elif kind == "gpu_memcpy" and TO_DEVICE.search(name):
             self.device["h2d"].add(begin, end)
         else:
             self.kernels.ran(event, begin, end)
@@ -124,7 +129,8 @@ class PhaseScan:
         host = {phase: parts.cover() for phase, parts in self.host.items()}
         on_device = len(self.kernels) > 0
         place = "device" if on_device else "host"
-        steps = self.marks["device"] if on_device and len(self.marks["device"]) > 1 else self.marks["host"]
+        device_steps = _one_after_another(self.marks["device"])
+        steps = device_steps if on_device and len(device_steps) > 1 else self.marks["host"]
         _check_steps(self.path, steps)
         if self.source == "kineto":
             _check_phases(self.path, host, on_device=on_device)
@@ -155,6 +161,15 @@ class PhaseScan:
             self.device[phase].extend(begins, ends)
         read = {"io": host["io"]} if "io" in host else {}
         return {**read, **{phase: parts.cover() for phase, parts in self.device.items()}}
+
+
+def _one_after_another(marks: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+    """Steps of all streams of a device: one ends where the next begins, though its exchanges may still run."""
+    steps = dict(sorted(marks.items()))
+    for (number, (begin, end)), (_, (after, _)) in pairwise(list(steps.items())):
+        if after > begin:
+            steps[number] = (begin, min(end, after))
+    return steps
 
 
 class _Kernels:

@@ -35,6 +35,7 @@ __all__ = ["explanation_lines", "gate_lines", "show_campaigns", "show_cases", "s
 MOST_FINDINGS = 8
 MOST_GAPS = 4
 ENOUGH_LAUNCHES = 5
+UNKNOWN_BETWEEN = " between these launches; how much launches of one version differ is not known (three of each tell)"
 
 
 def show_results(store: Store, campaign: str) -> None:
@@ -97,6 +98,8 @@ def show_launch_comparison(
     ratio, percent = result.ratio, f"{100 * confidence:g} %"
     counts = f"{result.launches[0]} and {result.launches[1]} launches"
     test = f"t test on {result.num_pairs} rounds" if result.num_pairs else "Welch's t test"
+    if result.steps:
+        test, counts = "test of their steps", f"{result.steps[0]} and {result.steps[1]} steps of {counts}"
     known = math.isfinite(ratio.high)
     say(
         f"{sample}  against  {base}",
@@ -104,7 +107,7 @@ def show_launch_comparison(
         if known
         else f"  throughput ratio {ratio.value:.3f}, one launch: no interval",
         f"  {test} p = {result.p_value:.3g} with {counts}" if known else f"  {counts}",
-        f"  {result.verdict}",
+        f"  {result.verdict}{UNKNOWN_BETWEEN if result.steps else ''}",
         *(f"  {name}: {_usage_words(usage)}" for name, usage in zip(names, usages, strict=False) if usage),
         *over_peak_words(usages),
     )
@@ -115,12 +118,18 @@ def _usage_words(usage: Usage) -> str:
     return f"{usage.per_s:,.1f} {usage.unit}/s{mfu}"
 
 
-def gate_lines(code: int | None, least: float | None) -> list[str]:
-    """The decision of a regression gate; empty without a gate."""
+def gate_lines(result: Comparison, code: int | None, least: float | None) -> list[str]:
+    """The decision of a regression gate, with its exit code; empty without a gate."""
+    few = result.verdict == "too few launches"
+    why = (
+        "three launches of each side are needed, or 20 steps of each launch"
+        if few
+        else "measure more steps or launches"
+    )
     words = {
-        0: f"  passes: the ratio is shown to be at least {least}",
-        1: f"  fails: the ratio is shown to be below {least}",
-        2: f"  not decided: the interval contains {least}, or there are too few launches; measure more",
+        0: f"  passes (exit code 0): the whole interval is at or above {least}",
+        1: f"  fails (exit code 1): the whole interval is below {least}",
+        2: f"  not decided (exit code 2): {'' if few else f'the interval contains {least}; '}{why}",
     }
     return [] if code is None else [words[code]]
 
