@@ -21,12 +21,24 @@ SIZES = {
     "gpt-1b": Size(50368, 2048, 2048, 16, 24),
     "bert-large": Size(30522, 512, 1024, 16, 24),
 }
-CAMPAIGNS = ("csc-ml-benchmarks", "dlperf-v1", "lambda-pt", "lambda-tf", "nv-dle", "nv-dle-bert-strong", "tf2017")
+CAMPAIGNS = (
+    "csc-ml-benchmarks",
+    "dlperf-v1",
+    "lambda-pt",
+    "lambda-tf",
+    "nv-dle",
+    "nv-dle-bert-strong",
+    "pt-ddp-bench",
+    "tf2017",
+)
 DEVICES = {"v100": "v100-sxm2", "a10080gb": "a100-80gb", "a100": "a100-40gb", "h10080gbpcie": "h100-pcie",
-           "h100": "h100-sxm5", "p100": "p100-sxm2"}  # fmt: skip
+           "h100": "h100-sxm5", "p100": "p100-sxm2", "rtxa6000": "rtx-a6000", "rtx6000ada": "rtx-6000-ada",
+           "rtx4090": "rtx-4090", "rtx3090": "rtx-3090", "rtx2080ti": "rtx-2080-ti", "gtx1080ti": "gtx-1080-ti",
+           "a10": "a10"}  # fmt: skip
 """How campaigns call devices, by normalised beginning, the more exact name first."""
 NETWORKS = {"resnet50v15": "resnet50", "resnet50": "resnet50", "bertbase": "bert-base", "inceptionv3": "inception-v3",
-            "inception3": "inception-v3", "vgg16": "vgg16", "alexnet": "alexnet"}  # fmt: skip
+            "inception3": "inception-v3", "vgg16": "vgg16", "alexnet": "alexnet", "resnet101": "resnet101",
+            "resnet152": "resnet152"}  # fmt: skip
 ASSUMED_BATCH = {"lambda-pt": {}, "lambda-tf": {"alexnet": 512}}
 """Batches of campaigns that state none: as given, else 128 (lambda-pt) and 64 (lambda-tf)."""
 
@@ -81,15 +93,20 @@ def fitted_figures() -> list[Fitted]:
     for campaign in CAMPAIGNS:
         for key, point in _points(campaign):
             groups.setdefault((campaign, *key), []).append(point)
-    return [Fitted(*key, points=tuple(points)) for key, points in groups.items()]
+    return [Fitted(*key, points=tuple(points)) for key, points in groups.items()] + _by_batch("volta", "v100-sxm2")
 
 
 def kepler_figures() -> list[Fitted]:
     """The figures of one K80 that its reach is fitted to; they are of another campaign than those that judge it."""
-    groups: dict[str, list[tuple[int, float]]] = {}
-    for network, batch, rate in published("devices")["kepler"]["rows"]:
-        groups.setdefault(network, []).append((batch, rate))
-    return [Fitted("mxnet-1.2", name, 0, "k80", "float32", tuple(points)) for name, points in groups.items()]
+    return _by_batch("kepler", "k80")
+
+
+def _by_batch(table: str, device: str) -> list[Fitted]:
+    """One entry for each batch."""
+    return [
+        Fitted("mxnet-1.2", network, 0, device, "float32", ((batch, rate),))
+        for network, batch, rate in published("devices")[table]["rows"]
+    ]
 
 
 def _points(campaign: str) -> Iterator[tuple[tuple[str, int, str, str], tuple[int, float]]]:
@@ -99,7 +116,10 @@ def _points(campaign: str) -> Iterator[tuple[tuple[str, int, str, str], tuple[in
         if device is None:
             continue
         half = any(word in entry.get("precision", "").lower() for word in ("amp", "fp16"))
-        precision = "amp" if half else "tf32" if device[:4] in ("a100", "h100") else "float32"
+        peak = catalog.device(device).peak
+        precision = "amp" if half else "tf32" if "tf32" in peak else "float32"
+        if half and "float16" not in peak:
+            continue
         if campaign == "nv-dle-bert-strong":  # eight devices that accumulate for long: an eighth of them is one
             length = 128 if "128" in entry["network"] else 512
             batch = 128 if length == 128 else 16

@@ -38,7 +38,7 @@ class Numerics:
 
     def of(self, kind: LayerClass) -> Precision:
         """Precision in which a kind of layer multiplies."""
-        return self.convolution if kind == "convolution" else self.matrix
+        return self.convolution if kind.startswith("convolution") else self.matrix
 
     def unit(self, kind: LayerClass) -> LayerClass:
         """The kind of layer as it reaches a device's rates: on matrix units in TF32 and half precision."""
@@ -59,7 +59,8 @@ class Numerics:
 
 
 _TENSOR: dict[LayerClass, LayerClass] = {
-    "convolution": "tensor_convolution", "linear": "tensor_linear", "attention": "tensor_attention"
+    "convolution": "tensor_convolution", "convolution_3x3": "tensor_convolution",
+    "linear": "tensor_linear", "attention": "tensor_attention",
 }  # fmt: skip
 _SHOWN: dict[Precision, str] = {"tf32": "TF32", "float32": "float32"}
 FLOAT32 = Numerics()

@@ -26,17 +26,24 @@ def input_unit(network: Network | None) -> tuple[str, int]:
 
 
 def peak_share(
-    macs: Mapping[LayerClass, float] | None, devices: Sequence[Device], rate: float, precision: str
+    macs: Mapping[LayerClass, float] | None,
+    devices: Sequence[Device],
+    rate: float,
+    precision: str,
+    *,
+    fewest: bool = False,
 ) -> float | None:
     """Share of the devices' peak that this many samples per second need; None where work or a peak is not known.
 
-    `macs` are multiply-adds of the forward pass of one sample, by kind of layer.
+    `macs` are multiply-adds of the forward pass of one sample, by kind of layer; `fewest` as in `ideal_seconds`.
     """
     if not macs or any(device.emulation is not None for device in devices):
         return None
     alike = Counter(map(id, devices))
     kinds = {id(device): device for device in devices}
-    ideal = {key: ideal_seconds(macs, device, numerics_on(device, precision)) for key, device in kinds.items()}
+    ideal = {
+        key: ideal_seconds(macs, device, numerics_on(device, precision), fewest=fewest) for key, device in kinds.items()
+    }
     if not ideal or not all(ideal.values()):
         return None
     return rate / sum(alike[key] / seconds for key, seconds in ideal.items() if seconds)

@@ -123,8 +123,10 @@ def _macs(question: Question) -> dict[LayerClass, float] | None:
 def _mfu(question: Question, devices: Sequence[Device], rate: float) -> float | None:
     """Share of the peak of all devices that the network's own multiply-adds need."""
     precision = catalog.resolve(question.framework, question.strategy).precision
-    share = peak_share(_macs(question), _processors(question, devices), rate, precision)
-    if share is not None and share > 1:
+    macs, processors = _macs(question), _processors(question, devices)
+    share = peak_share(macs, processors, rate, precision)
+    least = share and share > 1 and peak_share(macs, processors, rate, precision, fewest=True)
+    if share and least and least > 1:
         raise InputError(
             f"{rate:,.1f} samples/s of {question.subject} are {share:.0%} of the peak of {len(devices)} x "
             f"{devices[0].name} ({numerics_on(devices[0], precision).meaning}), which no device can do",

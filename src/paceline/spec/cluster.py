@@ -25,9 +25,11 @@ __all__ = [
 DeviceKind = Literal["gpu", "cpu", "manycore", "other"]
 Precision = Literal["float64", "float32", "tf32", "float16", "bfloat16", "float8"]
 LayerClass = Literal[
-    "convolution", "linear", "attention", "tensor_convolution", "tensor_linear", "tensor_attention", "elementwise"
-]
-"""Kinds of layer that reach different shares of a device's rates; `tensor_` where matrix units multiply."""
+    "convolution", "convolution_3x3", "linear", "attention",
+    "tensor_convolution", "tensor_linear", "tensor_attention", "elementwise",
+]  # fmt: skip
+"""Kinds of layer that reach different shares of a device's rates; `tensor_` where matrix units multiply, `_3x3` for
+dense 3 x 3 convolutions of stride 1."""
 ReachShare = Annotated[float, Field(gt=0, le=1)]
 
 

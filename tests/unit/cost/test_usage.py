@@ -46,4 +46,4 @@ def test_ideal_seconds_by_hand():
     work = {"convolution": 1e6, "linear": 2e6, "attention": 3e6, "elementwise": 4e6}
     assert ideal_seconds(work, device, Numerics()) == pytest.approx(6 * 10e6 / 1e9)
     assert ideal_seconds(work, device, Numerics("tf32", "float32")) == pytest.approx(6 * (1e6 / 1e10 + 9e6 / 1e9))
-    assert ideal_seconds({"linear": 2e6}, device, Numerics("float16", "float32")) is None
+    assert ideal_seconds({"convolution": 2e6}, device, Numerics("float16", "float32")) is None

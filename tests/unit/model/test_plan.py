@@ -278,7 +278,7 @@ def test_a_plan_says_whether_asynchrony_pays() -> None:
 
 
 def test_devices_without_samples_are_no_load(paceline: Command) -> None:
-    found = paceline.json("plan", "--network", "resnet50", "--cluster", "8x a100", "--global-batch", "4")
+    found = paceline.json("plan", "--network", "gpt2", "--cluster", "8x a100", "--global-batch", "4")
     assert [(load["count"], load["samples"]) for load in found["loads"]] == [(4, 1)]
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "reach_figures",
     "reach_of",
     "reach_spread",
+    "share_of",
 ]
 
 FOLDER = Path(__file__).parent
@@ -79,9 +80,21 @@ class ReachSpread(SpecModel):
 
     fitted: ReachShare
     """Of devices whose published throughputs the reach was fitted to."""
+    akin: ReachShare
+    """Of devices of the same makers and generations."""
     unknown: ReachShare
     """Of all others."""
     devices: tuple[Name, ...]
+    kin: tuple[Name, ...]
+    source: Name
+
+
+class MatrixGain(SpecModel):
+    """How the share of matrix units in convolutions falls with their rate over that of float32."""
+
+    usual: float
+    """The rate, in multiples of float32's, for which the shares are stated."""
+    exponent: float
     source: Name
 
 
@@ -89,6 +102,7 @@ class DefaultReach(SpecModel):
     """Default reach of every kind of device."""
 
     spread: ReachSpread
+    matrix: MatrixGain
     gpu: ReachFigures
     cpu: ReachFigures
     manycore: ReachFigures
@@ -103,7 +117,9 @@ def _usual_reach() -> DefaultReach:
 def reach_spread(device: Device) -> float:
     """How far a roofline of this device may be from a measurement: a standard deviation of logarithms."""
     spread = _usual_reach().spread
-    return spread.fitted if device.name in spread.devices else spread.unknown
+    if device.name in spread.devices:
+        return spread.fitted
+    return spread.akin if device.name in spread.kin else spread.unknown
 
 
 @cache
@@ -185,3 +201,15 @@ def reach_of(device: Device) -> dict[LayerClass, float]:
     """The reach of every kind of layer on a device; the device need not be in the catalog."""
     usual = {kind: figure.value for kind, figure in getattr(_usual_reach(), device.kind).items()}
     return {**usual, **device.reach}
+
+
+def share_of(device: Device, unit: LayerClass, gain: float) -> float:
+    """The reach of a kind of layer in a precision whose rate is `gain` times that of float32.
+
+    Registers and on-chip memory feed every unit alike: the faster the matrix units multiply, the longer they wait.
+    """
+    share = reach_of(device)[unit]
+    if unit != "tensor_convolution" or unit in device.reach:
+        return share
+    matrix = _usual_reach().matrix
+    return min(1.0, share * (gain / matrix.usual) ** -matrix.exponent)
