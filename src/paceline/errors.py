@@ -109,8 +109,10 @@ class UnknownName(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> None:
         known = sorted(known)
+        begun = [item for item in known if name and item.lower().startswith(name.lower())]
         close = nearest(name, known)
-        hint = f"did you mean {close!r}?" if close else otherwise or f"known: {_listed(known)}"
+        several = f"these begin with it: {_listed(begun)}" if len(begun) > 1 else ""
+        hint = several or (f"did you mean {close!r}?" if close else otherwise or f"known: {_listed(known)}")
         super().__init__(f"no {kind} is called {name!r}", hint=hint)
 
 

@@ -39,7 +39,7 @@ def atomic_write(path: Path, content: Content, *, durable: bool = True, previous
     # Nobody can guess the name, and `x` follows no link that somebody made in a shared directory.
     temporary = path.with_name(f"{name}{_MARK}{_owner()}-{os.urandom(6).hex()}")
     try:
-        with temporary.open("xb") as file:
+        with _opened(temporary, path) as file:
             if mode is not None:
                 with contextlib.suppress(OSError):  # of file systems without permissions
                     os.fchmod(file.fileno(), mode)
@@ -54,6 +54,14 @@ def atomic_write(path: Path, content: Content, *, durable: bool = True, previous
             sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _opened(temporary: Path, path: Path) -> IO[bytes]:
+    """The new temporary file; an error names the file that it would have become."""
+    try:
+        return temporary.open("xb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _replaced_mode(path: Path) -> int | None:

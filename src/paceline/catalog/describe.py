@@ -15,7 +15,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.fields import TEXT
 from paceline.spec.network import LayerCost, Network, layer_costs
 
-__all__ = ["SECTIONS", "describe", "describe_network", "section"]
+__all__ = ["SECTIONS", "describe", "describe_network", "entry_names", "section"]
 
 Document = dict[str, Any]
 
@@ -80,7 +80,12 @@ def describe(name: str) -> Document:
         return {**_cluster(cluster(name)), "title": given.title, "source": given.source}
     if name in record_names():
         return {"section": "framework", **framework_record(name).model_dump(mode="json", context=TEXT)}
-    raise UnknownName("entry of the catalog", name, [*SECTIONS, *(n for names in SECTIONS.values() for n in names())])
+    raise UnknownName("entry of the catalog", name, entry_names(), otherwise="`paceline catalog` lists all")
+
+
+def entry_names() -> tuple[str, ...]:
+    """The sections and all their entries."""
+    return (*SECTIONS, *(entry for names in SECTIONS.values() for entry in names()))
 
 
 def _cluster(cluster: Cluster) -> Document:

@@ -15,7 +15,7 @@ from paceline import __version__, variables
 from paceline.errors import PacelineError
 from paceline.files import printable
 
-__all__ = ["main", "program"]
+__all__ = ["Commands", "main", "program"]
 
 VERBS: dict[str, str] = {
     "demo": "Measure a network here, predict more ranks, check the prediction, write a page.",
@@ -54,8 +54,33 @@ LONGEST_NAME = 200
 """Characters of a file's name in an error."""
 
 
-class _Verbs(click.Group):
-    """A click group that loads the module of a verb on first use."""
+class Commands(click.Group):
+    """A group whose help has the whole line of each command, and whose errors name the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the arguments name; the shell's completion sees no error."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from paceline.errors import UnknownName
+
+            raise UnknownName("command", args[0], names, otherwise=f"`{ctx.command_path} -h` lists the commands")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write every command with its line of help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.help_line(ctx, name)) for name in self.list_commands(ctx)])
+
+    def help_line(self, ctx: click.Context, name: str) -> str:
+        """The first sentence of a command's help."""
+        command = self.get_command(ctx, name)
+        return command.get_short_help_str(limit=200) if command else ""
+
+
+class _Verbs(Commands):
+    """The commands of `paceline`: the module of a verb is loaded on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -67,18 +92,16 @@ class _Verbs(click.Group):
         command: click.Command = module.command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from paceline.errors import UnknownName
+    def help_line(self, ctx: click.Context, name: str) -> str:
+        return VERBS[name]
 
-            raise UnknownName("command", args[0], VERBS)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+    def invoke(self, ctx: click.Context) -> None:
+        """Run a verb; a reader that closes its pipe, as `head` does, ends it without an error."""
+        try:
+            super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -115,9 +138,12 @@ def main() -> None:
     """Run the command line; an error becomes a message and an exit code."""
     _prepare_streams()
     try:
-        program(standalone_mode=False)
-    except click.ClickException as error:
+        program(prog_name="paceline", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(printable(f"error: {_usage(error)}", lines=True), err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         click.echo("stopped", err=True)
@@ -125,9 +151,6 @@ def main() -> None:
     except PacelineError as error:
         click.echo(printable(f"error: {error}", lines=True), err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
         if os.environ.get(variables.DEBUG):
             raise
@@ -164,6 +187,14 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _usage(error: click.ClickException) -> str:
+    """A wrong option or argument in the form of every other error, with the command that shows the right ones."""
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f"\n  hint: `{context.command_path} -h` shows options and examples" if context else ""
+    return f"{message[:1].lower()}{message[1:]}{hint}"
 
 
 def _refusal(error: OSError) -> str:

@@ -10,7 +10,7 @@ from paceline.bench.collectives import COLLECTIVES, Sweep, collective_times, run
 from paceline.bench.machine import describe_machine
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.catalog import cluster
-from paceline.cli.options import Finite, counts_of, json_option, place_options, store_option
+from paceline.cli.options import Finite, complete_clusters, counts_of, json_option, place_options, store_option
 from paceline.errors import LaunchFailed
 from paceline.measurements.store import Store
 from paceline.report.documents import sweep_document
@@ -25,7 +25,8 @@ SIZES = "1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
 
 @click.command()
 @place_options
-@click.option("--cluster", "where", default="local", show_default=True, help="Cluster file, or a name of the catalog.")
+@click.option("--cluster", "where", default="local", show_default=True, shell_complete=complete_clusters,
+              help="Cluster file, or a name of the catalog.")  # fmt: skip
 @click.option("--ranks", default="2", show_default=True, help="Numbers of ranks, such as 2,4,8.")
 @click.option("--sizes", default=SIZES, show_default=True, help="Sizes of the buffer of a rank.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, help="Collectives to measure.")
@@ -46,7 +47,7 @@ def command(
       paceline bench-collectives --ranks 2
       paceline bench-collectives --on virtual --cluster examples/clusters/four-1gbe.toml --ranks 2,4
     """
-    failed = 0
+    made = []
     with make_launcher(target) as launcher:
         for count in counts_of(ranks, "--ranks", noun="ranks"):
             sweep = Sweep(
@@ -59,10 +60,10 @@ def command(
             )
             data = run_sweep(sweep, launcher, describe_machine(()))
             Store(store).write(data)
-            failed += data.run.failure is not None
-            if as_json:
-                emit(sweep_document(data), "bench-collectives")
-            else:
+            made.append(data)
+            if not as_json:
                 show_sweep(data, collective_times(data.spans, count))
-    if failed:
+    if as_json:
+        emit({"sweeps": [sweep_document(data) for data in made]}, "bench-collectives", version=2)
+    if failed := sum(data.run.failure is not None for data in made):
         raise LaunchFailed(f"{failed} of the sweeps failed", hint="each stored sweep contains the end of its log")

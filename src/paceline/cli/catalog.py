@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from paceline.catalog.describe import SECTIONS, describe, section
-from paceline.cli.options import json_option
+from paceline.catalog.describe import SECTIONS, describe, entry_names, section
+from paceline.cli.options import complete_words, json_option
 from paceline.report.terminal import emit, print_rows
 from paceline.report.terminal.records import show_catalog_entry
 
@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_words(entry_names()))
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the catalog or one of its sections, or show NAME with the source of every figure.

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline.bench.environments import CACHES, cache_folders, clear_cache
-from paceline.cli.options import json_option
+from paceline.cli.options import complete_words, json_option
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.store import Store
 from paceline.report.terminal import emit, say
@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[CACHE...]")
+@click.argument("names", nargs=-1, metavar="[CACHE...]", shell_complete=complete_words(CACHES))
 @click.option("--all", "everything", is_flag=True, help="Clear every cache.")
 @click.option("--store", type=click.Path(path_type=Path), help="Also remove this store of runs.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

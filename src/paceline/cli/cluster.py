@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 
 from paceline.bench.sites.target import LaunchTarget
-from paceline.cli.options import Finite, json_option, place_options
+from paceline.cli import Commands
+from paceline.cli.options import Finite, complete_clusters, json_option, place_options
 from paceline.files import write_output
 from paceline.report.terminal import emit, print_rows, say
 
 __all__ = ["command"]
 
 
-@click.group()
+@click.group(cls=Commands)
 def command() -> None:
     """Virtual clusters on this machine, and inspection of real clusters.
 
@@ -29,7 +30,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", metavar="CLUSTER")
+@click.argument("file", metavar="CLUSTER", shell_complete=complete_clusters)
 @click.option("--name", help="Name of the virtual cluster; default: the name in the file.")
 @click.option(
     "--dilation",

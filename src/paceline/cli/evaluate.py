@@ -8,7 +8,7 @@ import click
 
 from paceline.catalog.evaluations import evaluation, evaluation_names
 from paceline.cli.demonstration import measured_evaluation
-from paceline.cli.options import json_option, store_option
+from paceline.cli.options import complete_words, json_option, store_option
 from paceline.errors import InputError
 from paceline.files import write_output
 from paceline.measurements.store import Store
@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_words(evaluation_names()))
 @click.option("--predict-only", is_flag=True, help="Predict only, without measuring; takes seconds.")
 @click.option(
     "--measured",

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli.options import json_option, store_option, study_argument
+from paceline.cli.options import complete_words, json_option, store_option, study_argument
 from paceline.measurements.store import Store
 from paceline.report.exports import EXPORTS, export
 from paceline.report.terminal import emit, say
@@ -31,7 +31,14 @@ Examples:
 """
 )
 @study_argument
-@click.option("--to", "kind", required=True, metavar="KIND", help="One of the kinds above.")
+@click.option(
+    "--to",
+    "kind",
+    required=True,
+    metavar="KIND",
+    shell_complete=complete_words(EXPORTS),
+    help="One of the kinds above.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or directory to write.")
 @store_option
 @json_option

@@ -13,7 +13,8 @@ from paceline.bench.adapters import availability, environments_of, missing_envir
 from paceline.bench.environments import find_environment, prepare
 from paceline.bench.verify import PROOF_NETWORKS, Verification, verify_family, verify_framework
 from paceline.catalog.frameworks import framework, framework_names, framework_record
-from paceline.cli.options import json_option
+from paceline.cli import Commands
+from paceline.cli.options import complete_frameworks, json_option
 from paceline.errors import EnvironmentFailed
 from paceline.report.terminal import emit, print_rows, say
 from paceline.report.terminal.progress import Display
@@ -21,7 +22,7 @@ from paceline.report.terminal.progress import Display
 __all__ = ["command"]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -44,7 +45,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="FRAMEWORK...")
+@click.argument("names", nargs=-1, required=True, metavar="FRAMEWORK...", shell_complete=complete_frameworks)
 @json_option
 def install(names: tuple[str, ...], as_json: bool) -> None:
     """Create the isolated, pinned environments of the frameworks; `all` selects all of them.
@@ -84,7 +85,7 @@ def _install_one(name: str, display: Display, failures: list[EnvironmentFailed])
 
 
 @command.command()
-@click.argument("names", nargs=-1, metavar="[FRAMEWORK...]")
+@click.argument("names", nargs=-1, metavar="[FRAMEWORK...]", shell_complete=complete_frameworks)
 @click.option("--network", "networks", multiple=True, type=click.Choice(sorted(PROOF_NETWORKS)), help="Only these.")
 @click.option("--family", is_flag=True, help="Instead: 65 small networks, every layer in many sizes, on one rank.")
 @json_option

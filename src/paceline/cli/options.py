@@ -23,8 +23,10 @@ __all__ = [
     "Whole",
     "complete_clusters",
     "complete_frameworks",
+    "complete_links",
     "complete_networks",
     "complete_studies",
+    "complete_words",
     "counts_of",
     "json_option",
     "options",
@@ -62,14 +64,26 @@ def _catalog(kind: str) -> Callable[[click.Context], Iterable[str]]:
     return names
 
 
+def _links(ctx: click.Context) -> Iterable[str]:
+    from paceline.catalog import link_names
+
+    return link_names()
+
+
 def _studies(ctx: click.Context) -> Iterable[str]:
     store = ctx.params.get("store") or default_store()
     return [str(document["study"]) for document in Store(Path(store)).read_campaigns()]
 
 
+def complete_words(words: Iterable[str]) -> Completer:
+    """Completes fixed words."""
+    return _completer(lambda _: words)
+
+
 complete_networks = _completer(_catalog("networks"))
 complete_clusters = _completer(_catalog("clusters"))
 complete_frameworks = _completer(_catalog("frameworks"))
+complete_links = _completer(_links)
 complete_studies = _completer(_studies)
 
 
@@ -143,6 +157,7 @@ def place_options(verb: Callable[..., None]) -> Callable[..., None]:
         default="local",
         show_default=True,
         metavar="|".join(LAUNCHERS),
+        shell_complete=complete_words(LAUNCHERS),
         help="Where ranks run.",
     )
     @click.option(

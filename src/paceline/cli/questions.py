@@ -18,6 +18,7 @@ from paceline.cli.options import (
     complete_frameworks,
     complete_networks,
     complete_studies,
+    complete_words,
     counts_of,
     options,
     store_option,
@@ -58,7 +59,7 @@ knee_option = click.option(
     help="Gain of a doubling that defines the knee.",
 )
 precision_option = click.option(
-    "--precision", metavar="|".join(PRECISIONS),
+    "--precision", metavar="|".join(PRECISIONS), shell_complete=complete_words(PRECISIONS),
     help="Precision of compute; amp: mixed precision. Default: what the framework does on the device.",
 )  # fmt: skip
 change_option = click.option(

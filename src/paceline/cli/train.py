@@ -8,7 +8,7 @@ import click
 
 from paceline.bench.sites.target import LaunchTarget
 from paceline.catalog import shipped_catalog
-from paceline.cli.options import json_option, place_options
+from paceline.cli.options import complete_clusters, json_option, place_options
 from paceline.errors import LaunchFailed
 from paceline.model.plan.file import read_plan
 from paceline.report.terminal import emit, say
@@ -21,7 +21,8 @@ __all__ = ["command"]
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--cluster", "name", default="local", show_default=True, help="Catalog name, or a file ending in .toml.")
+@click.option("--cluster", "name", default="local", show_default=True, shell_complete=complete_clusters,
+              help="Catalog name, or a file ending in .toml.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=1), help="Number of processes, one per device; default: all devices.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Plan file of `paceline plan --output`.")
 @click.option("--restarts", type=click.IntRange(min=0), default=0, help="Number of restarts of killed ranks.")

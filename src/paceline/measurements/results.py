@@ -184,7 +184,9 @@ def find_campaign(store: Store, study: str | None) -> str:
     """The id of the newest campaign of a study, or of all studies; the id of a campaign is returned unchanged."""
     campaigns = store.read_campaigns()
     if not campaigns:
-        raise InputError(f"no runs in {store.root}", hint="`paceline run examples/studies/demo.toml` measures some")
+        raise InputError(
+            f"no runs in {store.root}", hint="`paceline demo` measures some; --store names another directory"
+        )
     ids = [str(document["campaign"]) for document in campaigns]
     if study is None:
         return ids[-1]

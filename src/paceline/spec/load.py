@@ -100,7 +100,9 @@ def parse_json(text: str, file: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         given = getattr(error, "msg", None) or "too deeply nested"
-        raise SpecError(file, [Problem(file, getattr(error, "lineno", None), "syntax", given, "valid JSON")]) from None
+        raise SpecError(
+            file, [Problem(file, getattr(error, "lineno", None), "syntax", f"the error {given!r}", "valid JSON")]
+        ) from None
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         match = re.search(r"line (\d+)", str(error))
         line = int(match.group(1)) if match else None
-        problem = Problem(file, line, "syntax", str(error) or "too deeply nested", "valid TOML", None)
+        problem = Problem(file, line, "syntax", f"the error {str(error) or 'too deeply nested'!r}", "valid TOML")
         raise SpecError(file, [problem]) from None
 
 

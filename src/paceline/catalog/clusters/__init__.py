@@ -19,7 +19,7 @@ from pydantic import Field
 from paceline.catalog.clusters.files import ClusterFile, DeviceEntry, HostEntry, LinkEntry, resolved
 from paceline.catalog.devices import MAKERS, device_by_alias, device_record, label_words
 from paceline.catalog.links import link_record
-from paceline.errors import InputError, UnknownName
+from paceline.errors import InputError, UnknownName, nearest
 from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Name, Price, SpecModel
 from paceline.spec.load import load_spec, parse_spec, read_text
@@ -63,6 +63,8 @@ def cluster(name: str) -> Cluster:
     if not name.endswith(".toml") and (written := parse_hosts_expression(name)) is not None:
         return repeated(resolved(written.file(), text="", file=name), written.hosts)
     base, count = (name, 1) if name.endswith(".toml") else times_of(name)
+    if not base.endswith(".toml") and base not in cluster_names() and nearest(name, cluster_names()):
+        base, count = name, 1  # "dgx1" is near to dgx-1, rather than once "dg"
     return repeated(_load(Path(base)) if base.endswith(".toml") else _named(base), count)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import tomli_w
 from pydantic import Field, model_validator
 
-from paceline.errors import StoreError
+from paceline.errors import InputError
 from paceline.files import write_output
 from paceline.model.plan.make import Plan
 from paceline.spec.fields import Count, Name, NotNegative, SpecModel
@@ -88,4 +88,4 @@ def write_plan(plan: Plan, path: Path) -> None:
     try:
         write_output(path, tomli_w.dumps({**content, **best, "group": groups}))
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error}") from error
+        raise InputError(f"{path}: {error.strerror or error}", hint="name a file that can be written") from None

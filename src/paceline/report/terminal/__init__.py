@@ -56,10 +56,10 @@ def print_table(table: Table) -> None:
     """Print a table; text is never read as markup, and no word is broken: a table that is too wide is divided."""
     console, table = _console(), _harmless(table)
     if table.title:
-        console.print(escape(table.title), style="italic", soft_wrap=not console.is_terminal)
+        _print(console, escape(table.title), style="italic", soft_wrap=not console.is_terminal)
     for number, columns in enumerate(_parts(table, console.width)):
         if number:
-            console.print()
+            click.echo()
         shown = RichTable(header_style="bold", box=None, pad_edge=False)
         for place, width in columns.items():
             name = table.columns[place]
@@ -67,7 +67,14 @@ def print_table(table: Table) -> None:
             shown.add_column(name.lstrip(">"), justify="right" if right else "left", width=width, overflow="fold")
         for row in table.rows:
             shown.add_row(*(escape(row[place].text) for place in columns))
-        console.print(shown)
+        _print(console, shown)
+
+
+def _print(console: Console, what: Any, **how: Any) -> None:
+    """Print what rich renders, without the spaces that fill its lines; a reader that left is an error of the write."""
+    with console.capture() as captured:
+        console.print(what, **how)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), color=True)
 
 
 def _harmless(table: Table) -> Table:

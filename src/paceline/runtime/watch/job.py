@@ -50,7 +50,8 @@ def run_watched(command: Sequence[str], folder: Path, *, every: int, quiet: bool
         process = subprocess.Popen(list(command), env=env, stdout=2 if quiet else None)
     except OSError as error:
         raise InputError(
-            f"cannot run {command[0]}: {error.strerror}", hint="paceline watch -- python train.py"
+            f"cannot run {command[0]}: {error.strerror}",
+            hint=f"paceline watch -- python {command[0] if Path(command[0]).is_file() else 'train.py'}",
         ) from None
     with _passed_on(process):
         code = process.wait()

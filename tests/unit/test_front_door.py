@@ -1,0 +1,107 @@
+"""What a stranger types first: wrong words, pipes that close early, the shell's completion."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+
+PACELINE = (sys.executable, "-m", "paceline")
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def paceline(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """A command in this process; its standard output, and after it standard error."""
+
+    def call(*words: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        try:
+            main()
+            left = 0
+        except SystemExit as end:
+            left = int(end.code or 0)
+        out, err = capfd.readouterr()
+        assert left == code, err
+        return out + err
+
+    kept = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, kept)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("predict", "resnet50"), "got unexpected extra argument (resnet50)", "`paceline predict -h` shows"),
+        (("plan", "--network", "resnet50"), "missing option '--cluster'", "`paceline plan -h` shows"),
+        (("--verbose",), "no such option '--verbose'", "`paceline -h` shows"),
+        (("store", "chek"), "no command is called 'chek'", "did you mean 'check'?"),
+        (("cluster", "stop"), "no command is called 'stop'", "`paceline cluster -h` lists the commands"),
+        (("store", "check", "--store", "/nope"), "/nope: there is no such directory", "`paceline run` wrote to"),
+        (("catalog", "gpu"), "no entry of the catalog is called 'gpu'", "`paceline catalog` lists all"),
+        (("networks", "resnet"), "no network is called 'resnet'", "these begin with it: resnet101, resnet152"),
+        (
+            ("predict", "--network", "lenet", "--cluster", "dgx1"),
+            "no cluster is called 'dgx1'",
+            "did you mean 'dgx-1'?",
+        ),
+    ],
+)
+def test_every_mistake_has_one_form(paceline: Call, words: tuple[str, ...], error: str, hint: str) -> None:
+    first, second = paceline(*words, code=2).splitlines()
+    assert first.startswith(f"error: {error}")
+    assert second.startswith("  hint: ")
+    assert hint in second
+
+
+def test_a_plan_that_cannot_be_written_names_its_file(paceline: Call, tmp_path: Path) -> None:
+    asked = ("plan", "--network", "lenet", "--cluster", "mixed-lab", "--output")
+    missing = tmp_path / "missing" / "plan.toml"
+    assert f"error: {missing}: No such file or directory\n" in paceline(*asked, str(missing), code=2)
+    assert f"error: {tmp_path}: Is a directory\n" in paceline(*asked, str(tmp_path), code=2)
+
+
+def test_a_reader_that_closes_its_pipe_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*PACELINE, "catalog", "links"], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_line_of_a_table_ends_with_spaces(paceline: Call) -> None:
+    lines = paceline("catalog", "links").splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("catalog v1", "v100-sxm2"),
+        ("evaluate f", "five-frameworks-cifar"),
+        ("export --to ch", "chrome"),
+        ("doctor --on sl", "slurm-batch"),
+        ("cluster up dg", "dgx-1"),
+        ("frameworks install py", "pytorch"),
+        ("foo b", ""),
+    ],
+)
+def test_the_shell_completes_names_and_sees_no_error(
+    paceline: Call, monkeypatch: pytest.MonkeyPatch, words: str, offered: str
+) -> None:
+    typed = f"paceline {words}"
+    shell = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    assert offered in [line.removeprefix("plain,") for line in paceline().splitlines()] or not offered
+
+
+def test_help_of_commands_below_a_command_is_whole(paceline: Call) -> None:
+    assert "..." not in paceline("cluster", "-h")
+    assert "..." not in paceline("store", "-h")
