@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import Finite, json_option, plot_option, store_option
+from paceline.cli.options import Finite, TwoSides, json_option, plot_option, split_sides, store_option
 from paceline.explain.compared import compare_sides, side_of
 from paceline.measurements.store import Store
 from paceline.measurements.summary import gate_code
@@ -18,27 +18,8 @@ from paceline.report.terminal.campaign import gate_lines, show_launch_comparison
 
 __all__ = ["command"]
 
-BETWEEN = "\0"
-"""Stands for `--` between the sides, which click would remove."""
 
-
-class _Sides(click.Command):
-    """A command with two lists of arguments, separated by `--`; options may follow either."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [BETWEEN if word == "--" else word for word in args])
-
-
-def _split(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The names of either side: two, or two lists with `--` between them."""
-    place = names.index(BETWEEN) if BETWEEN in names else 1
-    sides = list(names[:place]), list(names[place:] if BETWEEN not in names else names[place + 1 :])
-    if names.count(BETWEEN) > 1 or not all(sides) or (BETWEEN not in names and len(names) != 2):
-        raise click.UsageError("expected two sides: SAMPLE BASE, or several names of each: A1 A2 A3 -- B1 B2 B3")
-    return sides
-
-
-@click.command(cls=_Sides)
+@click.command(cls=TwoSides)
 @click.argument("names", nargs=-1, required=True, metavar="SAMPLE... [--] BASE...")
 @click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
 @click.option(
@@ -76,7 +57,7 @@ def command(
       paceline compare new1.log new2.log new3.log -- old1.log old2.log old3.log --fail-below 0.97
     """
     check_plot(plot)
-    sample, base = (side_of(side, Store(store)) for side in _split(names))
+    sample, base = (side_of(side, Store(store)) for side in split_sides(names))
     result, notes = compare_sides(sample, base, confidence)
     titles, usages = (sample.name, base.name), [sample.usage, base.usage]
     if plot is not None:

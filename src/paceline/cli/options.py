@@ -20,6 +20,7 @@ from paceline.measurements.store import Store, default_store
 __all__ = [
     "COUNT",
     "Finite",
+    "TwoSides",
     "Whole",
     "complete_clusters",
     "complete_frameworks",
@@ -32,6 +33,7 @@ __all__ = [
     "options",
     "place_options",
     "plot_option",
+    "split_sides",
     "store_option",
     "study_argument",
 ]
@@ -184,3 +186,24 @@ def counts_of(text: str, option: str, *, noun: str = "devices") -> tuple[int, ..
     if not parts or not all(part.isdigit() and 1 <= int(part) <= 10**6 for part in parts):
         raise InputError(f"{option} {text}: expected numbers of {noun}", hint=f"for example {option} 1,2,4,8")
     return tuple(int(part) for part in parts)
+
+
+BETWEEN = "\0"
+"""Stands for `--` between the sides, which click would remove."""
+
+
+class TwoSides(click.Command):
+    """A command with two lists of arguments, separated by `--`; options may follow either."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep `--` as an argument."""
+        return super().parse_args(ctx, [BETWEEN if word == "--" else word for word in args])
+
+
+def split_sides(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The names of either side: two, or two lists with `--` between them."""
+    place = names.index(BETWEEN) if BETWEEN in names else 1
+    sides = list(names[:place]), list(names[place:] if BETWEEN not in names else names[place + 1 :])
+    if names.count(BETWEEN) > 1 or not all(sides) or (BETWEEN not in names and len(names) != 2):
+        raise click.UsageError("expected two sides: SAMPLE BASE, or several names of each: A1 A2 A3 -- B1 B2 B3")
+    return sides
