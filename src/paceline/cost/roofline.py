@@ -32,7 +32,7 @@ from paceline.spec.network import LayerCost, Network, layer_costs
 
 __all__ = [
     "DEFAULT_LAUNCH",
-    "STARTS",
+    "LAYER_STARTS",
     "LayerTimes",
     "LayerWork",
     "device_times",
@@ -53,7 +53,7 @@ LayerWork = tuple[str, str, float, float, tuple[float, ...]]
 
 DEFAULT_LAUNCH = 8e-6
 """Default seconds to launch a kernel, if the catalog has no figure."""
-STARTS = 4
+LAYER_STARTS = 4
 """Kernels, and calls of a framework of the same length, that a layer of a GPU starts one after the other (fitted)."""
 WINOGRAD_FLOP, WINOGRAD_TRAFFIC = 2.25, 9.0
 UPDATE_TRAFFIC = 5
@@ -178,7 +178,7 @@ def _rooflines(
     compute = np.array([2.0 * mac / rates[kind] for mac, kind in zip(macs, kinds, strict=True)])
     compute = _winograd(compute, device, numerics, kinds, macs, traffic[0] / memory)
     both = np.array([[1.0], [2.0]])
-    start = both * np.full(len(kinds), _launch(device) * (STARTS if device.kind == "gpu" else 1))
+    start = both * np.full(len(kinds), _launch(device) * (LAYER_STARTS if device.kind == "gpu" else 1))
     return LayerTimes(*layers, both * compute, both * traffic[0] / memory, both * traffic[1] / memory, start)
 
 

@@ -212,4 +212,4 @@ def share_of(device: Device, unit: LayerClass, gain: float) -> float:
     if unit != "tensor_convolution" or unit in device.reach:
         return share
     matrix = _usual_reach().matrix
-    return min(1.0, share * (gain / matrix.usual) ** -matrix.exponent)
+    return float(min(1.0, share * (gain / matrix.usual) ** -matrix.exponent))
