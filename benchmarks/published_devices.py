@@ -7,7 +7,7 @@ Judged are the figures of catalog/published/devices.toml (ResNet, VGG-16, Incept
 V100, A100, H100, GTX 1080 Ti, RTX 2080 Ti, RTX 3090; float32, TF32, mixed), to which nothing was fitted. Targets:
 the 90 % intervals hold 85 % or more, and the median interval is no wider than a factor of 2 from end to end. Exits with
 1 if a target is missed. `--fit` fits the reach of catalog/reach.toml again, to the figures of other campaigns, and with
-each campaign left out; `launches` are kernels that a layer starts (LAYER_STARTS of cost/roofline.py).
+each campaign left out; `launches` are kernels that a layer starts (STARTS of cost/roofline.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lib.result import Figure, parser_of, publish
 
 from paceline import catalog
 from paceline.cost.precision import numerics_on
-from paceline.cost.roofline import DEFAULT_LAUNCH, LAYER_STARTS
+from paceline.cost.roofline import DEFAULT_LAUNCH, STARTS
 from paceline.model.compute import roofline_work
 from paceline.model.prediction import Prediction
 from paceline.model.question import Question
@@ -95,7 +95,7 @@ def with_reach(device: Device, reach: Reach, precision: str) -> Device:
     """The device at a reach; V100 has its own for linear layers on tensor cores."""
     linear = reach["volta_tensor_linear" if device.name.startswith("v100") else "tensor_linear"]
     gain = device.peak[numerics_on(device, precision).convolution] / device.peak["float32"]
-    launch = reach["launches"] / LAYER_STARTS * (device.launch_overhead or DEFAULT_LAUNCH)
+    launch = reach["launches"] / STARTS * (device.launch_overhead or DEFAULT_LAUNCH)
     shares: dict[LayerClass, float] = {
         "convolution": reach["convolution"], "convolution_3x3": reach["convolution_3x3"],
         "tensor_convolution": min(1.0, reach["tensor_convolution"] * (gain / 8) ** -reach["exponent"]),
@@ -136,7 +136,7 @@ def kepler_reach() -> tuple[float, float]:
             **dict.fromkeys(START, compute),
             "elementwise": memory,
             "exponent": 0.0,
-            "launches": float(LAYER_STARTS),
+            "launches": float(STARTS),
         }
         return sum(abs(log_ratio(one, reach)) for one in figures)
 

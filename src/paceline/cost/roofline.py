@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.catalog.devices import reach_of, share_of
+from paceline.catalog.devices import reach_of, share_with_gain
 from paceline.cost.precision import WIDTHS, Numerics, numerics_on
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, LayerClass
@@ -32,7 +32,7 @@ from paceline.spec.network import LayerCost, Network, layer_costs
 
 __all__ = [
     "DEFAULT_LAUNCH",
-    "LAYER_STARTS",
+    "STARTS",
     "LayerTimes",
     "LayerWork",
     "device_times",
@@ -53,7 +53,7 @@ LayerWork = tuple[str, str, float, float, tuple[float, ...]]
 
 DEFAULT_LAUNCH = 8e-6
 """Default seconds to launch a kernel, if the catalog has no figure."""
-LAYER_STARTS = 4
+STARTS = 4
 """Kernels, and calls of a framework of the same length, that a layer of a GPU starts one after the other (fitted)."""
 WINOGRAD_FLOP, WINOGRAD_TRAFFIC = 2.25, 9.0
 UPDATE_TRAFFIC = 5
@@ -178,7 +178,7 @@ def _rooflines(
     compute = np.array([2.0 * mac / rates[kind] for mac, kind in zip(macs, kinds, strict=True)])
     compute = _winograd(compute, device, numerics, kinds, macs, traffic[0] / memory)
     both = np.array([[1.0], [2.0]])
-    start = both * np.full(len(kinds), _launch(device) * (LAYER_STARTS if device.kind == "gpu" else 1))
+    start = both * np.full(len(kinds), _launch(device) * (STARTS if device.kind == "gpu" else 1))
     return LayerTimes(*layers, both * compute, both * traffic[0] / memory, both * traffic[1] / memory, start)
 
 
@@ -186,7 +186,7 @@ def _rate(device: Device, numerics: Numerics, kind: LayerClass) -> float:
     """Operations per second that a kind of layer reaches."""
     rate, unit = device.peak[numerics.of(kind)], numerics.unit(kind)
     plain: LayerClass = "convolution" if unit == "convolution_3x3" else unit
-    return rate * share_of(device, plain, rate / device.peak.get("float32", rate))
+    return rate * share_with_gain(device, plain, rate / device.peak.get("float32", rate))
 
 
 def _winograd(

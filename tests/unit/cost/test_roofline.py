@@ -9,10 +9,10 @@ import pytest
 
 from paceline import catalog
 from paceline.catalog.describe import describe
-from paceline.catalog.devices import reach_of, reach_spread, share_of
+from paceline.catalog.devices import reach_of, reach_spread, share_with_gain
 from paceline.cost.precision import Numerics
 from paceline.cost.roofline import (
-    LAYER_STARTS,
+    STARTS,
     device_times,
     ideal_seconds,
     macs_of,
@@ -32,7 +32,7 @@ NETWORK = Network(
 )
 DEVICE = Device(name="d", peak={"float32": 1e9}, memory_bandwidth=1e8, launch_overhead=1e-5)
 REACH = reach_of(DEVICE)
-START = LAYER_STARTS * 1e-5
+START = STARTS * 1e-5
 
 
 def test_a_layer_takes_the_longer_of_compute_and_memory() -> None:
@@ -102,7 +102,7 @@ def test_matrix_units_reach_another_share_than_vector_units() -> None:
     reach = {"linear": 0.8, "tensor_linear": 0.2}
     device = Device(name="d", peak={"float32": 1e9, "tf32": 1e9}, memory_bandwidth=1e12, reach=reach)
     vector, matrix = (
-        device_times(NETWORK, device, precision=one).at(1000)[0, 1] - LAYER_STARTS * 8e-6 for one in ("float32", "tf32")
+        device_times(NETWORK, device, precision=one).at(1000)[0, 1] - STARTS * 8e-6 for one in ("float32", "tf32")
     )
     assert matrix == pytest.approx(4 * vector)
     assert device_times(NETWORK, device, precision="tf32").at(1000)[0, 2] == pytest.approx(
@@ -155,8 +155,8 @@ def test_counted_layers_have_the_roofline_of_their_work(precision: str, weight: 
             rate = peak * reach[kind if kind == "elementwise" else f"{unit}{kind}"]  # type: ignore[index]
             traffic = batch * moved * activation / 4 + sum(gradients) * weight / 4
             wanted = max(2 * macs * batch / rate, traffic / (2e11 * reach["elementwise"]))
-            assert forward[place] == pytest.approx(wanted + LAYER_STARTS * 3e-6)
-            assert backward[place] == pytest.approx(2 * wanted + LAYER_STARTS * 6e-6)
+            assert forward[place] == pytest.approx(wanted + STARTS * 3e-6)
+            assert backward[place] == pytest.approx(2 * wanted + STARTS * 6e-6)
     assert times.gradients == tuple(tuple(size * weight / 4 for size in row[4]) for row in rows)
     assert times.names == tuple(row[0] for row in rows)
 
@@ -171,7 +171,7 @@ def test_a_network_has_the_roofline_of_its_layers() -> None:
         moved = (cost.input_elements + cost.output_elements + 2 * cost.kept_elements) * 16 + cost.parameters
         rate = 1e11 * reach[kinds.get(cost.kind, "elementwise")]  # type: ignore[index]
         wanted = max(2 * cost.macs * 16 / rate, 4 * moved / (1e10 * reach["elementwise"]))
-        assert times.at(16)[:, place] == pytest.approx([wanted + LAYER_STARTS * 2e-6, 2 * wanted + LAYER_STARTS * 4e-6])
+        assert times.at(16)[:, place] == pytest.approx([wanted + STARTS * 2e-6, 2 * wanted + STARTS * 4e-6])
         assert times.gradients[place] == tuple(4.0 * tensor.elements for tensor in reversed(cost.tensors))
     by_kind = macs_of(network)
     for kind in ("convolution", "linear"):
@@ -192,9 +192,9 @@ def test_usual_starts_of_kernels() -> None:
     assert measured_times(layers, batch=4).at(0).ravel() == pytest.approx([8e-6, 16e-6])
     free, known = (DEVICE.model_copy(update={"launch_overhead": seconds}) for seconds in (0.0, 1e-3))
     assert device_times(NETWORK, free).launch.tolist() == [[0.0] * 3, [0.0] * 3]
-    assert device_times(NETWORK, known).launch.tolist() == [[LAYER_STARTS * 1e-3] * 3, [LAYER_STARTS * 2e-3] * 3]
+    assert device_times(NETWORK, known).launch.tolist() == [[STARTS * 1e-3] * 3, [STARTS * 2e-3] * 3]
     unknown = DEVICE.model_copy(update={"launch_overhead": None})
-    assert device_times(NETWORK, unknown).launch.tolist() == [[LAYER_STARTS * 8e-6] * 3, [LAYER_STARTS * 16e-6] * 3]
+    assert device_times(NETWORK, unknown).launch.tolist() == [[STARTS * 8e-6] * 3, [STARTS * 16e-6] * 3]
     processor = Device(name="c", kind="cpu", peak={"float32": 1e9}, memory_bandwidth=1e8)
     assert device_times(NETWORK, processor).launch.tolist() == [[8e-6] * 3, [16e-6] * 3], "a call, no kernel"
 
@@ -236,13 +236,13 @@ def test_profiled_layers_have_the_same_algorithms() -> None:
 
 
 def test_matrix_units_of_convolutions_wait_the_more_the_faster_they_are() -> None:
-    shares = [share_of(DEVICE, "tensor_convolution", gain) for gain in (2, 8, 16)]
+    shares = [share_with_gain(DEVICE, "tensor_convolution", gain) for gain in (2, 8, 16)]
     assert shares[0] > shares[1] > shares[2]
     assert shares[1] == REACH["tensor_convolution"]
-    assert share_of(DEVICE, "tensor_convolution", 0.1) == 1.0
-    assert share_of(DEVICE, "tensor_linear", 16) == REACH["tensor_linear"]
+    assert share_with_gain(DEVICE, "tensor_convolution", 0.1) == 1.0
+    assert share_with_gain(DEVICE, "tensor_linear", 16) == REACH["tensor_linear"]
     own = DEVICE.model_copy(update={"reach": {"tensor_convolution": 0.4}})
-    assert share_of(own, "tensor_convolution", 16) == 0.4, "a device's own figure is taken as it is"
+    assert share_with_gain(own, "tensor_convolution", 16) == 0.4, "a device's own figure is taken as it is"
 
 
 def test_the_fewest_operations_are_fewer_only_where_the_algorithm_applies() -> None:
