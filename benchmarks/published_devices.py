@@ -132,7 +132,12 @@ def kepler_reach() -> tuple[float, float]:
     figures, tried = kepler_figures(), TRIED[::2]
 
     def away(compute: float, memory: float) -> float:
-        reach = {**dict.fromkeys(START, compute), "elementwise": memory, "exponent": 0.0, "launches": float(STARTS)}
+        reach = {
+            **dict.fromkeys(START, compute),
+            "elementwise": memory,
+            "exponent": 0.0,
+            "launches": float(STARTS),
+        }
         return sum(abs(log_ratio(one, reach)) for one in figures)
 
     return min(itertools.product(tried, tried), key=lambda pair: away(*pair))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.catalog.devices import reach_of, share_of
+from paceline.catalog.devices import reach_of, share_with_gain
 from paceline.cost.precision import WIDTHS, Numerics, numerics_on
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, LayerClass
@@ -186,7 +186,7 @@ def _rate(device: Device, numerics: Numerics, kind: LayerClass) -> float:
     """Operations per second that a kind of layer reaches."""
     rate, unit = device.peak[numerics.of(kind)], numerics.unit(kind)
     plain: LayerClass = "convolution" if unit == "convolution_3x3" else unit
-    return rate * share_of(device, plain, rate / device.peak.get("float32", rate))
+    return rate * share_with_gain(device, plain, rate / device.peak.get("float32", rate))
 
 
 def _winograd(

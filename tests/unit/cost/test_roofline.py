@@ -9,7 +9,7 @@ import pytest
 
 from paceline import catalog
 from paceline.catalog.describe import describe
-from paceline.catalog.devices import reach_of, reach_spread, share_of
+from paceline.catalog.devices import reach_of, reach_spread, share_with_gain
 from paceline.cost.precision import Numerics
 from paceline.cost.roofline import (
     STARTS,
@@ -236,13 +236,13 @@ def test_profiled_layers_have_the_same_algorithms() -> None:
 
 
 def test_matrix_units_of_convolutions_wait_the_more_the_faster_they_are() -> None:
-    shares = [share_of(DEVICE, "tensor_convolution", gain) for gain in (2, 8, 16)]
+    shares = [share_with_gain(DEVICE, "tensor_convolution", gain) for gain in (2, 8, 16)]
     assert shares[0] > shares[1] > shares[2]
     assert shares[1] == REACH["tensor_convolution"]
-    assert share_of(DEVICE, "tensor_convolution", 0.1) == 1.0
-    assert share_of(DEVICE, "tensor_linear", 16) == REACH["tensor_linear"]
+    assert share_with_gain(DEVICE, "tensor_convolution", 0.1) == 1.0
+    assert share_with_gain(DEVICE, "tensor_linear", 16) == REACH["tensor_linear"]
     own = DEVICE.model_copy(update={"reach": {"tensor_convolution": 0.4}})
-    assert share_of(own, "tensor_convolution", 16) == 0.4, "a device's own figure is taken as it is"
+    assert share_with_gain(own, "tensor_convolution", 16) == 0.4, "a device's own figure is taken as it is"
 
 
 def test_the_fewest_operations_are_fewer_only_where_the_algorithm_applies() -> None:

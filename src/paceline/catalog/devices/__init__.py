@@ -25,7 +25,7 @@ __all__ = [
     "reach_figures",
     "reach_of",
     "reach_spread",
-    "share_of",
+    "share_with_gain",
 ]
 
 FOLDER = Path(__file__).parent
@@ -203,7 +203,7 @@ def reach_of(device: Device) -> dict[LayerClass, float]:
     return {**usual, **device.reach}
 
 
-def share_of(device: Device, unit: LayerClass, gain: float) -> float:
+def share_with_gain(device: Device, unit: LayerClass, gain: float) -> float:
     """The reach of a kind of layer in a precision whose rate is `gain` times that of float32.
 
     Registers and on-chip memory feed every unit alike: the faster the matrix units multiply, the longer they wait.
@@ -212,4 +212,4 @@ def share_of(device: Device, unit: LayerClass, gain: float) -> float:
     if unit != "tensor_convolution" or unit in device.reach:
         return share
     matrix = _usual_reach().matrix
-    return min(1.0, share * (gain / matrix.usual) ** -matrix.exponent)
+    return float(min(1.0, share * (gain / matrix.usual) ** -matrix.exponent))
