@@ -88,7 +88,7 @@ def test_no_line_of_a_table_ends_with_spaces(paceline: Call) -> None:
         ("export --to ch", "chrome"),
         ("doctor --on sl", "slurm-batch"),
         ("cluster up dg", "dgx-1"),
-        ("frameworks install py", "pytorch"),
+        ("frameworks install py", "pytorch/ddp"),
         ("foo b", ""),
     ],
 )
