@@ -111,7 +111,8 @@ class UnknownName(InputError):
         known = sorted(known)
         begun = [item for item in known if name and item.lower().startswith(name.lower())]
         close = nearest(name, known)
-        several = f"these begin with it: {_listed(begun)}" if len(begun) > 1 else ""
+        one_short = close is not None and len(close) - len(name) <= 1
+        several = f"these begin with it: {_listed(begun)}" if len(begun) > 1 and not one_short else ""
         hint = several or (f"did you mean {close!r}?" if close else otherwise or f"known: {_listed(known)}")
         super().__init__(f"no {kind} is called {name!r}", hint=hint)
 

@@ -12,14 +12,7 @@ from paceline.bench.environments import cache_folders
 from paceline.bench.machine import describe_machine, diagnose
 from paceline.bench.sites.fabric import probe_target
 from paceline.bench.sites.target import LaunchTarget
-from paceline.cli.options import (
-    Finite,
-    complete_clusters,
-    complete_links,
-    json_option,
-    place_options,
-    store_option,
-)
+from paceline.cli.options import Finite, json_option, place_options, store_option
 from paceline.errors import InputError
 from paceline.model.links import LEAST_SHARE, judge_fabric
 from paceline.report.documents import checks_document
@@ -38,15 +31,8 @@ __all__ = ["command"]
     "--threads", type=click.IntRange(min=1), help="Threads of each rank; default: an even share of the cores."
 )
 @place_options
-@click.option(
-    "--cluster",
-    "where",
-    shell_complete=complete_clusters,
-    help="Test the links of this cluster: a file, or a name of the catalog.",
-)
-@click.option(
-    "--link", shell_complete=complete_links, help="Link of the catalog that connects the hosts, such as 10gbe."
-)
+@click.option("--cluster", "where", help="Test the links of this cluster: a file, or a name of the catalog.")
+@click.option("--link", help="Link of the catalog that connects the hosts, such as 10gbe.")
 @click.option("--least", type=Finite(0.01, 1.0), help="Share of a link's bandwidth below which it fails: 0.7.")
 @click.option("--nccl-tests", "program", help="all_reduce_perf, built with MPI=1; on GPUs the one in the PATH.")
 @store_option

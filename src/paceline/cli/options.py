@@ -24,7 +24,6 @@ __all__ = [
     "Whole",
     "complete_clusters",
     "complete_frameworks",
-    "complete_links",
     "complete_networks",
     "complete_studies",
     "complete_words",
@@ -66,12 +65,6 @@ def _catalog(kind: str) -> Callable[[click.Context], Iterable[str]]:
     return names
 
 
-def _links(ctx: click.Context) -> Iterable[str]:
-    from paceline.catalog import link_names
-
-    return link_names()
-
-
 def _studies(ctx: click.Context) -> Iterable[str]:
     store = ctx.params.get("store") or default_store()
     return [str(document["study"]) for document in Store(Path(store)).read_campaigns()]
@@ -85,7 +78,6 @@ def complete_words(words: Iterable[str]) -> Completer:
 complete_networks = _completer(_catalog("networks"))
 complete_clusters = _completer(_catalog("clusters"))
 complete_frameworks = _completer(_catalog("frameworks"))
-complete_links = _completer(_links)
 complete_studies = _completer(_studies)
 
 

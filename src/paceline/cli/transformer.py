@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import Whole, json_option, options
+from paceline.cli.options import json_option, options
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.validation.gpt import predict_published
 from paceline.report.terminal import emit, say
@@ -15,29 +15,14 @@ from paceline.units import BYTES, SECONDS
 
 __all__ = ["command"]
 
-_SIZES = {
-    "hidden": (2048, "Width of a layer."),
-    "heads": (16, "Attention heads."),
-    "layers": (24, "Layers."),
-    "sequence": (1024, "Tokens of a sequence."),
-    "tensor": (1, "Devices that split each layer."),
-    "pipeline": (1, "Stages of the pipeline."),
-    "data": (8, "Data-parallel copies of the model."),
-    "micro_batch": (4, "Sequences of one pass of the pipeline."),
-    "global_batch": (128, "Sequences of a step of all devices."),
-    "interleave": (1, "Chunks of layers of each stage."),
-}
+_SIZES = {"hidden": 2048, "heads": 16, "layers": 24, "sequence": 1024, "tensor": 1, "pipeline": 1, "data": 8}
+_BATCHES = {"micro_batch": 4, "global_batch": 128, "interleave": 1}
+
+
 _size_options = options(
     *(
-        click.option(
-            f"--{name.replace('_', '-')}",
-            type=Whole(1, 10**9),
-            default=value,
-            show_default=True,
-            metavar="N",
-            help=text,
-        )
-        for name, (value, text) in _SIZES.items()
+        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(1, 10**9), default=value, show_default=True)
+        for name, value in {**_SIZES, **_BATCHES}.items()
     )
 )
 

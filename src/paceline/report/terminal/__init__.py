@@ -74,7 +74,8 @@ def _print(console: Console, what: Any, **how: Any) -> None:
     """Print what rich renders, without the spaces that fill its lines; a reader that left is an error of the write."""
     with console.capture() as captured:
         console.print(what, **how)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), color=True)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    sys.stdout.flush()
 
 
 def _harmless(table: Table) -> Table:
