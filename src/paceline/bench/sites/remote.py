@@ -95,7 +95,15 @@ def _placeholder(host: int) -> str:
     return f"host-{host}-address"
 
 
-SENT_MODULES = ("variables", "channel", "channel.handshake", "channel.plain", "channel.macs", "channel.frames")
+SENT_MODULES = (
+    "variables",
+    "channel",
+    "channel.handshake",
+    "channel.plain",
+    "channel.macs",
+    "channel.sockets",
+    "channel.frames",
+)
 """What an agent imports, in the order in which it can be loaded."""
 LOADER = """import base64,json,sys,types,zlib
 for name,source in json.loads(zlib.decompress(base64.b64decode('{packed}'))):
