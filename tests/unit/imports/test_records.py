@@ -236,6 +236,9 @@ def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path
     with pytest.raises(InputError, match="does not name its collective"):
         read_nccl_tests(path)
     assert read_nccl_tests(path, "all_gather").operation == "all_gather"
+    path.write_text(gathers.replace("perf", "alltoall_perf", 1))
+    with pytest.raises(InputError, match="output of alltoall_perf, not of all_gather"):
+        read_nccl_tests(path, "all_gather")
     path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
     assert read_nccl_tests(path).operation == "all_reduce"
     path.write_text(NCCL_TEXT + NCCL_TEXT.replace("all_reduce_perf", "all_gather_perf"))
