@@ -114,11 +114,21 @@ LINES = {
     "deepspeed-pipeline": "steps: {step} loss: 2.5 iter time (s): 1.600 samples/sec: 20.00",
     "deepspeed": "[2026-05-05 10:00:00,000] epoch=0/micro_step=9/global_step={step}, RunningAvgSamplesPerSec=99.9, "
     "CurrSamplesPerSec=20.0, MemAllocated=4GB",
+    "fairseq": "2023-01-05 10:00:00 | INFO | train_inner | epoch 001:  {step} / 900 loss=9.1, wps=1000, ups=0.62, "
+    "wpb=1600.0, bsz=64, num_updates={step}, lr=1e-05, train_wall=5, wall=99",
+    "llama-factory": '{{"current_steps": {step}, "total_steps": 200, "loss": 1.5, "epoch": 0.1, "percentage": 5.0, '
+    '"elapsed_time": "1 day, 0:00:{elapsed:02d}", "remaining_time": "0:01:00", "throughput": 5120.5}}',
+    "torchtune": "Step {step} | loss:1.9 lr:2e-05 tokens_per_second_per_gpu:20480.0 peak_memory_active:12.1 ",
+    "keras": "{step}/500 ━━━━━━━━━━━━━━━━━━━━ 12:01 1.6s/step - accuracy: 0.1 - loss: 2.3",
     "megatron": "[default0]: iteration {step:8d}/ 900 | elapsed time per iteration (s): 1.60 | global batch size: 64 |",
     "hf-trainer": f"{BAR}]", "bar": f"Steps: {BAR}, lr=1e-5, step_loss=0.1]",
     "lightning": "Epoch 0: |          | {step}/? [00:10<00:00,  0.625it/s, v_num=0]",
 }  # fmt: skip
 OTHERS = {
+    "fairseq": ('{{"epoch": 1, "update": 0.1, "loss": "9.1", "wps": "1000", "ups": "0.62", "wpb": "1600", "bsz": "64", '
+                '"num_updates": "{step}", "lr": "1e-05", "wall": "99"}}',),
+    "deepspeed": ("[2021-05-01 10:00:00,000] [INFO] [timer.py:154:stop] 0/{step}, SamplesPerSec=20.0",),
+    "keras": ("{step}/500 [==>.......] - 4s 1600ms/step - loss: 2.2", "{step}/500 - 4s - 1600000us/step - loss: 2.2"),
     "llm.c": ("step {step:5d} | loss: 10.9 | lr 6e-04 | norm: 15.3 | dt: 1600.00ms | tok/sec: 150.4",
               "step {step:4d}/74: train loss 4.3 (1600.000 ms, 900 tok/s)"),
     "torchvision": ("Epoch: [0]  [ {step}/500]  eta: 1:23:45  lr: 0.1  loss: 6.9 (6.9)  time: 1.6000  data: 0.01",),
@@ -133,7 +143,11 @@ OTHERS = {
 )
 def test_lines_of_each_program(tmp_path: Path, form: str, line: str) -> None:
     path = tmp_path / "train.log"
-    path.write_text("  train_batch_size ............. 32\n" + "".join(f"{line.format(step=n)}\n" for n in (10, 20, 30)))
+    head = "  train_batch_size ............. 32\n" + (
+        "seq_len: 1024, local batch size: 32\n" if form == "torchtune" else ""
+    )
+    numbers = (10, 20, 30) if form != "llama-factory" else (5, 10, 20, 30)  # the first line of a clock says no time
+    path.write_text(head + "".join(f"{line.format(step=n, elapsed=n * 8 // 5)}\n" for n in numbers))
     log = logs.read_log(path)
     assert log.form == form
     assert [step.seconds for step in log.steps] == pytest.approx([1.6] * 3)
@@ -159,3 +173,28 @@ def test_epochs_of_unknown_length_follow_each_other(tmp_path: Path) -> None:
         "".join(f"Epoch {epoch}: | | {n}/? [00:10<00:00, 2.00it/s]\r" for epoch in range(3) for n in (1, 2))
     )
     assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6]
+
+
+def test_bars_of_epochs_that_a_line_before_names(tmp_path: Path) -> None:
+    """The bar of an epoch states the mean since its begin: its last line counts, and no epoch hides another."""
+    path = tmp_path / "train.log"
+    bars = "".join(f"\r\x1b[1m{n}/4\x1b[0m ━━ \x1b[1m0s\x1b[0m {n * 100}ms/step - loss: 1" for n in (1, 2, 3, 4, 4))
+    path.write_text("".join(f"Epoch {epoch}/3\n{bars}\n" for epoch in (1, 2, 3)))
+    assert [(step.step, step.seconds) for step in logs.read_log(path).steps] == [(4, 0.4), (8, 0.4), (12, 0.4)]
+    bars = "".join(f"\r{n}0%|#| {n}/4 [00:0{n}<00:03,  1.{n}0s/it]" for n in (1, 2, 3, 4))
+    path.write_text("".join(f"Epoch {epoch}/3\n{bars}\n" for epoch in (1, 2, 3)))
+    assert [step.step for step in logs.read_log(path).steps] == [*range(1, 13)]
+
+
+@pytest.mark.parametrize(("stated", "contradicts"), [(1.6, False), (1.9, False), (0.4, True), (12.8, True)])
+def test_figures_that_the_times_of_the_lines_contradict(tmp_path: Path, stated: float, contradicts: bool) -> None:
+    """Ten steps in 16 s, and one pause of a minute."""
+    path = tmp_path / "train.log"
+    words = f"elapsed time per iteration (ms): {1000 * stated} | global batch size: 64 |"
+    times = [(n, *divmod(n * 16 + (60 if n > 5 else 0), 60)) for n in range(1, 9)]
+    path.write_text(
+        "".join(f" [2024-07-01 10:{m:02d}:{s:02d}] iteration {10 * n}/ 900 | {words}\n" for n, m, s in times)
+    )
+    notes = logs.read_log(path).notes
+    assert bool(notes) is contradicts
+    assert not notes or f"a step takes {stated:.3g} s, by the times of its lines 1.6 s" in notes[0]

@@ -63,8 +63,27 @@ def test_different_collectives_under_one_number_and_missing_dumps(tmp_path: Path
     other = entry(2, "nccl:broadcast", "started")
     found = hangs(tmp_path, {0: dump([entry(1), entry(2, state="started")]), 1: dump([entry(1), other])})
     assert [(hang.waiting, hang.other, hang.no_dump, hang.culprits) for hang in found] == [
-        ((0,), {1: "nccl:broadcast"}, (2,), (1, 2))
+        ((0,), {1: "nccl:broadcast"}, (2,), (0, 1, 2))
     ]
+
+
+def test_groups_of_one_description_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    """Two data-parallel groups of a mesh: one is done with its fifth collective, the other waits in its third."""
+    dumps = {}
+    for rank, calls in enumerate((3, 5, 2, 5)):
+        group, ranks = ("1", "[0, 2]") if rank % 2 == 0 else ("2", "[1, 3]")
+        states = {(0, 3): "started"}
+        entries = [entry(n, state=states.get((rank, n), "completed")) for n in range(1, calls + 1)]
+        config = {group: {"name": group, "desc": "dp", "ranks": ranks}}
+        dumps[rank] = {**dump([one | {"process_group": [group, "dp"]} for one in entries]), "pg_config": config}
+    (hang,) = hangs(tmp_path, dumps)
+    assert (hang.group, hang.number, hang.waiting, hang.culprits) == ("dp (ranks 0, 2)", 3, (0,), (2,))
+
+
+def test_of_two_ranks_that_disagree_none_is_right(tmp_path: Path) -> None:
+    names = ("nccl:all_gather", "nccl:all_reduce")
+    dumps = {rank: dump([entry(1, name, "started")], {"0": "[0, 1]"}) for rank, name in enumerate(names)}
+    assert hangs(tmp_path, dumps)[0].culprits == (0, 1)
 
 
 def test_a_collective_that_all_entered_accuses_nobody_and_a_finished_job_has_no_hang(tmp_path: Path) -> None:
@@ -236,6 +255,9 @@ def test_a_test_that_does_not_name_its_collective_is_asked_for_it(tmp_path: Path
     with pytest.raises(InputError, match="does not name its collective"):
         read_nccl_tests(path)
     assert read_nccl_tests(path, "all_gather").operation == "all_gather"
+    path.write_text(gathers.replace("perf", "alltoall_perf", 1))
+    with pytest.raises(InputError, match="output of alltoall_perf, not of all_gather"):
+        read_nccl_tests(path, "all_gather")
     path.write_text(NCCL_TEXT.replace("all_reduce_perf", "perf"))
     assert read_nccl_tests(path).operation == "all_reduce"
     path.write_text(NCCL_TEXT + NCCL_TEXT.replace("all_reduce_perf", "all_gather_perf"))

@@ -114,6 +114,11 @@ CASES: dict[str, tuple[Files, str]] = {
     "damaged gzip": ({"t.json.gz": gzip.compress(SOUND)[:40] + b"x" * 500}, "damaged"),
     "no events": ({"t.json": b'{"schemaVersion": 1}'}, "no trace events"),
     "events that are no list": ({"t.json": b'{"schemaVersion": 1, "traceEvents": 5}'}, "no trace events"),
+    "operations of XLA": ({"t.json": json.dumps({"traceEvents": [
+        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0"}},
+        {"ph": "X", "pid": 3, "tid": 1, "ts": 1.0, "dur": 5.0, "name": "fusion.1"}]}).encode()}, "XLA.*paceline watch"),
+    "a graph without times": ({"t.json": b'{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1, "name": "a"}]}'},
+                              "without durations.*torch.profiler"),
     "text that is no JSON": ({"t.json": b"{traceEvents: []}"}, "damaged"),
     "binary": ({"t.bin": bytes(range(256)) * 40}, "t.bin"),
     "time as text": ({"t.json": first(ts="soon")}, r"\.ts: got 'soon', expected a number of microseconds"),

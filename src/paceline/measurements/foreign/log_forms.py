@@ -64,7 +64,10 @@ def _number(pattern: str) -> Callable[[str], float | None]:
 
 
 def _form(sign: str, step: str, **others: str) -> Reader:
-    """A reader of lines with this sign that name the step, of an epoch where there is one, and any of these figures."""
+    """A reader of lines with this sign that name the step, of an epoch where there is one, and any of these figures.
+
+    Without figures, the line has to name the time that elapsed.
+    """
     number_of, readers = re.compile(step), {name: _number(pattern) for name, pattern in others.items()}
 
     def read(line: str) -> LoggedStep | None:
@@ -72,7 +75,7 @@ def _form(sign: str, step: str, **others: str) -> Reader:
         if place is None or _step_of(place.groupdict()) >= 2**31:
             return None
         found = {name: value for name, reader in readers.items() if (value := reader(line)) is not None}
-        return _logged(place.groupdict(), found) if found else None
+        return _logged(place.groupdict(), found) if found or not readers else None
 
     return read
 
@@ -83,10 +86,11 @@ def _step_of(place: dict[str, str | None]) -> int:
 
 
 def _logged(place: dict[str, str | None], found: dict[str, float]) -> LoggedStep:
-    rate, total, epoch = found.get("rate"), place.get("total"), place.get("epoch")
+    total, epoch = place.get("total"), place.get("epoch")
     return LoggedStep(
         step=_step_of(place),
-        seconds=found["ms"] / 1e3 if "ms" in found else 1 / rate if rate else found.get("seconds"),
+        at_s=_elapsed(place.get("elapsed")),
+        seconds=_seconds_of(found),
         tokens_per_s=found.get("tokens"),
         mfu=found["mfu"] / 100 if "mfu" in found else None,
         tflops=found.get("tflops"),
@@ -97,7 +101,27 @@ def _logged(place: dict[str, str | None], found: dict[str, float]) -> LoggedStep
     )
 
 
-BAR = r"\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[[0-9:?]+<[0-9:?, ]+"
+def _seconds_of(found: dict[str, float]) -> float | None:
+    """Seconds of a step, from the figure that says most of them."""
+    for unit, factor in (("ms", 1e-3), ("us", 1e-6)):
+        if unit in found:
+            return found[unit] * factor
+    if found.get("all_tokens") and found.get("all_tokens_per_s"):
+        return found["all_tokens"] / found["all_tokens_per_s"]
+    return 1 / found["rate"] if found.get("rate") else found.get("seconds")
+
+
+def _elapsed(clock: str | None) -> float | None:
+    """Seconds of `4 days, 1:02:03` or `02:03`."""
+    given = ELAPSED.fullmatch(clock or "")
+    if given is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in given.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+ELAPSED = re.compile(r"(?:(\d{1,5}) days?, )?(?:(\d{1,6}):)?(\d{1,2}):(\d{1,2})")
+BAR = r"\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<elapsed>[0-9:?]+)<[0-9:?, ]+"
 OF_EPOCH = r"\[\s{0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})"
 LOG_FORMS: dict[str, Reader] = {
     "torchtitan": _form(
@@ -151,8 +175,25 @@ LOG_FORMS: dict[str, Reader] = {
         "%|", rf"(?:^|\]:|\b(?:Steps|Train\w*|Iter\w*):|\b(?P<epoch>\d{{1,6}})\|\d+\|Loss: [^:|]{{1,20}}:)\s*{BAR}",
         seconds=rf",\s{{0,9}}{NUMBER}s/it[\],]", rate=rf",\s{{0,9}}{NUMBER}it/s[\],]",
     ),
+    "fairseq": _form(  # `bsz` and `wpb` are of all devices
+        "num_updates", r"\bnum_updates(?:=|\": \")(?P<step>\d{1,12})\b", rate=rf"\bups(?:=|\": \"){NUMBER}",
+        all_tokens=rf"\bwpb(?:=|\": \"){NUMBER}", all_tokens_per_s=rf"\bwps(?:=|\": \"){NUMBER}",
+        samples=rf"\bbsz(?:=|\": \"){NUMBER}",
+    ),
+    "llama-factory": _form(  # its throughput is that of the whole training so far
+        '"current_steps"', r'"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12})\b.{0,2000}?'
+        r'"elapsed_time": "(?P<elapsed>[^"]{4,40})"',
+    ),
+    "torchtune": _form(
+        "tokens_per_second_per_gpu", r"^\s*Step (?P<step>\d{1,12}) \|", tokens=rf"\btokens_per_second_per_gpu:{NUMBER}"
+    ),
+    "keras": _form(
+        "s/step", r"^\s*(?P<step>\d{1,9})/(?P<total>\d{1,9})\s(?!\[[=>.]* ?\] - ETA)", seconds=rf"[ -]{NUMBER}s/step\b",
+        ms=rf"[ -]{NUMBER}ms/step\b", us=rf"[ -]{NUMBER}[uμ]s/step\b",
+    ),
     "deepspeed": _form(
-        "global_step=", r"\bglobal_step=(?P<step>\d{1,12}), ", sample_rate=rf"\bCurrSamplesPerSec={NUMBER}"
+        "SamplesPerSec=", r"(?:\bglobal_step=|\] \d{1,9}/)(?P<step>\d{1,12}), (?:RunningAvg)?SamplesPerSec",
+        sample_rate=rf"\b(?:Curr)?SamplesPerSec={NUMBER}",
     ),
 }  # fmt: skip
 """The reader of a line by the program that writes it. Of several in one log the first counts: a library beneath a
@@ -160,5 +201,6 @@ program writes lines of its own."""
 KNOWN_LINES = (
     "known lines: torchtitan (`step: 5  loss: ...  tps: ...`), Megatron (`iteration 5/100 | ... elapsed time per "
     "iteration (ms): ...`), bars of HF Trainer, Lightning and others (`| 5/100 [00:10<03:00, 1.9s/it]`), NeMo, "
-    "nanoGPT, llm.c, MaxText, torchvision, timm, MMEngine, Detectron2, DeepSpeed"
+    "nanoGPT, llm.c, MaxText, torchvision, timm, MMEngine, Detectron2, DeepSpeed, fairseq, Keras, LLaMA-Factory, "
+    "torchtune"
 )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -22,8 +23,14 @@ __all__ = ["METRICS", "TrainingLog", "looks_like_log", "read_log", "refuse_state
 LONGEST = 20_000
 """Characters of a line that are looked at."""
 MOST_STEPS = 2_000_000
+LEAST_PAIRS, LEAST_ELAPSED_S, MOST_RATIO = 4, 10.0, 1.33
+"""Lines and seconds that show how long steps take by the clock, which may count whole seconds; when it contradicts."""
 RANK = re.compile(r"\[(?:rank|default)?(\d{1,6})\]:")
-MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
+EPOCH = re.compile(r"\s*Epoch (\d{1,6})/\d{1,6}\s*")
+"""A line before the bars of an epoch, which count from its begin."""
+OF_EPOCHS = ("keras", "hf-trainer", "bar")
+"""Forms whose bar may be of an epoch that only a line before it names."""
+MOMENT = re.compile(r"(\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class TrainingLog:
 SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})")
 LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})")
 ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})")
-METRICS = re.compile(r"""(?:^|\]:)\s*\{(['"])(?:loss|eval_loss|train_loss|train_runtime)\1: """)
+METRICS = re.compile(r"""(?:^|\]:)\s*\{(['"])(?:loss|eval_loss|train_loss|train_runtime|current_steps)\1: """)
 """What HF Trainer prints of a training: neither the number of the step nor its time."""
 GLOBAL_BATCH = re.compile(
     r"\b(?:global batch size|total train batch size(?: \([^)]{0,80}\))?|train_batch_size(?= \.\.)[ .]{0,40})"
@@ -98,7 +105,9 @@ def read_log(path: Path) -> TrainingLog:
     """The steps of a log; the first form that a line has is the form of the file."""
     forms, facts, steps, metrics, starts = [*LOG_FORMS], dict[str, int](), list[LoggedStep](), 0, set[int]()
     form: str | None = None
+    epoch = 0
     for line in _lines(path):
+        epoch = int(head.group(1)) - 1 if (head := EPOCH.fullmatch(line)) else epoch
         is_head = _note_facts(line, facts)
         metrics += METRICS.match(line) is not None
         name, found = next(((name, step) for name in forms if (step := _step_in(path, line, name))), (form, None))
@@ -106,7 +115,8 @@ def read_log(path: Path) -> TrainingLog:
             form, forms, steps, starts = name, forms[: forms.index(str(name)) + 1], [], set()
         if found is not None:
             rank = RANK.search(line)
-            steps.append(replace(found, rank=int(rank.group(1)) if rank else None, at_s=_moment(line)))
+            at_s, before = _moment(line) or found.at_s, epoch * (found.total or 0) if form in OF_EPOCHS else 0
+            steps.append(replace(found, step=found.step + before, rank=int(rank[1]) if rank else None, at_s=at_s))
         elif is_head and steps:
             starts.add(len(steps))
         if len(steps) > MOST_STEPS:
@@ -117,14 +127,16 @@ def read_log(path: Path) -> TrainingLog:
     if form is None:
         raise InputError(f"{path} has no line of a training log that we know", hint=HINT)
     _note_devices(facts)
-    timed, notes = _without_impossible(_timed(_once(_started(steps, starts)), facts))
+    counted = _ends_of_epochs(steps) if form == "keras" else _started(steps, starts)
+    timed, notes = _without_impossible(_timed(_once(counted), facts))
     if len(timed) < 2:
         what = f"{path} has {len(timed)} timed steps of {form} in {len(steps)} lines, at least two are needed"
         raise InputError(what, hint=NEEDED)
     ranks = {step.rank or 0 for step in steps}
     each = [step.samples for step in timed if step.samples]
     return TrainingLog(
-        str(path), form, tuple(timed), facts.get("world", max(ranks) + 1), facts.get("sequence"), notes,
+        str(path), form, tuple(timed), facts.get("world", max(ranks) + 1), facts.get("sequence"),
+        (*notes, *_contradictions(timed)),
         round(median(each)) if each else facts.get("global"),
     )  # fmt: skip
 
@@ -177,6 +189,12 @@ def _started(steps: Sequence[LoggedStep], heads: set[int]) -> list[LoggedStep]:
     return counted
 
 
+def _ends_of_epochs(steps: list[LoggedStep]) -> list[LoggedStep]:
+    """Of lines that state the mean since their epoch began, the last of each epoch, if there are two."""
+    ends = [step for step in steps if step.total and step.step % step.total == 0]
+    return ends if len({step.step for step in ends}) > 1 else steps
+
+
 def _through_epochs(steps: Sequence[LoggedStep]) -> Iterator[LoggedStep]:
     """The steps, counted on where an epoch of unknown length ends."""
     before, last = 0, LoggedStep(0)
@@ -199,7 +217,9 @@ def _note_devices(facts: dict[str, int]) -> None:
 def _moment(line: str) -> float | None:
     found = MOMENT.search(line)
     try:
-        moment = datetime.fromisoformat(found.group(1).replace(",", ".")).timestamp() if found else -1.0
+        moment = (
+            datetime.fromisoformat(found.group(1).replace(",", ".").replace("/", "-")).timestamp() if found else -1.0
+        )
     except (ValueError, OverflowError):
         return None
     return moment if moment >= 0 else None
@@ -252,3 +272,22 @@ def _from_times(before: LoggedStep | None, step: LoggedStep) -> float | None:
     if before.at_s is None or step.at_s is None:
         return None
     return (step.at_s - before.at_s) / (step.step - before.step) if step.step > before.step else None
+
+
+def _contradictions(steps: Sequence[LoggedStep]) -> tuple[str, ...]:
+    """Whether the times of the lines say another duration of steps than the lines do; long pauses do not count."""
+    pairs = [(after.step - before.step, seconds * (after.step - before.step), after.seconds or 0.0)
+             for before, after in pairwise(steps) if (seconds := _from_times(before, after))]  # fmt: skip
+    usual = 3 * median([seconds / count for count, seconds, _ in pairs]) if pairs else 0.0
+    kept = [pair for pair in pairs if pair[1] <= usual * pair[0]]
+    count, elapsed = sum(pair[0] for pair in kept), sum(pair[1] for pair in kept)
+    if len(kept) < LEAST_PAIRS or elapsed < LEAST_ELAPSED_S:
+        return ()
+    clock, stated = elapsed / count, sum(pair[0] * pair[2] for pair in kept) / count
+    if 1 / MOST_RATIO < stated / clock < MOST_RATIO:
+        return ()
+    return (
+        f"the log contradicts itself: by its figures a step takes {stated:.3g} s, by the times of its lines "
+        f"{clock:.3g} s. The figures count; they may be of a micro-batch, of another number of devices or without the "
+        "wait for input",
+    )

@@ -156,6 +156,8 @@ def _operation(path: Path, text: str, given: str | None, implied: str | None) ->
         known_names = ", ".join(sorted(set(OPERATIONS.values())))
         hint = f"test one of {known_names}" if written else f"--operation, one of {known_names}"
         raise InputError(f"{path}: {what}", hint=hint)
+    if given and written and OPERATIONS.get(written[0]) != known[named]:
+        raise InputError(f"{path} is the output of {written[0]}_perf, not of {given}", hint="leave --operation out")
     return known[named]
 
 

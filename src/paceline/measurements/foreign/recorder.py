@@ -11,7 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class Collective:
     created_ns: int
     place: str
     """Where the program called it: function, file and line; empty if the dump has no stacks."""
+    key: str = ""
+    """The name of the group, which people do not read but `Dump.groups` knows."""
     pair: int = -1
     """Number of a send or receive, or of its batch; -1: it is a collective of all ranks."""
 
@@ -149,6 +151,7 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
         sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
         created_ns=created if isinstance(created, int) and 0 <= created < 2**63 else 0,
         place=_place(given.get("frames")),
+        key=names[0] if names else "",
         pair=int(pair) if given.get("is_p2p") and _is_count(pair) else -1,
     )
 
@@ -186,7 +189,7 @@ def _groups(config: Any) -> dict[str, tuple[int, ...]]:
 
 def find_hangs(dumps: Iterable[Dump]) -> tuple[Hang, ...]:
     """The first collective of each group that did not complete everywhere; those that block the others come first."""
-    by_rank = {dump.rank: dump for dump in dumps}
+    by_rank = {dump.rank: dump for dump in _told_apart(list(dumps))}
     tables: dict[str, dict[int, dict[int, Collective]]] = defaultdict(lambda: defaultdict(dict))
     for rank, dump in by_rank.items():
         for entry in dump.collectives:
@@ -199,6 +202,25 @@ def find_hangs(dumps: Iterable[Dump]) -> tuple[Hang, ...]:
     waiting = {rank for hang in found for rank in hang.waiting}
     named = [_with_culprits(hang, waiting) for hang in found]
     return tuple(sorted(named, key=lambda hang: (not hang.culprits, hang.group, hang.number)))
+
+
+def _told_apart(dumps: Sequence[Dump]) -> Iterator[Dump]:
+    """The dumps, with the ranks in the name of groups of one description, such as those of a mesh."""
+    ranks: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for dump in dumps:
+        for group, key in {(one.group, one.key) for one in dump.collectives}:
+            ranks[group].add(dump.groups.get(key, ()))
+    for dump in dumps:
+        names = {one.key: _with_ranks(one.group, dump.groups.get(one.key, ())) for one in dump.collectives
+                 if len(ranks[one.group] - {()}) > 1}  # fmt: skip
+        collectives = tuple(replace(one, group=names.get(one.key, one.group)) for one in dump.collectives)
+        groups = {name: dump.groups[key] for key, name in names.items() if key in dump.groups}
+        yield replace(dump, collectives=collectives, groups={**dump.groups, **groups})
+
+
+def _with_ranks(group: str, ranks: tuple[int, ...]) -> str:
+    named = ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}, {len(ranks)} of them"
+    return f"{group} (ranks {named})" if ranks else group
 
 
 def _hang(
@@ -273,5 +295,7 @@ def _stuck_pairs(dump: Dump) -> Iterator[tuple[str, list[Collective]]]:
 
 def _with_culprits(hang: Hang, waiting: set[int]) -> Hang:
     absent = hang.no_dump if len(hang.no_dump) <= len(hang.waiting) + len(hang.missing) + len(hang.other) else ()
-    culprits = tuple(rank for rank in (*hang.missing, *hang.other, *absent) if rank not in waiting)
-    return Hang(**{**vars(hang), "culprits": culprits})
+    culprits = [rank for rank in (*hang.missing, *hang.other, *absent) if rank not in waiting]
+    if len(hang.other) == len(hang.waiting):  # nobody is in the majority
+        culprits = sorted({*culprits, *hang.waiting})
+    return replace(hang, culprits=tuple(culprits))

@@ -71,10 +71,19 @@ def format_of(path: Path) -> str:
         return "chakra"
     stream = EventStream(path)
     first = [event for event in islice(stream, SNIFFED) if isinstance(event, dict)]
+    if any(map(_is_process_of_xla, first)):
+        what = f"{path} is a trace of XLA's profiler (JAX or TensorFlow): its operations belong to no phase of training"
+        raise InputError(what, hint="`paceline watch -- python train.py` records the steps of JAX and TensorFlow")
     if any(event.get("ph") in ("B", "E") for event in first) and not any(map(_has_phase, first)):
         return "horovod"
     by_profiler = {"distributedInfo", "schemaVersion", "deviceProperties"} & set(stream.head)
     return "kineto" if by_profiler or any(event.get("cat") in BY_PROFILER for event in first) else "chrome"
+
+
+def _is_process_of_xla(event: dict[str, Any]) -> bool:
+    name = event.get("args")
+    named = name.get("name") if event.get("name") == "process_name" and isinstance(name, dict) else None
+    return isinstance(named, str) and named.startswith(("/device:", "/host:"))
 
 
 def _has_phase(event: dict[str, Any]) -> bool:

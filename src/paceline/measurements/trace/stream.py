@@ -188,6 +188,9 @@ class EventStream:
             elif self._peek() != "}":
                 raise self._wrong("`,` or the end of the document")
         self._at += 1
+        if not found and "nodes" in self.head:
+            raise InputError(f"{self.path} is an execution trace of PyTorch: nodes of a graph, without durations",
+                             hint="import the trace that torch.profiler wrote in the same run")  # fmt: skip
         if not found:
             raise InputError(
                 f"{self.path} holds no trace events", hint="expected a list, or an object with `traceEvents`"
