@@ -385,6 +385,18 @@ def test_silence_and_half_a_frame_after_the_login_do_not_hold_up_others(subject:
     subject.check()
 
 
+@pytest.mark.parametrize("pid", ["Infinity", "1e999", "NaN", "[]", '"x"', "9" * 5000])
+def test_an_agent_whose_number_is_none_is_refused(pid: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agents = OfAgents(tmp_path)
+    own = agents.call()
+    own.send(f'{{"host":"h","address":"a","pid":{pid}}}'.encode())
+    with pytest.raises(ConnectionError):
+        own.receive(timeout=20)
+    agents.check()
+    agents.close()
+    assert "OverflowError" not in caplog.text, "only connections' own errors are expected"
+
+
 PEER = {"id": "rank1-b", "rank": 1, "address": "127.0.0.1", "port": 1}
 HELLO = {"kind": "hello", "peer": PEER, "view": 0, "ballots": []}
 BALLOT = {"number": 1, "leader": "rank0-a", "size": 2, "peers": [], "established": True, "fresh": True}

@@ -192,6 +192,11 @@ class SecureConnection:
         """Of the socket, for `select`; it is readable when a frame arrives or the peer is gone."""
         return self._connection.fileno()
 
+    def detach(self) -> socket.socket:
+        """The authenticated socket, for a use without frames."""
+        self._broken = "the socket has another use"
+        return self._connection
+
     def close(self) -> None:
         """Close the connection at once; a thread that is receiving is woken."""
         with self._using(), self._lock:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 __all__ = ["VERSION", "Keys", "Login", "Opening", "Refused", "greet_caller", "greet_listener"]
 
-VERSION = 4
+VERSION = 5
 """Of handshake, frames and messages together: processes of two versions refuse each other."""
 MAGIC = b"PACELINE"
 NONCE_BYTES = PROOF_BYTES = 32

@@ -28,7 +28,7 @@ MAX_CALLERS = 4096
 """Authenticated connections at one time: a few for each process of the largest job."""
 POLL = 0.2
 """Seconds between two looks at whether the listener is closed."""
-PAUSE = 0.05
+PAUSE = 0.005
 """Seconds to wait when this process has no descriptors left, so that some handshakes have ended."""
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("paceline.channel")

@@ -181,7 +181,7 @@ class Arrivals:
         hello = connection.receive_plain(timeout=HELLO_TIMEOUT_S, max_text=MAX_HELLO)
         try:
             self._queue.put(AgentConnection(connection, hello))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:  # the last: `int` of infinity
             connection.close()
             raise ConnectionError("the agent did not say who it is") from error
 

@@ -77,6 +77,10 @@ class Channel:
         """How long a receive waits for a message to begin; None for as long as any connection may be idle."""
         self._timeout = IDLE_TIMEOUT if timeout is None else timeout
 
+    def detach(self) -> socket.socket:
+        """The authenticated socket, for a use without messages."""
+        return self._connection.detach()
+
     def close(self) -> None:
         """Close the connection; a thread that is receiving is woken."""
         self._connection.close()

@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from paceline.channel.frames import PeerClosed
 from paceline.runtime.members.channel import Channel, Endpoint, in_background
-from paceline.runtime.members.link import MemberLink
+from paceline.runtime.members.link import MemberLink, SilentConnection
 from paceline.runtime.members.view import MOST_VIEWS, Peer, Timeouts, View
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError, accepted_by
@@ -80,6 +79,11 @@ class Leader:
         self._events.put(lambda: self._join(hello, link))
         threading.Thread(target=self._listen, args=(hello.peer, link), daemon=True, name="paceline-follower").start()
 
+    def hold(self, channel: Channel) -> None:
+        """Keep the second connection of a follower, which was welcomed before it called again."""
+        lifeline, link = SilentConnection(channel), self._links.get(channel.peer)
+        link.hold(lifeline) if link is not None else lifeline.close()
+
     def resign(self) -> None:
         """Give way to another leader; the followers turn to it."""
         self._core.machine.on(Event.RESIGNED)
@@ -108,7 +112,7 @@ class Leader:
                 farewell = isinstance(message, messages.Farewell)
                 self._events.put(lambda message=message: self._hear(peer, link, message))  # type: ignore[misc]
         except ConnectionError as error:
-            farewell = not isinstance(error, PeerClosed)
+            farewell = not link.ended(error)
             log.debug("%s: %s", peer.id, error)
         self._events.put(lambda: self._lose(peer, link, farewell=farewell or link.closed))
         if not self.leading:  # nobody reads the events any more

@@ -13,14 +13,13 @@ import threading
 import time
 from pathlib import Path
 
-from paceline.channel.frames import PeerClosed
 from paceline.channel.handshake import Login
 from paceline.errors import TrainingLost, TrainingOver
 from paceline.runtime.members import peers
 from paceline.runtime.members import view as views
 from paceline.runtime.members.channel import GREETING_TIMEOUT, Channel, Endpoint, in_background, message_listener
 from paceline.runtime.members.leader import Leader
-from paceline.runtime.members.link import MemberLink
+from paceline.runtime.members.link import MemberLink, SilentConnection
 from paceline.runtime.members.view import Peer, Report, Timeouts, View, read_roster
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import accepted_by
@@ -159,8 +158,7 @@ class Member:
             leader.leave()
             if done:
                 views.close_roster(self.roster)
-        link = self._link
-        if link is not None:
+        if (link := self._link) is not None:
             link.close()
 
     @property
@@ -171,8 +169,7 @@ class Member:
     @property
     def leads(self) -> bool:
         """Whether this process leads now."""
-        leader = self._leader
-        return leader is not None and leader.leading
+        return (leader := self._leader) is not None and leader.leading
 
     def _has_ended(self, view: int) -> bool:
         return self.interrupted.is_set() or self._core.seen != view
@@ -252,6 +249,7 @@ class Member:
                 link.send(self._core.ready)
         if not self.leads:
             self._leader = None
+        link.hold(peers.open_lifeline(endpoint, self._login))
         return link
 
     def _obey(self, link: MemberLink) -> None:
@@ -261,7 +259,7 @@ class Member:
             while not self._core.dismissed:
                 self._on_message(link.receive(*expected))
         except ConnectionError as error:
-            silent = link.closed or not isinstance(error, PeerClosed)
+            silent = not link.ended(error) or link.closed
             log.debug("the connection to the leader ended: %s", error)
         if not link.closed:
             link.close(messages.Farewell())
@@ -338,21 +336,23 @@ class Member:
     def _answer(self, channel: Channel) -> None:
         try:
             channel.set_timeout(GREETING_TIMEOUT)
-            message = channel.receive(messages.Hello, messages.LeadershipQuery)
-            assert isinstance(message, messages.Hello | messages.LeadershipQuery)
+            message = channel.receive(messages.Hello, messages.LeadershipQuery, messages.Lifeline)
             channel.set_timeout(None)
+            leader = self._leader
+            if isinstance(message, messages.Lifeline):
+                return leader.hold(channel) if leader is not None else SilentConnection(channel).close()
+            assert isinstance(message, messages.Hello | messages.LeadershipQuery)
             if message.peer.id != channel.peer:
                 raise ConnectionError(f"{channel.peer!r} logged in and says that it is {message.peer.id!r}")
             if isinstance(message, messages.LeadershipQuery):
                 channel.answer(message, self._leadership(message.peer))
-            elif (leader := self._leader) is not None and leader.leading:
-                leader.admit(message, channel)
-                return
+            elif leader is not None and leader.leading:
+                return leader.admit(message, channel)
             else:
                 channel.answer(message, self._core.direction(follows=self._link is not None))
         except OSError as error:
             log.debug("a caller is gone: %s", error)
-        channel.close()
+        return channel.close()
 
     def _leadership(self, asking: Peer) -> messages.LeadershipReply:
         leader = self._leader

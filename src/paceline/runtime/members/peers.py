@@ -6,10 +6,11 @@ import contextlib
 import time
 
 from paceline.runtime.members.channel import Channel, Endpoint, Login, open_channel
+from paceline.runtime.members.link import SilentConnection
 from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol import messages
 
-__all__ = ["answers", "ask_leadership", "ask_to_follow", "is_dead"]
+__all__ = ["answers", "ask_leadership", "ask_to_follow", "is_dead", "open_lifeline"]
 
 ANSWERS_TIMEOUT = 0.5
 """Seconds for a member of a running job to accept; asked of each endpoint of a roster, so it must be short."""
@@ -86,3 +87,12 @@ def ask_to_follow(
         channel.send(messages.Farewell())
     channel.close()
     return reply, None
+
+
+def open_lifeline(endpoint: Endpoint, login: Login) -> SilentConnection | None:
+    """A second connection to the leader that was followed just now; None if it cannot be had."""
+    with contextlib.suppress(OSError):
+        channel = open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)
+        channel.send(messages.Lifeline())
+        return SilentConnection(channel)
+    return None

@@ -38,6 +38,7 @@ __all__ = [
     "LeaseReply",
     "LeaseRequest",
     "LeaveSyncer",
+    "Lifeline",
     "Message",
     "Parameters",
     "Push",
@@ -138,6 +139,10 @@ class Hello(Message, route=_TO_MEMBER, kind="hello", answers=("welcome", "redire
     """The views in which the member has a vote: the last established one, and those that were formed after it."""
 
 
+class Lifeline(Message, route=_TO_MEMBER, kind="lifeline"):
+    """The second connection of a follower, on which nothing more is said: only the death of a process ends it."""
+
+
 class Redirect(Message, route=_TO_MEMBER, kind="redirect"):
     """The endpoint of the leader that the asked member follows."""
 
@@ -148,8 +153,7 @@ class Redirect(Message, route=_TO_MEMBER, kind="redirect"):
 class WaitForSuccessor(Message, route=_TO_MEMBER, kind="wait"):
     """The asked member follows no leader at the moment."""
 
-    successor: str | None
-    """The expected next leader."""
+    successor: str | None  # the expected next leader
 
 
 # Between a leader and the members that follow it.
@@ -158,15 +162,13 @@ class WaitForSuccessor(Message, route=_TO_MEMBER, kind="wait"):
 class Welcome(Message, route=_FROM_LEADER, kind="welcome"):
     """The member follows this leader from now on."""
 
-    view: int
-    """Number of the newest view."""
+    view: int  # number of the newest view
 
 
 class Heartbeat(Message, route=_TO_LEADER, kind="heartbeat"):
     """The member is alive, even if it trains slowly."""
 
-    step: int = 0
-    """The current step."""
+    step: int = 0  # the current step
     seconds: float = 0.0
     """Seconds for which the training script has had control; 0 while the member waits for others."""
 
@@ -251,15 +253,13 @@ class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):
 class GroupMessage(Message):
     """The common fields of all messages of a group to a shard."""
 
-    group: str
-    """Name of the group."""
+    group: str  # its name
 
 
 class GroupHeartbeat(GroupMessage, route=_TO_SHARD, kind="group-heartbeat", answers=("heartbeat-reply",)):
     """The group is alive; sent on a separate connection, because an exchange may wait for a whole round."""
 
-    busy: bool
-    """Whether the group participates in rounds; a group that waits for samples does not."""
+    busy: bool  # whether it participates in rounds; a group that waits for samples does not
 
 
 class StartGroup(GroupMessage, route=_TO_SHARD, kind="start", answers=("parameters", "start-refused"), payload=True):

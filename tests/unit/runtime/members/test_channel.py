@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from paceline.channel.frames import PeerClosed
 from paceline.runtime.members.channel import Channel, Refused, login_of, message_listener, open_channel
-from paceline.runtime.members.link import FILLED, MemberLink
+from paceline.runtime.members.link import FILLED, MemberLink, SilentConnection
 from paceline.runtime.members.peers import ask_to_follow
 from paceline.runtime.members.view import Peer
 from paceline.runtime.protocol.codec import ProtocolError, decode_message
@@ -20,6 +23,7 @@ from paceline.runtime.protocol.messages import (
     Hello,
     LeaderHeartbeat,
     LeadershipQuery,
+    Lifeline,
     Push,
     Role,
     WaitForSuccessor,
@@ -159,3 +163,53 @@ def test_a_payload_of_another_size_than_announced_is_refused(door: Door, size: i
     with pytest.raises(ProtocolError, match="payload"):
         theirs.receive(Push)
     mine.close()
+
+
+FOLLOWER = """
+import socket, struct, sys, time
+from paceline.runtime.members.channel import Role, login_of, open_channel
+from paceline.runtime.members.link import MemberLink
+from paceline.runtime.members.peers import open_lifeline
+from paceline.runtime.protocol.messages import Farewell
+endpoint, login = ("127.0.0.2", int(sys.argv[1])), login_of(b"the secret of this job", Role.MEMBER, "rank1-a")
+link = MemberLink(open_channel(*endpoint, login, timeout=5))
+link.hold(open_lifeline(endpoint, login))
+sys.stdin.readline()
+if sys.argv[2] == "is reset":
+    plain = link._channel._connection._connection
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    plain.close()
+    link.close()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("fate", ["killed", "is reset"])
+def test_a_killed_process_is_dead_even_if_it_had_not_read_all(fate: str) -> None:
+    """Between hosts, which two addresses stand for, its kernel resets the connection as a firewall would."""
+    let_in: list[Channel] = []
+    server = socket.create_server(("127.0.0.2", 0))
+    listener = message_listener(server, login_of(SECRET, Role.MEMBER, "rank0-b"), let_in.append, caller=Role.MEMBER)
+    threading.Thread(target=listener.run, daemon=True).start()
+    argv = [sys.executable, "-c", FOLLOWER, str(server.getsockname()[1]), fate]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as process:
+        while len(let_in) < 2:
+            time.sleep(0.01)
+        link = MemberLink(let_in[0])
+        let_in[1].receive(Lifeline)
+        link.hold(SilentConnection(let_in[1]))
+        link.send(Halt(1, "what it does not read"))
+        time.sleep(0.1)
+        if fate == "killed":
+            process.kill()
+        else:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        with pytest.raises(ConnectionError) as error:
+            link.receive(Heartbeat)
+        assert not isinstance(error.value, PeerClosed), "the connection was reset"
+        assert link.ended(error.value) is (fate == "killed")
+        link.close()
+        process.kill()
+    listener.close()
