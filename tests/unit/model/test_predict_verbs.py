@@ -273,3 +273,15 @@ def test_frameworks_are_compared_at_one_assumed_batch_that_fits_all():
     both = [curve.predictions[0] for curve in api.predict("resnet50", cluster=where, devices=4, framework=ways).curves]
     assert alone[0].batch_per_device > alone[1].batch_per_device
     assert [one.batch_per_device for one in both] == [alone[1].batch_per_device] * 2
+
+
+def test_an_unknown_network_is_answered_with_how_to_bring_ones_own_even_if_a_name_is_near():
+    done = CliRunner().invoke(program, ["predict", "--network", "densenet121", "--cluster", "dgx-1"])
+    assert done.exit_code == 2
+    assert "did you mean" in done.output and "paceline.capture" in done.output
+
+
+def test_the_fusion_of_gradients_is_said_in_words():
+    asked = ["predict", "--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--batch", "64", "--devices", "32"]
+    said = CliRunner().invoke(program, asked).output
+    assert "as the framework does it" in said and "mgwfbp" not in said
