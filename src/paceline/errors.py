@@ -105,7 +105,7 @@ class TrainingOver(SystemExit):
 
 
 class UnknownName(InputError):
-    """An unknown name, with the nearest known name."""
+    """An unknown name, with the nearest known name, and what else helps (`otherwise`)."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> None:
         known = sorted(known)
@@ -113,7 +113,8 @@ class UnknownName(InputError):
         close = nearest(name, known)
         one_short = close is not None and len(close) - len(name) <= 1
         several = f"these begin with it: {_listed(begun)}" if len(begun) > 1 and not one_short else ""
-        hint = several or (f"did you mean {close!r}?" if close else otherwise or f"known: {_listed(known)}")
+        meant = several or (f"did you mean {close!r}?" if close else "")
+        hint = f"{meant} {otherwise}".strip() or f"known: {_listed(known)}"
         super().__init__(f"no {kind} is called {name!r}", hint=hint)
 
 

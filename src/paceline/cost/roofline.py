@@ -33,10 +33,13 @@ from paceline.spec.network import LayerCost, Network, layer_costs
 __all__ = [
     "DEFAULT_LAUNCH",
     "STARTS",
+    "WINOGRAD_FLOP",
+    "WINOGRAD_TRAFFIC",
     "LayerTimes",
     "LayerWork",
     "device_times",
     "ideal_seconds",
+    "layer_class",
     "macs_of",
     "measured_times",
     "profiled_times",
@@ -56,6 +59,7 @@ DEFAULT_LAUNCH = 8e-6
 STARTS = 4
 """Kernels, and calls of a framework of the same length, that a layer of a GPU starts one after the other (fitted)."""
 WINOGRAD_FLOP, WINOGRAD_TRAFFIC = 2.25, 9.0
+"""Operations saved, and bytes added, by Winograd's algorithm."""
 UPDATE_TRAFFIC = 5
 """Reads of weight, gradient and momentum, writes of weight and momentum."""
 CLASSES: dict[str, LayerClass] = {"conv2d": "convolution", "linear": "linear", "attention": "attention"}
@@ -140,7 +144,8 @@ def _shares(costs: Sequence[LayerCost]) -> Floats:
     return shares
 
 
-def _class_of(layer: Layer) -> LayerClass:
+def layer_class(layer: Layer) -> LayerClass:
+    """The kind of layer that a layer's rate is known for."""
     if layer.kind == "conv2d" and (layer.kernel, layer.stride, layer.groups) == SQUARE:
         return "convolution_3x3"
     return CLASSES.get(layer.kind, "elementwise")
@@ -150,7 +155,7 @@ def _roofline(network: Network, device: Device, numerics: Numerics) -> LayerTime
     costs = layer_costs(network)
     moved = np.array([float(c.input_elements + c.output_elements + 2 * c.kept_elements) for c in costs])
     fixed = np.array([float(c.parameters) for c in costs])
-    kinds = [_class_of(layer) for layer in network.layers]
+    kinds = [layer_class(layer) for layer in network.layers]
     macs = np.array([float(cost.macs) for cost in costs])
     traffic = (moved * numerics.activation, fixed * numerics.weight)
     return _rooflines(_layers(costs, numerics.weight), device, numerics, kinds, macs, traffic)
@@ -205,7 +210,7 @@ def macs_of(network: Network) -> dict[LayerClass, float]:
     """Multiply-adds of the forward pass of one sample, by kind of layer."""
     found: defaultdict[LayerClass, float] = defaultdict(float)
     for layer, cost in zip(network.layers, layer_costs(network), strict=True):
-        found[_class_of(layer)] += cost.macs
+        found[layer_class(layer)] += cost.macs
     return dict(found)
 
 

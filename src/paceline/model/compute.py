@@ -40,6 +40,10 @@ Ints = NDArray[np.int64]
 
 BATCH_SPREAD = 0.08
 """The same of a profile scaled to another batch, for each doubling."""
+ASSUMED_JITTER = 0.01
+"""Relative standard deviation of the steps of a device, where none was measured."""
+JITTER_SPREAD = 1.3
+"""Standard deviation of its log: benchmarks/published_hosts.py, from the campaigns of its figures."""
 MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear", "attention", "elementwise"), 1.0)
 """Measured rates are reached already."""
 MOVED_SPREAD = 0.2
@@ -76,6 +80,8 @@ class StepWork:
     """Compute threads of the rank that was measured; none if not known, or not a processor."""
     parallel: float | None = None
     """Share of the step that runs in parallel on several threads, if it was measured."""
+    jitter_spread: float = 0.0
+    """Standard deviation of the log of the jitter, if that is only assumed."""
     before: float = 0.0
     """Seconds of earlier chunks of the same step, whose gradients are only summed."""
 
@@ -122,6 +128,7 @@ class DeviceWork:
     crowd: int = 1
     threads: int | None = None
     parallel: float | None = None
+    jitter_spread: float = 0.0
 
     def at(self, batch: int) -> StepWork:
         """The step with this many samples; none take no time."""
@@ -147,6 +154,7 @@ class DeviceWork:
             crowd=self.crowd,
             threads=self.threads,
             parallel=self.parallel,
+            jitter_spread=self.jitter_spread,
         )
 
     @cached_property
@@ -171,7 +179,8 @@ def roofline_work(
         times=device_times(network, device, precision=precision, stated_for=stated_for),
         order=tuple(reversed(range(len(network.layers)))),
         update=update_seconds(network.parameters, device, precision=precision),
-        jitter=0.01 if emulation is None else emulation.jitter,
+        jitter=ASSUMED_JITTER if emulation is None else emulation.jitter,
+        jitter_spread=JITTER_SPREAD if emulation is None else 0.0,
         spread=0.0 if emulation is not None else reach_spread(device),
         basis=f"times of {device.name} as its emulation states them" if stated else basis,
     )
@@ -224,7 +233,8 @@ def counted_work(profile: Profile, device: Device, *, precision: str = "float32"
         times=profiled_times(counted, device, precision=precision),
         order=tuple(names.index(name) for name in profile.ready or reversed(names)),
         update=update_seconds(parameters, device, precision=precision),
-        jitter=0.01,
+        jitter=ASSUMED_JITTER,
+        jitter_spread=JITTER_SPREAD,
         spread=reach_spread(device),
         basis=f"roofline of {device.name}, {meaning}, from the work of the profile's layers",
     )
@@ -276,6 +286,7 @@ def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, 
         backward=work.backward * ratios[1],
         update=work.update * wanted.update / measured.update,
         jitter=wanted.jitter,
+        jitter_spread=wanted.jitter_spread,
         spread=float(np.hypot(work.spread, MOVED_FAR_SPREAD if far else MOVED_SPREAD)),
         basis=f"{work.basis}, moved by the ratio of rooflines{' of processor and GPU' if far else ''}",
         threads=None,

@@ -55,6 +55,7 @@ ADVICE = {
     "fixed": "run two devices once and calibrate with it: the fixed cost of being distributed is only assumed",
     "sharing": "sweep this number of ranks on this host (`paceline bench-collectives --ranks N`) and calibrate with it",
     "slowdown": "run two devices once with and without overlap: the slowdown under communication is only assumed",
+    "waiting": "run two devices once and calibrate with it: how much their steps vary is only assumed",
 }
 
 ADVICE_MEASURED = {
@@ -145,6 +146,7 @@ def spreads_of(works: Sequence[StepWork], largest: int, calibration: Calibration
         "fixed": calibration.fixed_per_gradient.spread,
         "slowdown": calibration.slowdown.spread,
         "sharing": 1.0,
+        "waiting": max(work.jitter_spread for work in works) if calibration.jitter is None else 0.0,
     }
 
 

@@ -43,9 +43,11 @@ class Factors:
     slowdown: Floats
     sharing: Floats
     """What ranks of a host cost each other, raised to the spread of each case."""
+    waiting: Floats
+    """How much the steps of equal devices vary."""
 
 
-NOMINAL = Factors(*(np.ones(1) for _ in range(6)))
+NOMINAL = Factors(*(np.ones(1) for _ in range(7)))
 """Nothing is uncertain."""
 
 
@@ -188,7 +190,7 @@ def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: 
             _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
             return terms
     jitter = calibration.jitter if calibration.jitter is not None else max(w.jitter for w in ranks.works)
-    late = _expected_slowest(count, jitter) + ranks.straggle[0] * (ranks.straggle[1] - 1)
+    late = factors.waiting * _expected_slowest(count, jitter) + ranks.straggle[0] * (ranks.straggle[1] - 1)
     terms["waiting"] = np.maximum(slowest - mean_forward - mean_backward, 0.0) + slowest * late
     _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
     return terms

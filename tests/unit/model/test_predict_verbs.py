@@ -2,8 +2,11 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
-from paceline import api
+from paceline import api, catalog
+from paceline.cli import program
+from paceline.errors import UnknownName
 from tests.unit.model.clusters import V100, cluster
 
 POINTS = """network,framework,device,link,devices_per_host,devices,batch_per_device,samples_per_s
@@ -273,3 +276,17 @@ def test_frameworks_are_compared_at_one_assumed_batch_that_fits_all():
     both = [curve.predictions[0] for curve in api.predict("resnet50", cluster=where, devices=4, framework=ways).curves]
     assert alone[0].batch_per_device > alone[1].batch_per_device
     assert [one.batch_per_device for one in both] == [alone[1].batch_per_device] * 2
+
+
+def test_an_unknown_network_is_answered_with_how_to_bring_ones_own_even_if_a_name_is_near():
+    with pytest.raises(UnknownName) as refused:
+        catalog.network("densenet121")
+    assert refused.value.hint is not None
+    assert re.fullmatch("did you mean 'resnet152'[?] .*paceline.capture.*", refused.value.hint)
+
+
+def test_the_fusion_of_gradients_is_said_in_words():
+    asked = ["predict", "--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--batch", "64", "--devices", "32"]
+    said = CliRunner().invoke(program, asked).output
+    assert "as the framework does it" in said
+    assert "mgwfbp" not in said

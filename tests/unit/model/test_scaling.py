@@ -231,12 +231,14 @@ def test_exchange_and_compute_slow_each_other():
 
 
 def test_a_sweep_tells_how_sure_bytes_and_starts_are_and_the_least_known_device_how_sure_compute_is():
-    works = [SimpleNamespace(spread=0.1), SimpleNamespace(spread=0.3)]
+    works = [SimpleNamespace(spread=spread, jitter_spread=spread / 2) for spread in (0.1, 0.3)]
     swept = CollectiveFit("all_reduce", 2, "additive", 1e-4, 1e-9, 0.0, 0.07, 1e3, 1e8)
     usual = spreads_of(works, 2, CATALOG_ONLY)
     assert usual == {
         "compute": 0.3, "bandwidth": CATALOG_ONLY.reach.spread, "latency": CATALOG_ONLY.latency.spread,
         "fixed": CATALOG_ONLY.fixed_per_gradient.spread, "slowdown": CATALOG_ONLY.slowdown.spread, "sharing": 1.0,
+        "waiting": 0.15,
     }  # fmt: skip
     known = spreads_of(works, 2, replace(CATALOG_ONLY, collectives=(swept,)))
     assert known == {**usual, "bandwidth": 0.07, "latency": 0.07}
+    assert spreads_of(works, 2, replace(CATALOG_ONLY, jitter=0.02)) == {**usual, "waiting": 0.0}, "it was measured"

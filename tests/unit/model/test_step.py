@@ -257,7 +257,7 @@ def by_hand(ranks: Ranks, calibration: Calibration, draw: dict[str, float], *, o
     lost = share * max(0.0, sum(comm) - exposed(1.0))
     crowded = max(0.0, crowding - 1)
     jitter = max(one.jitter for one in works) if calibration.jitter is None else calibration.jitter
-    late = jitter * {2: 0.589456, 6: 1.281552}[count] + ranks.straggle[0] * (ranks.straggle[1] - 1)
+    late = draw["waiting"] * jitter * {2: 0.589456, 6: 1.281552}[count] + ranks.straggle[0] * (ranks.straggle[1] - 1)
     slowest = scale * ranks.accumulate * whole
     copies = ranks.memory_per_byte if calibration.copy_per_byte is None else calibration.copy_per_byte
     found = {

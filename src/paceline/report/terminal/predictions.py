@@ -49,8 +49,11 @@ def _show_curve(curve: Curve) -> None:
     say(f"\nknee (a doubling adds less than {format_share(curve.knee_gain)}): {knee}")
     choices = curve.detail.get("fusion", {})
     if choices:
-        listed = [f"{name} {one['exchanges']} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()]
-        say(f"exchanges (exposed) at {_devices(curve.predictions[-1].devices)}: {', '.join(listed)}")
+        listed = [
+            f"{one['exchanges']} {FUSED[name]} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()
+        ]
+        count = _devices(curve.predictions[-1].devices)
+        say(f"exchanges of a step, and what compute does not hide of them, at {count}: {', '.join(listed)}")
     say(*precision_lines([curve]))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
 
@@ -59,6 +62,8 @@ def _devices(count: int) -> str:
     return f"{count} device{'s' * (count != 1)}"
 
 
+FUSED = {"policy": "as the framework does it", "mgwfbp": "by MG-WFBP", "optimal": "at best"}
+"""How gradients are put together into exchanges."""
 EVERYDAY: dict[str, tuple[str, Callable[[float], str]]] = {
     "mfu": ("MFU", lambda value: f"{100 * value:.1f} %"),
     "power_w": ("kW", lambda value: f"{value / 1e3:,.2f}"),
