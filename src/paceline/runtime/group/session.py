@@ -19,9 +19,11 @@ from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import spread_rows
+from paceline.runtime.group.trainable import refuse_apart
 from paceline.runtime.group.wire import BoardStore, Broken, Wire
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import HELD, Peer, View
+from paceline.runtime.samples import PARTIAL
 from paceline.runtime.training import Training
 
 __all__ = ["GroupSession", "RankGroup"]
@@ -110,7 +112,8 @@ class GroupSession:
         self.reducer.flush()
         local = self._squared_norm() if noise and shares[self.rank] else 0.0
         self.reducer.finish()
-        *noted, counts = self.reducer.noted()
+        *noted, counts, rates, norms = self.reducer.noted()
+        refuse_apart(rates, norms, self._training.parameters[0].dtype)
         self._normalise(shares, counts)
         if self._training.settings.clip is not None and isinstance(self.reducer, ColumnReducer):
             self._training.norm = self.reducer.norm()
@@ -129,11 +132,18 @@ class GroupSession:
     def begin(self, weight: float, *, step_began: float, count: float) -> None:
         """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
         before = self._reported[1:] if self._reported else (0.0, 0.0, 0.0, 0.0)
-        self.reducer.begin(weight, step_began=step_began, notes=(*before, count))
+        self.reducer.begin(weight, step_began=step_began, notes=(*before, count, *self._training.alike()))
 
     def _normalise(self, shares: tuple[int, ...], counts: Sequence[float]) -> None:
         """Gradients per item, where losses are means over counted items and not over samples."""
         own = [count for count, samples in zip(counts, shares, strict=True) if samples]
+        if PARTIAL in own:
+            raise InputError(
+                "a loss is the mean over a part of its targets, or over their weights, and not over samples: ranks "
+                "with different shares of them would count alike",
+                hint="pace.step(loss, count=(targets != ignore_index).sum()), or the sum of the targets' weights; "
+                "count=len(targets) takes the mean of means, as DistributedDataParallel does",
+            )
         if max(own) < 0:
             return
         if min(own) < 0:
