@@ -81,14 +81,12 @@ class Pace:
         global_batch: int,
         settings: Settings,
     ) -> None:
-        self._holder, start, self.settings = WireHolder(), start_of(settings), settings
-        self._process = os.getpid()
+        self._holder, start, self.settings, self._process = WireHolder(), start_of(settings), settings, os.getpid()
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
         self._planned = start.batch is not None
         self.global_batch = global_batch = start.batch or global_batch
-        ranks = start.context.size
-        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=ranks, chunk=settings.chunk)
+        self._synced = prepare_batchnorm(model, self._holder, settings, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
         self._training = Training(
@@ -113,9 +111,8 @@ class Pace:
         named = start.where.group if start.where else "group"
         self._recorder = MetricsRecorder(settings, group=named, rank=start.context.rank)
         self._attempt: Attempt | None = None
-        self._left = False
-        self._again = False
-        """Whether the current batch is repeated, because the group has changed."""
+        self._left = self._again = False
+        """Whether this process has left, and whether the batch is repeated, because the group has changed."""
         self._unsettled: float | None = None
         """Seconds of a committed step whose consequences are still to come."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
@@ -232,9 +229,8 @@ class Pace:
             raise InputError("backward() was called without a batch, or twice for one", hint=hint)
         self._training.check_loss(loss)
         attempt.done += 1
-        mean = self.settings.reduction == "mean"
-        attempt.take_count(count, mean=mean)
-        attempt.partial |= mean and count is None and not attempt.empty and leaves_out(loss, attempt.here)
+        attempt.take_count(count, mean=self.settings.reduction == "mean")
+        attempt.partial |= count is None and leaves_out(loss, attempt.here)
         try:
             self._backward(loss, attempt)
         except Broken as error:
@@ -350,10 +346,10 @@ class Pace:
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
         self._attempt, end = None, time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
-        spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
-        self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))
-        staleness = self._mode.staleness
-        self._recorder.step(self.records[-1], rank=session.rank, epoch=self.position.epoch, staleness=staleness)
+        spent = (attempt.size, attempt.shares, seconds, attempt.compute, attempt.waited, attempt.exchange, end)
+        self.records.append(StepRecord(self.position.step, view.number, *spent))
+        epoch, staleness = self.position.epoch, self._mode.staleness
+        self._recorder.step(self.records[-1], rank=session.rank, epoch=epoch, staleness=staleness)
         self._unsettled = seconds
 
     def _settle(self) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "reached_rate",
     "share_of",
     "step_size",
+    "total_count",
 ]
 
 REACHED = "paceline: reached {rate:.2f} samples/s (90 %: {low:.2f} to {high:.2f}) in the last {steps} steps"
@@ -217,6 +218,27 @@ class Attempt:
         shrinks when the rank waits for others, and the share would swing between two extremes.
         """
         return max(self.compute - self.waited, self.loading) if self.beside else self.compute
+
+
+def total_count(shares: Sequence[int], counts: Sequence[float]) -> float:
+    """What the losses of all ranks are the mean over; 0 where that is their samples."""
+    own = [count for count, samples in zip(counts, shares, strict=True) if samples]
+    if PARTIAL in own:
+        raise InputError(
+            "a loss is the mean over a part of its targets, or over their weights, and not over samples: ranks with "
+            "different shares of them would count alike",
+            hint="pace.step(loss, count=(targets != ignore_index).sum()), or the sum of the targets' weights; "
+            "count=len(targets) takes the mean of means, as DistributedDataParallel does",
+        )
+    if max(own) < 0:
+        return 0.0
+    if min(own) < 0:
+        raise InputError(
+            f"ranks {[rank for rank, n in enumerate(shares) if n and counts[rank] < 0]} gave no count of the items "
+            "that their loss is the mean over, others did",
+            hint="pace.step(loss, count=...) on all ranks or on none",
+        )
+    return sum(own)
 
 
 def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:

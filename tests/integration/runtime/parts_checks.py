@@ -162,11 +162,11 @@ def _normalised(plain: nn.Module, steps: list[Tensor], shares: tuple[int, int]) 
         holder.wire = wire
         mine = nn.Sequential(nn.Sequential(copy.deepcopy(plain)))
         before = list(mine.parameters())
-        assert prepare_batchnorm(mine, holder, how="sync", ranks=2, chunk=None)
+        assert prepare_batchnorm(mine, holder, Settings(batchnorm="sync"), ranks=2)
         again = WireHolder()
-        assert prepare_batchnorm(mine, again, how="warn", ranks=2, chunk=None), "as an earlier join left it"
+        assert prepare_batchnorm(mine, again, Settings(), ranks=2), "as an earlier join left it"
         assert all(part.holder is again for part in mine.modules() if isinstance(part, SyncedBatchNorm))
-        assert prepare_batchnorm(mine, holder, how="warn", ranks=2, chunk=None)
+        assert prepare_batchnorm(mine, holder, Settings(), ranks=2)
         assert [id(one) for one in before] == [id(one) for one in mine.parameters()]
         rows = slice(0, shares[0]) if wire.rank == 0 else slice(shares[0], None)
         for step, weight, (out, gradient) in zip(steps, weights, expected, strict=True):
@@ -202,7 +202,9 @@ def check_batchnorm_over_two_ranks_is_that_of_one_process() -> None:
 
 def check_the_whole_batch_in_one_pass_is_not_taken_in_several() -> None:
     for model, how in ((nn.Sequential(nn.SyncBatchNorm(2)), "warn"), (nn.Sequential(nn.BatchNorm1d(2)), "sync")):
-        said = refusal(lambda m=model, h=how: prepare_batchnorm(m, WireHolder(), how=h, ranks=2, chunk=4))
+        said = refusal(
+            lambda m=model, h=how: prepare_batchnorm(m, WireHolder(), Settings(batchnorm=h, chunk=4), ranks=2)
+        )
         assert "in several" in said, said
 
 
@@ -232,15 +234,13 @@ def check_batchnorm_alone_warns_of_the_split_and_a_broken_view_is_kept_for_the_s
     for ranks, warned in ((1, 0), (2, 1)):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            assert not prepare_batchnorm(
-                nn.Sequential(nn.BatchNorm1d(2)), WireHolder(), how="warn", ranks=ranks, chunk=None
-            )
+            assert not prepare_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), WireHolder(), Settings(), ranks=ranks)
         assert len(said) == warned
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not prepare_batchnorm(nn.Sequential(nn.GroupNorm(1, 2)), WireHolder(), how="warn", ranks=2, chunk=None)
+        assert not prepare_batchnorm(nn.Sequential(nn.GroupNorm(1, 2)), WireHolder(), Settings(), ranks=2)
         asked = nn.Sequential(nn.SyncBatchNorm(2))
-        assert prepare_batchnorm(asked, WireHolder(), how="warn", ranks=2, chunk=None)
+        assert prepare_batchnorm(asked, WireHolder(), Settings(), ranks=2)
         assert isinstance(asked[0], SyncedBatchNorm)
 
     def broken(_: Tensor) -> Callable[[], None]:
@@ -526,6 +526,7 @@ def check_a_cross_entropy_over_a_part_of_its_targets_is_seen() -> None:
         nn.functional.cross_entropy,
     )
     assert not leaves_out(cross(scores, labels), 4)
+    assert not leaves_out(cross(scores[:3], labels[:3]), 0), "a rank without samples"
     assert not leaves_out(cross(scores, labels), 2), "two targets of each sample"
     assert not leaves_out(cross(scores, labels, ignore_index=0, reduction="sum") / 4, 4)
     assert not leaves_out(scores.square().mean(), 4)

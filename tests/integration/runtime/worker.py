@@ -132,7 +132,7 @@ def apart(options: dict[str, Any]) -> dict[str, Any]:
     """What each rank says of a loop in which they would come apart, or in which a loss is a mean over other things."""
     model, data = problem(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    weight = torch.tensor([1.0, 5.0, 0.2]) if options["why"] == "weighted" else None
+    weight = torch.tensor([1.0, 5.0, 0.2, 1.0, 1.0]) if options["why"] == "weighted" else None
     try:
         with join(model, optimizer, data, global_batch=30, settings=Settings(timeouts=QUICK)) as pace:
             for batch in pace.batches(steps=3):

@@ -7,7 +7,7 @@ forward and backward, so that any split gives what one process would compute.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import InputError
 from paceline.runtime.group.wire import Broken, Wire
+from paceline.runtime.settings import Settings
 
 __all__ = ["SyncedBatchNorm", "WireHolder", "prepare_batchnorm"]
 
@@ -114,14 +115,12 @@ def _synchronise(model: nn.Module, holder: WireHolder, kind: type[_BatchNorm]) -
             _synchronise(part, holder, kind)
 
 
-def prepare_batchnorm(
-    model: nn.Module, holder: WireHolder, *, how: Literal["warn", "sync"], ranks: int, chunk: int | None
-) -> bool:
+def prepare_batchnorm(model: nn.Module, holder: WireHolder, settings: Settings, *, ranks: int) -> bool:
     """Whether layers need a wire of their own; a model whose results depend on the split is warned about.
 
     `nn.SyncBatchNorm` asks for the whole batch by itself, and knows torch.distributed only.
     """
-    _synchronise(model, holder, _BatchNorm if how == "sync" else nn.SyncBatchNorm)
+    _synchronise(model, holder, _BatchNorm if settings.batchnorm == "sync" else nn.SyncBatchNorm)
     if ranks > 1 and _has_plain_batchnorm(model):
         warnings.warn(
             "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
@@ -129,7 +128,7 @@ def prepare_batchnorm(
             stacklevel=5,
         )
     synced = any(isinstance(part, SyncedBatchNorm) for part in model.modules())
-    if synced and chunk is not None:
+    if synced and settings.chunk is not None:
         raise InputError(
             "batchnorm='sync' and nn.SyncBatchNorm normalise a rank's share in one pass, chunk takes it in several",
             hint="leave one of them out, or use GroupNorm",

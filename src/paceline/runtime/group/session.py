@@ -23,7 +23,7 @@ from paceline.runtime.group.trainable import refuse_apart
 from paceline.runtime.group.wire import BoardStore, Broken, Wire
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import HELD, Peer, View
-from paceline.runtime.samples import PARTIAL
+from paceline.runtime.samples import total_count
 from paceline.runtime.training import Training
 
 __all__ = ["GroupSession", "RankGroup"]
@@ -136,23 +136,7 @@ class GroupSession:
 
     def _normalise(self, shares: tuple[int, ...], counts: Sequence[float]) -> None:
         """Gradients per item, where losses are means over counted items and not over samples."""
-        own = [count for count, samples in zip(counts, shares, strict=True) if samples]
-        if PARTIAL in own:
-            raise InputError(
-                "a loss is the mean over a part of its targets, or over their weights, and not over samples: ranks "
-                "with different shares of them would count alike",
-                hint="pace.step(loss, count=(targets != ignore_index).sum()), or the sum of the targets' weights; "
-                "count=len(targets) takes the mean of means, as DistributedDataParallel does",
-            )
-        if max(own) < 0:
-            return
-        if min(own) < 0:
-            raise InputError(
-                f"ranks {[rank for rank, n in enumerate(shares) if n and counts[rank] < 0]} gave no count of the items "
-                "that their loss is the mean over, others did",
-                hint="pace.step(loss, count=...) on all ranks or on none",
-            )
-        total = sum(own)
+        total = total_count(shares, counts)
         for parameter in self._training.parameters:
             if parameter.grad is not None and total:
                 parameter.grad.mul_(sum(shares) / total)

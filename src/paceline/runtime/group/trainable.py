@@ -101,15 +101,14 @@ def num_optimized(optimizers: Sequence[torch.optim.Optimizer]) -> int:
 
 def leaves_out(loss: torch.Tensor, samples: int) -> bool:
     """Whether a loss is a cross entropy that is a mean over some targets or their weights, and not over samples."""
-    nodes = [loss.grad_fn]
+    nodes = [loss.grad_fn] if samples else []
     for node in nodes:
-        if node is None or len(nodes) > GRAPH:
-            continue
-        if not node.name().startswith("NllLoss"):
-            nodes += [more for more, _ in node.next_functions]
-        elif node._saved_reduction == MEAN:
+        if node is not None and node.name().startswith("NllLoss"):
             targets = node._saved_target.numel()
-            return targets % samples > 0 or float(node._saved_total_weight) != targets
+            partial = targets % samples > 0 or float(node._saved_total_weight) != targets
+            return partial and node._saved_reduction == MEAN
+        if node is not None and len(nodes) < GRAPH:
+            nodes += [more for more, _ in node.next_functions]
     return False
 
 
