@@ -258,10 +258,11 @@ class Training:
     def alike(self) -> tuple[float, float]:
         """Numbers that all ranks have alike: of the optimizers, and now and then of the parameters, which take a pass.
 
-        A rank's shards are its own, and have none.
+        A rank's shards are its own, and Keras moves its variables behind parameters that follow now and then.
         """
+        rates = rates_of(self.optimizers)
         due = self.position.step < LOOKED_AT or self.position.step % LOOKED_AT == 0
-        return rates_of(self.optimizers), norm_of(self.parameters) if due and not self.unit.sharded else 0.0
+        return rates, norm_of(self.parameters) if due and rates and not self.unit.sharded else 0.0
 
     def check_loss(self, loss: object) -> None:
         """Refuse what has no single gradient."""

@@ -515,6 +515,9 @@ def check_ranks_that_come_apart_are_refused() -> None:
         ([0.0] * 2, torch.float64),
     ):
         refuse_apart([0.0], norms, kind)
+    other.optimizers[0].param_groups[0] = {"params": [other.model.weight]}
+    assert other.alike() == (0.0, 0.0), "Keras' stand-in moves nothing, and follows at a checkpoint of the first rank"
+    other = _training()
     other.position = Position(step=33)
     assert other.alike()[1] == 0.0, "a pass over all parameters now and then"
 
