@@ -148,7 +148,8 @@ def ways_of(sides: dict[str, tuned.Side], best: dict[str, dict[str, Any]]) -> di
 
 def compare(args: argparse.Namespace, fixed: dict[str, Any]) -> None:
     """Time to accuracy and final accuracy of all ways."""
-    seeds, figures, turns, panels = [int(seed) for seed in args.seeds.split(",")], [], {}, []
+    seeds, figures, panels = [int(seed) for seed in args.seeds.split(",")], [], []
+    turns: dict[str, dict[str, Any]] = {}
     places = {place: sides_of({**fixed, "straggle": share}) for place, share in PLACES.items()}
     best = iter(tuned.best_settings([side for sides in places.values() for side in sides.values()]))
     ways = {place: ways_of(sides, {name: next(best) for name in sides}) for place, sides in places.items()}

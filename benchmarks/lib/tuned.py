@@ -50,7 +50,7 @@ def tune(name: str, sides: dict[str, Side]) -> None:
     path.write_text(json.dumps(chosen, indent=2) + "\n")
 
 
-def best_settings(sides: list[Side]) -> list[dict[str, Any]]:
+def best_settings(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """The best settings of each grid on top of its fixed ones.
 
     One seed tries all of a grid, the others its better third; a grid of one is not tried.
@@ -81,7 +81,7 @@ def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return min((row for row in reached if row["final"] >= good), key=lambda row: row["seconds"])
 
 
-def _tried(sides: list[Side], seeds: Sequence[int]) -> list[list[dict[str, Any]]]:
+def _tried(sides: Sequence[Side], seeds: Sequence[int]) -> list[list[dict[str, Any]]]:
     """Each side's settings with what they come to over some seeds."""
     tried = [[{**fixed, **setting} for setting in _settings(grid)] for fixed, grid in sides]
     told = [{**one, "seed": seed} for side in tried for one in side for seed in seeds]
