@@ -58,6 +58,7 @@ RULES: dict[str, dict[str, float]] = {"keep": {}, "divide": {}, "gap": {}, "comp
 MOMENTA = [0.0, 0.9]
 REFERENCE, WARMUP = 32, 20
 """Batch that the rate of `large_batch` is tuned for, and its steps of warm-up: two epochs of these few samples."""
+PLACES = {"stragglers": STRAGGLE, "steady": 0.0}
 SHOWN = ("synchronous", "keep", "divide", "large_batch")
 EXCHANGE = 0.01
 """Seconds of an exchange on one machine: what tuning assumes."""
@@ -106,7 +107,7 @@ def main() -> None:
 def tune(fixed: dict[str, Any]) -> None:
     """Both sides, in virtual time."""
     groups = {**fixed, "way": "groups", "groups": fixed["devices"]}
-    sides = {"synchronous": ({**fixed, "way": "group"}, SYNCHRONOUS), "groups": (groups, GROUPS)}
+    sides: dict[str, tuned.Side] = {"synchronous": ({**fixed, "way": "group"}, SYNCHRONOUS), "groups": (groups, GROUPS)}
     tuned.tune("stragglers", sides)
 
 
@@ -119,18 +120,25 @@ def run(told: dict[str, Any], way: str) -> float:
     return statistics.median(float(group["seconds"]) for group in seen)
 
 
-def ways_of(fixed: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each way with its best settings."""
+def sides_of(fixed: dict[str, Any]) -> dict[str, tuned.Side]:
+    """What is tuned: each way, and the small batch whose rate `large_batch` takes."""
     together = {**fixed, "way": "group"}
-    groups = {**fixed, "way": "groups", "groups": fixed["devices"], "quorum": 1, "grace": 0.0}
-    ways = {"synchronous": {**together, **tuned.best_settings(together, {"rate": RATES, "momentum": MOMENTA})}}
-    for rule, more in RULES.items():
-        own = {**groups, "momentum": 0.0, "rule": rule, "with": more}
-        ways[rule] = {**own, **tuned.best_settings(own, {"rate": RATES, "outer": OUTERS})}
+    groups = {**fixed, "way": "groups", "groups": fixed["devices"], "quorum": 1, "grace": 0.0, "momentum": 0.0}
     small = {**together, "batch": REFERENCE, "devices": 1, "straggle": 0.0, "momentum": 0.0}
-    rate = tuned.best_settings(small, {"rate": RATES})["rate"]
-    large = {"reference": REFERENCE, "warmup": WARMUP, "outer": vars(LARGE_OUTER), "rule": StalenessRule().name}
-    ways["large_batch"] = {**groups, **large, "rate": rate, "momentum": 0.0}
+    rules = {rule: {**groups, "rule": rule, "with": more} for rule, more in RULES.items()}
+    return {
+        "synchronous": (together, {"rate": RATES, "momentum": MOMENTA}),
+        **{rule: (own, {"rate": RATES, "outer": OUTERS}) for rule, own in rules.items()},
+        "large_batch": (small, {"rate": RATES}),
+    }
+
+
+def ways_of(sides: dict[str, tuned.Side], best: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each way with its best settings."""
+    ways = {name: {**sides[name][0], **best[name]} for name in sides}
+    groups = sides[StalenessRule().name][0]
+    large = {"reference": REFERENCE, "warmup": WARMUP, "outer": vars(LARGE_OUTER), **best["large_batch"]}
+    ways["large_batch"] = {**groups, **large}
     for outer in OUTERS:
         if outer != {"momentum": LARGE_OUTER.momentum, "delay": LARGE_OUTER.delay}:
             said = f"momentum {outer['momentum']}, delay {outer['delay']}" if outer else "no momentum"
@@ -140,12 +148,17 @@ def ways_of(fixed: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def compare(args: argparse.Namespace, fixed: dict[str, Any]) -> None:
     """Time to accuracy and final accuracy of all ways."""
-    seeds, figures, turns, panels = [int(seed) for seed in args.seeds.split(",")], [], {}, []
-    for place, share in (("stragglers", STRAGGLE), ("steady", 0.0)):
-        ways = ways_of({**fixed, "straggle": share})
-        for way, told in ways.items():
-            runs = tuned.simulated([{**told, "seed": seed, "curve": True} for seed in seeds])
-            turns[f"{place}, {way}"] = {"settings": told, "runs": runs}
+    seeds, figures, panels = [int(seed) for seed in args.seeds.split(",")], [], []
+    turns: dict[str, dict[str, Any]] = {}
+    places = {place: sides_of({**fixed, "straggle": share}) for place, share in PLACES.items()}
+    best = iter(tuned.best_settings([side for sides in places.values() for side in sides.values()]))
+    ways = {place: ways_of(sides, {name: next(best) for name in sides}) for place, sides in places.items()}
+    told = [one for place in ways.values() for one in place.values()]
+    found = iter(tuned.simulated([{**one, "seed": seed, "curve": True} for one in told for seed in seeds]))
+    for place, known in ways.items():
+        for way, one in known.items():
+            runs = [next(found) for _ in seeds]
+            turns[f"{place}, {way}"] = {"settings": one, "runs": runs}
             seconds, final = [run["seconds"] for run in runs], [run["final"] for run in runs]
             figures.append(median_figure(f"{place}, {way}: time to accuracy", seconds, "s", "seeds"))
             figures.append(median_figure(f"{place}, {way}: final accuracy", final, "", "seeds"))

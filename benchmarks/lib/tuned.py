@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 from lib.pythons import python_of
 from paceline.bench.environments import worker_path
 
+Grid = dict[str, list[Any]] | list[dict[str, Any]]
+"""Values to combine, or settings one by one."""
+Side = tuple[dict[str, Any], Grid]
 HERE = Path(__file__).parent
 SEEDS = (100, 101, 102)
 """None of them is measured."""
@@ -33,11 +37,10 @@ def read(name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def tune(name: str, sides: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]) -> None:
+def tune(name: str, sides: dict[str, Side]) -> None:
     """Try each side's grid on top of its fixed settings; print and write the best."""
     chosen = {}
-    for side, (fixed, grid) in sides.items():
-        rows = _tried(fixed, grid)
+    for side, rows in zip(sides, _tried(list(sides.values()), SEEDS), strict=True):
         chosen[side] = best = _best(rows)
         for row in sorted(rows, key=lambda row: row["seconds"])[:5]:
             print(f"{side:12} {row}", file=sys.stderr, flush=True)
@@ -47,12 +50,26 @@ def tune(name: str, sides: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]
     path.write_text(json.dumps(chosen, indent=2) + "\n")
 
 
-def best_settings(fixed: dict[str, Any], grid: dict[str, list[Any]]) -> dict[str, Any]:
-    """The best settings of a grid on top of fixed ones."""
-    if all(len(values) == 1 for values in grid.values()):
-        return {name: values[0] for name, values in grid.items()}
-    found: dict[str, Any] = _best(_tried(fixed, grid))["settings"]
-    return found
+def best_settings(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """The best settings of each grid on top of its fixed ones.
+
+    One seed tries all of a grid, the others its better third; a grid of one is not tried.
+    """
+    grids = [_settings(grid) for _, grid in sides]
+    if all(len(grid) == 1 for grid in grids):
+        return [grid[0] for grid in grids]
+    first = _tried(sides, SEEDS[:1])
+    left = [(fixed, [row["settings"] for row in _better(rows)]) for (fixed, _), rows in zip(sides, first, strict=True)]
+    return [_best(rows)["settings"] for rows in _tried(left, SEEDS[1:])]
+
+
+def _better(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A third of the rows, the best first."""
+    left, better = list(rows), []
+    for _ in range(-(-len(rows) // 3)):
+        better.append(_best(left))
+        left.remove(better[-1])
+    return better
 
 
 def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -64,25 +81,36 @@ def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return min((row for row in reached if row["final"] >= good), key=lambda row: row["seconds"])
 
 
-def _tried(fixed: dict[str, Any], grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    told = [{**fixed, **setting, "seed": seed} for setting in settings for seed in SEEDS]
-    halves = [told[index::2] for index in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(simulated, halves))
-    found = [results[index % 2][index // 2] for index in range(len(told))]
-    rows = []
-    for number, setting in enumerate(settings):
-        runs = found[number * len(SEEDS) : (number + 1) * len(SEEDS)]
-        seconds = statistics.median(run["seconds"] for run in runs)
-        final = statistics.fmean(run["final"] for run in runs)
-        reached = all(run["reached"] for run in runs)
-        rows.append({"settings": setting, "seconds": round(seconds, 2), "final": round(final, 4), "reached": reached})
-    return rows
+def _tried(sides: Sequence[Side], seeds: Sequence[int]) -> list[list[dict[str, Any]]]:
+    """Each side's settings with what they come to over some seeds."""
+    tried = [[{**fixed, **setting} for setting in _settings(grid)] for fixed, grid in sides]
+    told = [{**one, "seed": seed} for side in tried for one in side for seed in seeds]
+    found = iter(simulated(told))
+    return [[_row(setting, [next(found) for _ in seeds]) for setting in _settings(grid)] for _, grid in sides]
+
+
+def _settings(grid: Grid) -> list[dict[str, Any]]:
+    """All settings of a grid, or those that are listed."""
+    if isinstance(grid, list):
+        return grid
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _row(setting: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = statistics.median(run["seconds"] for run in runs)
+    final = statistics.fmean(run["final"] for run in runs)
+    reached = all(run["reached"] for run in runs)
+    return {"settings": setting, "seconds": round(seconds, 2), "final": round(final, 4), "reached": reached}
 
 
 def simulated(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each of some settings comes to, in virtual time."""
+    """What each of some settings comes to, in virtual time: two processes, as each takes seconds to start."""
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(_simulated, [told[index::2] for index in range(2)]))
+    return [results[index % 2][index // 2] for index in range(len(told))]
+
+
+def _simulated(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
     argv = [python_of("digits"), str(HERE / "digits_tuning.py")]
     done = subprocess.run(argv, input=json.dumps(told), env=env, stdout=subprocess.PIPE, text=True, check=True)

@@ -23,7 +23,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import InputError
+from paceline.errors import InputError, TrainingLost
 from paceline.runtime.auto.pilot import NoPilot, Pilot
 from paceline.runtime.data.batches import Batch
 from paceline.runtime.data.feed import AnySource, TrainingData, source_of
@@ -31,6 +31,7 @@ from paceline.runtime.data.streamfeed import check_streams, feed_of
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import RankGroup
+from paceline.runtime.group.trainable import leaves_out
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
@@ -80,13 +81,12 @@ class Pace:
         global_batch: int,
         settings: Settings,
     ) -> None:
-        self._holder, start, self.settings = WireHolder(), start_of(settings), settings
-        self._process = os.getpid()
+        self._holder, start, self.settings, self._process = WireHolder(), start_of(settings), settings, os.getpid()
         if start.batch is not None and start.batch != global_batch:
             log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
         self._planned = start.batch is not None
         self.global_batch = global_batch = start.batch or global_batch
-        self._synced = prepare_batchnorm(model, self._holder, how=settings.batchnorm, ranks=start.context.size)
+        self._synced = prepare_batchnorm(model, self._holder, settings, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
         self._training = Training(
@@ -111,8 +111,8 @@ class Pace:
         named = start.where.group if start.where else "group"
         self._recorder = MetricsRecorder(settings, group=named, rank=start.context.rank)
         self._attempt: Attempt | None = None
-        self._again = False
-        """Whether the current batch is repeated, because the group has changed."""
+        self._left = self._again = False
+        """Whether this process has left, and whether the batch is repeated, because the group has changed."""
         self._unsettled: float | None = None
         """Seconds of a committed step whose consequences are still to come."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
@@ -129,6 +129,7 @@ class Pace:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._process:  # a child that the loop forked and that ends: the connections are not its own
             return
+        self._left = True
         if kind is None and self._unsettled is not None:  # left by `break`: what was due after the last step
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
         self._training.close()
@@ -189,6 +190,8 @@ class Pace:
         """This rank's batches until `epochs` epochs or `steps` committed steps of the whole run are done."""
         if epochs is None and steps is None:
             raise InputError("batches() needs to know when to end", hint="batches(epochs=10) or batches(steps=1000)")
+        if self._left:
+            raise TrainingLost("this process has left the job", hint="join again to take part in it")
         self._join_once()
         self._mode.begin(Limits(epochs, steps))
         self._group.member.go_on()
@@ -227,6 +230,7 @@ class Pace:
         self._training.check_loss(loss)
         attempt.done += 1
         attempt.take_count(count, mean=self.settings.reduction == "mean")
+        attempt.partial |= count is None and leaves_out(loss, attempt.here)
         try:
             self._backward(loss, attempt)
         except Broken as error:
@@ -342,10 +346,10 @@ class Pace:
         self._training.changed(view.number, f"{view.number}:{view.leader.id}:{self.position.step}")
         self._attempt, end = None, time.perf_counter()
         seconds, self._group.last_end = end - self._group.last_end, end
-        spent = (seconds, attempt.compute, attempt.waited, attempt.exchange, end)
-        self.records.append(StepRecord(self.position.step, view.number, attempt.size, attempt.shares, *spent))
-        staleness = self._mode.staleness
-        self._recorder.step(self.records[-1], rank=session.rank, epoch=self.position.epoch, staleness=staleness)
+        spent = (attempt.size, attempt.shares, seconds, attempt.compute, attempt.waited, attempt.exchange, end)
+        self.records.append(StepRecord(self.position.step, view.number, *spent))
+        epoch, staleness = self.position.epoch, self._mode.staleness
+        self._recorder.step(self.records[-1], rank=session.rank, epoch=epoch, staleness=staleness)
         self._unsettled = seconds
 
     def _settle(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from paceline.errors import InputError
 
 __all__ = [
+    "PARTIAL",
     "REACHED",
     "Attempt",
     "Position",
@@ -30,10 +31,14 @@ __all__ = [
     "reached_rate",
     "share_of",
     "step_size",
+    "total_count",
 ]
 
 REACHED = "paceline: reached {rate:.2f} samples/s (90 %: {low:.2f} to {high:.2f}) in the last {steps} steps"
 """What the first rank of each group prints at the end of a planned training; `paceline train` reads it."""
+
+PARTIAL = -2.0
+"""In place of a count that is missing."""
 
 
 @dataclass(frozen=True)
@@ -163,16 +168,25 @@ class Attempt:
     """Whether samples are loaded while the rank computes."""
     counts: list[float] = field(default_factory=list)
     """For each chunk so far, what its loss is the mean over; empty where that is its samples."""
+    partial: bool = False
+    """Whether no count was given where the loss is the mean over something else."""
 
     @property
     def count(self) -> float:
-        """What this rank's losses are the mean over; below 0 where that is its samples."""
-        return sum(self.counts) if self.counts else -1.0
+        """What this rank's losses are the mean over; below 0 where that is its samples, or should be, but is not."""
+        if self.counts:
+            return sum(self.counts)
+        return PARTIAL if self.partial and (len(self.shares) > 1 or len(self.chunks) > 1) else -1.0
+
+    @property
+    def here(self) -> int:
+        """Samples of the chunk at hand."""
+        return len(self.chunks[self.done - 1])
 
     @property
     def empty(self) -> bool:
         """Whether the chunk at hand has nothing that counts."""
-        return len(self.chunks[self.done - 1]) == 0 or self.counts[-1:] == [0.0]
+        return self.here == 0 or self.counts[-1:] == [0.0]
 
     def take_count(self, count: Any, *, mean: bool) -> None:
         """What the loss of the chunk at hand is the mean over; None: its samples."""
@@ -193,7 +207,7 @@ class Attempt:
             return loss * (self.counts[-1] / self.size), float(mine > 0 and self.count > 0)
         weight = mine / self.size if mean or not mine else 1.0
         if mean and len(self.chunks) > 1:
-            loss = loss * (len(self.chunks[self.done - 1]) / mine)
+            loss = loss * (self.here / mine)
         return loss, weight
 
     @property
@@ -204,6 +218,27 @@ class Attempt:
         shrinks when the rank waits for others, and the share would swing between two extremes.
         """
         return max(self.compute - self.waited, self.loading) if self.beside else self.compute
+
+
+def total_count(shares: Sequence[int], counts: Sequence[float]) -> float:
+    """What the losses of all ranks are the mean over; 0 where that is their samples."""
+    own = [count for count, samples in zip(counts, shares, strict=True) if samples]
+    if PARTIAL in own:
+        raise InputError(
+            "a loss is the mean over a part of its targets, or over their weights, and not over samples: ranks with "
+            "different shares of them would count alike",
+            hint="pace.step(loss, count=(targets != ignore_index).sum()), or the sum of the targets' weights; "
+            "count=len(targets) takes the mean of means, as DistributedDataParallel does",
+        )
+    if max(own) < 0:
+        return 0.0
+    if min(own) < 0:
+        raise InputError(
+            f"ranks {[rank for rank, n in enumerate(shares) if n and counts[rank] < 0]} gave no count of the items "
+            "that their loss is the mean over, others did",
+            hint="pace.step(loss, count=...) on all ranks or on none",
+        )
+    return sum(own)
 
 
 def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:

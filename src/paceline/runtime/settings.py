@@ -115,11 +115,6 @@ class Settings:
             raise InputError(f"bucket is {self.bucket} bytes, expected more than 0")
         if self.metrics_port is not None and not 1 <= self.metrics_port <= 65535:
             raise InputError(f"metrics_port is {self.metrics_port}, expected 1 to 65535")
-        if self.batchnorm == "sync" and self.chunk is not None:
-            raise InputError(
-                "batchnorm='sync' normalises a rank's share in one pass, chunk takes it in several",
-                hint="leave one of them out, or use GroupNorm",
-            )
         if self.scheme == "auto" and self.transport == "mpi":
             raise InputError(
                 "scheme='auto' regroups running processes, which MPI cannot",

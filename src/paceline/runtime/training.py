@@ -26,7 +26,15 @@ from paceline.runtime.checkpoint import (
     unpack_state,
 )
 from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
-from paceline.runtime.group.trainable import check_trainable, fitting, kind_of, num_optimized, optimizers_of
+from paceline.runtime.group.trainable import (
+    check_trainable,
+    fitting,
+    kind_of,
+    norm_of,
+    num_optimized,
+    optimizers_of,
+    rates_of,
+)
 from paceline.runtime.large.noise import NoiseScale
 from paceline.runtime.members.view import Report
 from paceline.runtime.samples import Position
@@ -37,6 +45,8 @@ __all__ = ["Training"]
 log = logging.getLogger("paceline.runtime")
 ALIKE = ("balance", "bucket", "batchnorm", "reduction", "clip", "noise", "large")
 """Settings that all ranks must have alike."""
+LOOKED_AT = 32
+"""Steps from one comparison of the ranks' parameters to the next, and first steps that compare them each time."""
 
 
 class Training:
@@ -244,6 +254,15 @@ class Training:
             f"{', '.join(names[:5])}: frozen, released, or moved to another type or device after join()",
             hint="set requires_grad and call .to() before join(); to change it, leave the loop and join() again",
         )
+
+    def alike(self) -> tuple[float, float]:
+        """Numbers that all ranks have alike: of the optimizers, and now and then of the parameters, which take a pass.
+
+        A rank's shards are its own, and Keras moves its variables behind parameters that follow now and then.
+        """
+        rates = rates_of(self.optimizers)
+        due = self.position.step < LOOKED_AT or self.position.step % LOOKED_AT == 0
+        return rates, norm_of(self.parameters) if due and rates and not self.unit.sharded else 0.0
 
     def check_loss(self, loss: object) -> None:
         """Refuse what has no single gradient."""

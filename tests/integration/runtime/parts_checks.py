@@ -38,6 +38,7 @@ from paceline.runtime.group.batchnorm import SyncedBatchNorm, WireHolder, prepar
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import Unit, rows_of
+from paceline.runtime.group.trainable import leaves_out, refuse_apart
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.groups import SyncedGroups
 from paceline.runtime.large.recipe import LargeBatch
@@ -161,8 +162,11 @@ def _normalised(plain: nn.Module, steps: list[Tensor], shares: tuple[int, int]) 
         holder.wire = wire
         mine = nn.Sequential(nn.Sequential(copy.deepcopy(plain)))
         before = list(mine.parameters())
-        assert prepare_batchnorm(mine, holder, how="sync", ranks=2)
-        assert not prepare_batchnorm(mine, holder, how="sync", ranks=2), "none is left that is not synchronised"
+        assert prepare_batchnorm(mine, holder, Settings(batchnorm="sync"), ranks=2)
+        again = WireHolder()
+        assert prepare_batchnorm(mine, again, Settings(), ranks=2), "as an earlier join left it"
+        assert all(part.holder is again for part in mine.modules() if isinstance(part, SyncedBatchNorm))
+        assert prepare_batchnorm(mine, holder, Settings(), ranks=2)
         assert [id(one) for one in before] == [id(one) for one in mine.parameters()]
         rows = slice(0, shares[0]) if wire.rank == 0 else slice(shares[0], None)
         for step, weight, (out, gradient) in zip(steps, weights, expected, strict=True):
@@ -196,6 +200,14 @@ def check_batchnorm_over_two_ranks_is_that_of_one_process() -> None:
     _normalised(plain, vectors, (2, 3))
 
 
+def check_the_whole_batch_in_one_pass_is_not_taken_in_several() -> None:
+    for model, how in ((nn.Sequential(nn.SyncBatchNorm(2)), "warn"), (nn.Sequential(nn.BatchNorm1d(2)), "sync")):
+        said = refusal(
+            lambda m=model, h=how: prepare_batchnorm(m, WireHolder(), Settings(batchnorm=h, chunk=4), ranks=2)
+        )
+        assert "in several" in said, said
+
+
 def check_samples_that_do_not_count_are_left_out_of_batchnorm() -> None:
     torch.manual_seed(2)
     given, plain = torch.randn(4, 3).double(), nn.BatchNorm1d(3, dtype=torch.float64)
@@ -222,11 +234,14 @@ def check_batchnorm_alone_warns_of_the_split_and_a_broken_view_is_kept_for_the_s
     for ranks, warned in ((1, 0), (2, 1)):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            assert not prepare_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), WireHolder(), how="warn", ranks=ranks)
+            assert not prepare_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), WireHolder(), Settings(), ranks=ranks)
         assert len(said) == warned
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not prepare_batchnorm(nn.Sequential(nn.GroupNorm(1, 2)), WireHolder(), how="warn", ranks=2)
+        assert not prepare_batchnorm(nn.Sequential(nn.GroupNorm(1, 2)), WireHolder(), Settings(), ranks=2)
+        asked = nn.Sequential(nn.SyncBatchNorm(2))
+        assert prepare_batchnorm(asked, WireHolder(), Settings(), ranks=2)
+        assert isinstance(asked[0], SyncedBatchNorm)
 
     def broken(_: Tensor) -> Callable[[], None]:
         raise Broken("gone")
@@ -451,7 +466,7 @@ def check_a_rank_becomes_what_another_is() -> None:
     assert other.model.weight.tolist() == [[1.0, 1.0]]
     assert (other.position, other.mark, other.view) == (Position(5, 1, 3), "m", 4)
     stranger = _training(seed=1)
-    assert "the others or the checkpoint on" in refusal(lambda: stranger.take(one.report({}, None), one.tensors()))
+    assert "the others or the checkpoint on" in refusal(lambda: stranger.check(one.report({}, None)["identity"]))
     assert one.may_be_divided
     made = _training()
     made.model.weight.requires_grad_(False)
@@ -481,6 +496,47 @@ def check_ranks_that_do_not_train_alike_are_refused() -> None:
         assert "does not fit" in refusal(lambda other=other: one.take(other.report({}, None), other.tensors()))
     adam = Training(one.model, torch.optim.Adam([one.model.weight]), Settings(), num_samples=9, global_batch=3)
     assert "optimizers = SGD, the others with optimizers = Adam" in refusal(lambda: one.check_terms(adam.terms()))
+
+
+def check_ranks_that_come_apart_are_refused() -> None:
+    one, other = _training(), _training()
+    alike = [one.alike(), other.alike()]
+    refuse_apart(*zip(*alike, strict=True), torch.float32)
+    other.optimizers[0].load_state_dict(json.loads(json.dumps(other.optimizers[0].state_dict(), sort_keys=True)))
+    assert other.alike() == alike[0], "in whatever order they are kept"
+    other.optimizers[0].param_groups[0]["lr"] *= 1.001
+    said = refusal(lambda: refuse_apart([one.alike()[0], other.alike()[0]], [1.0, 1.0], torch.float32))
+    assert "rates, momenta or decays of the optimizers of ranks [1]" in said, said
+    for norms, kind in (([1.0, 1.0, 1.001], torch.float32), ([1.0, 1.0, float("nan")], torch.bfloat16)):
+        assert "parameters of ranks [2]" in refusal(lambda n=norms, k=kind: refuse_apart([0.0], n, k))
+    for norms, kind in (
+        ([1.0, 1.001], torch.bfloat16),
+        ([float("nan")] * 2, torch.float32),
+        ([0.0] * 2, torch.float64),
+    ):
+        refuse_apart([0.0], norms, kind)
+    other.optimizers[0].param_groups[0] = {"params": [other.model.weight]}
+    assert other.alike() == (0.0, 0.0), "Keras' stand-in moves nothing, and follows at a checkpoint of the first rank"
+    other = _training()
+    other.position = Position(step=33)
+    assert other.alike()[1] == 0.0, "a pass over all parameters now and then"
+
+
+def check_a_cross_entropy_over_a_part_of_its_targets_is_seen() -> None:
+    scores, labels, cross = (
+        torch.zeros(4, 3, requires_grad=True),
+        torch.tensor([0, 1, 2, 0]),
+        nn.functional.cross_entropy,
+    )
+    assert not leaves_out(cross(scores, labels), 4)
+    assert not leaves_out(cross(scores[:3], labels[:3]), 0), "a rank without samples"
+    assert not leaves_out(cross(scores, labels), 2), "two targets of each sample"
+    assert not leaves_out(cross(scores, labels, ignore_index=0, reduction="sum") / 4, 4)
+    assert not leaves_out(scores.square().mean(), 4)
+    assert leaves_out(cross(scores, labels, ignore_index=0), 4)
+    assert leaves_out(0.5 * cross(scores, labels, ignore_index=0, label_smoothing=0.1) + scores.mean(), 4)
+    assert leaves_out(cross(scores, labels, weight=torch.tensor([1.0, 5.0, 2.0])), 4)
+    assert leaves_out(cross(scores[:3], labels[:3]), 4), "chosen targets"
 
 
 def check_what_cannot_be_trained_is_refused() -> None:
@@ -818,6 +874,8 @@ def check_a_loss_is_weighed_by_its_samples() -> None:
         counted.done = 2
         assert f"count is {given!r}" in refusal(lambda given=given: counted.take_count(given, mean=True))
     assert "count is 1" in refusal(lambda: Attempt(6, (6,), chunks, 0.0, done=1).take_count(1, mean=False))
+    for shares, parts, count in (((6, 18), 1, -2.0), ((24,), 1, -1.0), ((24,), 2, -2.0)):
+        assert Attempt(24, shares, chunks[:parts], 0.0, done=1, partial=True).count == count
     counted.take_count(0, mean=True)
     assert (counted.weighed(1.0, 0, mean=True), counted.empty, counted.count) == ((0.0, 1.0), True, 12.0)
 
@@ -897,7 +955,7 @@ def check_settings_that_make_no_sense_are_refused() -> None:
         ({"also": nn.Linear(1, 1)}, "also=(scheduler,)"), ({"also": (1,)}, "also is (1,)"),
         ({"checkpoint": "."}, "expected a file"), ({"metrics_port": 0}, "1 to 65535"),
         ({"metrics_port": 65536}, "1 to 65535"),
-        ({"batchnorm": "sync", "chunk": 4}, "in several"), ({"scheme": "auto", "transport": "mpi"}, "which MPI cannot"),
+        ({"scheme": "auto", "transport": "mpi"}, "which MPI cannot"),
     )  # fmt: skip
     for given, said in wrong:
         assert said in refusal(lambda given=given: Settings(**given)), given

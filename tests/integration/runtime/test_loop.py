@@ -148,3 +148,18 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(torch_python: Path) -> N
 def test_what_one_rank_is_refused_ends_the_start_of_all(ranks: StartRanks, why: str, words: list[str]) -> None:
     found = ranks("refused", 2, why=why).wait()
     assert [one["error"].startswith(said) for one, said in zip(found, words, strict=True)] == [True, True], found
+
+
+@pytest.mark.parametrize(
+    ("why", "words", "steps"),
+    [
+        ("rate", "rates, momenta or decays of the optimizers of ranks [1] are not those of rank 0", 1),
+        ("weights", "parameters of ranks [1] are not those of rank 0", 1),
+        ("weighted", "a loss is the mean over a part of its targets, or over their weights", 0),
+    ],
+)
+def test_ranks_that_would_train_models_of_their_own_are_refused(
+    ranks: StartRanks, why: str, words: str, steps: int
+) -> None:
+    found = ranks("apart", 2, why=why).wait()
+    assert [(one["error"].startswith(words), one["steps"]) for one in found] == [(True, steps)] * 2, found

@@ -128,6 +128,24 @@ def refused(options: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError("the job began")
 
 
+def apart(options: dict[str, Any]) -> dict[str, Any]:
+    """What each rank says of a loop in which they would come apart, or in which a loss is a mean over other things."""
+    model, data = problem(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = torch.tensor([1.0, 5.0, 0.2, 1.0, 1.0]) if options["why"] == "weighted" else None
+    try:
+        with join(model, optimizer, data, global_batch=30, settings=Settings(timeouts=QUICK)) as pace:
+            for batch in pace.batches(steps=3):
+                pace.step(nn.functional.cross_entropy(model(batch.inputs), batch.targets, weight=weight))
+                if options["why"] == "rate":
+                    optimizer.param_groups[0]["lr"] = 0.1 / (1 + pace.rank)
+                elif options["why"] == "weights" and pace.rank == 1:
+                    model[0].weight.data.clamp_(-0.1, 0.1)
+    except InputError as error:
+        return {"error": error.message, "steps": pace.position.step}
+    raise AssertionError("training went on")
+
+
 def epochs(options: dict[str, Any]) -> dict[str, Any]:
     """Training with emulated speeds; the samples of every committed step, and a hash after each."""
     model, data = problem(torch.float32, samples=options.get("samples", 90))
@@ -166,7 +184,13 @@ def epochs(options: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    scenario = {"gradients": gradients, "against_ddp": against_ddp, "epochs": epochs, "refused": refused}[sys.argv[1]]
+    scenario = {
+        "gradients": gradients,
+        "against_ddp": against_ddp,
+        "epochs": epochs,
+        "refused": refused,
+        "apart": apart,
+    }[sys.argv[1]]
     found = scenario(json.loads(sys.argv[2]))
     Path(sys.argv[3].format(rank=RANK)).write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()

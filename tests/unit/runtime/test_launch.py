@@ -166,7 +166,7 @@ def test_a_plan_has_every_sample_of_its_batch() -> None:
 def test_the_death_of_a_rank_is_reported_and_rates_of_groups_add_up(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     wait = f"import os, time\nwhile not os.path.exists({str(ended)!r}): time.sleep(0.01)\n"
-    said = REACHED.format(rate=12.5, low=11.5, high=13.5, steps=4)
+    said = REACHED.format(rate=12.5, low=12.0, high=13.0, steps=4)
     scripts = [
         f"{wait}print({said!r})",
         f"print({said!r})",

@@ -7,13 +7,15 @@ forward and backward, so that any split gives what one process would compute.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.errors import InputError
 from paceline.runtime.group.wire import Broken, Wire
+from paceline.runtime.settings import Settings
 
 __all__ = ["SyncedBatchNorm", "WireHolder", "prepare_batchnorm"]
 
@@ -54,7 +56,7 @@ class SyncedBatchNorm(_BatchNorm):
 
     def __init__(self, plain: _BatchNorm, holder: WireHolder) -> None:
         super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
-        self._holder = holder
+        self.holder = holder
         self._parameters = plain._parameters
         self._buffers = plain._buffers
         self.train(plain.training)
@@ -65,23 +67,23 @@ class SyncedBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalised by the whole batch while training, by the running statistics otherwise."""
-        wire = self._holder.wire
+        wire = self.holder.wire
         if not self.training or wire is None or wire.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
-        count, counts = input.new_tensor([input.numel() / input.shape[1]]), float(self._holder.counts)
+        count, counts = input.new_tensor([input.numel() / input.shape[1]]), float(self.holder.counts)
         parts = torch.cat([input.sum(axes), count]) * counts
-        total = _Sum.apply(parts, self._holder)
+        total = _Sum.apply(parts, self.holder)
         number = total[-1].detach()
-        if number <= 1 and self._holder.broken is None:
+        if number <= 1 and self.holder.broken is None:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got {number:.0f} in the whole step"
             )
         mean = total[:-1] / number
         centred = input - mean.view(shape)
-        variance = _Sum.apply((centred * centred).sum(axes) * counts, self._holder) / number
+        variance = _Sum.apply((centred * centred).sum(axes) * counts, self.holder) / number
         self._keep(mean.detach(), variance.detach(), number)
         normal = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is None:
@@ -102,26 +104,33 @@ def _has_plain_batchnorm(model: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm) for part in model.modules())
 
 
-def _synchronise(model: nn.Module, holder: WireHolder) -> None:
-    """Replace every BatchNorm by one over the whole batch; parameters stay the same objects."""
+def _synchronise(model: nn.Module, holder: WireHolder, kind: type[_BatchNorm]) -> None:
+    """Replace every BatchNorm of a kind by one over the whole batch; parameters stay the same objects."""
     for name, part in model.named_children():
-        if isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm):
+        if isinstance(part, SyncedBatchNorm):  # of an earlier join
+            part.holder = holder
+        elif isinstance(part, kind):
             setattr(model, name, SyncedBatchNorm(part, holder))
         else:
-            _synchronise(part, holder)
+            _synchronise(part, holder, kind)
 
 
-def prepare_batchnorm(model: nn.Module, holder: WireHolder, *, how: Literal["warn", "sync"], ranks: int) -> bool:
-    """Whether layers need a wire of their own; a model whose results depend on the split is warned about."""
-    if not _has_plain_batchnorm(model):
-        return False
-    if how == "sync":
-        _synchronise(model, holder)
-        return True
-    if ranks > 1:
+def prepare_batchnorm(model: nn.Module, holder: WireHolder, settings: Settings, *, ranks: int) -> bool:
+    """Whether layers need a wire of their own; a model whose results depend on the split is warned about.
+
+    `nn.SyncBatchNorm` asks for the whole batch by itself, and knows torch.distributed only.
+    """
+    _synchronise(model, holder, _BatchNorm if settings.batchnorm == "sync" else nn.SyncBatchNorm)
+    if ranks > 1 and _has_plain_batchnorm(model):
         warnings.warn(
             "the model has BatchNorm, which normalises over each rank's share: results depend on the split. "
             "Settings(batchnorm='sync') normalises over the whole batch; GroupNorm does not depend on it.",
             stacklevel=5,
         )
-    return False
+    synced = any(isinstance(part, SyncedBatchNorm) for part in model.modules())
+    if synced and settings.chunk is not None:
+        raise InputError(
+            "batchnorm='sync' and nn.SyncBatchNorm normalise a rank's share in one pass, chunk takes it in several",
+            hint="leave one of them out, or use GroupNorm",
+        )
+    return synced

@@ -18,7 +18,7 @@ from paceline.runtime.group.wire import Wire
 
 __all__ = ["NOTES", "Reducer"]
 
-NOTES = 5
+NOTES = 7
 """Numbers of each rank that travel with its gradients."""
 
 

@@ -19,9 +19,11 @@ from paceline.runtime.group.batchnorm import WireHolder
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import spread_rows
+from paceline.runtime.group.trainable import refuse_apart
 from paceline.runtime.group.wire import BoardStore, Broken, Wire
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.view import HELD, Peer, View
+from paceline.runtime.samples import total_count
 from paceline.runtime.training import Training
 
 __all__ = ["GroupSession", "RankGroup"]
@@ -110,7 +112,8 @@ class GroupSession:
         self.reducer.flush()
         local = self._squared_norm() if noise and shares[self.rank] else 0.0
         self.reducer.finish()
-        *noted, counts = self.reducer.noted()
+        *noted, counts, rates, norms = self.reducer.noted()
+        refuse_apart(rates, norms, self._training.parameters[0].dtype)
         self._normalise(shares, counts)
         if self._training.settings.clip is not None and isinstance(self.reducer, ColumnReducer):
             self._training.norm = self.reducer.norm()
@@ -129,20 +132,11 @@ class GroupSession:
     def begin(self, weight: float, *, step_began: float, count: float) -> None:
         """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
         before = self._reported[1:] if self._reported else (0.0, 0.0, 0.0, 0.0)
-        self.reducer.begin(weight, step_began=step_began, notes=(*before, count))
+        self.reducer.begin(weight, step_began=step_began, notes=(*before, count, *self._training.alike()))
 
     def _normalise(self, shares: tuple[int, ...], counts: Sequence[float]) -> None:
         """Gradients per item, where losses are means over counted items and not over samples."""
-        own = [count for count, samples in zip(counts, shares, strict=True) if samples]
-        if max(own) < 0:
-            return
-        if min(own) < 0:
-            raise InputError(
-                f"ranks {[rank for rank, n in enumerate(shares) if n and counts[rank] < 0]} gave no count of the items "
-                "that their loss is the mean over, others did",
-                hint="pace.step(loss, count=...) on all ranks or on none",
-            )
-        total = sum(own)
+        total = total_count(shares, counts)
         for parameter in self._training.parameters:
             if parameter.grad is not None and total:
                 parameter.grad.mul_(sum(shares) / total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -12,10 +13,27 @@ from torch.nn.parameter import UninitializedParameter
 
 from paceline.errors import InputError
 
-__all__ = ["check_trainable", "fitting", "kind_of", "num_optimized", "optimizers_of"]
+__all__ = [
+    "check_trainable",
+    "fitting",
+    "kind_of",
+    "leaves_out",
+    "norm_of",
+    "num_optimized",
+    "optimizers_of",
+    "rates_of",
+    "refuse_apart",
+]
 
 SUMMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 """Types of gradients that travel."""
+HOW = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of an optimizer that may differ between devices: the results do not."""
+GRAPH, MEAN = 32, 1
+"""Operators behind a loss that are looked at, and the reduction of which PyTorch says `mean`."""
+GOLDEN = 0.618
+EQUAL = 1e-6
+"""Of rates that are the same: they travel as float32."""
 
 
 def optimizers_of(given: object) -> tuple[torch.optim.Optimizer, ...]:
@@ -79,6 +97,65 @@ def kind_of(parameter: nn.Parameter) -> tuple[bool, torch.dtype, torch.device]:
 def num_optimized(optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Parameters that they have."""
     return sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def leaves_out(loss: torch.Tensor, samples: int) -> bool:
+    """Whether a loss is a cross entropy that is a mean over some targets or their weights, and not over samples."""
+    nodes = [loss.grad_fn] if samples else []
+    for node in nodes:
+        if node is not None and node.name().startswith("NllLoss"):
+            targets = node._saved_target.numel()
+            partial = targets % samples > 0 or float(node._saved_total_weight) != targets
+            return partial and node._saved_reduction == MEAN
+        if node is not None and len(nodes) < GRAPH:
+            nodes += [more for more, _ in node.next_functions]
+    return False
+
+
+def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """One number that changes with each rate, momentum, decay: on a scale of logarithms, small ones count as well."""
+    numbers = [
+        float(number)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for name, value in sorted(group.items(), key=lambda item: str(item[0]))
+        if name not in {"params", *HOW}
+        for number in (value if isinstance(value, list | tuple) else (value,))
+        if isinstance(number, int | float) or (isinstance(number, torch.Tensor) and number.numel() == 1)
+    ]
+    return sum((1 + index * GOLDEN % 1) * math.log(abs(number) + 1e-30) for index, number in enumerate(numbers))
+
+
+def norm_of(parameters: Sequence[nn.Parameter]) -> float:
+    """Of all numbers together."""
+    with torch.no_grad():
+        return float(torch.stack([one.detach().norm().double().cpu() for one in parameters]).norm())
+
+
+def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dtype) -> None:
+    """Refuse to go on where ranks have come apart: each would train a model of its own, without a word."""
+    apart = [rank for rank, rate in enumerate(rates) if not _close(rate, rates[0], EQUAL)]
+    if apart:
+        raise InputError(
+            f"rates, momenta or decays of the optimizers of ranks {apart} are not those of rank 0",
+            hint="set them from what all ranks know, as pace.position or a metric of all samples; step a schedule only "
+            "if pace.step() or pace.update() returned True, or give it to Settings(also=...)",
+        )
+    # Devices of different kinds round differently, and far less than by the root of the type's precision.
+    apart = [rank for rank, norm in enumerate(norms) if not _close(norm, norms[0], torch.finfo(dtype).eps ** 0.5)]
+    if apart:
+        raise InputError(
+            f"parameters of ranks {apart} are not those of rank 0",
+            hint="what changes parameters, or gradients between backward() and update(), must do the same on every "
+            "rank: no `if pace.rank == 0`, no random numbers of the rank's own",
+        )
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    """Within a part of the larger; what is not finite is close to what is not finite."""
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.isfinite(one) == math.isfinite(other)
+    return abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
 def _check_foreign(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
