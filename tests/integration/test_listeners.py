@@ -392,6 +392,7 @@ def test_an_agent_whose_number_is_none_is_refused(pid: str, tmp_path: Path, capl
     own.send(f'{{"host":"h","address":"a","pid":{pid}}}'.encode())
     with pytest.raises(ConnectionError):
         own.receive(timeout=20)
+    own.close()
     agents.check()
     agents.close()
     assert "OverflowError" not in caplog.text, "only connections' own errors are expected"

@@ -74,7 +74,9 @@ class MemberLink:
 
     def hold(self, lifeline: SilentConnection | None) -> None:
         """Keep the silent connection for as long as this one."""
-        self._lifeline = lifeline
+        old, self._lifeline = self._lifeline, lifeline
+        if old is not None:
+            old.close()
         if self.closed and lifeline is not None:
             lifeline.close()
 
