@@ -15,14 +15,24 @@ from paceline.units import BYTES, SECONDS
 
 __all__ = ["command"]
 
-_SIZES = {"hidden": 2048, "heads": 16, "layers": 24, "sequence": 1024, "tensor": 1, "pipeline": 1, "data": 8}
-_BATCHES = {"micro_batch": 4, "global_batch": 128, "interleave": 1}
-
-
+_SIZES = {
+    "hidden": (2048, "Width of the model."),
+    "heads": (16, "Attention heads of a layer."),
+    "layers": (24, "Transformer layers."),
+    "sequence": (1024, "Tokens of a sample."),
+    "tensor": (1, "Devices that share each layer."),
+    "pipeline": (1, "Stages of the pipeline."),
+    "data": (8, "Replicas of the model."),
+    "micro-batch": (4, "Samples of one pass of a replica."),
+    "global-batch": (128, "Samples of an iteration of all replicas."),
+    "interleave": (1, "Model chunks on each stage; 1 is plain 1F1B."),
+}
 _size_options = options(
     *(
-        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(1, 10**9), default=value, show_default=True)
-        for name, value in {**_SIZES, **_BATCHES}.items()
+        click.option(
+            f"--{name}", type=click.IntRange(1, 10**9), metavar="N", default=value, show_default=True, help=what
+        )
+        for name, (value, what) in _SIZES.items()
     )
 )
 
