@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import json_option, options
+from paceline.cli.options import json_option, size_options
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.validation.gpt import predict_published
 from paceline.report.terminal import emit, say
@@ -15,30 +15,9 @@ from paceline.units import BYTES, SECONDS
 
 __all__ = ["command"]
 
-_SIZES = {
-    "hidden": (2048, "Width of the model."),
-    "heads": (16, "Attention heads of a layer."),
-    "layers": (24, "Transformer layers."),
-    "sequence": (1024, "Tokens of a sample."),
-    "tensor": (1, "Devices that share each layer."),
-    "pipeline": (1, "Stages of the pipeline."),
-    "data": (8, "Replicas of the model."),
-    "micro-batch": (4, "Samples of one pass of a replica."),
-    "global-batch": (128, "Samples of an iteration of all replicas."),
-    "interleave": (1, "Model chunks on each stage; 1 is plain 1F1B."),
-}
-_size_options = options(
-    *(
-        click.option(
-            f"--{name}", type=click.IntRange(1, 10**9), metavar="N", default=value, show_default=True, help=what
-        )
-        for name, (value, what) in _SIZES.items()
-    )
-)
-
 
 @click.command()
-@_size_options
+@size_options
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage.")
 @click.option(
     "--recompute",
