@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from paceline.cli import VERBS
@@ -144,6 +145,8 @@ def test_every_verb_has_an_example_and_json_output(verb: str) -> None:
     assert any("Example" in (part.help or "") for part in [command, *parts])
     for part in parts:
         assert any("--json" in option.opts for option in part.params), part.name
+        without = [one.name for one in part.params if isinstance(one, click.Option) and not one.help]
+        assert not without, f"{part.name}: options without a help text: {without}"
 
 
 def test_readme_is_short_and_its_commands_exist() -> None:

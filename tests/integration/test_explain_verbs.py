@@ -125,4 +125,5 @@ def test_wrong_names_are_clear_errors(steady, tmp_path):
     assert "no export is called 'crome'" in steady("export", "steady", "--to", "crome", code=2)
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert "cannot write" in steady("report", "steady", "-o", str(blocked / "x" / "page.html"), code=1)
+    assert "cannot write" in steady("report", "steady", "-o", str(blocked / "x" / "page.html"), code=2)
+    assert "cannot write" in steady("export", "steady", "--to", "csv", "-o", str(blocked / "x.csv"), code=2)

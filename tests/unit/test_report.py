@@ -12,7 +12,7 @@ import pytest
 
 import paceline
 from paceline import catalog
-from paceline.explain.cases.step import scaled_step
+from paceline.explain.cases.step import WhatIf, scaled_step
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
@@ -21,10 +21,10 @@ from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
 from paceline.report.exports import EXPORTS, export, markdown_report
-from paceline.report.figures import error_bars, log_ticks
+from paceline.report.figures import error_bars, log_ticks, new_figure
 from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html import render_page
-from paceline.report.tables import gap_table
+from paceline.report.tables import gap_table, what_if_table
 from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name, percent_half
 from tests.made import Made, write
@@ -300,3 +300,13 @@ def test_markdown_is_a_table(explained):
 def test_half_of_an_interval(half: float, words: str) -> None:
     assert percent_half(Interval(1.0, 1 - half, 1 + half)) == words
     assert percent_half(None) == "one launch"
+
+
+@pytest.mark.parametrize(("saved", "shown"), [(-1e-9, "+0.00"), (-1e-3, "-1.00"), (2e-3, "+2.00")])
+def test_a_saving_of_nothing_is_not_negative(saved: float, shown: str) -> None:
+    assert [cell.text for cell in what_if_table("case", [WhatIf("change", 0.1, saved)]).rows[0]][-1] == shown
+
+
+def test_the_title_of_an_axis_stands_off_its_numbers() -> None:
+    layout = new_figure([], x="ranks", y="efficiency")["layout"]
+    assert all(layout[axis]["title"]["standoff"] > layout[axis]["ticklabelstandoff"] for axis in ("xaxis", "yaxis"))

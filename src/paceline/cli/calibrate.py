@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import json_option, store_option, study_argument
+from paceline.cli.options import FILE, json_option, store_option, study_argument
 from paceline.measurements.profile import write_profile
 from paceline.measurements.store import Store
 from paceline.model.calibrate import calibrate_store
@@ -26,7 +26,7 @@ __all__ = ["command"]
 
 @click.command()
 @study_argument
-@click.option("--output", type=click.Path(path_type=Path), default=Path("calibration.json"), show_default=True)
+@click.option("--output", type=FILE, default="calibration.json", show_default=True, help="The calibration's file.")
 @click.option("--profiles", type=click.Path(path_type=Path, file_okay=False), help="Folder for one-rank profiles.")
 @click.option("--population", is_flag=True, help="Learn the prior of `predict --measured` from the catalog instead.")
 @click.option(
@@ -52,7 +52,8 @@ def command(
     """
     if population:
         write_population(learnt(published_series()))
-        say("wrote the prior of published campaigns")
+        done = "wrote the prior of published campaigns"
+        emit({"written": done}, "calibrate") if as_json else say(done)
         return
     if tests:
         _from_tests(tests, link, output, as_json)

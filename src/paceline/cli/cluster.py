@@ -93,6 +93,8 @@ def list_clusters(as_json: bool) -> None:
             {"clusters": [dict(zip(("name", "hosts", "dilation", "pid"), row, strict=True)) for row in rows]},
             "clusters",
         )
+    elif not rows:
+        say("no virtual cluster is running; `paceline cluster up CLUSTER` starts one")
     else:
         print_rows("virtual clusters", ["name", ">hosts", ">dilation", ">process"], rows)
 

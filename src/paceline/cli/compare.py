@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 @click.command(cls=TwoSides)
 @click.argument("names", nargs=-1, required=True, metavar="SAMPLE... [--] BASE...")
-@click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True)
+@click.option("--confidence", type=Finite(0.5, 0.999), default=0.95, show_default=True, help="Of the interval.")
 @click.option(
     "--fail-below",
     "least",

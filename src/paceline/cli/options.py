@@ -19,6 +19,7 @@ from paceline.measurements.store import Store, default_store
 
 __all__ = [
     "COUNT",
+    "FILE",
     "Finite",
     "TwoSides",
     "Whole",
@@ -32,11 +33,13 @@ __all__ = [
     "options",
     "place_options",
     "plot_option",
+    "size_options",
     "split_sides",
     "store_option",
     "study_argument",
 ]
 
+FILE = click.Path(path_type=Path)
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -199,3 +202,26 @@ def split_sides(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
     if names.count(BETWEEN) > 1 or not all(sides) or (BETWEEN not in names and len(names) != 2):
         raise click.UsageError("expected two sides: SAMPLE BASE, or several names of each: A1 A2 A3 -- B1 B2 B3")
     return sides
+
+
+_SIZES = {
+    "hidden": (2048, "Width of the model."),
+    "heads": (16, "Attention heads of a layer."),
+    "layers": (24, "Transformer layers."),
+    "sequence": (1024, "Tokens of a sample."),
+    "tensor": (1, "Devices that share each layer."),
+    "pipeline": (1, "Stages of the pipeline."),
+    "data": (8, "Replicas of the model."),
+    "micro-batch": (4, "Samples of one pass of a replica."),
+    "global-batch": (128, "Samples of an iteration of all replicas."),
+    "interleave": (1, "Model chunks on each stage; 1 is plain 1F1B."),
+}
+size_options = options(
+    *(
+        click.option(
+            f"--{name}", type=click.IntRange(1, 10**9), metavar="N", default=value, show_default=True, help=what
+        )
+        for name, (value, what) in _SIZES.items()
+    )
+)
+"""Sizes of a transformer and of its parallelism."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline import api
-from paceline.cli.options import COUNT, complete_clusters, complete_networks, json_option, plot_option
+from paceline.cli.options import COUNT, FILE, complete_clusters, complete_networks, json_option, plot_option
 from paceline.cli.questions import change_option, job_options, precision_option, requested_changes
 from paceline.errors import InputError
 from paceline.model.plan.file import write_plan
@@ -16,8 +16,6 @@ from paceline.report.terminal import emit
 from paceline.report.terminal.predictions import show_plan
 
 __all__ = ["command"]
-
-FILE = click.Path(path_type=Path)
 
 
 @click.command()

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import json_option, options
+from paceline.cli.options import json_option, size_options
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.validation.gpt import predict_published
 from paceline.report.terminal import emit, say
@@ -15,20 +15,9 @@ from paceline.units import BYTES, SECONDS
 
 __all__ = ["command"]
 
-_SIZES = {"hidden": 2048, "heads": 16, "layers": 24, "sequence": 1024, "tensor": 1, "pipeline": 1, "data": 8}
-_BATCHES = {"micro_batch": 4, "global_batch": 128, "interleave": 1}
-
-
-_size_options = options(
-    *(
-        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(1, 10**9), default=value, show_default=True)
-        for name, value in {**_SIZES, **_BATCHES}.items()
-    )
-)
-
 
 @click.command()
-@_size_options
+@size_options
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage.")
 @click.option(
     "--recompute",

@@ -27,6 +27,8 @@ __all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 
 MOST_CLAUSES = 4
 """Largest number of clauses of a sentence; more are counted."""
+MOST_EFFICIENCY = 1.5
+"""Above it a speed-up is not believed: caches that more ranks add give less."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,16 @@ def _scaled(case: CaseEvidence) -> str:
     assert efficiency is not None
     return (
         f"From {case.result.base_ranks} to {case.run.ranks} ranks {case.run.network} becomes {speedup.value:.2f} times "
-        f"as fast, an efficiency of {format_share(efficiency)}"
+        f"as fast, an efficiency of {format_share(efficiency)}{_too_fast(case, efficiency)}"
     )
+
+
+def _too_fast(case: CaseEvidence, efficiency: float) -> str:
+    """What a reader must know of a speed-up that ranks and caches cannot give."""
+    if efficiency <= MOST_EFFICIENCY:
+        return ""
+    base = "1 rank" if case.result.base_ranks == 1 else f"{case.result.base_ranks} ranks"
+    return f", more than ranks can add: something slowed the launches on {base}, measure again"
 
 
 def _phase(case: CaseEvidence) -> str:

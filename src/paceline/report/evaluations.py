@@ -81,7 +81,7 @@ def _headline_table(headlines: Sequence[PredictedHeadline]) -> Table:
             f"{one.headline.published:,g} {one.headline.quantity}",
             _figure(one, one.predicted.value),
             " to ".join(_figure(one, bound) for bound in one.predicted.interval_90),
-            f"{100 * one.error:+.1f} %",
+            f"{100 * one.error:+z.1f} %",
             "inside" if one.held else "outside",
         )
         for one in headlines
@@ -160,7 +160,7 @@ def _direction_table(directions: Sequence[PredictedDirection]) -> Table:
             one.direction.curve,
             one.direction.framework,
             one.devices,
-            f"{100 * one.gain:+.1f} %",
+            f"{100 * one.gain:+z.1f} %",
         )
         for one in sorted(directions, key=lambda one: -one.gain)
     ]
@@ -202,7 +202,7 @@ def _emulated_part(measured: Plain, predicted: Mapping[EmulatedCase, float]) -> 
             continue
         key = (case["network"], case["strategy"], case["cluster"], case["ranks"], case["batch"])
         rate, model = case["samples_per_s"]["value"], predicted.get(key)
-        beside = ("", "") if model is None else (f"{model:,.1f}", f"{100 * (model / rate - 1):+.1f} %")
+        beside = ("", "") if model is None else (f"{model:,.1f}", f"{100 * (model / rate - 1):+z.1f} %")
         named = (case["network"], case["cluster"], case["ranks"], case["batch"], case["strategy"])
         rows.append((*named, f"{rate:,.1f}", SECONDS.format(case["step_s"]["value"]), *beside, case["counted"]))
     columns = [

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from paceline.errors import InputError, StoreError, UnknownName
+from paceline.errors import InputError, UnknownName
 from paceline.explain.cases.step import measured_step, predicted_step
 from paceline.explain.explanation import CaseExplanation, Explanation
 from paceline.files import write_output
@@ -80,7 +80,7 @@ def _written(path: Path, write: Callable[[], None]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write()
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}", hint="choose another one with -o") from None
+        raise InputError(f"cannot write {path}: {error.strerror or error}", hint="choose another one with -o") from None
     return path
 
 

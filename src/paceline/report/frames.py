@@ -153,7 +153,7 @@ def _gain(plan: Plan) -> list[str]:
     if plan.baseline is None:
         return []
     low, high = plan.baseline.gain.interval_90
-    gain = f"{plan.baseline.gain.value:+.1%} (90 %: {low:+.1%} to {high:+.1%})"
+    gain = f"{plan.baseline.gain.value:+z.1%} (90 %: {low:+z.1%} to {high:+z.1%})"
     return [f"baseline, DDP with equal shares: {plan.baseline.throughput.value:,.1f} samples/s; the plan gains {gain}"]
 
 

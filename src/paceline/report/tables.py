@@ -198,7 +198,7 @@ def marked(label: str, closes: bool) -> str:
 
 
 def _overhead(result: CaseResult) -> str:
-    return f"{100 * result.instrument_overhead:+.1f} %" if result.instrument_overhead is not None else ""
+    return f"{100 * result.instrument_overhead:+z.1f} %" if result.instrument_overhead is not None else ""
 
 
 def breakdown_table(breakdowns: Sequence[Breakdown]) -> Table:
@@ -256,7 +256,7 @@ def gap_table(gap: Gap) -> Table:
     rows: list[list[object]] = [
         [
             bar.cause,
-            Cell(f"{1e3 * bar.seconds + 0.0:+.2f}", bar.seconds),
+            Cell(f"{1e3 * bar.seconds:+z.2f}", bar.seconds),
             span_ms(bar.interval),
             "; ".join(words for words in (bar.evidence, tried_words(bar)) if words),
         ]
@@ -264,7 +264,7 @@ def gap_table(gap: Gap) -> Table:
     ]
     doubt = f"; not to be trusted: {gap.untrusted}" if gap.untrusted else ""
     total = sum(bar.seconds for bar in gap.bars)
-    rows.append(["all: the measured gap", Cell(f"{1e3 * total:+.2f}", total), "", ""])
+    rows.append(["all: the measured gap", Cell(f"{1e3 * total:+z.2f}", total), "", ""])
     return make_table(
         ["cause", ">ms", ">95 %", "evidence"], rows, title=f"{gap.slow} against {gap.fast}{doubt}", ordered=True
     )
@@ -292,7 +292,7 @@ def straggler_table(stragglers: Sequence[tuple[str, Straggler]]) -> Table:
 
 def what_if_table(label: str, what_ifs: Sequence[WhatIf]) -> Table:
     """The predicted step under each change of one case."""
-    rows = [[item.change, f"{1e3 * item.predicted_step_s:.2f}", f"{1e3 * item.saved_s:+.2f}"] for item in what_ifs]
+    rows = [[item.change, f"{1e3 * item.predicted_step_s:.2f}", f"{1e3 * item.saved_s:+z.2f}"] for item in what_ifs]
     return make_table(["change", ">predicted step, ms", ">saved, ms"], rows, title=f"What if: {label}")
 
 
@@ -311,7 +311,7 @@ def residual_table(residuals: Sequence[Residual]) -> Table:
             _seconds(item.measured_step_s),
             _seconds(item.predicted_step_s),
             f"{SECONDS.format(item.predicted_interval[0])} to {SECONDS.format(item.predicted_interval[1])}",
-            *(f"{1e3 * term.residual_s:+.2f}" for term in item.terms if term.phase in names),
+            *(f"{1e3 * term.residual_s:+z.2f}" for term in item.terms if term.phase in names),
         ]
         for item in residuals
     ]

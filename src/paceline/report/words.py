@@ -116,7 +116,7 @@ def tried_words(bar: Bar) -> str:
     if bar.measured_s is None:
         return bar.tried
     span = span_ms(bar.measured_s, "+.3f")
-    return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+.3f} ms" + (f" ({span})" if span else "")
+    return f"tried, {bar.tried}: {1e3 * bar.measured_s.value:+z.3f} ms" + (f" ({span})" if span else "")
 
 
 def dominant_words(prediction: Prediction) -> str:

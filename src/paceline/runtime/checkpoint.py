@@ -17,6 +17,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from glob import escape
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -29,6 +30,7 @@ from paceline.errors import InputError, StoreError
 from paceline.files import atomic_write, read_regular, remove_abandoned
 
 __all__ = [
+    "CheckpointWriter",
     "Stateful",
     "broadcast_state",
     "checkpoint_of_group",
@@ -328,3 +330,44 @@ def _tensor(entry: dict[str, Any], data: memoryview) -> Tensor:
     if begin == end:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).reshape(shape)
+
+
+class CheckpointWriter:
+    """Writes checkpoints one after the other while training goes on; one that fails is tried again."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
+        self._writing: tuple[int, Future[None]] | None = None
+        """The checkpoint that is being written, and of which step it is."""
+        self.failures, self.again = 0, -1
+        """Checkpoints in a row that could not be written; the step that tries again, 1, 2, 4, ... steps later."""
+
+    def begin(self, step: int, write: Callable[[], None]) -> None:
+        """Write the checkpoint of a step; the one before it is finished."""
+        self._writing = (step, self._thread.submit(write))
+
+    def look(self, now: int) -> None:
+        """Finish the checkpoint that is written by now."""
+        if self._writing is not None and self._writing[1].done():
+            self.finish(now)
+
+    def finish(self, now: int) -> None:
+        """Wait for the checkpoint that is being written; no space for it is a warning, and training goes on."""
+        if self._writing is None:
+            return
+        (step, writing), self._writing = self._writing, None
+        try:
+            writing.result()
+        except StoreError as error:
+            if not self.failures:
+                log.warning("step %d: %s; training goes on and tries again", step, error.message)
+            self.again = now + 2**self.failures
+            self.failures += 1
+        else:
+            if self.failures:
+                log.warning("step %d: the checkpoint could be written again", step)
+            self.failures = 0
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()

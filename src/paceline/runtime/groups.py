@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from paceline.runtime.training import Training
 
 __all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGroups", "start_of"]
 
+log = logging.getLogger("paceline.runtime")
 _JOINS = itertools.count()
 """Calls of join() in this process."""
 
@@ -284,6 +286,17 @@ class Start:
     """The global batch of a plan."""
     split: tuple[int, ...] = ()
     """Samples of each rank of the group in its first steps, as a plan has them."""
+
+    @property
+    def group(self) -> str | None:
+        """Name of the group; None if all ranks are one group."""
+        return self.where.group if self.where else None
+
+    def chosen_batch(self, asked: int) -> int:
+        """The global batch to train with: that of the plan, else the one that the script asked for."""
+        if self.batch is not None and self.batch != asked:
+            log.warning("the plan's global batch of %d takes the place of %d", self.batch, asked)
+        return self.batch or asked
 
     def client(self, model: nn.Module, settings: Settings, *, global_batch: int) -> SyncerClient | None:
         """The group's side of the syncer, if there is one."""

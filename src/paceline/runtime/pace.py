@@ -82,10 +82,8 @@ class Pace:
         settings: Settings,
     ) -> None:
         self._holder, start, self.settings, self._process = WireHolder(), start_of(settings), settings, os.getpid()
-        if start.batch is not None and start.batch != global_batch:
-            log.warning("the plan's global batch of %d takes the place of %d", start.batch, global_batch)
         self._planned = start.batch is not None
-        self.global_batch = global_batch = start.batch or global_batch
+        self.global_batch = global_batch = start.chosen_batch(global_batch)
         self._synced = prepare_batchnorm(model, self._holder, settings, ranks=start.context.size)
         emulate_as_told(model, global_batch)
         client = start.client(model, settings, global_batch=global_batch)
@@ -103,13 +101,12 @@ class Pace:
         check_streams(source, settings, groups=client is not None, sharded=self._training.unit.sharded)
         self._feed = feed_of(source, settings, self._training.device, global_batch=global_batch)
         # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
-        self._training.resume(start.where.group if start.where else None)
+        self._training.resume(start.group)
         self._group = RankGroup(start.meet(settings), self._training, holder=self._holder, synced=self._synced)
         self._pilot = Pilot(global_batch) if start.regroups else NoPilot()
         job = GroupContext(self._group, self._pilot, source.num_samples, global_batch, start.context.roster, Limits())
         self._mode: GroupMode = SyncedGroups(job, client) if client else OneGroup(job)
-        named = start.where.group if start.where else "group"
-        self._recorder = MetricsRecorder(settings, group=named, rank=start.context.rank)
+        self._recorder = MetricsRecorder(settings, group=start.group or "group", rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._left = self._again = False
         """Whether this process has left, and whether the batch is repeated, because the group has changed."""

@@ -8,15 +8,15 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import InputError, StoreError
+from paceline.errors import InputError
 from paceline.runtime.checkpoint import (
+    CheckpointWriter,
     Stateful,
     checkpoint_of_group,
     load_checkpoint,
@@ -85,13 +85,9 @@ class Training:
         """Number of the view in which this state last changed; 0 if it is from a checkpoint, or fresh."""
         self.costs: dict[str, Any] = {}
         """What samples cost each rank, from a checkpoint or from the group before."""
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
-        self._saving: tuple[int, Future[None]] | None = None
-        """The checkpoint that is being written, and of which step it is."""
+        self.writer = CheckpointWriter()
         self._looked = 0
         """The step after which a checkpoint was last considered."""
-        self._unsaved, self._again = 0, -1
-        """Checkpoints in a row that could not be written; the last is tried again 1, 2, 4, ... steps later."""
         self._all = dict(model.named_parameters())
         self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
         """Those that are trained; which ones is decided when the rank joins."""
@@ -303,9 +299,10 @@ class Training:
         if self._checkpoint is None or self.position.step in (0, self._looked):
             return
         self._looked = self.position.step
-        if self._saving is not None and self._saving[1].done():
-            self.finish_saving()
-        again = self.position.step == self._again and not self.unit.sharded  # only the rank that writes knows of it
+        self.writer.look(self.position.step)
+        again = (
+            self.position.step == self.writer.again and not self.unit.sharded
+        )  # only the rank that writes knows of it
         if self.position.step % self.settings.checkpoint_every == 0 or again:
             self.costs = costs
             self._begin_saving(rank)
@@ -317,25 +314,12 @@ class Training:
 
     def finish_saving(self) -> None:
         """Wait for the checkpoint that is being written; no space for it is a warning, and training goes on."""
-        if self._saving is None:
-            return
-        (step, writing), self._saving = self._saving, None
-        try:
-            writing.result()
-        except StoreError as error:
-            if not self._unsaved:
-                log.warning("step %d: %s; training goes on and tries again", step, error.message)
-            self._again = self.position.step + 2**self._unsaved
-            self._unsaved += 1
-        else:
-            if self._unsaved:
-                log.warning("step %d: the checkpoint could be written again", step)
-            self._unsaved = 0
+        self.writer.finish(self.position.step)
 
     def close(self) -> None:
         """Write what is to be written, and end the thread that writes."""
         self.finish_saving()
-        self._writer.shutdown()
+        self.writer.close()
 
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
@@ -364,7 +348,7 @@ class Training:
             beside = time.perf_counter() - began - held
             log.info("step %d: checkpoint: %.1f ms of the loop, %.1f ms beside it", step, held * 1e3, beside * 1e3)
 
-        self._saving = (step, self._writer.submit(write))
+        self.writer.begin(step, write)
 
     def _copy(self, tensor: Tensor, *, keep: bool) -> Tensor | None:
         whole = gather_whole(tensor)

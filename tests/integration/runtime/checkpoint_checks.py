@@ -225,14 +225,14 @@ def full_disk(folder: Path, said: Messages) -> Any:
     tried = []
     for step in range(5, 20):
         made.position = replace(made.position, step=step)
-        before = made._unsaved
+        before = made.writer.failures
         made.save_if_due(0, {})
         made.finish_saving()
-        tried += [step] if made._unsaved != before else []
+        tried += [step] if made.writer.failures != before else []
     kept = load_checkpoint(folder / "a")
     files = sorted(path.name for path in folder.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    made.position = replace(made.position, step=made._again)
+    made.position = replace(made.position, step=made.writer.again)
     made.save_if_due(0, {})
     made.finish_saving()
     after = load_checkpoint(folder / "a")

@@ -140,6 +140,14 @@ def test_a_case_names_its_largest_phase_and_a_larger_one_its_efficiency(case: Ca
     assert found[1] == "From 1 to 4 ranks lenet becomes 2.00 times as fast, an efficiency of 50.0 %."
 
 
+@pytest.mark.parametrize(("efficiency", "doubted"), [(1.49, False), (1.51, True), (9.5, True)])
+def test_a_speed_up_that_ranks_cannot_add_is_doubted(case: CaseEvidence, efficiency: float, doubted: bool) -> None:
+    one = with_rate(case, 1.0, ranks=2)
+    result = replace(one.result, speedup=Interval(2 * efficiency, 1.0, 30.0), base_ranks=1, efficiency=efficiency)
+    said = summary([replace(one, result=result)])[1]
+    assert said.endswith("something slowed the launches on 1 rank, measure again.") == doubted
+
+
 FINDING = Finding("cause", "Title", "id", "the case", ("seen",), Interval(0.25, 0.2, 0.3), Change("setting", "this"))
 
 

@@ -293,3 +293,10 @@ def test_names_with_control_characters_are_read_and_unescaped_quotes_are_explain
     path.write_text('{"traceEvents": [{"ph": "X", "name": "{"device": "cpu"}(12): run", "ts": 1}]}')
     with pytest.raises(InputError, match="with_stack=False"):
         list(EventStream(path))
+
+
+def test_a_file_that_is_not_there_is_not_called_a_trace(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_nccl_tests(tmp_path / "nope")
+    assert "nope: No such file" in str(caught.value)
+    assert "trace" not in str(caught.value.hint)

@@ -52,10 +52,10 @@ def open_trace(path: Path) -> IO[bytes]:
         file = os.fdopen(handle, "rb")
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             file.close()
-            raise InputError(f"{path} is not a regular file", hint="give the path of a trace")
+            raise InputError(f"{path} is not a regular file", hint="give the path of a file that can be read")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: {reason}", hint="give the path of a trace") from None
+        raise InputError(f"{path}: {reason}", hint="give the path of a file that can be read") from None
     return _plain(path, file)
 
 

@@ -170,32 +170,21 @@ def make_plan(
     `question` contains network or profile, cluster, framework and strategy; without a global batch every device has the
     batch of the question. `measured` are throughputs of this network on this cluster.
     """
-    check_workload(question)
-    batch = question.batch * question.cluster.num_devices if global_batch is None else global_batch
-    if batch < 1:
-        raise InputError(f"a global batch of {batch} has no sample", hint="a global batch is at least 1 sample")
-    if question.strategy.accumulate != 1:
-        raise InputError(
-            f"a plan of {question.strategy.accumulate} accumulated batches: expected 1",
-            hint="give the global batch; a device whose memory is too small accumulates gradients automatically",
-        )
-    if resolve(question.framework, question.strategy).synchrony == "asynchronous":
-        raise InputError(
-            f"ranks of {question.framework} do not wait for each other: expected a framework whose ranks step together",
-            hint="a plan makes groups of ranks that step together; groups may exchange seldom, and need not wait",
-        )
+    devices = question.cluster.num_devices
+    batch = question.batch * devices if global_batch is None else global_batch
+    _check_plannable(question, batch)
     works = works_of(question, stated_for=batch)
-    every = tuple(work(max(1, batch // question.cluster.num_devices)) for work in works.values())
-    spreads = spreads_of(every, question.cluster.num_devices, calibration)
+    every = tuple(work(max(1, batch // devices)) for work in works.values())
+    spreads = spreads_of(every, devices, calibration)
     factors, notes = draw_factors(spreads, seed), list(basis_of(question, calibration, every))
     if measured:
         factors, note = updated_by_points(question, measured, spreads, calibration=calibration, seed=seed)
         notes.append(note)
-    if words := cores_words(question, question.cluster.num_devices):
+    if words := cores_words(question, devices):
         notes.append(words)
     if global_batch is None:
-        each, who = f"{question.batch} samples on each", f"{question.cluster.num_devices} devices"
-        notes.append(f"global batch {batch}: {each} of {who}{', assumed' * question.assumed}")
+        assumed = ", assumed" if question.assumed else ""
+        notes.append(f"global batch {batch}: {question.batch} samples on each of {devices} devices{assumed}")
     pricer = _Pricer(question, batch, calibration, works, factors)
     ranked = ranked_candidates(pricer.devices, batch, size=pricer.size, price=pricer.price)
     known = tuple(pricer.with_intervals(candidate) for candidate in ranked[:shown])
@@ -215,6 +204,23 @@ def make_plan(
         asynchrony=asynchrony_sentence(ranked),
         everyday=everyday_of(question, pricer.used(best), rates, job),
     )
+
+
+def _check_plannable(question: Question, batch: int) -> None:
+    """Refuse what no plan can be made for."""
+    check_workload(question)
+    if batch < 1:
+        raise InputError(f"a global batch of {batch} has no sample", hint="a global batch is at least 1 sample")
+    if question.strategy.accumulate != 1:
+        raise InputError(
+            f"a plan of {question.strategy.accumulate} accumulated batches: expected 1",
+            hint="give the global batch; a device whose memory is too small accumulates gradients automatically",
+        )
+    if resolve(question.framework, question.strategy).synchrony == "asynchronous":
+        raise InputError(
+            f"ranks of {question.framework} do not wait for each other: expected a framework whose ranks step together",
+            hint="a plan makes groups of ranks that step together; groups may exchange seldom, and need not wait",
+        )
 
 
 def _baseline(plain: _Pricer, pricer: _Pricer, best: Candidate, batch: int) -> Baseline | None:
@@ -259,11 +265,7 @@ class _Pricer:
             (cost, alone), emulation = costs[kind], rank.device.emulation
             cost, alone = replace(cost, a=cost.a * slower, b=cost.b * slower), alone * slower
             host = self._question.cluster.hosts[rank.host]
-            slow = (
-                (0.0, 1.0)
-                if emulation is None or not emulation.straggle
-                else (emulation.straggle, emulation.straggle_factor)
-            )
+            slow = (emulation.straggle, emulation.straggle_factor) if emulation and emulation.straggle else (0.0, 1.0)
             end = self._effective(endpoint_of(host, host.name))
             planned.append(PlannedDevice(host.name, rank.device.name, cost, batch / alone, end.inside, end.link, slow))
         return tuple(planned)

@@ -30,7 +30,8 @@ def plot_text(text: object) -> str:
 def new_figure(traces: list[Figure], *, x: str, y: str, counts: Sequence[int] = ()) -> Figure:
     """A figure with its axes; `counts` are the ticks of a logarithmic x axis, and make the y axis logarithmic too."""
     axis: Figure = {"gridcolor": "@grid", "zerolinecolor": "@grid", "automargin": True}
-    across, up = {"title": {"text": x}, **axis}, {"title": {"text": y}, **axis}
+    axis |= {"ticklabelstandoff": 4, "separatethousands": True}
+    across, up = ({"title": {"text": text, "standoff": 12}, **axis} for text in (x, y))
     if counts:
         across |= {"type": "log", "tickvals": list(counts), "ticktext": [f"{count:,}" for count in counts]}
         up |= {"type": "log", "dtick": "D2", "tickformat": ","}

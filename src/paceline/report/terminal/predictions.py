@@ -146,7 +146,7 @@ def _last(curve: Curve, first: Curve) -> list[str]:
     end, base = curve.predictions[-1], first.predictions[-1]
     interval = "{:,.0f}-{:,.0f}".format(*end.samples_per_s.interval_90)
     gain = end.samples_per_s.value / base.samples_per_s.value - 1
-    return [interval, f"{100 * gain:+.1f} %", str(curve.knee or "none"), dominant_words(end)]
+    return [interval, f"{100 * gain:+z.1f} %", str(curve.knee or "none"), dominant_words(end)]
 
 
 def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
@@ -186,8 +186,8 @@ def show_buckets(answer: BucketRecommendation) -> None:
         (
             one.megabytes,
             SECONDS.format(one.step_s.value),
-            f"{100 * one.gain.value:+.1f} %",
-            "{:+.1f} .. {:+.1f} %".format(*(100 * bound for bound in one.gain.interval_90)),
+            f"{100 * one.gain.value:+z.1f} %",
+            "{:+z.1f} .. {:+z.1f} %".format(*(100 * bound for bound in one.gain.interval_90)),
         )
         for one in answer.choices
     ]
@@ -196,7 +196,7 @@ def show_buckets(answer: BucketRecommendation) -> None:
         f"{answer.label}, {answer.devices} devices", [">bucket_cap_mb", ">step", f">gain over {usual}", ">90 %"], rows
     )
     low, high = (100 * bound for bound in answer.best.gain.interval_90)
-    gain = f"{100 * answer.best.gain.value:+.1f} % (90 %: {low:+.1f} .. {high:+.1f} %)"
+    gain = f"{100 * answer.best.gain.value:+z.1f} % (90 %: {low:+z.1f} .. {high:+z.1f} %)"
     if answer.worth:
         say(f"\nDistributedDataParallel(..., {answer.setting}): {gain} over the default of {usual}")
     else:
@@ -269,7 +269,7 @@ def _show_baseline(plan: Plan) -> None:
     )
     passes = f", in {baseline.passes} passes on the smallest device" if baseline.passes > 1 else ""
     say(f"baseline, DDP with equal shares: {rate}{passes}")
-    say(f"gain of the plan over it: {100 * baseline.gain.value:+.1f} % (90 %: {low:+.1f} .. {high:+.1f} %)")
+    say(f"gain of the plan over it: {100 * baseline.gain.value:+z.1f} % (90 %: {low:+z.1f} .. {high:+z.1f} %)")
 
 
 def _show_loads(plan: Plan) -> None:
@@ -351,5 +351,5 @@ def _checked(predicted: float, interval: tuple[float, float], measured: float, *
     held = "the measurement is inside" if low <= measured <= high else "the measurement is OUTSIDE"
     return (
         f"predicted {predicted:,.1f} samples/s (90 %: {low:,.1f} to {high:,.1f}), {verb} {measured:,.1f}: "
-        f"error {100 * (predicted / measured - 1):+.1f} %, {held} the interval"
+        f"error {100 * (predicted / measured - 1):+z.1f} %, {held} the interval"
     )

@@ -99,4 +99,6 @@ def _fetch(url: str) -> Line:
         with urllib.request.urlopen(f"{url.rstrip('/')}/line.json", timeout=5) as answer:
             return _line(answer.read(LARGEST))
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise InputError(f"{url} does not answer: {error}", hint="the port of Settings(metrics_port=...)") from None
+        reason = getattr(error, "reason", error)  # of urllib, around what the system said
+        reason = getattr(reason, "strerror", None) or reason
+        raise InputError(f"{url} does not answer: {reason}", hint="the port of Settings(metrics_port=...)") from None

@@ -89,6 +89,7 @@ def test_no_metrics_are_one_clear_error(tmp_path: Path, where: str) -> None:
     with pytest.raises(InputError) as caught:
         read_metrics(where if "//" in where else str(tmp_path / where))
     assert where.rpartition("/")[2] in caught.value.message
+    assert "urlopen" not in caught.value.message
 
 
 def test_prometheus_gets_every_metric_with_its_meaning_and_labels() -> None:
