@@ -133,7 +133,7 @@ def norm_of(parameters: Sequence[nn.Parameter]) -> float:
 
 
 def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dtype) -> None:
-    """Refuse to go on where ranks have come apart: each would train a model of its own, without a word."""
+    """Refuse to go on where ranks have come apart: each would train a model of its own."""
     apart = [rank for rank, rate in enumerate(rates) if not _close(rate, rates[0], EQUAL)]
     if apart:
         raise InputError(
