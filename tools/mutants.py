@@ -69,7 +69,7 @@ Tests = list[tuple[str, float]]
 def main() -> int:
     """Draw mutations, run their tests, print the table; 1 if too few are caught."""
     options = _options()
-    os.nice(10)
+    os.nice(max(0, 10 - os.nice(0)))
     RECORDS.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ExitStack() as stack:

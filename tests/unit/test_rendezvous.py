@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from paceline.bench.frameworks import rendezvous
-from paceline.bench.frameworks.rendezvous import PINGS, ControlChannel, join_ranks
+from paceline.bench.frameworks.rendezvous import FIRST, PINGS, RANK, ControlChannel, join_ranks
 from paceline.bench.sites.local import free_ports
+from paceline.channel.frames import SecureConnection, open_connection
+from paceline.channel.handshake import Login
 
 
 def together(
@@ -46,17 +49,55 @@ def test_rank_zero_gathers_in_order() -> None:
     assert together(3, lambda channel: channel.gather(channel.rank * 2)) == [[0, 2, 4], None, None]
 
 
-def test_a_barrier_waits_for_the_last() -> None:
+@pytest.mark.parametrize("meet", [ControlChannel.barrier, lambda channel: channel.gather(None)])
+def test_a_barrier_and_a_gather_wait_for_the_last(meet: Callable[[ControlChannel], object]) -> None:
     came: list[int] = []
 
     def act(channel: ControlChannel) -> list[int]:
-        if channel.rank == 1:
+        if channel.rank == 2:
             time.sleep(0.2)
         came.append(channel.rank)
-        channel.barrier()
+        meet(channel)
         return sorted(came)
 
     assert together(3, act) == [[0, 1, 2]] * 3
+
+
+def caller(port: int, rank: str, role: str = RANK) -> SecureConnection:
+    """A process that calls rank 0."""
+    return open_connection("127.0.0.1", port, Login(b"secret", role, rank), listener=FIRST, timeout=5)
+
+
+def test_of_a_rank_that_calls_twice_the_last_connection_counts_and_nobody_else_may_call() -> None:
+    (port,) = free_ports(1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join_ranks, 0, 3, address="127.0.0.1", port=port, token="secret", timeout=10)
+        join_ranks(1, 3, address="127.0.0.1", port=port, token="secret").close()
+        early, late = caller(port, "1"), caller(port, "1")
+        with pytest.raises(ConnectionError):
+            early.receive_plain()
+        for role in (FIRST, "agent"):
+            with pytest.raises(ConnectionError):
+                caller(port, "2", role)
+        peers = [late, caller(port, "2")]
+        for peer in peers:
+            peer.send_plain(None)
+        channel = first.result()
+        assert channel.agree(7) == 7
+        assert [peer.receive_plain() for peer in peers] == [7, 7]
+        for one in (channel, early, *peers):
+            one.close()
+
+
+def test_a_rank_that_is_there_before_rank_zero_calls_again() -> None:
+    (port,) = free_ports(1)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(join_ranks, 1, 2, address="127.0.0.1", port=port, token="secret", timeout=10)
+        time.sleep(0.3)
+        assert not other.done()
+        first = join_ranks(0, 2, address="127.0.0.1", port=port, token="secret", timeout=10)
+        other.result().close()
+        first.close()
 
 
 def test_clocks_of_one_machine_agree_within_the_stated_uncertainty() -> None:

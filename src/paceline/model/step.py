@@ -20,7 +20,16 @@ from paceline.model.compute import StepWork
 from paceline.model.prediction import TERMS
 from paceline.model.sweep import seconds_at
 
-__all__ = ["NOMINAL", "Factors", "Ranks", "exchange_algorithms", "exchange_seconds", "fusion_choices", "step_terms"]
+__all__ = [
+    "NOMINAL",
+    "Factors",
+    "Ranks",
+    "exchange_algorithms",
+    "exchange_seconds",
+    "fusion_choices",
+    "jitter_of",
+    "step_terms",
+]
 
 Floats = NDArray[np.float64]
 
@@ -163,6 +172,11 @@ def exchange_algorithms(ranks: Ranks, policy: Policy, calibration: Calibration) 
     return chosen_algorithms(slow, sizes, policy.algorithm)
 
 
+def jitter_of(ranks: Ranks, calibration: Calibration) -> float:
+    """Deviation of a rank's step, as a share of it: the calibrated one, or that of the least steady device."""
+    return max(work.jitter for work in ranks.works) if calibration.jitter is None else calibration.jitter
+
+
 def _expected_slowest(ranks: int, jitter: float) -> float:
     """Expected excess of the slowest of P normal step times, as a share of the mean (Blom's approximation)."""
     return float(jitter * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)))
@@ -189,8 +203,8 @@ def step_terms(ranks: Ranks, policy: Policy, calibration: Calibration, factors: 
             _without_barrier(terms, ranks)
             _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
             return terms
-    jitter = calibration.jitter if calibration.jitter is not None else max(w.jitter for w in ranks.works)
-    late = factors.waiting * _expected_slowest(count, jitter) + ranks.straggle[0] * (ranks.straggle[1] - 1)
+    spread = _expected_slowest(count, jitter_of(ranks, calibration))
+    late = factors.waiting * spread + ranks.straggle[0] * (ranks.straggle[1] - 1)
     terms["waiting"] = np.maximum(slowest - mean_forward - mean_backward, 0.0) + slowest * late
     _add_input(terms, ranks.input_s, overlapped=policy.input_overlap)
     return terms

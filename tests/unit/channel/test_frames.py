@@ -435,6 +435,29 @@ def test_the_channel_evaluates_no_union_of_types() -> None:
         assert not unions, f"{path}: lines {unions}"
 
 
+def test_what_waits_is_counted_by_the_byte(pair: tuple[SecureConnection, SecureConnection]) -> None:
+    pair[0].send(b"", bytes(8_000_000))
+    with pair[0]._lock:
+        waiting = sum(len(part) for part, _ in pair[0]._queue)
+        assert 0 < waiting < 8_000_000
+        assert pair[0]._queued == waiting
+
+
+def test_frames_of_two_threads_arrive_whole(pair: tuple[SecureConnection, SecureConnection]) -> None:
+    holds = [threading.Event(), threading.Event()]
+    senders = [threading.Thread(target=pair[0].send, args=(name, b""), kwargs={"hold": hold.wait})
+               for name, hold in zip((b"one", b"two"), holds, strict=True)]  # fmt: skip
+    for sender in senders:
+        sender.start()
+        time.sleep(0.1)
+    holds[1].set()
+    time.sleep(0.1)
+    holds[0].set()
+    assert [pair[1].receive()[0] for _ in senders] == [b"one", b"two"], "the second frame waits for the first"
+    for sender in senders:
+        sender.join()
+
+
 def test_more_than_a_slow_peer_may_leave_waiting_ends_the_connection(
     pair: tuple[SecureConnection, SecureConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:

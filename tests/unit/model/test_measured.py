@@ -118,6 +118,15 @@ def test_one_point_is_refused_unless_the_file_knows_the_link(tmp_path):
     assert wide.half_width > 2 * known.half_width
 
 
+def test_one_point_goes_on_as_others_over_its_link_do(tmp_path):
+    lonely = "VGG16,PyTorch 1.4 WFBP,V100,10GbE with TCP/IP,4,4,32,400,\n"
+    rates = []
+    for kept in (1.0, 0.25):
+        rows = [ROW.format(n, 253 * n * (kept if n > 4 else 1)) for n in POINTS]
+        rates.append(predict(write(tmp_path, [*rows, lonely]))[1].predictions[0].samples_per_s.value)
+    assert rates[1] < 0.97 * rates[0]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

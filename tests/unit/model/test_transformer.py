@@ -91,6 +91,12 @@ def test_every_measured_configuration_passes_the_memory_check(name):
         assert check_memory(shape, parallel, device_bytes=80e9).total < 80e9
 
 
+def test_published_iterations_are_in_seconds():
+    points = gpt_points("gpt-a100-one-host")
+    assert (points.shapes[0], points.parallels[0].pipeline) == (TransformerShape(1024, 16, 12, 1024), 2)
+    assert points.seconds[:2].tolist() == pytest.approx([0.069957, 0.089176])
+
+
 def test_published_iterations_beyond_one_host_are_met_by_the_command():
     points = gpt_points("gpt-a100-many-hosts")
     cases = zip(points.shapes, points.parallels, points.seconds, strict=True)

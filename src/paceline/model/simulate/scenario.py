@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
 from paceline.model.question import Question, check_question, ranks_of, works_of
 from paceline.model.simulate.training import AsyncRun, Job, SyncRun, simulate_async, simulate_jobs, simulate_sync
-from paceline.model.step import NOMINAL, Ranks, exchange_seconds, step_terms
+from paceline.model.step import NOMINAL, Ranks, exchange_seconds, jitter_of, step_terms
 
 __all__ = ["Disturbance", "Simulated", "simulate_question"]
 
@@ -139,10 +139,11 @@ def _setting(question: Question, devices: int, policy: Policy, calibration: Cali
     terms = {name: float(values[0]) for name, values in step_terms(ranks, policy, calibration, NOMINAL).items()}
     compute = np.repeat([work.compute * ranks.accumulate for work in ranks.works], ranks.counts)
     other = sum(value for name, value in terms.items() if name not in ("forward", "backward", "waiting"))
-    jitter = calibration.jitter if calibration.jitter is not None else max(work.jitter for work in ranks.works)
     exchange = exchange_seconds(ranks, policy, calibration) if devices > 1 else 0.0
     hidden = max(0.0, exchange - terms["aggregate"])
-    return _Setting(ranks, compute, other, exchange, hidden, jitter, predicted=sum(terms.values()))
+    return _Setting(
+        ranks, compute, other, exchange, hidden, jitter_of(ranks, calibration), predicted=sum(terms.values())
+    )
 
 
 def _synchronous(setting: _Setting, trouble: Disturbance, *, samples: int) -> Simulated:
