@@ -75,7 +75,7 @@ def test_of_a_rank_that_calls_twice_the_last_connection_counts_and_nobody_else_m
         join_ranks(1, 3, address="127.0.0.1", port=port, token="secret").close()
         early, late = caller(port, "1"), caller(port, "1")
         with pytest.raises(ConnectionError):
-            early.receive_plain()
+            early.receive_plain(timeout=5)
         for role in (FIRST, "agent"):
             with pytest.raises(ConnectionError):
                 caller(port, "2", role)
