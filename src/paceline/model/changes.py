@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from paceline import catalog
 from paceline.catalog.devices import device_by_alias
-from paceline.errors import InputError, UnknownName
+from paceline.errors import InputError, UnitError, UnknownName
 from paceline.model.question import Question
 from paceline.spec.cluster import Host
 from paceline.spec.fields import SpecModel
@@ -103,6 +103,8 @@ def _with(noun: N, part: str, field: str, *, value: str) -> N:
             return type(noun).model_validate_json(json.dumps(plain))
         except ValidationError as error:
             problem = error
+        if _literal(value) != 0 and isinstance(problem.errors()[0].get("ctx", {}).get("error"), UnitError):
+            break  # a number without a unit would be one of SI units, which nobody types
     message = problem.errors()[0]["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     raise InputError(f"{part}.{field}={value}: {message}") from None
 

@@ -89,6 +89,18 @@ def test_a_link_or_a_device_is_changed_by_its_name(paceline):
     assert "device" in paceline("whatif", *ask, "--cluster", slow, "--set", "device=a1000", code=2)
 
 
+@pytest.mark.parametrize("change", ["link.bandwidth=10", "link.latency=30", "strategy.bucket=25", "device.memory=80"])
+def test_a_changed_quantity_needs_its_unit(paceline, change):
+    said = paceline("predict", "--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--set", change, code=2)
+    assert f"error: {change}: '{change.partition('=')[2]}' is not a " in said
+    assert "units: " in said
+
+
+def test_nothing_is_nothing_in_every_unit(paceline):
+    ask = ("predict", "--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--batch", "64", "--devices", "8")
+    assert paceline(*ask, "--set", "link.latency=0") == paceline(*ask, "--set", "link.latency=0 us")
+
+
 def test_many_gpus_exchange_as_nccl_would_and_a_named_algorithm_is_taken(paceline):
     ask = ("--network", "resnet50", "--batch", "64", "--precision", "amp", "--cluster", "8x h100 over 400gbe x 64")
     many = (*ask, "--devices", "512")
