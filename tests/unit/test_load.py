@@ -37,7 +37,7 @@ budget = "1 lightyear"
 FOUND = [
     ':1: name: got "../etc", expected letters, digits, dots',
     ":2: networks[1]: got 3, expected text in quotes",
-    ":2: networks[0]: got 'resnet5', expected a known network (did you mean 'resnet50'?)",
+    ":2: networks[0]: got 'resnet5', expected a known network (did you mean 'resnet50'? `paceline networks` lists all;",
     ':3: frameworks: got "pytorch", expected a list in square brackets',
     ":4: devices[0]: got 0, expected at least 1",
     ":4: devices[1]: got 1.5, expected a whole number",
