@@ -502,6 +502,7 @@ def check_ranks_that_come_apart_are_refused() -> None:
     one, other = _training(), _training()
     alike = [one.alike(), other.alike()]
     refuse_apart(*zip(*alike, strict=True), torch.float32)
+    refuse_apart([0.0] * 3, [0.0, 0.0, 2.0], torch.float32)  # two ranks hold shards
     other.optimizers[0].load_state_dict(json.loads(json.dumps(other.optimizers[0].state_dict(), sort_keys=True)))
     assert other.alike() == alike[0], "in whatever order they are kept"
     other.optimizers[0].param_groups[0]["lr"] *= 1.001

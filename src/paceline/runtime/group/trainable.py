@@ -142,10 +142,11 @@ def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dt
             "if pace.step() or pace.update() returned True, or give it to Settings(also=...)",
         )
     # Devices of different kinds round differently, and far less than by the root of the type's precision.
-    apart = [rank for rank, norm in enumerate(norms) if not _close(norm, norms[0], torch.finfo(dtype).eps ** 0.5)]
+    whole = [rank for rank, norm in enumerate(norms) if norm]  # a rank that holds shards sends none
+    apart = [rank for rank in whole if not _close(norms[rank], norms[whole[0]], torch.finfo(dtype).eps ** 0.5)]
     if apart:
         raise InputError(
-            f"parameters of ranks {apart} are not those of rank 0",
+            f"parameters of ranks {apart} are not those of rank {whole[0]}",
             hint="what changes parameters, or gradients between backward() and update(), must do the same on every "
             "rank: no `if pace.rank == 0`, no random numbers of the rank's own",
         )
