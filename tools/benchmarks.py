@@ -104,7 +104,7 @@ ENTRIES = (
     Entry("asynchrony_price", "asynchrony_price", "", "--seeds 1"),
     Entry("slow_link", "slow_link", "--seeds 0,1,2,3,4", "--seeds 0 --epochs 2"),
     Entry("stragglers", "stragglers", "--seeds 0,1,2", "--seeds 0 --epochs 1 --devices 2"),
-    Entry("staleness_rules", "stragglers", "--rules --seeds 0,1,2,3,4", "--rules --seeds 0 --quick"),
+    Entry("staleness_rules", "staleness_rules", "", "--seeds 0 --quick --problems digits"),
     Entry("faults", "faults", "--times 20 --anew", "--times 1 --anew --results results/benchmarks/faults.jsonl"),
     Entry("membership_schedules", "membership_schedules", "", "--schedules 500"),
     Entry(

@@ -13,21 +13,13 @@ from torch import Tensor, nn
 HELD_OUT = 500
 
 
-class Digits:
-    """Training images, those held out, and a network with the start that a seed gives it."""
+class Problem:
+    """Samples to train on, samples held out, and a model; a subclass shuffles its data before it hands them over."""
 
-    def __init__(self, seed: int, hidden: Sequence[int]) -> None:
-        data = load_digits()
-        order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-        images, labels = torch.tensor(data.data / 16, dtype=torch.float32)[order], torch.tensor(data.target)[order]
-        self.images, self.labels = images[HELD_OUT:], labels[HELD_OUT:]
-        self._held_images, self._held_labels = images[:HELD_OUT], labels[:HELD_OUT]
-        torch.manual_seed(seed)
-        sizes = [64, *hidden, 10]
-        layers: list[nn.Module] = []
-        for index in range(len(sizes) - 1):
-            layers += [nn.Linear(sizes[index], sizes[index + 1]), nn.ReLU()]
-        self.model = nn.Sequential(*layers[:-1])
+    def __init__(self, samples: Tensor, labels: Tensor, held_out: int, model: nn.Module) -> None:
+        self.images, self.labels = samples[held_out:], labels[held_out:]
+        self.held_images, self.held_labels = samples[:held_out], labels[:held_out]
+        self.model = model
 
     def optimizer(self, told: dict[str, Any]) -> torch.optim.Optimizer:
         """Plain or Nesterov."""
@@ -35,18 +27,38 @@ class Digits:
         return torch.optim.SGD(self.model.parameters(), lr=told["rate"], momentum=momentum, nesterov=momentum > 0)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Of some samples."""
-        return nn.functional.cross_entropy(self.model(images), labels)
+        """Of some samples; a text has a label at each of its characters."""
+        return nn.functional.cross_entropy(self.model(images).flatten(0, -2), labels.flatten())
+
+    def accuracy(self) -> float:
+        """On what was held out."""
+        with torch.no_grad():
+            return float((self.model(self.held_images).argmax(-1) == self.held_labels).float().mean())
+
+
+class Digits(Problem):
+    """Images of 8 x 8 pixels, and a network with the start that a seed gives it."""
+
+    def __init__(self, seed: int, hidden: Sequence[int]) -> None:
+        data = load_digits()
+        order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+        images, labels = torch.tensor(data.data / 16, dtype=torch.float32)[order], torch.tensor(data.target)[order]
+        torch.manual_seed(seed)
+        sizes = [64, *hidden, 10]
+        layers: list[nn.Module] = []
+        for index in range(len(sizes) - 1):
+            layers += [nn.Linear(sizes[index], sizes[index + 1]), nn.ReLU()]
+        self.linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        super().__init__(images, labels, HELD_OUT, nn.Sequential(*layers[:-1]))
 
     def accuracy(self) -> float:
         """On what was held out; past the emulated device, whose time this must not take."""
-        hidden = self._held_images
+        hidden = self.held_images
         with torch.no_grad():
-            linear = [layer for layer in self.model if isinstance(layer, nn.Linear)]
-            for layer in linear:
+            for layer in self.linear:
                 hidden = nn.functional.linear(hidden, layer.weight, layer.bias)
-                hidden = torch.relu(hidden) if layer is not linear[-1] else hidden
-        return float((hidden.argmax(1) == self._held_labels).float().mean())
+                hidden = torch.relu(hidden) if layer is not self.linear[-1] else hidden
+        return float((hidden.argmax(1) == self.held_labels).float().mean())
 
 
 class Watch:

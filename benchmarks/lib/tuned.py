@@ -112,6 +112,6 @@ def simulated(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _simulated(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     env = {**os.environ, "PYTHONPATH": str(worker_path()), "OMP_NUM_THREADS": "1"}
-    argv = [python_of("digits"), str(HERE / "digits_tuning.py")]
+    argv = [python_of("digits"), str(HERE / "virtual_time.py")]
     done = subprocess.run(argv, input=json.dumps(told), env=env, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

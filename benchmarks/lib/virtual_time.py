@@ -1,6 +1,6 @@
-"""Which settings learn digits soonest, in virtual time: every setting of a grid, in one process.
+"""Which settings learn a problem soonest, in virtual time: every setting of a grid, in one process.
 
-python benchmarks/lib/digits_tuning.py < SETTINGS, as benchmarks/lib/tuned.py starts it
+python benchmarks/lib/virtual_time.py < SETTINGS, as benchmarks/lib/tuned.py starts it
 
 Gradients, momentum, the syncer's rules and leases are real; the seconds of a step and of an exchange are those that the
 settings name. One group is one process with the whole batch, which data parallel steps equal.
@@ -21,7 +21,8 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script
-from lib.digits import Digits, Watch
+from lib.digits import Problem, Watch
+from lib.problems import problem_of
 from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.samples import epoch_order, even_part
 from paceline.runtime.syncer.leases import Lease, Leases
@@ -34,18 +35,18 @@ CLOCK = -1
 
 def together(told: Told) -> dict[str, Any]:
     """One group; a step lasts as long as its slowest rank and one exchange."""
-    digits, watch = Digits(told["seed"], told["hidden"]), Watch(told["accuracy"], told["looks"])
-    optimizer, chance, now = digits.optimizer(told), random.Random(told["seed"]), 0.0
-    total, batch, curve = len(digits.labels), told["batch"], Curve(told)
+    problem, watch = problem_of(told), Watch(told["accuracy"], told["looks"])
+    optimizer, chance, now = problem.optimizer(told), random.Random(told["seed"]), 0.0
+    total, batch, curve = len(problem.labels), told["batch"], Curve(told)
     for epoch in range(told["epochs"]):
         order = epoch_order(total, seed=told["seed"], epoch=epoch)
         for begin in range(0, total - batch + 1, batch):
-            _step(digits, optimizer, order[begin : begin + batch])
+            _step(problem, optimizer, order[begin : begin + batch])
             now += max(_seconds(told, chance) for _ in range(told["devices"])) + told["exchange"]
-            accuracy = digits.accuracy()
+            accuracy = problem.accuracy()
             watch.look(accuracy, now)
             curve.add(now, accuracy)
-    return {**watch.result(digits.accuracy(), now), **curve.plain()}
+    return {**watch.result(problem.accuracy(), now), **curve.plain()}
 
 
 class Curve:
@@ -64,7 +65,7 @@ class Curve:
 
 
 def _step(
-    digits: Digits,
+    problem: Problem,
     optimizer: torch.optim.Optimizer,
     samples: np.ndarray,
     recipe: tuple[LargeBatch, float] | None = None,
@@ -72,7 +73,7 @@ def _step(
     """With a recipe: and the factor that it has now."""
     chosen = torch.from_numpy(samples.copy())
     optimizer.zero_grad(set_to_none=True)
-    digits.loss(digits.images[chosen], digits.labels[chosen]).backward()
+    problem.loss(problem.images[chosen], problem.labels[chosen]).backward()
     with recipe[0].applied([optimizer], recipe[1]) if recipe else contextlib.nullcontext():
         optimizer.step()
 
@@ -89,12 +90,12 @@ class Swarm:
     def __init__(self, told: Told) -> None:
         self.told, self.chance = told, random.Random(told["seed"])
         groups = told["groups"]
-        self.digits = [Digits(told["seed"], told["hidden"]) for _ in range(groups)]
-        self.optimizers = [digits.optimizer(told) for digits in self.digits]
+        self.problems = [problem_of(told) for _ in range(groups)]
+        self.optimizers = [problem.optimizer(told) for problem in self.problems]
         self.shard = ShardState(RoundPolicy.of({**told, "rule": {"name": told["rule"], **told.get("with", {})}}))
         self.busy = set(range(groups))
-        self.shard.start(parameters_to_vector(self.digits[0].model.parameters()).detach().numpy())
-        self.leases = Leases(len(self.digits[0].labels), told["epochs"])
+        self.shard.start(parameters_to_vector(self.problems[0].model.parameters()).detach().numpy())
+        self.leases = Leases(len(self.problems[0].labels), told["epochs"])
         self.held: dict[int, tuple[int, int, Lease]] = {}
         """Sequence number, version and samples that a group works on."""
         self.events: list[tuple[float, int]] = []
@@ -110,7 +111,7 @@ class Swarm:
             self.shard.count(len(self.busy))
             return
         assert self.shard.theta is not None
-        model = self.digits[group].model
+        model = self.problems[group].model
         vector_to_parameters(torch.from_numpy(self.shard.theta.astype(np.float32).copy()), model.parameters())
         self.held[group] = (sequence, self.shard.version, lease)
         steps = -(-(lease.end - lease.begin) // share)
@@ -121,26 +122,26 @@ class Swarm:
     def work(self, group: int, now: float) -> None:
         """The steps that a group has done by now, and what it hands in."""
         sequence, version, lease = self.held[group]
-        digits, share = self.digits[group], self.told["batch"] // self.told["groups"]
-        before = parameters_to_vector(digits.model.parameters()).detach().clone()
-        order = epoch_order(len(digits.labels), seed=self.told["seed"], epoch=lease.epoch)
+        problem, share = self.problems[group], self.told["batch"] // self.told["groups"]
+        before = parameters_to_vector(problem.model.parameters()).detach().clone()
+        order = epoch_order(len(problem.labels), seed=self.told["seed"], epoch=lease.epoch)
         begin = lease.begin
         while begin < lease.end:
             part = order[begin : begin + even_part(lease.end - begin, share)]
             recipe, self.steps[group] = self.recipe, self.steps[group] + 1
             factor = recipe.factor(self.steps[group] - 1, batch=self.told["batch"], noise=None) if recipe else 1.0
-            _step(digits, self.optimizers[group], part, (recipe, factor) if recipe else None)
+            _step(problem, self.optimizers[group], part, (recipe, factor) if recipe else None)
             begin += len(part)
-        progress = (before - parameters_to_vector(digits.model.parameters()).detach()).numpy()
+        progress = (before - parameters_to_vector(problem.model.parameters()).detach()).numpy()
         self.shard.arrive(Arrival(str(group), sequence, version, lease.end - lease.begin, progress), now)
 
     def accuracy(self) -> float:
         """Of the common parameters."""
         assert self.shard.theta is not None
-        model = self.digits[0].model
+        model = self.problems[0].model
         kept = parameters_to_vector(model.parameters()).detach().clone()
         vector_to_parameters(torch.from_numpy(self.shard.theta.astype(np.float32).copy()), model.parameters())
-        found = self.digits[0].accuracy()
+        found = self.problems[0].accuracy()
         vector_to_parameters(kept, model.parameters())
         return found
 
