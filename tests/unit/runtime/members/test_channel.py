@@ -171,9 +171,10 @@ from paceline.runtime.members.channel import Role, login_of, open_channel
 from paceline.runtime.members.link import MemberLink
 from paceline.runtime.members.peers import open_lifeline
 from paceline.runtime.protocol.messages import Farewell
-endpoint, login = ("127.0.0.2", int(sys.argv[1])), login_of(b"the secret of this job", Role.MEMBER, "rank1-a")
+endpoint = ("127.0.0.2", int(sys.argv[1]))
+login, silent = (login_of(b"the secret of this job", Role.MEMBER, name) for name in ("rank1-a", "lifeline"))
 link = MemberLink(open_channel(*endpoint, login, timeout=5))
-link.hold(open_lifeline(endpoint, login))
+link.hold(open_lifeline(endpoint, silent))
 sys.stdin.readline()
 if sys.argv[2] == "is reset":
     plain = link._channel._connection._connection
@@ -195,9 +196,10 @@ def test_a_killed_process_is_dead_even_if_it_had_not_read_all(fate: str) -> None
     with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as process:
         while len(let_in) < 2:
             time.sleep(0.01)
-        link = MemberLink(let_in[0])
-        let_in[1].receive(Lifeline)
-        link.hold(SilentConnection(let_in[1]))
+        by_name = {channel.peer: channel for channel in let_in}  # two handshakes end in either order
+        link, lifeline = MemberLink(by_name["rank1-a"]), by_name["lifeline"]
+        lifeline.receive(Lifeline)
+        link.hold(SilentConnection(lifeline))
         link.send(Halt(1, "what it does not read"))
         time.sleep(0.1)
         if fate == "killed":
