@@ -28,7 +28,7 @@ from typing import Any
 from paceline.channel.handshake import Keys, Login, Opening, greet_caller, greet_listener
 from paceline.channel.macs import MAC_BYTES, FrameMacs, Octets, check_mac
 from paceline.channel.plain import UnacceptableText, load_plain
-from paceline.channel.sockets import has_one_address, keep_alive
+from paceline.channel.sockets import close_in_forks, has_one_address, keep_alive
 
 __all__ = [
     "GREETING_TIMEOUT",
@@ -75,6 +75,7 @@ class SecureConnection:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         keep_alive(connection)
+        close_in_forks(connection)
         self.peer = ""
         """Name by which the peer logged in."""
         self._connection, self._buffer = connection, bytearray()

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.channel.frames import GREETING_TIMEOUT, SecureConnection, accept_connection
 from paceline.channel.handshake import Login
+from paceline.channel.sockets import close_in_forks
 
 __all__ = ["MAX_CALLERS", "MAX_GREETINGS", "QuietLog", "SecureListener"]
 
@@ -69,6 +70,7 @@ class SecureListener:
     ) -> None:
         """`serve` owns the connection that it is given, and closes it; `callers` are the roles that may call."""
         self._server, self._login, self._serve, self._callers = server, login, serve, callers
+        close_in_forks(server)
         self._quiet = QuietLog()
         self._lock = threading.Lock()
         self._greeting: dict[socket.socket, None] = {}

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import weakref
 
-__all__ = ["has_one_address", "keep_alive"]
+__all__ = ["close_in_forks", "has_one_address", "keep_alive"]
 
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 """After 25 s without any sign from the peer's host the kernel ends the connection."""
+
+_NOT_FOR_FORKS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def close_in_forks(connection: socket.socket) -> None:
+    """Close the socket in every process that this one forks.
+
+    A forked process, such as a worker of a data loader, would otherwise hold it open after the death of this one.
+    """
+    _NOT_FOR_FORKS.add(connection)
+
+
+def _close_inherited() -> None:
+    for connection in list(_NOT_FOR_FORKS):
+        connection.close()  # without a shutdown, which would end the connection of the parent
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def has_one_address(connection: socket.socket) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -166,7 +168,7 @@ def test_a_payload_of_another_size_than_announced_is_refused(door: Door, size: i
 
 
 FOLLOWER = """
-import socket, struct, sys, time
+import os, socket, struct, sys, time
 from paceline.runtime.members.channel import Role, login_of, open_channel
 from paceline.runtime.members.link import MemberLink
 from paceline.runtime.members.peers import open_lifeline
@@ -175,6 +177,9 @@ endpoint = ("127.0.0.2", int(sys.argv[1]))
 login, silent = (login_of(b"the secret of this job", Role.MEMBER, name) for name in ("rank1-a", "lifeline"))
 link = MemberLink(open_channel(*endpoint, login, timeout=5))
 link.hold(open_lifeline(endpoint, silent))
+if sys.argv[2] == "killed beside its worker" and not os.fork():
+    time.sleep(30)
+    os._exit(0)
 sys.stdin.readline()
 if sys.argv[2] == "is reset":
     plain = link._channel._connection._connection
@@ -185,7 +190,7 @@ if sys.argv[2] == "is reset":
 """
 
 
-@pytest.mark.parametrize("fate", ["killed", "is reset"])
+@pytest.mark.parametrize("fate", ["killed", "killed beside its worker", "is reset"])
 def test_a_killed_process_is_dead_even_if_it_had_not_read_all(fate: str) -> None:
     """Between hosts, which two addresses stand for, its kernel resets the connection as a firewall would."""
     let_in: list[Channel] = []
@@ -193,7 +198,8 @@ def test_a_killed_process_is_dead_even_if_it_had_not_read_all(fate: str) -> None
     listener = message_listener(server, login_of(SECRET, Role.MEMBER, "rank0-b"), let_in.append, caller=Role.MEMBER)
     threading.Thread(target=listener.run, daemon=True).start()
     argv = [sys.executable, "-c", FOLLOWER, str(server.getsockname()[1]), fate]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdin is not None
         while len(let_in) < 2:
             time.sleep(0.01)
         by_name = {channel.peer: channel for channel in let_in}  # two handshakes end in either order
@@ -202,16 +208,19 @@ def test_a_killed_process_is_dead_even_if_it_had_not_read_all(fate: str) -> None
         link.hold(SilentConnection(lifeline))
         link.send(Halt(1, "what it does not read"))
         time.sleep(0.1)
-        if fate == "killed":
+        if fate.startswith("killed"):
             process.kill()
         else:
-            assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
         with pytest.raises(ConnectionError) as error:
             link.receive(Heartbeat)
         assert not isinstance(error.value, PeerClosed), "the connection was reset"
-        assert link.ended(error.value) is (fate == "killed")
+        assert link.ended(error.value) is fate.startswith("killed")
         link.close()
         process.kill()
+        if fate == "killed beside its worker":
+            process.stdin.write("a broken pipe unless the worker still runs")
+            process.stdin.flush()
+            os.killpg(process.pid, signal.SIGKILL)
     listener.close()
