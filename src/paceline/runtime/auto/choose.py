@@ -1,8 +1,8 @@
-"""The choice of a strategy: the model ranks candidate strategies by measured costs, and the reason is one sentence.
+"""Choice of a strategy: the model ranks candidate strategies by measured costs; one sentence states the reason.
 
-Links are measured between any two hosts (neighbours only, if there are many) and between two ranks of each: a small and
-a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one site; groups are
-divided between sites only.
+Links are measured between every two hosts (only neighbours, if there are many) and between two ranks of each host: a
+small and a large message go back and forth. Hosts whose link is nearly as fast as the fastest link form one site.
+Groups are divided between sites only.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
 MANY = 8
 """Number of hosts above which only neighbours are measured."""
 SEAM = 4.0
-"""A link this much slower than the fastest one separates sites."""
+"""A link that is slower than the fastest link by this factor separates two sites."""
 WITHIN = (1e10, 1e-5)
-"""Bandwidth and latency where a host has one rank, so that nothing was measured inside it."""
+"""Assumed bandwidth and latency inside a host with one rank, where nothing can be measured."""
 
 LinkRate = tuple[float, float]
-"""Bandwidth and latency."""
+"""Bandwidth in bytes per second, and latency in seconds."""
 Timing = tuple[float, float]
-"""Seconds of a small and of a large message, one way."""
+"""One-way times of a small and of a large message, in seconds."""
 
 GAIN = 1.1
 """Minimum predicted gain of another candidate, because a change has a cost and measurements are noisy."""
 LIKE = 1.25
-"""Devices whose costs per sample are within this factor are of one kind."""
+"""Devices whose costs per sample differ by less than this factor count as one kind."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Each rank's site, and its links inside and out of it."""
+    """The site of each rank, and the links of the rank inside its site and to other sites."""
 
     sites: tuple[str, ...]
     inside: tuple[LinkRate, ...]
@@ -57,7 +57,7 @@ class Links:
 
 
 def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
-    """The ranks between which messages are timed."""
+    """Pairs of ranks between which messages are timed."""
     hosts: dict[str, list[int]] = {}
     for rank, address in enumerate(addresses):
         hosts.setdefault(address, []).append(rank)
@@ -69,7 +69,7 @@ def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def large_message(gradient_bytes: float) -> int:
-    """Bytes of the large message: at most the gradients, and enough to measure a bandwidth."""
+    """Size of the large message in bytes: at most the gradients, but enough to measure a bandwidth."""
     return int(min(LARGE, max(LEAST_LARGE, gradient_bytes)))
 
 
@@ -99,7 +99,7 @@ def _worst(costs: Sequence[LinkRate]) -> LinkRate:
 
 
 def _sites(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> dict[str, str]:
-    """Each host's site, named by its first host."""
+    """The site of each host; the first host of a site gives the site its name."""
     site = {address: address for address in addresses}
     fastest = max((bandwidth for bandwidth, _ in costs.values()), default=0.0)
     for (one, other), (bandwidth, _) in costs.items():
@@ -126,25 +126,25 @@ class Choice:
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each group; one group is synchronous training."""
     samples: tuple[int, ...]
-    """Of a step of each group."""
+    """Samples in one step of each group."""
     local_steps: int
     quorum: int
     predicted_throughput: float
     reason: str
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The choice as JSON data."""
         return asdict(self)
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Choice:
-        """From JSON data."""
+        """The choice from JSON data."""
         groups = tuple(tuple(group) for group in plain["groups"])
         return cls(**{**plain, "groups": groups, "samples": tuple(plain["samples"])})
 
     @property
     def arrangement(self) -> tuple[object, ...]:
-        """Groups, local steps and quorum: ranks train differently if these change."""
+        """Groups, local steps and quorum: if one of them changes, ranks have to regroup or be retuned."""
         return (self.groups, self.local_steps, self.quorum)
 
 
@@ -154,7 +154,7 @@ def one_group(size: int, batch: int, reason: str = "nothing measured yet") -> Ch
 
 
 def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool = True) -> Choice:
-    """The best candidate with all ranks; the present one unless another is clearly better."""
+    """The best candidate that uses all ranks; the present strategy unless the best is better by `GAIN`."""
     members = _members(measured, batch)
     ranked = [
         candidate
@@ -186,13 +186,13 @@ def _members(measured: Measured, batch: int) -> list[PlannedDevice]:
 
 
 def _each(measured: Measured, batch: int) -> list[float]:
-    """Seconds per sample of each rank in an equal share of the batch, its constant part included."""
+    """Seconds per sample of each rank at an equal share of the batch, including the constant cost of a step."""
     share = max(1, batch // len(measured.costs))
     return [cost.seconds(share) / share for cost in measured.costs]
 
 
 def _kinds(each: Sequence[float]) -> list[str]:
-    """Names for devices of like speed: each begins where the next faster one is more than a factor away."""
+    """Name the kind of each device: a new kind begins where the next faster device differs by more than `LIKE`."""
     order = sorted(range(len(each)), key=lambda i: each[i])
     names, kind = [""] * len(each), 0
     for before, index in zip([order[0], *order], order, strict=False):
