@@ -245,13 +245,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise StoreError(f"cannot read the checkpoint {path}: {error.strerror or error}", hint=hint) from None
     except (MemoryError, OverflowError):
         raise StoreError(f"cannot read the checkpoint {path}: no memory for it", hint=hint) from None
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # torch: shape too large
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # torch: a shape too large
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: {error}", hint=hint) from None
     if missing:
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: no {min(missing)}", hint=hint)

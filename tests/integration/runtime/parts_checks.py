@@ -823,7 +823,7 @@ def check_what_a_loader_had_under_way_is_dropped_when_the_group_changes() -> Non
         (lambda sampler: 3, "returned a int"),
         (TensorDataset(torch.arange(0)), "the dataset is empty"),
         (lambda: DataLoader(data), "called with one sampler: too many positional arguments"),
-        (Endless(), "iterable as a whole"),
+        (Endless(), "cannot be assigned to ranks by index"),
         (iter([1]), "has no __len__ and no __getitem__"),
     )
     for given, said in wrong:
