@@ -32,7 +32,7 @@ class Offer:
     """Shards of the offered samples: number, place after the last sample, and 1 if the shard ends there."""
 
     def short(self, wanted: int) -> bool:
-        """Whether the rank has fewer samples than wanted, and further shards could provide them."""
+        """Whether further shards could help: the rank has read no sample beyond the wanted ones."""
         return wanted > 0 and not (self.ready == wanted and self.more)
 
 
