@@ -163,7 +163,7 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
 
 
 def fair_share(cluster: Cluster, *, one_machine: bool) -> int:
-    """Cores per rank on the host with the most ranks per core."""
+    """Threads of each rank: an even share of the cores, on the host with the fewest cores per rank."""
     here = len(os.sched_getaffinity(0))
     if one_machine:
         return fair_threads(here, cluster.num_devices)

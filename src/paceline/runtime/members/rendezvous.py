@@ -1,9 +1,9 @@
 """The rendezvous of a job's processes, from the environment variables of their launcher.
 
-PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
-torchrun                           its store carries rank 0's endpoint, with a proof by the job's secret
+PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: host:port of the first leader, and the secret of the job
+torchrun                           its store has the endpoint of rank 0, with a proof by the secret of the job
 MASTER_ADDR, MASTER_PORT           the rendezvous under mpirun and srun, whose variables have the ranks
-mpirun without them                MPI itself carries rank 0's endpoint and the secret: `group/mpi.py`
+mpirun without them                MPI sends the endpoint of rank 0 and the secret: `group/mpi.py`
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from paceline.runtime.members.view import Peer, Timeouts
 __all__ = ["LaunchContext", "launch_context", "launched_size", "meet", "mpi_size", "only_mpi_knows"]
 
 FORGED_TIMEOUT = 10.0
-"""Seconds to wait for the true endpoint in place of one without a proof."""
+"""Seconds to wait for an endpoint with a valid proof, after one without."""
 MOST_RANKS, MOST_PORT = 1 << 24, (1 << 16) - 1
 RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Processes that Open MPI's mpirun, or that of MPICH and its relatives, has started."""
+"""Variables with the number of processes: of Open MPI, and of MPICH and its derivatives."""
 SIZES = (variables.SIZE, "WORLD_SIZE", *MPI_SIZES, "SLURM_NTASKS")
 
 _OPEN: dict[Endpoint, Member] = {}
-"""The newest member of this process by where its job meets."""
+"""The newest member of this process for each rendezvous."""
 
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """This process among those that were started together."""
+    """What the launcher of this process says about the job."""
 
     rank: int
     size: int
     host: str
-    """With `port`, the rendezvous: where the first rank listens, or torchrun's store."""
+    """With `port`, the rendezvous: the endpoint of the first rank, or of torchrun's store."""
     port: int
     secret: bytes | None
     session: str = ""
-    """Which of the jobs with this secret it belongs to."""
+    """Distinguishes jobs that have the same secret."""
     torchrun: bool = False
-    """Whether the rendezvous is torchrun's store, which says where the first rank listens."""
+    """Whether the rendezvous is torchrun's store, which has the endpoint of the first rank."""
     roster: Path | None = None
-    """File in which late joiners find the members of a running job."""
+    """File with the endpoints of members, for late joiners."""
     late: bool = False
-    """Started again after the job began: it never leads from the beginning."""
+    """Whether this process was restarted after the job began; it never leads from the start."""
 
     def of_join(self, number: int) -> LaunchContext:
-        """Where the same processes meet for a later join(), apart from those before: all call it in the same order."""
+        """The context of a later join() of the same processes; all processes call join() in the same order."""
         if number == 0:
             return self
         roster = self.roster.with_name(f"{self.roster.stem}-join{number}.json") if self.roster is not None else None
@@ -68,7 +68,7 @@ class LaunchContext:
 
 
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
-    """What the launcher says; a process without a launcher is alone."""
+    """The context from the launcher's variables; a process without a launcher is alone."""
     rank = _number(env, RANKS, otherwise=0)
     size = launched_size(env)
     roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
@@ -93,19 +93,19 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
 
 
 def launched_size(env: Mapping[str, str] = os.environ) -> int:
-    """Processes of this group that the launcher has started."""
+    """Number of processes of this group that the launcher has started."""
     return _number(env, SIZES, otherwise=1, least=1)
 
 
 def mpi_size(env: Mapping[str, str] = os.environ) -> int:
-    """Processes that mpirun has started, by its own count; 1 without mpirun."""
+    """Number of processes that mpirun has started; 1 without mpirun."""
     return max(_number(env, (name,), otherwise=1, least=1) for name in MPI_SIZES)
 
 
 def _number(
     env: Mapping[str, str], names: Sequence[str], *, otherwise: int, least: int = 0, most: int = MOST_RANKS
 ) -> int:
-    """What the first of these variables that is there says."""
+    """The value of the first of these variables that is set."""
     name = next((name for name in names if name in env), None)
     if name is None:
         return otherwise
@@ -116,13 +116,13 @@ def _number(
 
 
 def only_mpi_knows(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether mpirun has started several processes and no variable says where they meet."""
+    """Whether mpirun has started several processes and no variable has a rendezvous."""
     told = variables.JOIN in env or ("MASTER_ADDR" in env and "MASTER_PORT" in env)
     return not told and mpi_size(env) > 1
 
 
 def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
-    """Take part in the job; the first view is up to the caller."""
+    """Join the job as a member; the caller then waits for the first view."""
     _check_alone(start)
     address = _own_address(start.host)
     port = start.port if start.rank == 0 and not start.torchrun else 0
@@ -146,7 +146,7 @@ def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
 
 
 def _check_alone(start: LaunchContext) -> None:
-    """Refuse a second open join() on every rank at once: only rank 0 would see that its port is taken."""
+    """Refuse a second open join() on every rank; otherwise only rank 0 would fail, because its port is taken."""
     before = _OPEN.get((start.host, start.port))
     if start.size > 1 and not start.torchrun and before is not None and not before.machine.ended:
         raise InputError(
@@ -157,7 +157,7 @@ def _check_alone(start: LaunchContext) -> None:
 
 
 def _listen(address: str, port: int, *, late: bool) -> socket.socket:
-    """Listen on the job's interface only; a late joiner is in the roster, whichever port is left for it."""
+    """Listen on the interface of the job only; a late joiner may use any port, because the roster lists it."""
     try:
         return socket.create_server((address, port), backlog=128)
     except OSError as error:
@@ -172,7 +172,7 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
 
 
 def _through_torchrun(start: LaunchContext, server: socket.socket) -> Endpoint:
-    """Rank 0 says where it listens through torchrun's store, in which anybody can write: with a proof."""
+    """The endpoint of rank 0 through torchrun's store. Any process can write to the store, so it comes with a proof."""
     assert start.secret is not None, "torchrun's ranks have a secret"
     store = dist.TCPStore(start.host, start.port, is_master=False)
     key = f"paceline/{start.session}/endpoint"

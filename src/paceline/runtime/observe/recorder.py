@@ -1,7 +1,7 @@
-"""Writes a rank's metrics once a second: JSON lines, an endpoint for Prometheus, event files for TensorBoard.
+"""Writes the metrics of a rank once per second: JSON lines, an endpoint for Prometheus, event files for TensorBoard.
 
-The training loop only adds numbers up. A separate thread writes the files; failed writes are dropped with one warning,
-and training continues.
+The training loop only accumulates values. A separate thread writes them; after a failed write it stops with one
+warning, and training continues.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = ["MetricsRecorder"]
 EVERY = 1.0
 """Seconds between two lines."""
 WAITING_LINES = 100
-"""Lines that may wait for a slow disk; further ones are dropped."""
+"""Number of lines that may wait for a slow disk; further lines are dropped."""
 REQUEST = 5.0
-"""Seconds for a whole request to the endpoint."""
+"""Timeout of a request to the endpoint in seconds."""
 log = logging.getLogger("paceline.runtime")
 Sink = Callable[[Line], None]
 
 
 class MetricsRecorder:
-    """What a rank tells about itself; nothing unless the settings ask for it."""
+    """Records the metrics of a rank; does nothing unless the settings enable an output."""
 
     def __init__(self, settings: Settings, *, group: str, rank: int) -> None:
-        """`rank`: as launched, which does not change with the group."""
+        """`rank`: the launched rank, which does not change with the group."""
         self._about = {"group": group, "rank": rank}
         self._sinks = _sinks(settings, group, rank)
         self._server = _endpoint(settings.metrics_port + rank) if settings.metrics_port is not None else None
@@ -51,7 +51,7 @@ class MetricsRecorder:
             self._thread.start()
 
     def step(self, record: StepRecord, *, rank: int, epoch: int, staleness: int) -> None:
-        """A step was committed; a line is due every second, and with every change of the group."""
+        """Add a committed step; a line is written every second, and at every change of the group."""
         if not self._sinks and self._server is None:
             return
         if record.view != self._view and self._steps:
@@ -63,7 +63,7 @@ class MetricsRecorder:
             self._view = record.view
 
     def close(self) -> None:
-        """Write what is left, and close the endpoint."""
+        """Write the remaining lines, and close the endpoint."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -139,12 +139,12 @@ def _scalars(settings: Settings, name: str) -> Sink:
 
 
 class _Endpoint(HTTPServer):
-    """Answers one request at a time, each within seconds."""
+    """An HTTP server that answers one request at a time, each within `REQUEST` seconds."""
 
-    line: Line = {}  # noqa: RUF012 - replaced, never changed
+    line: Line = {}  # noqa: RUF012 - replaced, never mutated
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that goes away in the middle is no news."""
+        """Log at debug level only, because a client may disconnect at any time."""
         log.debug("a request for metrics from %s failed", client_address, exc_info=True)
 
 
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        # A caller that sends a byte now and then would keep others out.
+        # A client that sends slowly would block the others.
         self._limit = threading.Timer(REQUEST, lambda: self.connection.shutdown(socket.SHUT_RDWR))
         self._limit.daemon = True
         self._limit.start()
@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _endpoint(port: int) -> _Endpoint | None:
-    """On the loopback interface; a port that is taken is a warning."""
+    """An endpoint on the loopback interface; None with a warning if the port is taken."""
     try:
         server = _Endpoint(("127.0.0.1", port), _Handler)
     except (OSError, OverflowError) as error:
