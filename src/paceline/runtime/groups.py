@@ -208,6 +208,7 @@ class SyncedGroups:
 
     def finished(self) -> bool:
         """Whether no samples are left for this group, or the limit of steps is reached."""
+        # The syncer counts epochs: it grants no lease beyond the last epoch.
         return self._client.over or Limits(steps=self._job.limits.steps).reached(self._job.training.position)
 
     def decided(self, position: Position) -> bool:

@@ -25,8 +25,8 @@ from paceline.runtime.members.rendezvous import LaunchContext, mpi_size
 __all__ = ["MpiWire", "mpi_launch_context"]
 
 NAP = 0.00005
-"""Seconds between two tests of an operation. MPI makes progress only when it is called, and a busy loop would take the
-core from the computation."""
+"""Seconds between two tests of an operation. MPI makes progress only when it is called, and a busy loop would occupy
+the core beside the computation."""
 GREETING = 256
 """Size in bytes of the message with address, port and secret."""
 
