@@ -202,7 +202,7 @@ class Keras(PolicyAdapter):
         return super()._refused_network(case)
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """One worker per rank, of the backend's own kind."""
+        """One worker per rank, with the worker module of the backend."""
         backend = launch.case.framework.split("/")[1]
         module = f"paceline.bench.frameworks.keras.worker_{backend}"
         return rank_processes(launch, module, lambda placed: self.rank_env(launch, placed))

@@ -143,9 +143,9 @@ def _load(path: Path) -> Cluster:
 FILE = Path(__file__).parent.parent / "instances.toml"
 MOST_HOSTS = 65536
 MOST_DEVICES = 64
-"""Of one host."""
+"""Largest number of devices of one host."""
 ALONE = "loopback"
-"""Between ranks of a host whose device has no link to a second one; there is no second one."""
+"""Name of the internal link of a host with a single device."""
 _TIMES = re.compile(r"(?P<name>.+?)\s*[x*]\s*(?P<count>\d+)|(?P<first>\d+)\s*[x*]\s*(?P<then>.+)")
 _HOSTS = re.compile(
     r"(?:(?P<before>\d+)\s*[xX*]\s*)?(?P<device>\S.*?)(?:\s*[x*]\s*(?P<after>\d+))?"
@@ -163,7 +163,7 @@ class InstanceRecord(SpecModel):
     link: Name
     nics: Count = 1
     price: Price
-    """Of the whole instance."""
+    """Price of the whole instance."""
     as_of: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$")]
     """Year and month in which the price held."""
     source: Name
@@ -223,22 +223,22 @@ class HostsExpression:
     """Equal hosts of one kind of device."""
 
     text: str
-    """As the user wrote them."""
+    """The devices as the user wrote them."""
     device: str
     count: int
-    """Of devices in each host."""
+    """Number of devices in each host."""
     link: str | None
-    """Between hosts."""
+    """Link between hosts."""
     hosts: int
 
     def written(self, count: int, hosts: int) -> str:
-        """The same device and link in other numbers."""
+        """The text for other numbers of the same device and link."""
         each = self.device if count == 1 else f"{count}x {self.device}"
         over = f" over {self.link or 'LINK'}" if self.link or hosts > 1 else ""
         return f"{each}{over}" + (f" x {hosts}" if hosts > 1 else "")
 
     def file(self) -> ClusterFile:
-        """One of the hosts, as a cluster file would describe it."""
+        """A cluster file with one of the hosts."""
         inside = device_record(self.device).inside
         if inside is None and self.count > 1:
             raise InputError(

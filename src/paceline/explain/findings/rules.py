@@ -84,7 +84,7 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
 
 
 def _overlapped(exchange: GradientExchange) -> GradientExchange:
-    """The same exchange with overlap; a single bucket must be divided first."""
+    """The exchange with overlap; a single bucket is divided first."""
     better = replace(exchange, overlap=True)
     return better.best_buckets() if better.num_exchanges == 1 else better
 

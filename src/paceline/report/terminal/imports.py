@@ -161,7 +161,7 @@ def show_fabric(verdict: FabricVerdict, *, slurm: bool) -> None:
 
 
 def fabric_document(verdict: FabricVerdict) -> dict[str, Any]:
-    """The same as plain data."""
+    """The verdict as plain data."""
     hosts = [{**vars(host), "share": host.share, "status": host.status} for host in verdict.hosts]
     whole = verdict.whole
     link = {"transport": whole.test.path, "operation": whole.test.operation, "ranks": whole.test.ranks,
