@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import variables
+from paceline.bench.job import is_crowded
 from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.cost.host import fair_threads
@@ -107,6 +108,8 @@ class TrainingJob:
     rendezvous: Rendezvous
     """The rendezvous, with `num_ports` free ports."""
     threads: int = 1
+    one_machine: bool = False
+    """Whether this machine emulates all hosts, so that all ranks share its cores."""
     path: Path | None = None
     """Directory from which Paceline is imported if the interpreter does not have it installed."""
     env: dict[str, str] = field(default_factory=dict)
@@ -148,6 +151,7 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
             placement=place(used, used.num_devices),
             rendezvous=site.rendezvous,
             threads=request.threads or fair_share(used, one_machine=launcher.one_machine),
+            one_machine=launcher.one_machine,
             path=interpreter.path,
             env=interpreter.env,
             grouping=grouping,
@@ -238,9 +242,8 @@ def _path(job: TrainingJob) -> dict[str, str]:
 
 
 def _waiting(job: TrainingJob, placed: Placed) -> dict[str, str]:
-    """Variables that make waiting threads yield, if the ranks of a host have more threads than the host has cores."""
-    mates = sum(1 for other in job.placement if other.host == placed.host)
-    crowded = mates * job.threads > len(os.sched_getaffinity(0))
+    """Variables that make waiting threads yield their core, if ranks have more threads than there are cores."""
+    crowded = is_crowded(job.placement, placed, job.threads, one_machine=job.one_machine)
     return {"OMP_WAIT_POLICY": "passive"} if crowded else {}
 
 

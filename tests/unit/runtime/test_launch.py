@@ -89,6 +89,8 @@ def test_ranks_with_more_threads_than_cores_wait_without_spinning(
     job = replace(job_on(cluster(2, 3), Rendezvous("10.0.0.1", (100,)), tmp_path), threads=2)
     policies = [process.env.get("OMP_WAIT_POLICY") for process in processes_of(job)]
     assert policies == [None] * 2 + ["passive"] * 3, "four threads on four cores, six on four"
+    policies = [process.env.get("OMP_WAIT_POLICY") for process in processes_of(replace(job, one_machine=True))]
+    assert policies == ["passive"] * 5, "hosts of a virtual cluster share the cores of this machine"
 
 
 def test_on_other_hosts_addresses_are_filled_in_when_they_are_known() -> None:

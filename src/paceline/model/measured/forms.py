@@ -127,7 +127,7 @@ def power_law(series: Series, count: float) -> float:
 
 
 def straight_line(series: Series, count: float) -> float:
-    """y if throughput continues as between the last two points; at least a twentieth of the last slope stays."""
+    """y if throughput continues as between the last two points; at least a twentieth of the last throughput stays."""
     devices, rate = series.devices, series.samples_per_s
     slope = (rate[-1] - rate[-2]) / (devices[-1] - devices[-2]) if series.num_points > 1 else rate[-1] / devices[-1]
     return float(np.log(count / max(rate[-1] + slope * (count - devices[-1]), 0.05 * rate[-1])))
