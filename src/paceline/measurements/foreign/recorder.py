@@ -46,7 +46,6 @@ class Collective:
     name: str
     state: str
     sizes: tuple[Any, ...]
-    created_ns: int
     place: str
     """Caller in the program: function, file and line; empty if the dump has no stacks."""
     key: str = ""
@@ -142,14 +141,13 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
                          hint=SETTING)  # fmt: skip
     group = given.get("process_group", given.get("pg_id", 0))
     names = [_word(part) for part in group[:2]] if isinstance(group, list | tuple) else [_word(group)]
-    sizes, created, pair = given.get("input_sizes"), given.get("time_created_ns"), given.get("p2p_seq_id", 0)
+    sizes, pair = given.get("input_sizes"), given.get("p2p_seq_id", 0)
     return Collective(
         group=names[-1] if len(names) > 1 and names[-1] not in ("", "undefined") else names[0] if names else "0",
         number=int(sequence or 0) if not given.get("is_p2p") else -1,
         name=given["profiling_name"][:80],
         state=COMPLETED if given.get("retired") is True else _word(given.get("state", ""))[:40],
         sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
-        created_ns=created if isinstance(created, int) and 0 <= created < 2**63 else 0,
         place=_place(given.get("frames")),
         key=names[0] if names else "",
         pair=int(pair) if given.get("is_p2p") and _is_count(pair) else -1,

@@ -49,11 +49,6 @@ class ObservedStep:
     phases: Mapping[str, float]
     """Exposed seconds by phase; those that are missing are zero."""
 
-    @property
-    def work_s(self) -> float:
-        """Seconds in which the rank did not wait for the others."""
-        return self.seconds - self.phases.get("aggregate", 0.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
