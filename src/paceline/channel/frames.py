@@ -118,7 +118,7 @@ class SecureConnection:
             self._queued += len(part)
             self._queue.append((memoryview(part), time.monotonic() + _allowed(self._queued)))
             if self._queued > MAX_QUEUED:
-                self._break(f"the peer takes nothing: {self._queued} bytes wait for it")
+                self._break(f"the peer reads nothing: {self._queued} bytes wait for it")
             elif not self._writing and not self._drain():
                 self._writing = True
                 threading.Thread(target=self._write, daemon=True, name="paceline-write").start()
@@ -284,7 +284,7 @@ class SecureConnection:
                 rest = rest[self._connection.send(rest) :]
             except BlockingIOError:
                 if not self._poll(select.POLLOUT, deadline):
-                    raise ConnectionError("the peer takes nothing") from None
+                    raise ConnectionError("the peer reads nothing") from None
             except OSError as error:
                 raise ConnectionError(f"the peer is gone: {error}") from error
 
@@ -332,7 +332,7 @@ class SecureConnection:
                 count = take()
             except BlockingIOError:
                 if not self._poll(select.POLLIN, deadline):
-                    raise ConnectionError("the peer sent nothing, or too little, for too long") from None
+                    raise ConnectionError("the peer sent nothing, or too little, before the deadline") from None
                 continue
             except OSError as error:
                 raise (PeerClosed if self._is_end(error) else ConnectionError)(f"the peer is gone: {error}") from error

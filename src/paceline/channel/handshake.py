@@ -135,7 +135,7 @@ def _check_version(opening: bytes) -> None:
         raise Refused("the peer does not speak this protocol")
     (version,) = _SIZE.unpack_from(opening, len(MAGIC))
     if version != VERSION:
-        raise Refused(f"the peer speaks version {version} of the protocol, this process version {VERSION}")
+        raise Refused(f"the peer has protocol version {version} of the protocol, this process version {VERSION}")
 
 
 def _length(size: bytes, limit: int) -> int:

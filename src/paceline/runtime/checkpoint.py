@@ -230,7 +230,7 @@ class NewerCheckpoint(StoreError):
 
 
 def _content(path: Path) -> dict[str, Any]:
-    hint = "move it away to start anew"
+    hint = "move it away to start from the beginning"
     try:
         tensors, notes = read_tensors(path)
         note = json.loads(notes["paceline"])
@@ -360,7 +360,7 @@ class CheckpointWriter:
             writing.result()
         except StoreError as error:
             if not self.failures:
-                log.warning("step %d: %s; training goes on and tries again", step, error.message)
+                log.warning("step %d: %s; training continues, and a later step tries again", step, error.message)
             self.again = now + 2**self.failures
             self.failures += 1
         else:

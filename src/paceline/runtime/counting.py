@@ -268,7 +268,7 @@ def _batch(inputs: Any) -> int:
     flat = values if isinstance(values, list | tuple) else [values]
     found = next((int(one.shape[0]) for one in flat if torch.is_tensor(one) and one.dim()), None)
     if not found:
-        raise InputError("the number of samples is not known", hint="say it: outline(model, inputs, batch=8)")
+        raise InputError("the number of samples is not known", hint="give it: outline(model, inputs, batch=8)")
     return found
 
 

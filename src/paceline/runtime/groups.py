@@ -167,7 +167,7 @@ class SyncedGroups:
     def begin(self, limits: Limits) -> None:
         """Start to train until these limits are reached; groups share epochs, so a number of epochs is required."""
         if limits.epochs is None:
-            raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
+            raise InputError("groups share epochs of samples", hint="call batches(epochs=...) if there is a syncer")
         self._job.limits = limits
 
     def entered(self) -> None:

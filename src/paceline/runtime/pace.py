@@ -292,7 +292,7 @@ class Pace:
                 raise InputError(
                     "a batch was not followed by backward() and update()",
                     hint="call pace.step(loss), or pace.backward(loss) and pace.update(), once for each batch; to "
-                    "accumulate gradients raise global_batch and say Settings(chunk=...)",
+                    "accumulate gradients raise global_batch and set Settings(chunk=...)",
                 )
             self._group.member.working(self.position.step + 1)
 

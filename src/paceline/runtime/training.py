@@ -175,7 +175,7 @@ class Training:
         if identity != self._identity:
             raise InputError(
                 f"this process trains on {self._identity}, the others or the checkpoint on {identity}",
-                hint="all ranks need the same dataset and seed; move the checkpoint away to start anew",
+                hint="all ranks need the same dataset and seed; move the checkpoint away to start from the beginning",
             )
 
     def update(self, scaler: torch.amp.GradScaler | None = None) -> None:

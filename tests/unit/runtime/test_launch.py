@@ -183,9 +183,9 @@ def test_the_death_of_a_rank_is_reported_and_rates_of_groups_add_up(tmp_path: Pa
     with LocalLauncher().open(cluster(4), 4, num_ports=1) as site:
         for line in follow_ranks(site, processes):
             lines.append(line)
-            if any("rank 2] was killed by SIGKILL; training goes on without it" in str(line) for line in lines) and any(
-                "rank 3] failed with exit code 3; training goes on without it" in str(line) for line in lines
-            ):
+            if any(
+                "rank 2] was killed by SIGKILL; training continues without it" in str(line) for line in lines
+            ) and any("rank 3] failed with exit code 3; training continues without it" in str(line) for line in lines):
                 ended.touch()
     result = lines[-1]
     assert isinstance(result, JobResult)

@@ -183,7 +183,7 @@ class Arrivals:
             self._queue.put(AgentConnection(connection, hello))
         except (KeyError, TypeError, ValueError, OverflowError) as error:  # the last: `int` of infinity
             connection.close()
-            raise ConnectionError("the agent did not say who it is") from error
+            raise ConnectionError("the agent did not identify itself") from error
 
 
 def _skip_to_agent(stream: socket.socket) -> None:

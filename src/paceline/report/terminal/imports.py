@@ -102,7 +102,7 @@ def _hang_lines(hang: Hang) -> list[str]:
     if hang.culprits:
         return [*lines, f"  who hangs: rank {_listed(hang.culprits)}"]
     if hang.no_dump:
-        return [*lines, "  who hangs cannot be told: give the dumps of all ranks"]
+        return [*lines, "  the hanging rank is not known: give the dumps of all ranks"]
     blocked = bool(hang.missing or hang.other)
     why = "the missing ranks wait in another collective" if blocked else "all ranks entered it: suspect the link"
     return [*lines, f"  {why}"]

@@ -111,7 +111,7 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
         yield f"  delays between operations cost {share} of the time; by the delays of {', '.join(parts)}; {DELAYED}"
     if replay["clock_s"] > CLOCKS_DIFFER_S:
         yield (f"note: the clocks of the ranks differ by about {SECONDS.format(replay['clock_s'])}, by the ends of "
-               "collectives: put start_ts on one clock, else who is to blame is not known")  # fmt: skip
+               "collectives: put start_ts on one clock, otherwise the slow rank is not known")  # fmt: skip
     if replay.get("unpaired"):
         yield (f"note: {replay['unpaired']} sends and receives lack their computation or their peer: some operations "
                "were not recorded, and the replay is wrong by what they take")  # fmt: skip

@@ -51,7 +51,11 @@ def _deafened(listener: socket.socket) -> bool:
         listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
     except PermissionError:
         host, port = listener.getsockname()[:2]
-        log.warning("this kernel allows no socket filter: whoever reaches %s:%d can disturb the exchange", host, port)
+        log.warning(
+            "this kernel allows no socket filter: any process that can connect to %s:%d can disturb the exchange",
+            host,
+            port,
+        )
         return False
     return True
 

@@ -36,7 +36,7 @@ def _mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise Unsupported(
-            f"ranks that meet or exchange over MPI need mpi4py and an MPI library: {error}",
+            f"a rendezvous or exchange over MPI needs mpi4py and an MPI library: {error}",
             hint="pip install mpi4py, on every host; or without transport='mpi' set MASTER_ADDR, MASTER_PORT and "
             f"{variables.SECRET}",
         ) from error
@@ -120,7 +120,7 @@ class MpiWire(Wire):
     def _wait(self, work: _Request) -> None:
         while not work.is_completed():
             if self._interrupted.is_set():
-                raise Broken("the group is being formed anew")
+                raise Broken("the group forms a new view")
             time.sleep(NAP)
         if work.buffer is not work.tensor:
             work.tensor.copy_(work.buffer)

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 LOST = "a rank that holds shards of this rank's model has failed, and its shards with it"
-HINT = "start the ranks of this unit again, with a checkpoint or beside a unit that goes on"
+HINT = "restart the ranks of this unit, with a checkpoint or while another unit continues"
 
 
 def shard_mesh(units: Sequence[Sequence[int]], *, timeout: float = 300.0) -> DeviceMesh | None:

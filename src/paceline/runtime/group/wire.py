@@ -267,7 +267,7 @@ class Wire:
                 if ended:
                     raise Broken(str(error)) from error
             if self._interrupted.is_set():
-                raise Broken("the group is being formed anew")
+                raise Broken("the group forms a new view")
 
 
 def _as_real(tensor: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def _ending(process: Process, code: int, *, training: bool) -> str:
     """Describes how a process ended that is not restarted."""
     names = {int(known): known.name for known in signal.Signals}
     how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"failed with exit code {code}"
-    return f"{how}; training goes on without it" if training and process.rank is not None else how
+    return f"{how}; training continues without it" if training and process.rank is not None else how
 
 
 def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
@@ -114,7 +114,7 @@ def _late(process: Process) -> Process:
 
 
 class _Tail:
-    """Reads new complete lines of a growing file."""
+    """The new whole lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0

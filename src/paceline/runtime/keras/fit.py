@@ -144,7 +144,7 @@ def _rows(given: dict[str, Any]) -> Rows:
     for name in ("steps_per_epoch", "class_weight"):
         if given[name] is not None:
             raise InputError(
-                f"{name} is not supported: an epoch has every sample once, as it is",
+                f"{name} is not supported: an epoch has every sample once, unchanged",
                 hint="leave it out; weights of classes can be given as sample_weight",
             )
     adapter = given["epoch_iterator"].data_adapter

@@ -233,7 +233,7 @@ class Member:
                 if views.is_closed(self.roster):
                     self._give_up(Event.ROSTER_CLOSED, None)
                 elif time.monotonic() > deadline:
-                    why = f"nobody who leads this job answered for {self._timeouts.join:.0f} s"
+                    why = f"no leader of this job answered for {self._timeouts.join:.0f} s"
                     hint = "does the job still run, and is the secret the same?"
                     self._give_up(Event.NO_LEADER, TrainingLost(why, hint=hint))
                 time.sleep(RETRY)

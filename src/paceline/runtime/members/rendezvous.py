@@ -82,7 +82,7 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
         return LaunchContext(0, 1, "127.0.0.1", 0, secret, roster=roster)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise InputError(
-            f"{size} processes were started, but nothing says where they meet",
+            f"{size} processes were started, but there is no rendezvous",
             hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
         )
     meeting = (env["MASTER_ADDR"], _number(env, ("MASTER_PORT",), otherwise=0, most=MOST_PORT))
@@ -150,7 +150,7 @@ def _check_alone(start: LaunchContext) -> None:
     before = _OPEN.get((start.host, start.port))
     if start.size > 1 and not start.torchrun and before is not None and not before.machine.ended:
         raise InputError(
-            f"join() was called while an earlier join() is still open; both meet at {start.host}:{start.port}",
+            f"join() was called while an earlier join() is still open; both use {start.host}:{start.port}",
             hint="join one nn.ModuleList of both models, with a list of their optimizers; or begin the second after "
             "the `with` block of the first; under torchrun several may be open",
         )
@@ -164,7 +164,7 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
         if late:
             return socket.create_server((address, 0), backlog=128)
         raise InputError(
-            f"the ranks are to meet at {address}:{port}, where this process cannot listen: {error.strerror}",
+            f"the rendezvous of the ranks is {address}:{port}, where this process cannot listen: {error.strerror}",
             hint="another process has that port: torch.distributed.init_process_group() in the same script takes "
             "MASTER_PORT as well and is not needed, join() connects the ranks; a join() before this one has it until "
             "its `with` block ends; else choose another MASTER_PORT",
@@ -188,7 +188,7 @@ def _through_torchrun(start: LaunchContext, server: socket.socket) -> Endpoint:
             return (host, int(port))
         if time.monotonic() > deadline:
             raise InputError(
-                "rank 0 and this process have different secrets, or somebody else writes to torchrun's store",
+                "rank 0 and this process have different secrets, or another process writes to torchrun's store",
                 hint=f"set {variables.SECRET} to the same value on every host",
             )
         time.sleep(0.1)
@@ -208,6 +208,6 @@ def _own_address(host: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"the ranks are to meet at {host[:80]!r}, which this host cannot find or reach: {error}",
+            f"the rendezvous of the ranks is {host[:80]!r}, which this host cannot find or reach: {error}",
             hint=f"give MASTER_ADDR or {variables.JOIN} an address, or {variables.ADDRESS} this host's own",
         ) from error

@@ -103,7 +103,7 @@ class MetricsRecorder:
                 try:
                     sink(line)
                 except OSError as error:
-                    log.warning("metrics are not written any more: %s; training goes on", error)
+                    log.warning("metrics are no longer written: %s; training continues", error)
                     self._sinks.remove(sink)
 
 
@@ -189,7 +189,7 @@ def _endpoint(port: int) -> _Endpoint | None:
     try:
         server = _Endpoint(("127.0.0.1", port), _Handler)
     except (OSError, OverflowError) as error:
-        log.warning("no endpoint for metrics on port %d: %s; training goes on", port, error)
+        log.warning("no endpoint for metrics on port %d: %s; training continues", port, error)
         return None
     threading.Thread(target=server.serve_forever, daemon=True, name="paceline-endpoint").start()
     return server

@@ -293,7 +293,7 @@ class Leading:
         if now - self._warned_at >= self._timeouts.partition:
             self._warned_at = now
             names = ", ".join(peer.id for peer in absent[:8]) or "members of the last view"
-            log.warning("waiting, since others may train without this part: nothing is known of %s", names)
+            log.warning("waiting, because other members may train without this part: no message from %s", names)
         self._probe(absent, now)
         return False
 

@@ -179,7 +179,7 @@ class SyncerShard:
         sessions = self._sessions.get(group, [])
         if message.session in sessions:
             latest = sessions[-1] == message.session
-            return self._parameters() if latest else messages.StartRefused("it has begun anew since")
+            return self._parameters() if latest else messages.StartRefused("it has started again since")
         if why := self._unlike(message, theta):
             return messages.StartRefused(why)
         self._sessions[group] = [*sessions, message.session]
@@ -263,7 +263,7 @@ class SyncerShard:
         if leases is None or message.size < 1:
             raise ProtocolError(f"{group} asked for {message.size} samples, or before any group has started")
         if not self._counts(group, message.session):
-            raise ProtocolError(f"{group} has begun anew since it asked for lease {message.sequence}")
+            raise ProtocolError(f"{group} has started again since it asked for lease {message.sequence}")
         try:
             lease = leases.take(group, message.sequence, message.size)
         except ValueError as error:
